@@ -43,8 +43,9 @@ fast-tests: install
 wheel-test: install  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
 	$(TEST_ENV) $(BIN)/python -m pytest tests/test_wheel.py tests/test_packaging.py tests/test_namespace.py
 
-lint: install  ## ruff, mypy, import directions
+lint: install  ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

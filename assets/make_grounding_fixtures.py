@@ -6,6 +6,7 @@ Writes a REFER release (a Python 2 pickle as in the wild: protocol 2, byte strin
 VLM-R1 JSON and JSON Lines, EasyR1 parquet with embedded pictures, and mmrl's own JSON Lines. All describe the same
 objects in the same two pictures, so that every reader must find the same boxes.
 """
+
 from __future__ import annotations
 
 import json
@@ -15,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "BOXES", "PHRASES", "SIZES", "make_all", "make_easyr1", "make_own", "make_refer", "make_vlm_r1", "python2_pickle",
+    "BOXES",
+    "PHRASES",
+    "SIZES",
+    "make_all",
+    "make_easyr1",
+    "make_own",
+    "make_refer",
+    "make_vlm_r1",
+    "python2_pickle",
 ]
 
 SIZES = ((640, 480), (300, 500))
@@ -60,13 +69,24 @@ def make_refer(folder: Path) -> str:
     root = folder / "refcoco"
     names = _pictures(root / "images")
     refs, images, annotations = [], [], []
-    for number, (name, size, box, phrases) in enumerate(zip(names, SIZES, BOXES, PHRASES, strict=True), 1):
-        refs.append({
-            "ref_id": 10 + number, "ann_id": 100 + number, "category_id": 1, "image_id": number,
-            "file_name": name.replace(".jpg", "_16.jpg"), "split": "val" if number == 1 else "testA",
-            "sent_ids": [2 * number, 2 * number + 1],
-            "sentences": [{"raw": p.upper(), "sent": p, "sent_id": 2 * number + i, "tokens": p.split()}
-                          for i, p in enumerate(phrases)]})
+    for number, (name, size, box, phrases) in enumerate(
+        zip(names, SIZES, BOXES, PHRASES, strict=True), 1
+    ):
+        refs.append(
+            {
+                "ref_id": 10 + number,
+                "ann_id": 100 + number,
+                "category_id": 1,
+                "image_id": number,
+                "file_name": name.replace(".jpg", "_16.jpg"),
+                "split": "val" if number == 1 else "testA",
+                "sent_ids": [2 * number, 2 * number + 1],
+                "sentences": [
+                    {"raw": p.upper(), "sent": p, "sent_id": 2 * number + i, "tokens": p.split()}
+                    for i, p in enumerate(phrases)
+                ],
+            }
+        )
         images.append({"id": number, "file_name": name, "width": size[0], "height": size[1]})
         xywh = [box[0], box[1], box[2] - box[0], box[3] - box[1]]
         annotations.append({"id": 100 + number, "image_id": number, "category_id": 1, "bbox": xywh})
@@ -86,11 +106,25 @@ def make_vlm_r1(folder: Path) -> tuple[str, str]:
     rec: list[dict[str, Any]] = []
     train: list[dict[str, Any]] = []
     for name, size, box, phrases in zip(names, SIZES, BOXES, PHRASES, strict=True):
-        rec.append({"image": f"coco/{name}", "problem": asking + phrases[0], "normal_caption": phrases[0],
-                    "solution": list(box), "normalized_solution": _rel1000(box, size)})
-        train.append({"id": len(train) + 1, "image": [f"coco/{name}"], "conversations": [
-            {"from": "human", "value": "<image>" + asking + phrases[0]},
-            {"from": "gpt", "value": f"It is here: {list(box)}."}]})
+        rec.append(
+            {
+                "image": f"coco/{name}",
+                "problem": asking + phrases[0],
+                "normal_caption": phrases[0],
+                "solution": list(box),
+                "normalized_solution": _rel1000(box, size),
+            }
+        )
+        train.append(
+            {
+                "id": len(train) + 1,
+                "image": [f"coco/{name}"],
+                "conversations": [
+                    {"from": "human", "value": "<image>" + asking + phrases[0]},
+                    {"from": "gpt", "value": f"It is here: {list(box)}."},
+                ],
+            }
+        )
     (folder / "rec.json").write_text(json.dumps(rec))
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, train)) + "\n")
     return str(folder / "rec.json"), str(folder / "train.jsonl")
@@ -102,9 +136,14 @@ def make_easyr1(folder: Path) -> str:
     import pyarrow.parquet as pq
 
     names = _pictures(folder / "pictures")
-    rows = [{"problem": f"<image>{phrases[0]}", "answer": json.dumps(list(box)),
-             "images": [{"bytes": (folder / "pictures" / name).read_bytes(), "path": name}]}
-            for name, box, phrases in zip(names, BOXES, PHRASES, strict=True)]
+    rows = [
+        {
+            "problem": f"<image>{phrases[0]}",
+            "answer": json.dumps(list(box)),
+            "images": [{"bytes": (folder / "pictures" / name).read_bytes(), "path": name}],
+        }
+        for name, box, phrases in zip(names, BOXES, PHRASES, strict=True)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
     return str(folder / "train.parquet")
 
@@ -114,9 +153,14 @@ def make_own(folder: Path) -> str:
     names = _pictures(folder / "images")
     rows: list[dict[str, Any]] = [
         {"id": f"own-{i}", "image": f"images/{name}", "question": phrases[0], "answer": list(box)}
-        for i, (name, box, phrases) in enumerate(zip(names, BOXES, PHRASES, strict=True))]
-    rows[1] |= {"frame": "rel1", "answer": [v / SIZES[1][i % 2] for i, v in enumerate(BOXES[1])], "source": "mine",
-                "params": {"note": 1}}
+        for i, (name, box, phrases) in enumerate(zip(names, BOXES, PHRASES, strict=True))
+    ]
+    rows[1] |= {
+        "frame": "rel1",
+        "answer": [v / SIZES[1][i % 2] for i, v in enumerate(BOXES[1])],
+        "source": "mine",
+        "params": {"note": 1},
+    }
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return str(folder / "data.jsonl")
 
@@ -124,8 +168,13 @@ def make_own(folder: Path) -> str:
 def make_all(folder: Path) -> dict[str, str]:
     """Every fixture below `folder`: format -> path."""
     rec, train = make_vlm_r1(folder / "vlm_r1")
-    return {"refer": make_refer(folder), "vlm_r1_json": rec, "vlm_r1_jsonl": train,
-            "easyr1": make_easyr1(folder / "easyr1"), "own": make_own(folder / "own")}
+    return {
+        "refer": make_refer(folder),
+        "vlm_r1_json": rec,
+        "vlm_r1_jsonl": train,
+        "easyr1": make_easyr1(folder / "easyr1"),
+        "own": make_own(folder / "own"),
+    }
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 All start from assets/tiny_vlm, which can find coloured shapes, and follow the `demos` section of configs/robot_tiny.yaml and
 configs/maniskill_tiny.yaml. The weights are stored in bf16; make_tiny_vla.json in the folder says how they came about.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,15 +19,22 @@ from mmrl.training.runlog import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "tiny": ("robot_tiny", "tiny_vla", ("env.options={discs: 1, apart: [0.9, 1.1], tolerance: 0.15}",)),  # nearer discs, too
+    "tiny": (
+        "robot_tiny",
+        "tiny_vla",
+        ("env.options={discs: 1, apart: [0.9, 1.1], tolerance: 0.15}",),
+    ),  # nearer discs, too
     "maniskill": ("maniskill_tiny", "tiny_vla_maniskill", ()),
-    "pull": ("maniskill_tiny", "tiny_vla_pull", ("env.tasks=[PullCube-v1]", "vla.prompt=pull"))}
+    "pull": ("maniskill_tiny", "tiny_vla_pull", ("env.tasks=[PullCube-v1]", "vla.prompt=pull")),
+}
 """Suite -> recipe of configs/, folder of assets/, and what is changed in the recipe."""
 
 
 def main() -> None:
     """Record, clone, shrink, put into assets/."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("suite", choices=tuple(RECIPES))
     parser.add_argument("--out", type=Path, help="default: the folder in assets/")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
@@ -39,23 +47,44 @@ def main() -> None:
 
     torch.set_num_threads(1)
     recipe, name, changes = RECIPES[options.suite]
-    config = load_embodied(ROOT / "configs" / f"{recipe}.yaml",
-                           [f"model.path={ROOT / 'assets' / 'tiny_vlm'}", f"name={name}", *changes, *options.overrides])
+    config = load_embodied(
+        ROOT / "configs" / f"{recipe}.yaml",
+        [
+            f"model.path={ROOT / 'assets' / 'tiny_vlm'}",
+            f"name={name}",
+            *changes,
+            *options.overrides,
+        ],
+    )
     torch.manual_seed(config.seed)
     began = time.time()
     vla, last = warm_start(
-        config, on_step=lambda step, m: print(f"step {step}: loss {m['loss']:.3f}", flush=True) if step % 50 == 0 else None,
-        on_episode=lambda done, total: print(f"recorded {done}/{total}", flush=True) if done % 100 == 0 else None)
+        config,
+        on_step=lambda step, m: (
+            print(f"step {step}: loss {m['loss']:.3f}", flush=True) if step % 50 == 0 else None
+        ),
+        on_episode=lambda done, total: (
+            print(f"recorded {done}/{total}", flush=True) if done % 100 == 0 else None
+        ),
+    )
     out = options.out or ROOT / "assets" / name
     shutil.rmtree(out, ignore_errors=True)
     vla.core.model.to(torch.bfloat16)
     save_policy(vla, config, out)
     shutil.rmtree(out / "trainer")  # the configuration, with paths of this machine
-    vla = load_vla(config.model_copy(update={"model": config.model.model_copy(update={"path": str(out)})}))  # it can be read
-    write_json(out / "make_tiny_vla.json", {
-        "command": f"python -m assets.make_tiny_vla {options.suite} {' '.join(options.overrides)}".strip(),
-        "seconds": round(time.time() - began), "loss": round(last["loss"], 4), "demos": config.demos.model_dump(mode="json"),
-        "parameters": sum(p.numel() for _, p in vla.trainable())})
+    vla = load_vla(
+        config.model_copy(update={"model": config.model.model_copy(update={"path": str(out)})})
+    )  # it can be read
+    write_json(
+        out / "make_tiny_vla.json",
+        {
+            "command": f"python -m assets.make_tiny_vla {options.suite} {' '.join(options.overrides)}".strip(),
+            "seconds": round(time.time() - began),
+            "loss": round(last["loss"], 4),
+            "demos": config.demos.model_dump(mode="json"),
+            "parameters": sum(p.numel() for _, p in vla.trainable()),
+        },
+    )
     print(f"{out}: {sum(f.stat().st_size for f in out.iterdir()) / 1e6:.1f} MB")
 
 

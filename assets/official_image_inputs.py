@@ -1,7 +1,8 @@
 """The part of assets.make_official_goldens about annotation files: made-up LVIS annotations with what its releases hold.
 
-    python -c "from assets.official_image_inputs import IMAGE_INPUTS; print(IMAGE_INPUTS[0]())"
+python -c "from assets.official_image_inputs import IMAGE_INPUTS; print(IMAGE_INPUTS[0]())"
 """
+
 from __future__ import annotations
 
 import random
@@ -13,7 +14,16 @@ __all__ = ["IMAGE_INPUTS", "LVIS_SIZE", "lvis_truth"]
 Row = dict[str, Any]
 LVIS_SIZE = (120, 90)
 """(width, height) of every picture of `lvis_truth`."""
-_LVIS_NAMES = ("aerosol_can", "bow_(weapon)", "dog", "hot_sauce", "person", "ski_boot", "traffic_light", "zebra")
+_LVIS_NAMES = (
+    "aerosol_can",
+    "bow_(weapon)",
+    "dog",
+    "hot_sauce",
+    "person",
+    "ski_boot",
+    "traffic_light",
+    "zebra",
+)
 
 
 def lvis_truth() -> Row:
@@ -29,21 +39,58 @@ def lvis_truth() -> Row:
             for _ in range(rng.choice((1, 1, 2, 5))):
                 w, h = rng.randint(30, 500) / 10, rng.randint(30, 400) / 10
                 x, y = rng.uniform(0, LVIS_SIZE[0] - w), rng.uniform(0, LVIS_SIZE[1] - h)
-                annotations.append({"id": 1000 - len(annotations), "image_id": number, "category_id": category,
-                                    "bbox": [round(x, 2), round(y, 2), w, h], "area": round(0.7 * w * h, 2), "segmentation": []})
-        images.append({"id": number, "width": LVIS_SIZE[0], "height": LVIS_SIZE[1], "neg_category_ids": sorted(absent),
-                       "not_exhaustive_category_ids": sorted(rng.sample(present, len(present) // 2)),
-                       "coco_url": f"http://images.cocodataset.org/val2017/{number:012d}.jpg"})
-    annotated = [image for image in images if any(a["image_id"] == image["id"] for a in annotations)]
+                annotations.append(
+                    {
+                        "id": 1000 - len(annotations),
+                        "image_id": number,
+                        "category_id": category,
+                        "bbox": [round(x, 2), round(y, 2), w, h],
+                        "area": round(0.7 * w * h, 2),
+                        "segmentation": [],
+                    }
+                )
+        images.append(
+            {
+                "id": number,
+                "width": LVIS_SIZE[0],
+                "height": LVIS_SIZE[1],
+                "neg_category_ids": sorted(absent),
+                "not_exhaustive_category_ids": sorted(rng.sample(present, len(present) // 2)),
+                "coco_url": f"http://images.cocodataset.org/val2017/{number:012d}.jpg",
+            }
+        )
+    annotated = [
+        image for image in images if any(a["image_id"] == image["id"] for a in annotations)
+    ]
     annotated[0]["neg_category_ids"] += [999, *annotated[0]["neg_category_ids"][:1]]
-    annotated[1]["neg_category_ids"].append(next(a["category_id"] for a in annotations if a["image_id"] == annotated[1]["id"]))
-    unseen = next(i for i in ids.values() if i not in annotated[2]["neg_category_ids"] and all(
-        a["category_id"] != i for a in annotations if a["image_id"] == annotated[2]["id"]))
-    for box in ([10.5, 20, 0, 14], [30, 40, 12, 0]):  # of a category of which the image shows nothing else
-        annotations.append({"id": 1000 - len(annotations), "image_id": annotated[2]["id"], "category_id": unseen, "bbox": box,
-                            "area": 0.0, "segmentation": []})
+    annotated[1]["neg_category_ids"].append(
+        next(a["category_id"] for a in annotations if a["image_id"] == annotated[1]["id"])
+    )
+    unseen = next(
+        i
+        for i in ids.values()
+        if i not in annotated[2]["neg_category_ids"]
+        and all(a["category_id"] != i for a in annotations if a["image_id"] == annotated[2]["id"])
+    )
+    for box in (
+        [10.5, 20, 0, 14],
+        [30, 40, 12, 0],
+    ):  # of a category of which the image shows nothing else
+        annotations.append(
+            {
+                "id": 1000 - len(annotations),
+                "image_id": annotated[2]["id"],
+                "category_id": unseen,
+                "bbox": box,
+                "area": 0.0,
+                "segmentation": [],
+            }
+        )
     rng.shuffle(annotations)
-    categories = [{"id": i, "name": name, "frequency": "rcf"[i % 3], "synset": f"{name}.n.01"} for name, i in ids.items()]
+    categories = [
+        {"id": i, "name": name, "frequency": "rcf"[i % 3], "synset": f"{name}.n.01"}
+        for name, i in ids.items()
+    ]
     return {"images": images, "annotations": annotations, "categories": categories}
 
 

@@ -9,6 +9,7 @@ which they are. The first answer names a quarter (A B / C D), the second observa
 answer names the stripes. At the end 0.3 is paid for the right quarter and 0.7 for the right name; a first answer that is no quarter
 ends the rollout with 0.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,10 +20,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mmrl import Environment, Observation, Outcome, RewardContext, Sample, Score, Task, Template, Turn
+from mmrl import (
+    Environment,
+    Observation,
+    Outcome,
+    RewardContext,
+    Sample,
+    Score,
+    Task,
+    Template,
+    Turn,
+)
 
 QUARTERS = "ABCD"
-STRIPES = {"red": (232, 64, 64), "green": (64, 232, 64), "blue": (64, 64, 232), "yellow": (232, 232, 64)}
+STRIPES = {
+    "red": (232, 64, 64),
+    "green": (64, 232, 64),
+    "blue": (64, 64, 232),
+    "yellow": (232, 232, 64),
+}
 """Name of a pair -> its first colour; the second is what makes both mix to `_GREY`."""
 SIDE = 224
 _GREY = 148
@@ -35,12 +51,12 @@ def paint(quarter: int, name: str) -> np.ndarray:
     half = SIDE // 2
     for number, colour in enumerate(_FLOOR):
         top, left = (number // 2) * half, (number % 2) * half
-        picture[top:top + half, left:left + half] = colour
+        picture[top : top + half, left : left + half] = colour
         if number == quarter:
             first = np.array(STRIPES[name])
             second = 2 * _GREY - first
             columns = np.where((np.arange(half) % 4 < 2)[:, None], first, second)
-            picture[top:top + half, left:left + half] = columns
+            picture[top : top + half, left : left + half] = columns
     return picture
 
 
@@ -54,7 +70,10 @@ def make_rows(folder: Path, count: int, seed: int) -> Path:
     """`count` rows: where the stripes are and which."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"id": str(i), "quarter": int(rng.integers(4)), "answer": str(rng.choice(list(STRIPES)))} for i in range(count)]
+    rows = [
+        {"id": str(i), "quarter": int(rng.integers(4)), "answer": str(rng.choice(list(STRIPES)))}
+        for i in range(count)
+    ]
     path = folder / "zoom.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -76,14 +95,22 @@ class ZoomEnvironment(Environment):
         if self.looked:
             right = named(turn.text) == self.sample.answer
             found = QUARTERS.index(self.looked) == self.sample.params["quarter"]
-            return Outcome(reward=0.7 * right + 0.3 * found, terminated=True, info={"correct": float(right), "found": float(found)})
+            return Outcome(
+                reward=0.7 * right + 0.3 * found,
+                terminated=True,
+                info={"correct": float(right), "found": float(found)},
+            )
         said = re.fullmatch(rf"\s*([{QUARTERS}])\s*", turn.text)
         if said is None:
             return Outcome(terminated=True, info={"correct": 0.0, "found": 0.0})
         self.looked = said[1]
         number, half = QUARTERS.index(said[1]), SIDE // 2
         top, left = (number // 2) * half, (number % 2) * half
-        return Outcome(Observation(_asked("which"), [shrink(self.picture[top:top + half, left:left + half], 2)]))
+        return Outcome(
+            Observation(
+                _asked("which"), [shrink(self.picture[top : top + half, left : left + half], 2)]
+            )
+        )
 
 
 def named(text: str) -> str | None:
@@ -111,7 +138,14 @@ class Zoom(Task):
         """Rows of `make_rows`."""
         for line in Path(path).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            yield Sample(row["id"], "zoom", "zoom", "where", row["answer"], params={"quarter": row["quarter"]})
+            yield Sample(
+                row["id"],
+                "zoom",
+                "zoom",
+                "where",
+                row["answer"],
+                params={"quarter": row["quarter"]},
+            )
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """The question alone: the pictures are the environment's."""
@@ -120,7 +154,12 @@ class Zoom(Task):
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Of the last answer."""
         right = float(named(text) == sample.answer)
-        return Score.combine({"reward": right}, {"reward": 1.0}, parsed=named(text) is not None, metrics={"correct": right})
+        return Score.combine(
+            {"reward": right},
+            {"reward": 1.0},
+            parsed=named(text) is not None,
+            metrics={"correct": right},
+        )
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """The right stripes."""

@@ -5,6 +5,7 @@
 
 Importing mmrl is light: torch and transformers are imported by the parts that need them.
 """
+
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,16 @@ from mmrl.errors import DataError
 from mmrl.operations.versions import VERSION as __version__
 from mmrl.registry import register
 from mmrl.task import Task, Template
-from mmrl.types import ImageSize, RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
+from mmrl.types import (
+    ImageSize,
+    RewardContext,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    Score,
+    StopReason,
+    Turn,
+)
 
 # On Intel CPUs MKL rounds a row of a matrix product differently in batches of different size, unless it is asked for strict
 # reproducibility. A rollout's log-probs would then depend on which requests happened to be answered together, and a pipelined,
@@ -29,12 +39,39 @@ if TYPE_CHECKING:
     from mmrl.evaluation.evaluate import Evaluation
     from mmrl.library import Trainer, evaluate, reward
 
-__all__ = ["CoordFrame", "DataError", "Environment", "Evaluation", "ImageSize", "Observation", "Outcome", "RewardContext",
-           "Rollout", "RolloutGroup", "RunConfig", "Sample", "Score", "StopReason", "Task", "Template", "Trainer", "Turn",
-           "__version__",
-           "evaluate", "load_config", "register", "reward"]
-_LATER = {"Trainer": "mmrl.library", "evaluate": "mmrl.library", "reward": "mmrl.library", "RunConfig": "mmrl.config",
-          "load_config": "mmrl.config", "Evaluation": "mmrl.evaluation.evaluate"}
+__all__ = [
+    "CoordFrame",
+    "DataError",
+    "Environment",
+    "Evaluation",
+    "ImageSize",
+    "Observation",
+    "Outcome",
+    "RewardContext",
+    "Rollout",
+    "RolloutGroup",
+    "RunConfig",
+    "Sample",
+    "Score",
+    "StopReason",
+    "Task",
+    "Template",
+    "Trainer",
+    "Turn",
+    "__version__",
+    "evaluate",
+    "load_config",
+    "register",
+    "reward",
+]
+_LATER = {
+    "Trainer": "mmrl.library",
+    "evaluate": "mmrl.library",
+    "reward": "mmrl.library",
+    "RunConfig": "mmrl.config",
+    "load_config": "mmrl.config",
+    "Evaluation": "mmrl.evaluation.evaluate",
+}
 
 _RENAMED = {"Completion": "Turn", "Trajectory": "Rollout", "Group": "RolloutGroup"}
 """Former names, for one release."""
@@ -44,8 +81,11 @@ def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         import warnings
 
-        warnings.warn(f"mmrl.{name} is called mmrl.{_RENAMED[name]} now; the old name goes with the next release",
-                      DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"mmrl.{name} is called mmrl.{_RENAMED[name]} now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return globals()[_RENAMED[name]]
     if name not in _LATER:
         raise AttributeError(f"module 'mmrl' has no attribute '{name}'")

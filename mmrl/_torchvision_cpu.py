@@ -10,6 +10,7 @@ Calling `torchvision.ops.nms` or its C++ image decoders still fails; mmrl uses n
 
     python -c "import mmrl, torchvision; print(torchvision.__version__)"
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -33,7 +34,10 @@ def links_cuda(package: Path) -> bool:
     A torchvision built for CPU declares the operators itself, and a second declaration would break its import.
     """
     for library in package.glob("_C*.so"):
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            library.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             if content.find(b"libtorch_cuda.so") >= 0:
                 return True
     return False
@@ -65,16 +69,20 @@ class _TorchvisionFinder:
     """Finds torchvision where Python would, and hands it our loader; merely being asked imports nothing."""
 
     @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None = None,
-                  target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "torchvision":
             return None
         spec = PathFinder.find_spec(name)
         if spec is None or spec.origin is None:
             return None
         return importlib.util.spec_from_file_location(
-            name, spec.origin, loader=_TorchvisionLoader(name, spec.origin),
-            submodule_search_locations=spec.submodule_search_locations)
+            name,
+            spec.origin,
+            loader=_TorchvisionLoader(name, spec.origin),
+            submodule_search_locations=spec.submodule_search_locations,
+        )
 
 
 def install() -> None:

@@ -7,6 +7,7 @@
 
 Only two functions convert, `to_orig` and `from_orig`; both work on boxes (x1, y1, x2, y2) and on points (x, y).
 """
+
 from __future__ import annotations
 
 import enum
@@ -49,15 +50,23 @@ def _scale(values: Sequence[float], sx: float, sy: float) -> tuple[float, ...]:
     return tuple(float(v) * (sy if i % 2 else sx) for i, v in enumerate(values))
 
 
-def to_orig(values: Sequence[float], frame: CoordFrame, resized_wh: Sequence[float],
-            orig_wh: Sequence[float]) -> tuple[float, ...]:
+def to_orig(
+    values: Sequence[float],
+    frame: CoordFrame,
+    resized_wh: Sequence[float],
+    orig_wh: Sequence[float],
+) -> tuple[float, ...]:
     """Coordinates in `frame` -> pixels of the original picture. Floats, nothing is clipped or rounded."""
     w, h = _frame(frame).extent(resized_wh, orig_wh)
     return _scale(values, orig_wh[0] / w, orig_wh[1] / h)
 
 
-def from_orig(values: Sequence[float], frame: CoordFrame, resized_wh: Sequence[float],
-              orig_wh: Sequence[float]) -> tuple[float, ...]:
+def from_orig(
+    values: Sequence[float],
+    frame: CoordFrame,
+    resized_wh: Sequence[float],
+    orig_wh: Sequence[float],
+) -> tuple[float, ...]:
     """Pixels of the original picture -> coordinates in `frame`; the inverse of `to_orig`."""
     w, h = _frame(frame).extent(resized_wh, orig_wh)
     return _scale(values, w / orig_wh[0], h / orig_wh[1])

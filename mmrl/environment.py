@@ -13,6 +13,7 @@ The chat grows: later observations are appended to what was shown and written, t
 packs such rollouts behind one copy of their common prompt (mmrl/policy/pack.py) and trains the policy's own tokens; observations
 are context.
 """
+
 from __future__ import annotations
 
 import abc
@@ -55,7 +56,9 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.observation is None and not self.ended:
-            raise ValueError("expected an observation or the end (terminated, truncated), found neither; give one of them")
+            raise ValueError(
+                "expected an observation or the end (terminated, truncated), found neither; give one of them"
+            )
         if not math.isfinite(self.reward):
             raise ValueError(f"expected a finite reward, found {self.reward}")
 

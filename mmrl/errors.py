@@ -3,6 +3,7 @@
 All derive from MMRLError and from the standard class a caller would catch anyway (ValueError, OSError ...).
 Invariants of our own code are `assert`s, never these.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -10,9 +11,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
-    "CacheError", "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
-    "NonFiniteError", "RegistryError", "RewardError", "RolloutError", "StorageError",
-    "WeightSyncError", "did_you_mean", "install_command",
+    "CacheError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "MediaError",
+    "MMRLError",
+    "MismatchError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "RegistryError",
+    "RewardError",
+    "RolloutError",
+    "StorageError",
+    "WeightSyncError",
+    "did_you_mean",
+    "install_command",
 ]
 
 

@@ -10,6 +10,7 @@ line that has one is written with escapes instead (\\ud800), which every JSON re
 that stand side by side into the character they make). What has no JSON at all is left out of its line, which says so: it costs the
 row its odd field and nobody else anything.
 """
+
 from __future__ import annotations
 
 import errno
@@ -24,7 +25,16 @@ from typing import Any
 
 from mmrl.errors import DataError, MMRLError, StorageError
 
-__all__ = ["append", "check_text", "json_line", "optional", "printable", "storage_error", "write_text", "writing"]
+__all__ = [
+    "append",
+    "check_text",
+    "json_line",
+    "optional",
+    "printable",
+    "storage_error",
+    "write_text",
+    "writing",
+]
 
 _said: set[str] = set()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,9 +50,11 @@ def check_text(text: str, where: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        around = ascii(text[max(0, error.start - 10):error.end + 10])
-        raise DataError(f"{where}: expected text, found half a character (a lone surrogate) at position {error.start}: {around}; "
-                        "mend the row, or write its file again as UTF-8") from error
+        around = ascii(text[max(0, error.start - 10) : error.end + 10])
+        raise DataError(
+            f"{where}: expected text, found half a character (a lone surrogate) at position {error.start}: {around}; "
+            "mend the row, or write its file again as UTF-8"
+        ) from error
 
 
 def json_line(value: Any, indent: int | None = None) -> str:
@@ -80,11 +92,19 @@ def storage_error(path: str | Path, error: OSError) -> StorageError:
     found = f"{error.strerror or error}"
     with suppress(OSError):
         found += f", {shutil.disk_usage(place).free / 2**20:,.1f} MiB free"
-    mend = ("make room on that disk (or raise the quota)" if error.errno in _NO_ROOM else
-            "mount it writable" if error.errno == errno.EROFS else "let this user write there" if isinstance(error, PermissionError)
-            else "mend the disk, or set dir= to another one")
-    return StorageError(f"cannot write {path}: expected a folder with room that can be written to, found: {found}; {mend}, then "
-                        "continue with --resume where a run has a checkpoint")
+    mend = (
+        "make room on that disk (or raise the quota)"
+        if error.errno in _NO_ROOM
+        else "mount it writable"
+        if error.errno == errno.EROFS
+        else "let this user write there"
+        if isinstance(error, PermissionError)
+        else "mend the disk, or set dir= to another one"
+    )
+    return StorageError(
+        f"cannot write {path}: expected a folder with room that can be written to, found: {found}; {mend}, then "
+        "continue with --resume where a run has a checkpoint"
+    )
 
 
 @contextmanager
@@ -121,7 +141,7 @@ def append(path: Path, lines: Iterable[str]) -> None:
             before = os.fstat(descriptor).st_size
             try:
                 while data:
-                    data = data[os.write(descriptor, data):]
+                    data = data[os.write(descriptor, data) :]
             except OSError:
                 os.ftruncate(descriptor, before)
                 raise
@@ -137,5 +157,8 @@ def optional(what: str) -> Iterator[None]:
     except OSError as error:
         if what not in _said:
             _said.add(what)
-            print(f"warning: {what} could not be written: {error.strerror or error}; the run goes on without it (said once)",
-                  file=sys.stderr, flush=True)
+            print(
+                f"warning: {what} could not be written: {error.strerror or error}; the run goes on without it (said once)",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -15,6 +15,7 @@ Everything a recipe can do can be done here: `config` takes the same keys, and a
 written beside the runs, named by their content, so that a run can be resumed, checked and reported like any other. No main guard is
 needed: worker processes get the reward by value and never import the script.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -32,7 +33,13 @@ from pydantic import ValidationError
 from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge
 from mmrl.data.memory_rows import Rows, stored
 from mmrl.errors import ConfigError
-from mmrl.evaluation.evaluate import EvalSettings, Evaluation, protocol_of, run_benchmarks, write_evaluation
+from mmrl.evaluation.evaluate import (
+    EvalSettings,
+    Evaluation,
+    protocol_of,
+    run_benchmarks,
+    write_evaluation,
+)
 from mmrl.evaluation.evaluate import evaluate as answer_and_score
 from mmrl.registry import OFFERED, offer, resolve_task, using
 from mmrl.task import Task
@@ -46,8 +53,12 @@ _SETTINGS = "_mmrl_reward"
 @overload
 def reward(function: F) -> F: ...
 @overload
-def reward(*, low: float = 0.0, high: float = 1.0, metrics: Iterable[str] = ()) -> Callable[[F], F]: ...
-def reward(function: Any = None, *, low: float = 0.0, high: float = 1.0, metrics: Iterable[str] = ()) -> Any:
+def reward(
+    *, low: float = 0.0, high: float = 1.0, metrics: Iterable[str] = ()
+) -> Callable[[F], F]: ...
+def reward(
+    function: Any = None, *, low: float = 0.0, high: float = 1.0, metrics: Iterable[str] = ()
+) -> Any:
     """Mark a function (completion, sample) -> reward as one; a third parameter gets the mmrl.RewardContext.
 
     It returns a number in [low, high], a mapping {"reward": number, further metrics ...}, a mmrl.Score, or None for a completion
@@ -57,11 +68,14 @@ def reward(function: Any = None, *, low: float = 0.0, high: float = 1.0, metrics
         low, high: range of the reward; a value outside is a recorded failure.
         metrics: keys of the mapping that evaluations average.
     """
+
     def mark(wrapped: F) -> F:
         settings = {"low": low, "high": high, "metrics": tuple(metrics)}
         _task_of(wrapped, settings)  # said where it is written, not when it trains
         marked: Any = wrapped
-        if not isinstance(wrapped, types.FunctionType):  # a method or an object, which may take no attribute
+        if not isinstance(
+            wrapped, types.FunctionType
+        ):  # a method or an object, which may take no attribute
             marked = functools.wraps(wrapped)(lambda *given: wrapped(*given))
         setattr(marked, _SETTINGS, settings)
         return marked
@@ -90,18 +104,34 @@ class Trainer:
     Raises ConfigError and DataError before a model is loaded, with what to change.
     """
 
-    def __init__(self, model: str | Path | None = None, *, task: str | type[Task] | Task | None = None,
-                 reward: Callable[..., Any] | None = None, train_data: Rows | None = None, eval_data: Rows | None = None,
-                 config: str | Path | RunConfig | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None,
-                 params: Mapping[str, Any] | None = None, callbacks: Sequence[Callable[[str, Any], Any]] = (),
-                 resume: bool | Literal["auto"] = False, overwrite: bool = False, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        task: str | type[Task] | Task | None = None,
+        reward: Callable[..., Any] | None = None,
+        train_data: Rows | None = None,
+        eval_data: Rows | None = None,
+        config: str | Path | RunConfig | Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callable[[str, Any], Any]] = (),
+        resume: bool | Literal["auto"] = False,
+        overwrite: bool = False,
+        quiet: bool = False,
+    ) -> None:
         self.config = _configured(model, config, overrides)
         named = _named(task, reward, params)
         name = named[0] or ""
         self._object = (name, resolve_task(name)) if name.startswith(OFFERED) else None
         _add_data(self.config, named, train_data, eval_data)
         self.callbacks = list(callbacks)
-        self._options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "silent": quiet}
+        self._options: dict[str, Any] = {
+            "resume": resume,
+            "overwrite": overwrite,
+            "quiet": quiet,
+            "silent": quiet,
+        }
 
     @property
     def folder(self) -> Path:
@@ -113,9 +143,15 @@ class Trainer:
         """The best checkpoint by eval.best_metric; the last one where there was no evaluation. Raises ConfigError before there is
         one."""
         best = self.folder / "checkpoints" / "best"
-        found = best if best.exists() else max((self.folder / "checkpoints").glob("step_*"), default=None)
+        found = (
+            best
+            if best.exists()
+            else max((self.folder / "checkpoints").glob("step_*"), default=None)
+        )
         if found is None:
-            raise ConfigError(f"expected a checkpoint in {best.parent}, found none; call fit() first")
+            raise ConfigError(
+                f"expected a checkpoint in {best.parent}, found none; call fit() first"
+            )
         return found
 
     def fit(self) -> dict[str, Any]:
@@ -136,10 +172,18 @@ class Trainer:
             callback(kind, payload)
 
 
-def evaluate(model: str | Path, *, data: Rows, task: str | type[Task] | Task | None = None,
-             reward: Callable[..., Any] | None = None, samples: int = 0, limit: int | None = None,
-             config: str | Path | RunConfig | Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None,
-             out: str | Path | None = None) -> Evaluation:
+def evaluate(
+    model: str | Path,
+    *,
+    data: Rows,
+    task: str | type[Task] | Task | None = None,
+    reward: Callable[..., Any] | None = None,
+    samples: int = 0,
+    limit: int | None = None,
+    config: str | Path | RunConfig | Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+) -> Evaluation:
     """Answer and judge held-out data; `.results` holds means with 95 % intervals, `.predictions` every completion.
 
     Without `config` a checkpoint is evaluated with the settings that its run had (length limit, temperature, pixels).
@@ -165,14 +209,36 @@ def evaluate(model: str | Path, *, data: Rows, task: str | type[Task] | Task | N
     with contextlib.ExitStack() as stack:
         if name.startswith(OFFERED):
             stack.enter_context(using(name, resolve_task(name)))
-        rows = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
+        rows = (
+            Path(out)
+            if out is not None
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
+        )
         source = DataSource(task=name, path=str(stored(data, rows)), params=known, limit=limit)
-        sources = load_sources([source], on_error=settings.data.on_error, orientation=settings.data.image.orientation, where="data")
+        sources = load_sources(
+            [source],
+            on_error=settings.data.on_error,
+            orientation=settings.data.image.orientation,
+            where="data",
+        )
         policy = load_policy(settings.model, settings.data, trainable=False)
-        asked = EvalSettings(sampling_settings(settings), samples, settings.seed, None, on_error=settings.data.on_error,
-                             protocol=protocol_of(settings), views=tuple(settings.eval.views))
-        scorer = stack.enter_context(Scorer([(name, dict(known))], [s.task for s in sources], workers=settings.reward.workers,
-                                            timeout_s=settings.reward.timeout_s))
+        asked = EvalSettings(
+            sampling_settings(settings),
+            samples,
+            settings.seed,
+            None,
+            on_error=settings.data.on_error,
+            protocol=protocol_of(settings),
+            views=tuple(settings.eval.views),
+        )
+        scorer = stack.enter_context(
+            Scorer(
+                [(name, dict(known))],
+                [s.task for s in sources],
+                workers=settings.reward.workers,
+                timeout_s=settings.reward.timeout_s,
+            )
+        )
         found = answer_and_score(policy, PrefillOnceEngine(policy), scorer, sources, asked)
         if out is not None:
             run_benchmarks(found, sources, Path(out) / "submissions")
@@ -181,7 +247,9 @@ def evaluate(model: str | Path, *, data: Rows, task: str | type[Task] | Task | N
     return found
 
 
-def _configured(model: str | Path | None, config: Any, overrides: Mapping[str, Any] | None) -> RunConfig:
+def _configured(
+    model: str | Path | None, config: Any, overrides: Mapping[str, Any] | None
+) -> RunConfig:
     """A configuration of our own, to be changed at will; that of a robot run where it is one. Raises ConfigError.
 
     Only what was set is set: defaults that follow from other keys (those of GSPO) are made anew.
@@ -191,7 +259,9 @@ def _configured(model: str | Path | None, config: Any, overrides: Mapping[str, A
         from mmrl.cli.run import is_embodied
 
         robot = is_embodied(Path(config))
-        return load_config_as(_robots() if robot else RunConfig, config, keep=lambda tree: merge(tree, over))
+        return load_config_as(
+            _robots() if robot else RunConfig, config, keep=lambda tree: merge(tree, over)
+        )
     if isinstance(config, RunConfig):
         return config_from(type(config), merge(config.model_dump(exclude_unset=True), over))
     tree = merge(_tree(config or {}), over)
@@ -207,13 +277,17 @@ def _of_checkpoint(model: str | Path) -> RunConfig:
     """The settings that a checkpoint brings, as `mmrl eval` takes them; the defaults for a model that is none. Raises ConfigError
     for a run's folder."""
     if (Path(model) / "checkpoints").is_dir():
-        raise ConfigError(f"expected a checkpoint or a model, found the folder of a run, {model}; give {model}/checkpoints/best, "
-                          "or a step_* beside it")
+        raise ConfigError(
+            f"expected a checkpoint or a model, found the folder of a run, {model}; give {model}/checkpoints/best, "
+            "or a step_* beside it"
+        )
     from mmrl.config.trust import checkpoint_settings
     from mmrl.policy.manifest import check_loadable
 
     check_loadable(str(model), lambda words: None)
-    return checkpoint_settings(RunConfig, str(model), [], None, trust_code=False, say=lambda words: None)
+    return checkpoint_settings(
+        RunConfig, str(model), [], None, trust_code=False, say=lambda words: None
+    )
 
 
 def _tree(dotted: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,13 +299,17 @@ def _tree(dotted: Mapping[str, Any]) -> dict[str, Any]:
         for part in parents:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"the key '{name}' goes below '{part}', which another key sets to a value")
+                raise ConfigError(
+                    f"the key '{name}' goes below '{part}', which another key sets to a value"
+                )
         value = copy.deepcopy(dict(value) if isinstance(value, Mapping) else value)
         node[leaf] = merge(node[leaf], value) if leaf in node else value
     return tree
 
 
-def _named(task: Any, function: Callable[..., Any] | None, params: Mapping[str, Any] | None) -> tuple[str | None, dict[str, Any]]:
+def _named(
+    task: Any, function: Callable[..., Any] | None, params: Mapping[str, Any] | None
+) -> tuple[str | None, dict[str, Any]]:
     """(name of the task in a configuration, its parameters). Raises ConfigError."""
     if task is not None and function is not None:
         raise ConfigError("expected a task or a reward, found both; a task has its own reward")
@@ -245,7 +323,9 @@ def _named(task: Any, function: Callable[..., Any] | None, params: Mapping[str, 
         return task, dict(params or {})
     cls, known = (task, {}) if isinstance(task, type) else (type(task), getattr(task, "params", {}))
     if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise ConfigError(f"expected a task's name, a mmrl.Task class or an instance of one, found {task!r}")
+        raise ConfigError(
+            f"expected a task's name, a mmrl.Task class or an instance of one, found {task!r}"
+        )
     return offer(cls, cls.name or cls.__name__), {**known, **(params or {})}
 
 
@@ -258,19 +338,35 @@ def _functions() -> Any:
     return importlib.import_module("mmrl.tasks.function")
 
 
-def _add_data(config: RunConfig, named: tuple[str | None, dict[str, Any]], train: Rows | None, held_out: Rows | None) -> None:
+def _add_data(
+    config: RunConfig,
+    named: tuple[str | None, dict[str, Any]],
+    train: Rows | None,
+    held_out: Rows | None,
+) -> None:
     """Put the data that were given into the configuration. Raises ConfigError and DataError."""
     name, params = named
     if name is None and (train is not None or held_out is not None):
-        raise ConfigError("expected a task or a reward for the data, found neither: give task='grounding' (`mmrl tasks list` names "
-                          "them all), a mmrl.Task, or reward=function")
+        raise ConfigError(
+            "expected a task or a reward for the data, found neither: give task='grounding' (`mmrl tasks list` names "
+            "them all), a mmrl.Task, or reward=function"
+        )
     if name is not None and train is None and not config.data.train:
-        raise ConfigError("expected train_data, found none: give rows, a path, or data.train in config")
+        raise ConfigError(
+            "expected train_data, found none: give rows, a path, or data.train in config"
+        )
     for key, data in (("train", train), ("eval", held_out)):
         if data is not None:
-            sources = [DataSource(task=str(name), path=str(stored(data, Path(config.dir), key)), params=params)]
+            sources = [
+                DataSource(
+                    task=str(name), path=str(stored(data, Path(config.dir), key)), params=params
+                )
+            ]
         elif name is not None:
-            sources = [s.model_copy(update={"task": name, "params": {**s.params, **params}}) for s in getattr(config.data, key)]
+            sources = [
+                s.model_copy(update={"task": name, "params": {**s.params, **params}})
+                for s in getattr(config.data, key)
+            ]
         else:
             continue
         try:

@@ -8,6 +8,7 @@
 `task_from_spec` makes a task from such a name and its parameters; worker processes rebuild tasks the same way. What the running
 script itself defines they cannot import: it is carried to them by value (`carried`, `adopt`).
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,21 +29,44 @@ from mmrl.config.trust import check_code
 from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
 
-__all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "current_target", "offer", "register", "resolve_task",
-           "task_from_spec", "task_names", "using"]
+__all__ = [
+    "BUILT_IN",
+    "GROUP",
+    "OFFERED",
+    "adopt",
+    "carried",
+    "current_target",
+    "offer",
+    "register",
+    "resolve_task",
+    "task_from_spec",
+    "task_names",
+    "using",
+]
 
 GROUP = "mmrl.tasks"
 BUILT_IN: dict[str, str] = {  # imported only when asked for
-    "grounding": "mmrl.tasks.grounding:Grounding", "detection": "mmrl.tasks.detection:Detection",
-    "counting": "mmrl.tasks.counting:Counting", "ocr": "mmrl.tasks.ocr:OCR", "choice": "mmrl.tasks.choice:Choice",
-    "boolean": "mmrl.tasks.boolean:Boolean", "numeric": "mmrl.tasks.numeric:Numeric", "math": "mmrl.tasks.math_expression:Math",
-    "open_text": "mmrl.tasks.open_text:OpenText", "chart": "mmrl.tasks.chart:Chart",
+    "grounding": "mmrl.tasks.grounding:Grounding",
+    "detection": "mmrl.tasks.detection:Detection",
+    "counting": "mmrl.tasks.counting:Counting",
+    "ocr": "mmrl.tasks.ocr:OCR",
+    "choice": "mmrl.tasks.choice:Choice",
+    "boolean": "mmrl.tasks.boolean:Boolean",
+    "numeric": "mmrl.tasks.numeric:Numeric",
+    "math": "mmrl.tasks.math_expression:Math",
+    "open_text": "mmrl.tasks.open_text:OpenText",
+    "chart": "mmrl.tasks.chart:Chart",
     "classification": "mmrl.tasks.classification:Classification",
-    "jigsaw": "mmrl.tasks.jigsaw:Jigsaw", "maze": "mmrl.tasks.maze:Maze",
-    "spatial": "mmrl.tasks.spatial:Spatial", "scene_graph": "mmrl.tasks.scene_graph:SceneGraph",
-    "gui_grounding": "mmrl.tasks.gui_grounding:GuiGrounding", "gui_action": "mmrl.tasks.gui_action:GuiAction",
-    "temporal_grounding": "mmrl.tasks.temporal_grounding:TemporalGrounding", "grounded_qa": "mmrl.tasks.grounded_qa:GroundedQA",
-    "st_grounding": "mmrl.tasks.st_grounding:SpatioTemporalGrounding", "tracking": "mmrl.tasks.tracking:Tracking",
+    "jigsaw": "mmrl.tasks.jigsaw:Jigsaw",
+    "maze": "mmrl.tasks.maze:Maze",
+    "spatial": "mmrl.tasks.spatial:Spatial",
+    "scene_graph": "mmrl.tasks.scene_graph:SceneGraph",
+    "gui_grounding": "mmrl.tasks.gui_grounding:GuiGrounding",
+    "gui_action": "mmrl.tasks.gui_action:GuiAction",
+    "temporal_grounding": "mmrl.tasks.temporal_grounding:TemporalGrounding",
+    "grounded_qa": "mmrl.tasks.grounded_qa:GroundedQA",
+    "st_grounding": "mmrl.tasks.st_grounding:SpatioTemporalGrounding",
+    "tracking": "mmrl.tasks.tracking:Tracking",
     "mixed": "mmrl.tasks.mixed:Mixed",
 }
 
@@ -60,10 +84,14 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         if not (isinstance(cls, type) and issubclass(cls, Task)):
             raise RegistryError(f"expected @register on a subclass of mmrl.Task, found {cls!r}")
         if name in BUILT_IN and BUILT_IN[name] != f"{_module_of(cls)}:{cls.__qualname__}":
-            raise RegistryError(f"task name '{name}' is built in ({BUILT_IN[name]}); choose another")
+            raise RegistryError(
+                f"task name '{name}' is built in ({BUILT_IN[name]}); choose another"
+            )
         known = _registered.get(name)
         if known is not None and _origin(known) != _origin(cls):
-            raise RegistryError(f"task name '{name}' is taken by {known.__module__}.{known.__qualname__}; rename one")
+            raise RegistryError(
+                f"task name '{name}' is taken by {known.__module__}.{known.__qualname__}; rename one"
+            )
         cls.name = name
         _registered[name] = cls
         return cls
@@ -89,8 +117,10 @@ def offer(cls: type[Task], name: str) -> str:
 def using(spec: str, cls: type[Task]) -> Iterator[None]:
     """`spec` is `cls` meanwhile, whatever has been offered under its name since. Raises ConfigError where a run uses another."""
     if spec in _used and _registered[spec] is not cls:
-        raise ConfigError(f"expected no run with another reward of the name '{spec}' at the same time, found one; give one of the "
-                          "two functions another name")
+        raise ConfigError(
+            f"expected no run with another reward of the name '{spec}' at the same time, found one; give one of the "
+            "two functions another name"
+        )
     _registered[spec] = cls
     _used[spec] += 1
     try:
@@ -115,8 +145,10 @@ def carried(wanted: Iterable[str] = ()) -> bytes:
             own[name] = cloudpickle.dumps(cls)
         except Exception as error:  # whatever the object's own pickling raises
             if name in wanted:
-                raise ConfigError(f"'{name}' cannot be sent to a reward worker: {error}; make locks, files, connections and models "
-                                  "inside the function (once, on first use), or set reward.workers: 0") from error
+                raise ConfigError(
+                    f"'{name}' cannot be sent to a reward worker: {error}; make locks, files, connections and models "
+                    "inside the function (once, on first use), or set reward.workers: 0"
+                ) from error
     return pickle.dumps(own) if own else b""
 
 
@@ -125,7 +157,9 @@ def adopt(tasks: bytes) -> None:
     if tasks:
         import cloudpickle
 
-        _registered.update({name: cloudpickle.loads(content) for name, content in pickle.loads(tasks).items()})
+        _registered.update(
+            {name: cloudpickle.loads(content) for name, content in pickle.loads(tasks).items()}
+        )
 
 
 def _module_of(cls: type[Task]) -> str:
@@ -143,7 +177,9 @@ def _origin(cls: type[Task]) -> tuple[str, str]:
 def task_names() -> dict[str, str]:
     """Every name that resolves -> where it comes from."""
     names = {name: f"built in ({target})" for name, target in BUILT_IN.items()}
-    names.update({n: f"registered ({c.__module__})" for n, c in _registered.items() if n not in names})
+    names.update(
+        {n: f"registered ({c.__module__})" for n, c in _registered.items() if n not in names}
+    )
     names.update({_entry_name(e): f"installed ({e.value})" for e in entry_points(group=GROUP)})
     return dict(sorted(names.items()))
 
@@ -163,7 +199,11 @@ def current_target(target: str) -> str:
     package, dot, _ = target.partition(".")
     if not dot or package not in _OWN or _is_foreign(package):
         return target
-    warnings.warn(f"'{target}' is called 'mmrl.{target}' now; write that in the configuration", DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        f"'{target}' is called 'mmrl.{target}' now; write that in the configuration",
+        DeprecationWarning,
+        stacklevel=3,
+    )
     return f"mmrl.{target}"
 
 
@@ -205,7 +245,9 @@ def _from_file(spec: str) -> type[Task]:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise RegistryError(f"'{spec}': expected a Python file, found nothing at {path}")
-    module_name = f"mmrl_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    module_name = (
+        f"mmrl_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    )
     own = _own_module(path)  # never a second copy of a module of ours
     module = sys.modules.get(module_name) if own is None else importlib.import_module(own)
     if module is None:
@@ -213,7 +255,9 @@ def _from_file(spec: str) -> type[Task]:
         loader_spec = importlib.util.spec_from_file_location(module_name, path)
         assert loader_spec is not None and loader_spec.loader is not None
         module = importlib.util.module_from_spec(loader_spec)
-        sys.modules[module_name] = module  # before execution, so that dataclasses and pickling find their module
+        sys.modules[module_name] = (
+            module  # before execution, so that dataclasses and pickling find their module
+        )
         try:
             loader_spec.loader.exec_module(module)
         except BaseException:
@@ -221,9 +265,15 @@ def _from_file(spec: str) -> type[Task]:
             raise
     found = getattr(module, name, None)
     if found is None:
-        public = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
-        raise RegistryError(f"'{spec}': {path.name} defines no '{name}'.{did_you_mean(name, public)} "
-                            f"Tasks in it: {', '.join(public) or 'none'}")
+        public = [
+            n
+            for n, v in vars(module).items()
+            if isinstance(v, type) and issubclass(v, Task) and v is not Task
+        ]
+        raise RegistryError(
+            f"'{spec}': {path.name} defines no '{name}'.{did_you_mean(name, public)} "
+            f"Tasks in it: {', '.join(public) or 'none'}"
+        )
     return _as_task(found, spec)
 
 
@@ -231,18 +281,24 @@ def _from_entry_point(spec: str) -> type[Task]:
     matches = [e for e in entry_points(group=GROUP) if _entry_name(e) == spec]
     if not matches:
         known = [_entry_name(e) for e in entry_points(group=GROUP)]
-        raise RegistryError(f"no installed package offers '{spec}' in entry-point group '{GROUP}'."
-                            f"{did_you_mean(spec, known)} Installed: {', '.join(known) or 'none'}")
+        raise RegistryError(
+            f"no installed package offers '{spec}' in entry-point group '{GROUP}'."
+            f"{did_you_mean(spec, known)} Installed: {', '.join(known) or 'none'}"
+        )
     if len({e.value for e in matches}) > 1:
-        raise RegistryError(f"'{spec}' is offered more than once: {', '.join(e.value for e in matches)}; uninstall one")
+        raise RegistryError(
+            f"'{spec}' is offered more than once: {', '.join(e.value for e in matches)}; uninstall one"
+        )
     return _as_task(matches[0].load(), spec)
 
 
 def resolve_task(spec: str) -> type[Task]:
     """The Task class a name stands for. A failing import shows its own error, never 'not found'."""
     if spec.startswith(OFFERED) and spec not in _registered:
-        raise RegistryError(f"'{spec}' is a Python object of the script that started its run, and this process has no such object; "
-                            "continue that run by its script, with mmrl.Trainer(..., resume=True)")
+        raise RegistryError(
+            f"'{spec}' is a Python object of the script that started its run, and this process has no such object; "
+            "continue that run by its script, with mmrl.Trainer(..., resume=True)"
+        )
     if ".py:" in spec:
         return _from_file(spec)
     if "/" in spec and not spec.endswith(".py") and not spec.startswith(OFFERED):
@@ -255,7 +311,8 @@ def resolve_task(spec: str) -> type[Task]:
     hint = f" For a file write '{spec}:ClassName'." if spec.endswith(".py") else ""
     raise RegistryError(
         f"unknown task '{spec}'.{did_you_mean(spec, task_names())}{hint} Known: {', '.join(task_names())}. "
-        f"Forms: path/to/file.py:Name, package/name (entry points '{GROUP}'), or a built-in name")
+        f"Forms: path/to/file.py:Name, package/name (entry points '{GROUP}'), or a built-in name"
+    )
 
 
 def task_from_spec(spec: str, params: dict[str, Any] | None = None) -> Task:
@@ -263,13 +320,17 @@ def task_from_spec(spec: str, params: dict[str, Any] | None = None) -> Task:
     some of a task's methods."""
     cls, settings = resolve_task(spec), params or {}
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise ConfigError(f"task '{spec}': expected every method of a task, found {cls.__qualname__} without {', '.join(missing)}; "
-                          "write them (see mmrl.Task for what each returns)")
+        raise ConfigError(
+            f"task '{spec}': expected every method of a task, found {cls.__qualname__} without {', '.join(missing)}; "
+            "write them (see mmrl.Task for what each returns)"
+        )
     try:
         inspect.signature(cls).bind(**settings)
     except TypeError as error:
         known = list(inspect.signature(cls).parameters)
         close = "".join(did_you_mean(name, known) for name in settings if name not in known)
-        raise ConfigError(f"task '{spec}': {error}, found params {sorted(settings)}.{close} "
-                          f"It takes: {', '.join(known) or 'none'}") from error
+        raise ConfigError(
+            f"task '{spec}': {error}, found params {sorted(settings)}.{close} "
+            f"It takes: {', '.join(known) or 'none'}"
+        ) from error
     return cls(**settings)

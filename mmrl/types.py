@@ -3,6 +3,7 @@
 Plain frozen dataclasses, importable without torch, picklable, and the only part of mmrl that `rewards` and `video`
 may import (with coords and errors). A failed rollout is data (error, reason), never a crash, never dropped.
 """
+
 from __future__ import annotations
 
 import enum
@@ -14,7 +15,17 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 
-__all__ = ["ImageSize", "RewardContext", "Rollout", "RolloutGroup", "Sample", "Score", "StopReason", "Turn", "VideoSize"]
+__all__ = [
+    "ImageSize",
+    "RewardContext",
+    "Rollout",
+    "RolloutGroup",
+    "Sample",
+    "Score",
+    "StopReason",
+    "Turn",
+    "VideoSize",
+]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -86,8 +97,16 @@ class RewardContext:
 
     def in_frame(self, frame: CoordFrame) -> RewardContext:
         """The same with another coordinate frame."""
-        return RewardContext(self.step, self.total_steps, frame, self.images, self.stop, self.num_tokens, self.max_tokens,
-                             self.videos)
+        return RewardContext(
+            self.step,
+            self.total_steps,
+            frame,
+            self.images,
+            self.stop,
+            self.num_tokens,
+            self.max_tokens,
+            self.videos,
+        )
 
     @property
     def progress(self) -> float:
@@ -122,7 +141,9 @@ class Turn:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logps):
-            raise ValueError(f"expected one log-prob per token, found {len(self.logps)} for {len(self.token_ids)} tokens")
+            raise ValueError(
+                f"expected one log-prob per token, found {len(self.logps)} for {len(self.token_ids)} tokens"
+            )
 
     @property
     def reward(self) -> float:
@@ -152,22 +173,37 @@ class Score:
         for name in ("parts", "weights", "metrics", "detail"):
             fields[name] = dict(fields[name])
         if not math.isfinite(self.value):
-            raise ValueError(f"a score must be finite, found {self.value!r} with parts {dict(self.parts)}")
+            raise ValueError(
+                f"a score must be finite, found {self.value!r} with parts {dict(self.parts)}"
+            )
         if self.parts.keys() != self.weights.keys():
-            raise ValueError(f"parts {sorted(self.parts)} and weights {sorted(self.weights)} must have the same names")
+            raise ValueError(
+                f"parts {sorted(self.parts)} and weights {sorted(self.weights)} must have the same names"
+            )
 
     @classmethod
-    def combine(cls, parts: Mapping[str, float], weights: Mapping[str, float], *, parsed: bool,
-                reason: str | None = None, metrics: Mapping[str, float] = _EMPTY,
-                detail: Mapping[str, Any] = _EMPTY) -> Score:
+    def combine(
+        cls,
+        parts: Mapping[str, float],
+        weights: Mapping[str, float],
+        *,
+        parsed: bool,
+        reason: str | None = None,
+        metrics: Mapping[str, float] = _EMPTY,
+        detail: Mapping[str, Any] = _EMPTY,
+    ) -> Score:
         """The weighted sum of `parts`; weights are used as given (normalise them to keep the value in [0, 1])."""
         value = math.fsum(weights[k] * parts[k] for k in parts)
         return cls(value, parsed, reason, parts, weights, metrics, detail)
 
     @classmethod
-    def failure(cls, reason: str, parts: Sequence[str] = (), weights: Mapping[str, float] = _EMPTY) -> Score:
+    def failure(
+        cls, reason: str, parts: Sequence[str] = (), weights: Mapping[str, float] = _EMPTY
+    ) -> Score:
         """A recorded zero: every named part is 0, parsed is False, the reason is kept."""
-        return cls(0.0, False, reason, dict.fromkeys(parts, 0.0), {k: weights.get(k, 0.0) for k in parts})
+        return cls(
+            0.0, False, reason, dict.fromkeys(parts, 0.0), {k: weights.get(k, 0.0) for k in parts}
+        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ that wander off earn what their worst estimate is worth. `early` (default 0.5) i
 
     python -c "from mmrl.rewards.anchored import anchored_value; print(anchored_value([0.4, 0.9], 0.9))"
 """
+
 from __future__ import annotations
 
 import re
@@ -55,7 +56,9 @@ def check_anchor_numbers(least: int, most: int, early: float) -> None:
     """Raises ConfigError unless 1 <= least <= most <= 64 and 0 <= early <= 1."""
     for name, value in (("least", least), ("most", most)):
         if type(value) is not int or not 1 <= value <= _MOST:
-            raise ConfigError(f"expected anchors.{name} as a whole number from 1 to {_MOST}, found {value!r}")
+            raise ConfigError(
+                f"expected anchors.{name} as a whole number from 1 to {_MOST}, found {value!r}"
+            )
     if least > most:
         raise ConfigError(f"expected anchors.least <= anchors.most, found {least} and {most}")
     if isinstance(early, bool) or not isinstance(early, (int, float)) or not 0 <= early <= 1:

@@ -7,6 +7,7 @@ not in the truth is a false positive, shared evenly among the true labels.
 
     python -c "from mmrl.rewards.average_precision import image_ap as a; print(a([('cat', (0, 0, 9, 9))], [('cat', (0, 0, 9, 8))]))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,7 +41,9 @@ Labelled = Sequence[tuple[str, Sequence[float]]]
 def check_rule(rule: str) -> str:
     """`rule` when it is known; raises ConfigError otherwise."""
     if rule not in AP_RULES:
-        raise ConfigError(f"unknown AP rule {rule!r}; expected one of {', '.join(AP_RULES)}.{did_you_mean(rule, AP_RULES)}")
+        raise ConfigError(
+            f"unknown AP rule {rule!r}; expected one of {', '.join(AP_RULES)}.{did_you_mean(rule, AP_RULES)}"
+        )
     return rule
 
 
@@ -86,8 +89,12 @@ def _order_free_ap(iou_NM: Floats, thresholds_T: Floats, strangers: float) -> fl
     return total / len(thresholds_T)
 
 
-def class_ap(iou_NM: npt.ArrayLike, thresholds: Sequence[float] = COCO_THRESHOLDS, rule: str = "order_free",
-             strangers: float = 0.0) -> float:
+def class_ap(
+    iou_NM: npt.ArrayLike,
+    thresholds: Sequence[float] = COCO_THRESHOLDS,
+    rule: str = "order_free",
+    strangers: float = 0.0,
+) -> float:
     """AP in [0, 1] of one label with M >= 1 truths, averaged over rising `thresholds`, from IoUs (N, M).
 
     'order_free' also counts `strangers` false positives from elsewhere; 'coco' takes rows in order.
@@ -98,8 +105,12 @@ def class_ap(iou_NM: npt.ArrayLike, thresholds: Sequence[float] = COCO_THRESHOLD
     return _order_free_ap(matrix, levels, strangers)
 
 
-def image_ap(predicted: Labelled, true: Labelled, thresholds: Sequence[float] = COCO_THRESHOLDS,
-             rule: str = "order_free") -> float:
+def image_ap(
+    predicted: Labelled,
+    true: Labelled,
+    thresholds: Sequence[float] = COCO_THRESHOLDS,
+    rule: str = "order_free",
+) -> float:
     """Mean over the true labels of `class_ap`, in [0, 1]. Both lists empty: 1; only one: 0.
 
     Labels are compared as they are. rule 'coco' equals pycocotools' stats[0] for this picture (areas up to 1e10, no

@@ -6,6 +6,7 @@ compared whole, so "yesterday" is no yes and "I do not know" is no no. Nothing i
 
     python -c "from mmrl.rewards.choice import parse_choice; print(parse_choice('(B) red cat', ['dog', 'red cat']))"
 """
+
 from __future__ import annotations
 
 import re
@@ -17,7 +18,13 @@ from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 from mmrl.rewards.text import unicode_form
 
 __all__ = [
-    "BooleanParse", "ChoiceParse", "LETTERS", "nearest_option", "normalise_text", "parse_boolean", "parse_choice",
+    "BooleanParse",
+    "ChoiceParse",
+    "LETTERS",
+    "nearest_option",
+    "normalise_text",
+    "parse_boolean",
+    "parse_choice",
     "strip_letters",
 ]
 
@@ -52,10 +59,17 @@ def _unwrap(text: str) -> str:
     for _ in range(4):
         if text[:1] not in _MARKS:  # also for nothing at all
             break
-        mark = next((m for m in _WRAPPERS if len(text) > 2 * len(m) and text.startswith(m) and text.endswith(m)), None)
+        mark = next(
+            (
+                m
+                for m in _WRAPPERS
+                if len(text) > 2 * len(m) and text.startswith(m) and text.endswith(m)
+            ),
+            None,
+        )
         if mark is None:
             break
-        text = text[len(mark):-len(mark)].strip()
+        text = text[len(mark) : -len(mark)].strip()
     return text
 
 
@@ -68,19 +82,27 @@ def normalise_text(text: str) -> str:
 def strip_letters(options: Sequence[str]) -> list[str]:
     """Options without their letters, when every option starts with its own ("A. dog", "(B) cat"); else unchanged."""
     starts = [_PREFIX.match(option) for option in options]
-    own = [m is not None and (m[1] or m[2]).upper() == letter for m, letter in zip(starts, LETTERS, strict=False)]
+    own = [
+        m is not None and (m[1] or m[2]).upper() == letter
+        for m, letter in zip(starts, LETTERS, strict=False)
+    ]
     if not options or len(options) > len(LETTERS) or not all(own):
         return list(options)
-    return [option[m.end():] for option, m in zip(options, starts, strict=True) if m is not None]
+    return [option[m.end() :] for option, m in zip(options, starts, strict=True) if m is not None]
 
 
 def _by_text(text: str, options: Sequence[str]) -> ChoiceParse | None:
     """The option whose text this is: exactly, else normalised; None when it is no option's."""
     plain = " ".join(text.split())
-    for form, wanted in ((lambda t: " ".join(t.split()), plain), (normalise_text, normalise_text(text))):
+    for form, wanted in (
+        (lambda t: " ".join(t.split()), plain),
+        (normalise_text, normalise_text(text)),
+    ):
         found = [i for i, option in enumerate(options) if form(option) == wanted]
         if found:
-            return ChoiceParse(found[0]) if len(found) == 1 else ChoiceParse(None, "ambiguous_option")
+            return (
+                ChoiceParse(found[0]) if len(found) == 1 else ChoiceParse(None, "ambiguous_option")
+            )
     return None
 
 
@@ -95,7 +117,9 @@ def _by_letter(text: str, options: Sequence[str], count: int) -> ChoiceParse | N
     index = LETTERS.index((found[1] or found[2]).upper())
     if index >= count:
         return ChoiceParse(None, "letter_out_of_range")
-    if rest and (not options or normalise_text(rest) != normalise_text(options[index].replace("**", ""))):
+    if rest and (
+        not options or normalise_text(rest) != normalise_text(options[index].replace("**", ""))
+    ):
         return ChoiceParse(None, "letter_and_text_disagree")
     return ChoiceParse(index)
 
@@ -138,7 +162,11 @@ def nearest_option(answer: str, options: Sequence[str]) -> ChoiceParse:
         return ChoiceParse(None, "not_a_choice")
     distances = [Levenshtein.distance(text, option) for option in options]
     best = min(distances)
-    return ChoiceParse(distances.index(best)) if distances.count(best) == 1 else ChoiceParse(None, "ambiguous_option")
+    return (
+        ChoiceParse(distances.index(best))
+        if distances.count(best) == 1
+        else ChoiceParse(None, "ambiguous_option")
+    )
 
 
 def parse_boolean(answer: str) -> BooleanParse:

@@ -6,6 +6,7 @@ any other.
 
     python -c "from mmrl.rewards.counting import parse_count; print(parse_count('There are twenty-one.'))"
 """
+
 from __future__ import annotations
 
 import math
@@ -23,7 +24,14 @@ from mmrl.rewards.modes import by_mode
 from mmrl.rewards.reading.words import HEDGES, LEADS
 
 __all__ = [
-    "CountParse", "CountingReward", "MAX_COUNT", "MODES", "closeness", "found_points", "make_counting_reward", "parse_count",
+    "CountParse",
+    "CountingReward",
+    "MAX_COUNT",
+    "MODES",
+    "closeness",
+    "found_points",
+    "make_counting_reward",
+    "parse_count",
     "point_closeness",
 ]
 
@@ -34,17 +42,44 @@ _DIAGONAL = 1000 * math.sqrt(2)
 _NEAR = 10.0  # thousandths: true points this near to each other may be answered by equal points; the least reach
 _POINT_RULES = ("matched", "published")
 
-_SMALL = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-          "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_SMALL = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_WORDS = {**{word: value for value, word in enumerate(_SMALL)}, **{word: 10 * (i + 2) for i, word in enumerate(_TENS)}}
+_WORDS = {
+    **{word: value for value, word in enumerate(_SMALL)},
+    **{word: 10 * (i + 2) for i, word in enumerate(_TENS)},
+}
 _TOKEN = re.compile(
     rf"(?P<digits>(?<![\w.,])-?[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?(?![\w%]|[.,][0-9]))"
     rf"|\b(?P<tens>{'|'.join(_TENS)})(?:[- ](?P<ones>{'|'.join(_SMALL[1:10])}))?\b"
-    rf"|\b(?P<small>{'|'.join(_SMALL)})\b", re.IGNORECASE)
+    rf"|\b(?P<small>{'|'.join(_SMALL)})\b",
+    re.IGNORECASE,
+)
 _OTHER_SIZES = re.compile(
     r"\b(?:hundreds?|thousands?|\w*illi(?:on|ard)s?|lakhs?|crores?|googol|dozens?|scores?|percent|bn|mn|tn|k|m"
-    r"|half|halves|quarters?|thirds?|minus|negative)\b", re.IGNORECASE)
+    r"|half|halves|quarters?|thirds?|minus|negative)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -72,11 +107,13 @@ def parse_count(answer: str) -> CountParse:
     tokens = list(_TOKEN.finditer(answer))
     digits = sum(char.isdigit() for char in answer)
     if len(tokens) != 1 or digits != sum(char.isdigit() for char in tokens[0][0]):
-        return CountParse(None, "several_numbers" if tokens else "not_a_number")  # a stray digit is a second number
+        return CountParse(
+            None, "several_numbers" if tokens else "not_a_number"
+        )  # a stray digit is a second number
     token = tokens[0]
-    if HEDGES.search(answer) or LEADS.search(answer[:token.start()]):
+    if HEDGES.search(answer) or LEADS.search(answer[: token.start()]):
         return CountParse(None, "hedged")
-    alone = not any(char.isalnum() for char in answer[:token.start()] + answer[token.end():])
+    alone = not any(char.isalnum() for char in answer[: token.start()] + answer[token.end() :])
     if not token["digits"]:
         ones = _WORDS[token["ones"].lower()] if token["ones"] else 0
         return CountParse(_WORDS[(token["tens"] or token["small"]).lower()] + ones, alone=alone)
@@ -101,13 +138,20 @@ def point_closeness(predicted: Sequence[Sequence[float]], true: Sequence[Sequenc
     """
     if not len(predicted) or not len(true):
         return float(len(predicted) == len(true))
-    a, b = np.clip(np.asarray(predicted, dtype=np.float64), 0, 1000), np.clip(np.asarray(true, dtype=np.float64), 0, 1000)
+    a, b = (
+        np.clip(np.asarray(predicted, dtype=np.float64), 0, 1000),
+        np.clip(np.asarray(true, dtype=np.float64), 0, 1000),
+    )
     distance_NM = np.sqrt(((a[:, None] - b[None, :]) ** 2).sum(-1))
     pairs = hungarian_pairs(1.0 - distance_NM / (_DIAGONAL + 1), count_first=True)
-    return max(0.0, 1.0 - math.fsum(float(distance_NM[i, j]) for i, j in pairs) / len(pairs) / _DIAGONAL)
+    return max(
+        0.0, 1.0 - math.fsum(float(distance_NM[i, j]) for i, j in pairs) / len(pairs) / _DIAGONAL
+    )
 
 
-def found_points(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]], reach: float = 100.0) -> float:
+def found_points(
+    predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]], reach: float = 100.0
+) -> float:
     """How many true points were found, in [0, min(N, M)]; points in thousandths of the picture's sides.
 
     Pairs are one to one, with the largest sum of credits. A pair's credit is 1 up to half the reach of its true point and
@@ -125,19 +169,31 @@ def found_points(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[f
     return matched_sum(credit_NM, hungarian_pairs(credit_NM))
 
 
-def _without_copies(points: Sequence[Sequence[float]], true: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+def _without_copies(
+    points: Sequence[Sequence[float]], true: Sequence[Sequence[float]]
+) -> list[Sequence[float]]:
     """`points`, each at most as often as there are true points within _NEAR of it (but at least once)."""
     kept: list[Sequence[float]] = []
     for point, times in Counter(tuple(p) for p in points).items():
-        near = sum(max(abs(a - b) for a, b in zip(point, t, strict=True)) <= _NEAR for t in true) if times > 1 else 1
+        near = (
+            sum(max(abs(a - b) for a, b in zip(point, t, strict=True)) <= _NEAR for t in true)
+            if times > 1
+            else 1
+        )
         kept += [point] * min(times, max(1, near))
     return kept
 
 
-def _published_points(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]]) -> float:
+def _published_points(
+    predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]]
+) -> float:
     """Perception-R1's formula; a point that is given again counts in max only."""
     kept = _without_copies(predicted, true)
-    share = min(len(kept), len(true)) / max(len(predicted), len(true)) if len(predicted) or len(true) else 1.0
+    share = (
+        min(len(kept), len(true)) / max(len(predicted), len(true))
+        if len(predicted) or len(true)
+        else 1.0
+    )
     return share * point_closeness(kept, true)
 
 
@@ -152,14 +208,22 @@ class CountingReward:
     of_counts: Callable[[int, int], float]
     of_points: Callable[[Points, Points], float] | None = None
 
-    def __call__(self, predicted: int, true: int, points: Points | None = None, true_points: Points | None = None) -> float:
+    def __call__(
+        self,
+        predicted: int,
+        true: int,
+        points: Points | None = None,
+        true_points: Points | None = None,
+    ) -> float:
         if min(predicted, true) < 0:
             raise ValueError(f"expected counts >= 0, found {predicted} and {true}")
         if self.of_points is None:
             return self.of_counts(predicted, true)
         if true_points is None or len(true_points) != true:
-            raise ValueError(f"expected the {true} true points for mode 'points', found "
-                             f"{'none' if true_points is None else len(true_points)}; give params.points")
+            raise ValueError(
+                f"expected the {true} true points for mode 'points', found "
+                f"{'none' if true_points is None else len(true_points)}; give params.points"
+            )
         if points is None or len(points) != predicted:
             return 0.0
         return self.of_points(points, true_points)
@@ -184,8 +248,12 @@ def _smooth(power: float = 1.0) -> CountingReward:
 
 def _relative() -> CountingReward:
     """1 - min(1, abs(p - g) / g) (Video-R1's regression rule); a true 0 is only met by 0."""
-    return CountingReward("relative", lambda predicted, true: max(0.0, 1 - abs(predicted - true) / true) if true
-                          else float(predicted == 0))
+    return CountingReward(
+        "relative",
+        lambda predicted, true: (
+            max(0.0, 1 - abs(predicted - true) / true) if true else float(predicted == 0)
+        ),
+    )
 
 
 def _points(rule: str = "matched", reach: float = 100.0) -> CountingReward:
@@ -196,19 +264,26 @@ def _points(rule: str = "matched", reach: float = 100.0) -> CountingReward:
     guessing. It is corrected in one thing only: an equal point given again counts in max alone.
     """
     if rule not in _POINT_RULES:
-        raise ConfigError(f"expected rule as one of {', '.join(_POINT_RULES)}, found {rule!r}."
-                          f"{did_you_mean(str(rule), _POINT_RULES)}")
+        raise ConfigError(
+            f"expected rule as one of {', '.join(_POINT_RULES)}, found {rule!r}."
+            f"{did_you_mean(str(rule), _POINT_RULES)}"
+        )
     far = _number("reach", reach, _NEAR, 1000)
 
     def matched(predicted: Points, true: Points) -> float:
         both = len(predicted) + len(true)
         return min(1.0, 2 * found_points(predicted, true, far) / both) if both else 1.0
 
-    return CountingReward("points", closeness, _published_points if rule == "published" else matched)
+    return CountingReward(
+        "points", closeness, _published_points if rule == "published" else matched
+    )
 
 
 MODES: Mapping[str, Callable[..., CountingReward]] = {
-    "exact": _exact, "smooth": _smooth, "relative": _relative, "points": _points,
+    "exact": _exact,
+    "smooth": _smooth,
+    "relative": _relative,
+    "points": _points,
 }
 
 

@@ -12,6 +12,7 @@ box with a wrong label is a false positive. What the papers' own code does other
     python -c "from mmrl.rewards.detection import make_detection_reward as m; a = ('cat', (0, 0, 9, 9)); \
       print(m('f1')([a], [a, a]))"
 """
+
 from __future__ import annotations
 
 import math
@@ -24,7 +25,12 @@ import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.average_precision import COCO_THRESHOLDS, check_rule, class_ap
-from mmrl.rewards.dynamic_iou import AVERAGE_THRESHOLDS, DYNAMIC_SCHEDULE, make_iou_reward, threshold_at
+from mmrl.rewards.dynamic_iou import (
+    AVERAGE_THRESHOLDS,
+    DYNAMIC_SCHEDULE,
+    make_iou_reward,
+    threshold_at,
+)
 from mmrl.rewards.iou import pairwise_iou
 from mmrl.rewards.matching import (
     TWIN_IOU,
@@ -45,7 +51,14 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-__all__ = ["Comparison", "DetectionReward", "MODES", "compare", "detection_metrics", "make_detection_reward"]
+__all__ = [
+    "Comparison",
+    "DetectionReward",
+    "MODES",
+    "compare",
+    "detection_metrics",
+    "make_detection_reward",
+]
 
 # N predicted objects, M true ones
 
@@ -94,7 +107,7 @@ def compare(predicted: Labelled, true: Labelled) -> Comparison:
     codes: dict[str, int] = {}
     labels = [normalise_label(label) for label, _ in (*predicted, *true)]
     values = np.array([codes.setdefault(label, len(codes)) for label in labels], dtype=np.int64)
-    codes_N, codes_M = values[:len(predicted)], values[len(predicted):]
+    codes_N, codes_M = values[: len(predicted)], values[len(predicted) :]
     boxes_N = np.array([box for _, box in predicted], dtype=np.float64).reshape(-1, 4)
     boxes_M = np.array([box for _, box in true], dtype=np.float64).reshape(-1, 4)
     plain_NM = pairwise_iou(boxes_N, boxes_M)
@@ -107,8 +120,17 @@ def compare(predicted: Labelled, true: Labelled) -> Comparison:
     if min(plain_NM.shape) < 2:  # nothing to share out among copies
         return Comparison(codes_N, codes_M, boxes_N, boxes_M, any_NM, bare_NM, plain_NM, bare_NM)
     copies = near_copies(pairwise_iou(boxes_N, boxes_N), iou_MM, plain_NM > 0, codes_N, codes_M)
-    return Comparison(codes_N, codes_M, boxes_N, boxes_M, merge_copies(any_NM, copies), merge_copies(bare_NM, copies), plain_NM,
-                      bare_NM, tuple(copies))
+    return Comparison(
+        codes_N,
+        codes_M,
+        boxes_N,
+        boxes_M,
+        merge_copies(any_NM, copies),
+        merge_copies(bare_NM, copies),
+        plain_NM,
+        bare_NM,
+        tuple(copies),
+    )
 
 
 @dataclass(frozen=True)
@@ -123,7 +145,9 @@ class _Case:
     def kept(self, threshold: float, iou_NM: Floats | None = None) -> Floats:
         """IoUs of equal labels (or `iou_NM`) that reach `threshold`, else 0; no truth asks for more than it can get."""
         iou = self.pair.right_NM if iou_NM is None else iou_NM
-        limit_M = np.minimum(threshold, self.ceilings_M - 1e-9)  # 0.156 and 156 * 0.001 differ in the last bit
+        limit_M = np.minimum(
+            threshold, self.ceilings_M - 1e-9
+        )  # 0.156 and 156 * 0.001 differ in the last bit
         return np.where(iou >= limit_M[None, :], iou, 0.0)
 
 
@@ -141,16 +165,31 @@ class DetectionReward:
     thresholds: bool = False
     low: float = 0.0
 
-    def __call__(self, predicted: Labelled, true: Labelled, progress: float = 1.0, *,
-                 ceilings: Sequence[float] | None = None, size: tuple[float, float] | None = None) -> float:
+    def __call__(
+        self,
+        predicted: Labelled,
+        true: Labelled,
+        progress: float = 1.0,
+        *,
+        ceilings: Sequence[float] | None = None,
+        size: tuple[float, float] | None = None,
+    ) -> float:
         return self.of(compare(predicted, true), progress, ceilings=ceilings, size=size)
 
-    def of(self, pair: Comparison, progress: float = 1.0, *, ceilings: Sequence[float] | None = None,
-           size: tuple[float, float] | None = None) -> float:
+    def of(
+        self,
+        pair: Comparison,
+        progress: float = 1.0,
+        *,
+        ceilings: Sequence[float] | None = None,
+        size: tuple[float, float] | None = None,
+    ) -> float:
         """The reward of a comparison that was made before."""
         if not pair.num_predicted or not pair.num_true:
             return self.high if pair.num_predicted == pair.num_true else self.low
-        ceilings_M = np.ones(pair.num_true) if ceilings is None else np.asarray(ceilings, dtype=np.float64)
+        ceilings_M = (
+            np.ones(pair.num_true) if ceilings is None else np.asarray(ceilings, dtype=np.float64)
+        )
         value = self.of_case(_Case(pair, progress, ceilings_M, size))
         return min(self.high, max(self.low, value))
 
@@ -171,13 +210,17 @@ def _levels(threshold: Any, schedule: Any) -> Callable[[float], tuple[float, ...
         return lambda progress: (threshold_at(progress, pairs),)
     if isinstance(threshold, str):
         known = ("dynamic", "average")
-        raise ConfigError(f"expected threshold as a number in [0, 1], 'dynamic' or 'average', found {threshold!r}."
-                          f"{did_you_mean(threshold, known)}")
+        raise ConfigError(
+            f"expected threshold as a number in [0, 1], 'dynamic' or 'average', found {threshold!r}."
+            f"{did_you_mean(threshold, known)}"
+        )
     fixed = (_check_number("threshold", threshold, 0, 1),)
     return lambda progress: fixed
 
 
-def _f1(threshold: Any = 0.0, power: float = 1.0, schedule: Any = DYNAMIC_SCHEDULE) -> DetectionReward:
+def _f1(
+    threshold: Any = 0.0, power: float = 1.0, schedule: Any = DYNAMIC_SCHEDULE
+) -> DetectionReward:
     """2 * sum w / (N_p + N_g) with w = IoU ** power where IoU >= threshold, over the best one-to-one pairs of equal label.
 
     A further box pays when its w exceeds half of the reward so far. threshold may be a number, 'dynamic' or 'average'.
@@ -194,18 +237,24 @@ def _f1(threshold: Any = 0.0, power: float = 1.0, schedule: Any = DYNAMIC_SCHEDU
     return DetectionReward("f1", of_case, thresholds=threshold != 0.0)
 
 
-def _triune_iou(case: _Case, level: float, completeness: float, iou_first: bool, published: bool) -> float:
+def _triune_iou(
+    case: _Case, level: float, completeness: float, iou_first: bool, published: bool
+) -> float:
     """(1 - c) * mean_iou + c * completeness for the pairs that make it largest (or published), without the size penalty."""
     pair = case.pair
     if published:
         how = "overwritten" if iou_first else "by_truth"
-        return published_iou(pair.plain_NM, pair.same_NM, level, 1 - completeness, completeness, how)
+        return published_iou(
+            pair.plain_NM, pair.same_NM, level, 1 - completeness, completeness, how
+        )
     kept = case.kept(level)
     if iou_first:  # the box that overlaps a truth most takes it, whatever its label
         others = np.where(~pair.same_NM, case.kept(level, pair.plain_NM), 0.0)
         kept = np.where(kept >= others.max(0)[None, :], kept, 0.0)
     per_pair = (1 / pair.num_true + 1 / pair.num_predicted) / 2
-    gains = np.where(kept > 0, (1 - completeness) * kept / pair.num_true + completeness * per_pair, 0.0)
+    gains = np.where(
+        kept > 0, (1 - completeness) * kept / pair.num_true + completeness * per_pair, 0.0
+    )
     return matched_sum(gains, hungarian_pairs(gains))
 
 
@@ -222,7 +271,9 @@ def _as_read_by_v_triune(case: _Case) -> _Case:
             seen.add(key)
     if kept_N.all():
         return case
-    arrays = {name: getattr(pair, name)[kept_N] for name in vars(pair) if name.endswith(("_N", "_NM"))}
+    arrays = {
+        name: getattr(pair, name)[kept_N] for name in vars(pair) if name.endswith(("_N", "_NM"))
+    }
     return replace(case, pair=replace(pair, copies=(), **arrays))
 
 
@@ -247,9 +298,15 @@ def _label_ap(case: _Case, levels: Sequence[float], rule: str = "order_free") ->
     return total / len(true_codes)
 
 
-def _v_triune(threshold: Any = "dynamic", schedule: Any = DYNAMIC_SCHEDULE, iou_completeness: float = 0.3,
-              penalty: float = 0.6, weights: Any = None, size_penalty: str = "published",
-              matching: str = "mended") -> DetectionReward:
+def _v_triune(
+    threshold: Any = "dynamic",
+    schedule: Any = DYNAMIC_SCHEDULE,
+    iou_completeness: float = 0.3,
+    penalty: float = 0.6,
+    weights: Any = None,
+    size_penalty: str = "published",
+    matching: str = "mended",
+) -> DetectionReward:
     """V-Triune's detection verifier: penalty ** |N_p - N_g| * sum_k w_k s_k / sum_k w_k (reward_server/verify.py).
 
     s of the two IoU terms = (1 - c) * mean_iou + c * completeness at threshold e ('dynamic', 'average' or a number).
@@ -260,22 +317,39 @@ def _v_triune(threshold: Any = "dynamic", schedule: Any = DYNAMIC_SCHEDULE, iou_
     max(N_p - N_g, N_g - boxes with IoU >= 0.5 to a truth of their label).
     iou_max_label_first matches within a label; iou_max_iou_first gives a truth to the box that overlaps it most.
     """
-    c, base = _check_number("iou_completeness", iou_completeness, 0, 1), _check_number("penalty", penalty, 0, 1)
+    c, base = (
+        _check_number("iou_completeness", iou_completeness, 0, 1),
+        _check_number("penalty", penalty, 0, 1),
+    )
     if size_penalty not in _SIZE_PENALTIES:
-        raise ConfigError(f"expected size_penalty as one of {', '.join(_SIZE_PENALTIES)}, found {size_penalty!r}."
-                          f"{did_you_mean(str(size_penalty), _SIZE_PENALTIES)}")
+        raise ConfigError(
+            f"expected size_penalty as one of {', '.join(_SIZE_PENALTIES)}, found {size_penalty!r}."
+            f"{did_you_mean(str(size_penalty), _SIZE_PENALTIES)}"
+        )
     shares = check_shares({"iou_max_label_first": 1.0} if weights is None else weights, _TERMS)
-    total_weight, hardened, published = math.fsum(shares.values()), size_penalty == "hardened", is_published(matching)
-    levels_at, ap_levels = _levels(threshold, schedule), {"map": COCO_THRESHOLDS, "map50": (0.5,), "map75": (0.75,)}
+    total_weight, hardened, published = (
+        math.fsum(shares.values()),
+        size_penalty == "hardened",
+        is_published(matching),
+    )
+    levels_at, ap_levels = (
+        _levels(threshold, schedule),
+        {"map": COCO_THRESHOLDS, "map50": (0.5,), "map75": (0.75,)},
+    )
 
     def of_case(case: _Case) -> float:
         total, levels = 0.0, levels_at(case.progress)
         if not hardened and not (case := _as_read_by_v_triune(case)).pair.num_predicted:
             return 0.0
-        precision = math.fsum(w * _label_ap(case, ap_levels[k]) for k, w in shares.items() if k in ap_levels and w)
+        precision = math.fsum(
+            w * _label_ap(case, ap_levels[k]) for k, w in shares.items() if k in ap_levels and w
+        )
         for level in levels:
-            terms = [w * _triune_iou(case, level, c, k == "iou_max_iou_first", published)
-                     for k, w in shares.items() if k not in ap_levels and w]
+            terms = [
+                w * _triune_iou(case, level, c, k == "iou_max_iou_first", published)
+                for k, w in shares.items()
+                if k not in ap_levels and w
+            ]
             total += _size_penalty(case, level, base, hardened) * (precision + math.fsum(terms))
         return total / len(levels) / total_weight
 
@@ -302,12 +376,16 @@ def _od_length(rule: str = "order_free") -> DetectionReward:
     check_rule(rule)
 
     def of_case(case: _Case) -> float:
-        return _label_ap(case, COCO_THRESHOLDS, rule) * min(1.0, case.pair.num_true / case.pair.num_predicted)
+        return _label_ap(case, COCO_THRESHOLDS, rule) * min(
+            1.0, case.pair.num_true / case.pair.num_predicted
+        )
 
     return DetectionReward("od_length", of_case)
 
 
-def _weighted_sum(threshold: float = 0.5, iou: float = 0.7, completeness: float = 0.3, matching: str = "mended") -> DetectionReward:
+def _weighted_sum(
+    threshold: float = 0.5, iou: float = 0.7, completeness: float = 0.3, matching: str = "mended"
+) -> DetectionReward:
     """VLM-R1's `weighted_sum`: 0.7 * sum of IoU / N_g + 0.3 * (1 - (miss + fa) / 2), greedy pairs with IoU >= 0.5.
 
     Its label term has weight 0 and is left out. Corrected: only pairs of equal label count; not with matching 'published'.
@@ -320,10 +398,15 @@ def _weighted_sum(threshold: float = 0.5, iou: float = 0.7, completeness: float 
 
     def of_case(case: _Case) -> float:
         if published:
-            return published_iou(case.pair.plain_NM, case.pair.same_NM, level, a / (a + b), b / (a + b))
+            return published_iou(
+                case.pair.plain_NM, case.pair.same_NM, level, a / (a + b), b / (a + b)
+            )
         kept = case.kept(level)
         pairs = greedy_pairs(kept)
-        miss, false_alarm = 1 - len(pairs) / case.pair.num_true, 1 - len(pairs) / case.pair.num_predicted
+        miss, false_alarm = (
+            1 - len(pairs) / case.pair.num_true,
+            1 - len(pairs) / case.pair.num_predicted,
+        )
         mean_iou = matched_sum(kept, pairs) / case.pair.num_true
         return (a * mean_iou + b * (1 - (miss + false_alarm) / 2)) / (a + b)
 
@@ -339,13 +422,18 @@ def _perception_closeness(case: _Case, allowed_NM: npt.NDArray[np.bool_]) -> Flo
     a, b = case.pair.boxes_N[rows], boxes_M[columns]
     low = boxes_M[:, :2].min(0)
     scale = np.asarray(case.size or np.maximum(boxes_M[:, 2:].max(0) - low, 1e-9), dtype=np.float64)
-    centres, sides = np.abs(a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2, np.abs(a[:, 2:] - a[:, :2] - b[:, 2:] + b[:, :2])
+    centres, sides = (
+        np.abs(a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2,
+        np.abs(a[:, 2:] - a[:, :2] - b[:, 2:] + b[:, :2]),
+    )
     distance = ((centres + sides) / scale).sum(1)
     hull = (np.maximum(a[:, 2:], b[:, 2:]) - np.minimum(a[:, :2], b[:, :2])).prod(1)
     iou = case.pair.bare_NM[rows, columns]
     union = ((a[:, 2:] - a[:, :2]).prod(1) + (b[:, 2:] - b[:, :2]).prod(1)) / (1 + iou)
     closeness_NM = np.zeros(allowed_NM.shape)
-    closeness_NM[rows, columns] = np.maximum(1e-6, 1 - (5 * distance + 2 * (1 - iou + (hull - union) / hull)) / 100)
+    closeness_NM[rows, columns] = np.maximum(
+        1e-6, 1 - (5 * distance + 2 * (1 - iou + (hull - union) / hull)) / 100
+    )
     return merge_copies(closeness_NM, case.pair.copies)
 
 
@@ -360,8 +448,13 @@ def _perception_r1(penalty: float = 0.5) -> DetectionReward:
     share = _check_number("penalty", penalty, 0, 0.5)
 
     def of_case(case: _Case) -> float:
-        pair, limit_M = case.pair, np.clip(case.ceilings_M - 1e-9, 0.0, 0.5)[None, :]  # a pair overlaps, whatever the grid
-        pairs = hungarian_pairs(_perception_closeness(case, pair.bare_NM > limit_M), count_first=True)
+        pair, limit_M = (
+            case.pair,
+            np.clip(case.ceilings_M - 1e-9, 0.0, 0.5)[None, :],
+        )  # a pair overlaps, whatever the grid
+        pairs = hungarian_pairs(
+            _perception_closeness(case, pair.bare_NM > limit_M), count_first=True
+        )
         found, on_truth = len(pairs), most_pairs(pair.any_NM > limit_M)
         if not found:
             return 0.0  # there 0.25, for any list of known labels
@@ -374,8 +467,13 @@ def _perception_r1(penalty: float = 0.5) -> DetectionReward:
 
 
 MODES: Mapping[str, Callable[..., DetectionReward]] = {
-    "f1": _f1, "v_triune": _v_triune, "vlm_r1_map": _vlm_r1_map, "vlm_r1_map50": _vlm_r1_map50, "od_length": _od_length,
-    "weighted_sum": _weighted_sum, "perception_r1": _perception_r1,
+    "f1": _f1,
+    "v_triune": _v_triune,
+    "vlm_r1_map": _vlm_r1_map,
+    "vlm_r1_map50": _vlm_r1_map50,
+    "od_length": _od_length,
+    "weighted_sum": _weighted_sum,
+    "perception_r1": _perception_r1,
 }
 
 
@@ -403,5 +501,11 @@ def detection_metrics(pair: Comparison, threshold: float = 0.5) -> dict[str, flo
         found = most_pairs(pair.bare_NM >= threshold)
         precision, recall, f1 = found / predicted, found / true, 2 * found / (predicted + true)
         mean_iou = matched_sum(pair.bare_NM, hungarian_pairs(pair.bare_NM)) / true
-    return {f"f1@{threshold:g}": f1, f"precision@{threshold:g}": precision, f"recall@{threshold:g}": recall,
-            "mean_iou": mean_iou, "count_ok": float(predicted == true), "correct": float(f1 == 1.0)}
+    return {
+        f"f1@{threshold:g}": f1,
+        f"precision@{threshold:g}": precision,
+        f"recall@{threshold:g}": recall,
+        "mean_iou": mean_iou,
+        "count_ok": float(predicted == true),
+        "correct": float(f1 == 1.0),
+    }

@@ -5,6 +5,7 @@ with s = step / total_steps the threshold e is 0.85 while s <= 0.10, 0.95 while 
 
     python -c "from mmrl.rewards.dynamic_iou import make_iou_reward as m; print(m('dynamic')((0,0,9,9), (0,0,10,9), 0.05))"
 """
+
 from __future__ import annotations
 
 import inspect
@@ -17,7 +18,14 @@ from typing import Any
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.iou import box_giou, box_iou
 
-__all__ = ["AVERAGE_THRESHOLDS", "DYNAMIC_SCHEDULE", "IoUReward", "MODES", "make_iou_reward", "threshold_at"]
+__all__ = [
+    "AVERAGE_THRESHOLDS",
+    "DYNAMIC_SCHEDULE",
+    "IoUReward",
+    "MODES",
+    "make_iou_reward",
+    "threshold_at",
+]
 
 Schedule = tuple[tuple[float, float], ...]
 
@@ -28,7 +36,9 @@ AVERAGE_THRESHOLDS = (0.50, 0.55, 0.60, 0.65, 0.70, 0.75, 0.80, 0.85, 0.90, 0.95
 """V-Triune's `average` mode: the COCO thresholds and 0.99."""
 
 
-def threshold_at(progress: float, schedule: Sequence[tuple[float, float]] = DYNAMIC_SCHEDULE) -> float:
+def threshold_at(
+    progress: float, schedule: Sequence[tuple[float, float]] = DYNAMIC_SCHEDULE
+) -> float:
     """IoU threshold at `progress` (step / total_steps, clipped to [0, 1])."""
     clipped = min(1.0, max(0.0, progress))
     return next((threshold for until, threshold in schedule if clipped <= until), schedule[-1][1])
@@ -46,8 +56,13 @@ class IoUReward:
     of_iou: Callable[[float, float, float], float]
     threshold: Callable[[float], float]
 
-    def __call__(self, predicted: Sequence[float], true: Sequence[float], progress: float = 1.0,
-                 ceiling: float = 1.0) -> float:
+    def __call__(
+        self,
+        predicted: Sequence[float],
+        true: Sequence[float],
+        progress: float = 1.0,
+        ceiling: float = 1.0,
+    ) -> float:
         similarity = box_giou(predicted, true) if self.mode == "giou" else box_iou(predicted, true)
         return self.of_iou(similarity, progress, ceiling)
 
@@ -60,19 +75,31 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
 
 def _check_schedule(schedule: Any) -> Schedule:
     mend = "for example [[0.10, 0.85], [0.25, 0.95], [1.0, 0.99]]"
-    if not isinstance(schedule, (list, tuple)) or not schedule or any(
-            not isinstance(row, (list, tuple)) or len(row) != 2 for row in schedule):
-        raise ConfigError(f"expected schedule as pairs [progress until, threshold], found {schedule!r}; {mend}")
-    pairs = tuple((_number("schedule progress", u, 0, 1), _number("schedule threshold", t, 0, 1)) for u, t in schedule)
+    if (
+        not isinstance(schedule, (list, tuple))
+        or not schedule
+        or any(not isinstance(row, (list, tuple)) or len(row) != 2 for row in schedule)
+    ):
+        raise ConfigError(
+            f"expected schedule as pairs [progress until, threshold], found {schedule!r}; {mend}"
+        )
+    pairs = tuple(
+        (_number("schedule progress", u, 0, 1), _number("schedule threshold", t, 0, 1))
+        for u, t in schedule
+    )
     ends = [until for until, _ in pairs]
     if any(b <= a for a, b in itertools.pairwise(ends)) or ends[-1] != 1.0:
-        raise ConfigError(f"expected schedule progress to rise and end at 1.0, found {ends}; {mend}")
+        raise ConfigError(
+            f"expected schedule progress to rise and end at 1.0, found {ends}; {mend}"
+        )
     return pairs
 
 
 def _check_thresholds(thresholds: Any) -> tuple[float, ...]:
     if not isinstance(thresholds, (list, tuple)) or not thresholds:
-        raise ConfigError(f"expected thresholds as numbers in [0, 1], found {thresholds!r}; for example [0.5, 0.7]")
+        raise ConfigError(
+            f"expected thresholds as numbers in [0, 1], found {thresholds!r}; for example [0.5, 0.7]"
+        )
     return tuple(_number("thresholds", t, 0, 1) for t in thresholds)
 
 
@@ -83,7 +110,7 @@ def _above(iou: float, threshold: float, ceiling: float, binary: bool) -> float:
 def _iou(power: float = 1.0) -> IoUReward:
     """IoU ** power: power 1 as in VLM-R1 and EasyVideoR1, 2 as in Perception-R1."""
     exponent = _number("power", power, 0.1, 10)
-    return IoUReward("iou", lambda iou, progress, ceiling: iou ** exponent, lambda progress: 0.0)
+    return IoUReward("iou", lambda iou, progress, ceiling: iou**exponent, lambda progress: 0.0)
 
 
 def _giou() -> IoUReward:
@@ -95,15 +122,20 @@ def _static(threshold: float = 0.5, binary: bool = False) -> IoUReward:
     """IoU where IoU >= threshold, else 0; `binary` pays 1 instead of the IoU."""
     fixed, as_one = _number("threshold", threshold, 0, 1), bool(binary)
     return IoUReward(
-        "static", lambda iou, progress, ceiling: _above(iou, fixed, ceiling, as_one), lambda progress: fixed)
+        "static",
+        lambda iou, progress, ceiling: _above(iou, fixed, ceiling, as_one),
+        lambda progress: fixed,
+    )
 
 
 def _dynamic(schedule: Any = DYNAMIC_SCHEDULE, binary: bool = False) -> IoUReward:
     """IoU where IoU >= e(progress), else 0 (V-Triune's detection reward for one box without completeness)."""
     pairs, as_one = _check_schedule(schedule), bool(binary)
     return IoUReward(
-        "dynamic", lambda iou, progress, ceiling: _above(iou, threshold_at(progress, pairs), ceiling, as_one),
-        lambda progress: threshold_at(progress, pairs))
+        "dynamic",
+        lambda iou, progress, ceiling: _above(iou, threshold_at(progress, pairs), ceiling, as_one),
+        lambda progress: threshold_at(progress, pairs),
+    )
 
 
 def _average(thresholds: Any = AVERAGE_THRESHOLDS, binary: bool = False) -> IoUReward:
@@ -139,7 +171,12 @@ def _smooth(schedule: Any = DYNAMIC_SCHEDULE, width: float = 0.1, floor: float =
 
 
 MODES: Mapping[str, Callable[..., IoUReward]] = {
-    "iou": _iou, "giou": _giou, "static": _static, "dynamic": _dynamic, "average": _average, "smooth": _smooth,
+    "iou": _iou,
+    "giou": _giou,
+    "static": _static,
+    "dynamic": _dynamic,
+    "average": _average,
+    "smooth": _smooth,
 }
 
 
@@ -151,11 +188,15 @@ def make_iou_reward(mode: str = "dynamic", **params: Any) -> IoUReward:
     for values out of range.
     """
     if mode not in MODES:
-        raise ConfigError(f"unknown IoU mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+        raise ConfigError(
+            f"unknown IoU mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}"
+        )
     factory = MODES[mode]
     known = list(inspect.signature(factory).parameters)
     for name in params:
         if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of IoU mode {mode!r}; expected "
-                              f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}")
+            raise ConfigError(
+                f"unknown parameter {name!r} of IoU mode {mode!r}; expected "
+                f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}"
+            )
     return factory(**params)

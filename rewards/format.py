@@ -4,6 +4,7 @@ Special tokens are escaped, the whole text must match, and no partial credit is 
 
     python -c "from mmrl.rewards.format import format_reward; print(format_reward('<answer>[1, 2, 3, 4]</answer>'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -26,8 +27,10 @@ _PATTERNS = {
 def check_answer_format(answer_format: str) -> str:
     """`answer_format` when it is known; raises ConfigError otherwise."""
     if answer_format not in ANSWER_FORMATS:
-        raise ConfigError(f"unknown answer_format {answer_format!r}; expected one of {', '.join(ANSWER_FORMATS)}."
-                          f"{did_you_mean(answer_format, ANSWER_FORMATS)}")
+        raise ConfigError(
+            f"unknown answer_format {answer_format!r}; expected one of {', '.join(ANSWER_FORMATS)}."
+            f"{did_you_mean(answer_format, ANSWER_FORMATS)}"
+        )
     return answer_format
 
 
@@ -42,7 +45,9 @@ def format_reward(text: str, answer_format: str = "answer") -> float:
     return 1.0 if _PATTERNS[answer_format].fullmatch(strip_end_tokens(text)) else 0.0
 
 
-def wrap_answer(answer: str, answer_format: str = "answer", thought: str = "I look for it in the picture.") -> str:
+def wrap_answer(
+    answer: str, answer_format: str = "answer", thought: str = "I look for it in the picture."
+) -> str:
     """`answer` in the envelope of `answer_format`; its format reward is 1."""
     if answer_format == "bare":
         return answer

@@ -24,6 +24,7 @@ in the length.
 
     python -c "from mmrl.rewards.format_rules import make_format_rule as m; print(m('easyvideo_r1')('<answer>B</answer>'))"
 """
+
 from __future__ import annotations
 
 import functools
@@ -46,9 +47,11 @@ _ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _REC = re.compile(r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]")
 _TAG_LINES = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 _PERCEPTION = re.compile(
-    r"<\|object_ref_start\|>[^<]*<\|object_ref_end\|><\|box_start\|>[^<]*<\|box_end\|>(?:<\|im_end\|>)?\s*")
+    r"<\|object_ref_start\|>[^<]*<\|object_ref_end\|><\|box_start\|>[^<]*<\|box_end\|>(?:<\|im_end\|>)?\s*"
+)
 _PERCEPTION_BOXES = re.compile(
-    r"(?:<\|object_ref_start\|>[^<]*<\|object_ref_end\|>(?:<\|box_start\|>[^<]*<\|box_end\|>)+|\[\])(?:<\|im_end\|>)?\s*")
+    r"(?:<\|object_ref_start\|>[^<]*<\|object_ref_end\|>(?:<\|box_start\|>[^<]*<\|box_end\|>)+|\[\])(?:<\|im_end\|>)?\s*"
+)
 _TEMPORAL = re.compile(r'\{\s*"start_time"\s*:\s*"[0-9.]+"\s*,\s*"end_time"\s*:\s*"[0-9.]+"\s*\}')
 _GUI_G2 = re.compile(r"\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
 _SPAN = r"\(\d+(?:\.\d+)?,\s*\d+(?:\.\d+)?\)"
@@ -57,7 +60,9 @@ _GLUE_BLOCK = re.compile(r"\s*<glue>([^<]*)</glue>\s*")
 _LETTER = re.compile(r"(?<![^\W_])[A-J](?![^\W_])|^[a-j][.)]?$")
 _NUMBER_WORDS = re.compile(
     r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand)\b", re.IGNORECASE)
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand)\b",
+    re.IGNORECASE,
+)
 _DIGIT = re.compile(r"[0-9]")
 _YES_NO = re.compile(r"\b(?:yes|no|true|false)\b", re.IGNORECASE)
 _EMPTY_TEXT = "no input text"
@@ -79,13 +84,13 @@ def _answers(text: str) -> list[str]:
     if text.count("<") == 2:  # one block and no other tag, as nearly always
         opened, closed = text.find("<answer>"), text.find("</answer>")
         if 0 <= opened < closed:
-            return [text[opened + len("<answer>"):closed].strip()]
+            return [text[opened + len("<answer>") : closed].strip()]
     found, start = [], None
     for tag in _ANSWER_TAG.finditer(text):
         if not tag[1]:
             start = tag.end() if start is None else start
         elif start is not None:
-            found.append(text[start:tag.start()].strip())
+            found.append(text[start : tag.start()].strip())
             start = None
     return found
 
@@ -101,7 +106,12 @@ def _json(text: str, python: bool = False) -> Any:
 def _vlm_r1_rec(text: str, answer_format: str, kind: str) -> float:
     thoughts, found, tail = text.partition("</think>")
     blocks = _answers(tail)
-    if "<think>" not in thoughts or not found or len(blocks) != 1 or not tail.lstrip().startswith("<answer>"):
+    if (
+        "<think>" not in thoughts
+        or not found
+        or len(blocks) != 1
+        or not tail.lstrip().startswith("<answer>")
+    ):
         return 0.0
     inside = blocks[0]
     opened, closed = inside.find("{"), inside.rfind("}")
@@ -117,7 +127,9 @@ def _v_triune_boxes(text: str, answer_format: str, kind: str) -> float:
         return 0.0
     for found in (parse_objects(inside) for inside in _answers(text)[:1]):
         ordered = any(box[0] <= box[2] and box[1] <= box[3] for _, box in found.objects)
-        return float(found.reason is None and (ordered or not found.objects))  # there, [] earns nothing even where it is right
+        return float(
+            found.reason is None and (ordered or not found.objects)
+        )  # there, [] earns nothing even where it is right
     return 0.0
 
 
@@ -138,7 +150,12 @@ def _gui_r1_action(action: Any) -> bool:
     if not isinstance(action, dict) or not {"action", "point", "input_text"} <= action.keys():
         return False
     name, point, said = action["action"], action["point"], action["input_text"]
-    if not isinstance(name, str) or not isinstance(said, str) or not isinstance(point, list) or len(point) < 2:
+    if (
+        not isinstance(name, str)
+        or not isinstance(said, str)
+        or not isinstance(point, list)
+        or len(point) < 2
+    ):
         return False
     if not all(type(v) is int for v in point[:2]):
         return False
@@ -158,7 +175,9 @@ def _gui_g2(text: str, answer_format: str, kind: str) -> float:
 
 
 def _r1_sgg_graph(graph: Any) -> bool:
-    if not isinstance(graph, dict) or not all(isinstance(graph.get(key), list) for key in ("objects", "relationships")):
+    if not isinstance(graph, dict) or not all(
+        isinstance(graph.get(key), list) for key in ("objects", "relationships")
+    ):
         return False
     objects, relations = graph["objects"], graph["relationships"]
     for item in objects:
@@ -168,13 +187,22 @@ def _r1_sgg_graph(graph: Any) -> bool:
         if not all(isinstance(v, (int, float)) for v in box):
             return False
     ids = {item["id"] for item in objects}
-    return all(isinstance(r, dict) and isinstance(r.get("predicate"), str) and isinstance(r.get("subject"), str)
-               and isinstance(r.get("object"), str) and r["subject"] in ids and r["object"] in ids for r in relations)
+    return all(
+        isinstance(r, dict)
+        and isinstance(r.get("predicate"), str)
+        and isinstance(r.get("subject"), str)
+        and isinstance(r.get("object"), str)
+        and r["subject"] in ids
+        and r["object"] in ids
+        for r in relations
+    )
 
 
 def _r1_sgg(text: str, answer_format: str, kind: str) -> float:
     inside = _inside(text)
-    return float(inside is not None and _r1_sgg_graph(_json(inside.replace("```", " ").replace("json", " "))))
+    return float(
+        inside is not None and _r1_sgg_graph(_json(inside.replace("```", " ").replace("json", " ")))
+    )
 
 
 def glue_spans(glue: str) -> list[tuple[float, float]] | None:
@@ -196,7 +224,11 @@ def _videochat_glue(text: str, answer_format: str, kind: str) -> float:
 def _videochat_boxes(text: str, answer_format: str, kind: str) -> float:
     inside = _inside(text)
     boxes = None if inside is None else _json(inside, python=True)
-    return float(isinstance(boxes, list) and bool(boxes) and all(isinstance(box, list) and len(box) == 4 for box in boxes))
+    return float(
+        isinstance(boxes, list)
+        and bool(boxes)
+        and all(isinstance(box, list) and len(box) == 4 for box in boxes)
+    )
 
 
 def _numbers(value: Any, count: int) -> bool:
@@ -232,9 +264,17 @@ def _typed(inside: str, kind: str, whole: bool) -> bool:
     if kind == "choice":
         return _LETTER.search(inside) is not None
     if kind in ("numeric", "counting"):
-        return _float_like(inside) if whole else bool(_DIGIT.search(inside) or _NUMBER_WORDS.search(inside))
+        return (
+            _float_like(inside)
+            if whole
+            else bool(_DIGIT.search(inside) or _NUMBER_WORDS.search(inside))
+        )
     if kind == "boolean":
-        return inside.lower() in ("yes", "no", "true", "false") if whole else _YES_NO.search(inside) is not None
+        return (
+            inside.lower() in ("yes", "no", "true", "false")
+            if whole
+            else _YES_NO.search(inside) is not None
+        )
     return kind not in _JSON_SHAPES or _shaped(inside, kind)
 
 
@@ -257,25 +297,39 @@ def _judge(rule: _Rule, answer_format: str, kind: str, text: str) -> float:
 
 
 FORMAT_RULES: Mapping[str, _Rule] = {
-    "envelope": _envelope, "tags": _envelope, "vlm_r1_rec": _vlm_r1_rec, "v_triune_tags": _v_triune_tags,
-    "v_triune_boxes": _v_triune_boxes, "perception_r1": _perception_r1,
-    "perception_r1_counting": _perception_r1_counting, "temporal_r1": _temporal_r1, "gui_r1": _gui_r1, "gui_g2": _gui_g2,
-    "r1_sgg": _r1_sgg, "videochat_r1_glue": _videochat_glue, "videochat_r1_boxes": _videochat_boxes,
-    "easyvideo_r1": _easyvideo_r1, "easyvideo_r1_unified": _easyvideo_r1_unified,
+    "envelope": _envelope,
+    "tags": _envelope,
+    "vlm_r1_rec": _vlm_r1_rec,
+    "v_triune_tags": _v_triune_tags,
+    "v_triune_boxes": _v_triune_boxes,
+    "perception_r1": _perception_r1,
+    "perception_r1_counting": _perception_r1_counting,
+    "temporal_r1": _temporal_r1,
+    "gui_r1": _gui_r1,
+    "gui_g2": _gui_g2,
+    "r1_sgg": _r1_sgg,
+    "videochat_r1_glue": _videochat_glue,
+    "videochat_r1_boxes": _videochat_boxes,
+    "easyvideo_r1": _easyvideo_r1,
+    "easyvideo_r1_unified": _easyvideo_r1_unified,
 }
 PAYS_UNREAD = frozenset(FORMAT_RULES) - {"envelope"}
 """Rules that also pay texts whose answer cannot be read."""
 
 
-def make_format_rule(rule: str, answer_format: str = "answer", kind: str = "") -> Callable[[str], float]:
+def make_format_rule(
+    rule: str, answer_format: str = "answer", kind: str = ""
+) -> Callable[[str], float]:
     """value(whole text) in [0, 1] of the rule called `rule`; `kind` is the task's name, by which EasyVideoR1's rules judge.
 
     Raises ConfigError for an unknown rule or answer_format. The value never raises on any text.
     """
     check_answer_format(answer_format)
     if rule not in FORMAT_RULES:
-        raise ConfigError(f"unknown format_rule {rule!r}; expected one of {', '.join(FORMAT_RULES)}."
-                          f"{did_you_mean(str(rule), FORMAT_RULES)}")
+        raise ConfigError(
+            f"unknown format_rule {rule!r}; expected one of {', '.join(FORMAT_RULES)}."
+            f"{did_you_mean(str(rule), FORMAT_RULES)}"
+        )
     if FORMAT_RULES[rule] is _envelope:
         return functools.partial(format_reward, answer_format=answer_format)
     return functools.partial(_judge, FORMAT_RULES[rule], answer_format, kind)

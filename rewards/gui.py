@@ -12,6 +12,7 @@ Without truth, `region_votes` pays agreement among the answers of one group (GUI
 
     python -c "from mmrl.rewards.gui import parse_point; print(parse_point('{\"point_2d\": [12, 30]}'))"
 """
+
 from __future__ import annotations
 
 import math
@@ -23,11 +24,27 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from mmrl.rewards.modes import by_mode
-from mmrl.rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, json_once, parse_boxes, strip_fence
+from mmrl.rewards.parsing import (
+    MAX_ANSWER_CHARS,
+    MAX_COORDINATE,
+    Box,
+    json_once,
+    parse_boxes,
+    strip_fence,
+)
 
 __all__ = [
-    "MODES", "Point", "PointParse", "PointReward", "bhattacharyya", "centre", "in_box", "make_point_reward", "parse_point",
-    "place_of", "region_votes",
+    "MODES",
+    "Point",
+    "PointParse",
+    "PointReward",
+    "bhattacharyya",
+    "centre",
+    "in_box",
+    "make_point_reward",
+    "parse_point",
+    "place_of",
+    "region_votes",
 ]
 
 Point = tuple[float, float]
@@ -116,7 +133,7 @@ def parse_point(answer: str) -> PointParse:
         opened, closed = _BOX_TOKENS
         if not (answer.startswith(opened) and answer.endswith(closed)):
             return _no("not_a_point")
-        answer = answer[len(opened):-len(closed)]
+        answer = answer[len(opened) : -len(closed)]
     try:
         return place_of(json_once(strip_fence(answer)))
     except (ValueError, RecursionError) as err:
@@ -141,13 +158,21 @@ def _spread(box: Sequence[float], alpha: float, eps: float) -> tuple[float, floa
     return (alpha * (box[2] - box[0])) ** 2 + eps, (alpha * (box[3] - box[1])) ** 2 + eps
 
 
-def bhattacharyya(box: Sequence[float], other: Sequence[float], alpha: float = 0.5, eps: float = 1e-8) -> float:
+def bhattacharyya(
+    box: Sequence[float], other: Sequence[float], alpha: float = 0.5, eps: float = 1e-8
+) -> float:
     """Bhattacharyya distance of the Gaussians of two boxes (centre, sigma = alpha * size), 0 for equal boxes.
 
     1/8 d^T S^-1 d + 1/2 ln(det S / sqrt(det S1 det S2)) with S = (S1 + S2) / 2 and diagonal S1, S2 (GUI-G2).
     """
     total = 0.0
-    ends = zip(centre(box), centre(other), _spread(box, alpha, eps), _spread(other, alpha, eps), strict=True)
+    ends = zip(
+        centre(box),
+        centre(other),
+        _spread(box, alpha, eps),
+        _spread(other, alpha, eps),
+        strict=True,
+    )
     for a, b, first, second in ends:
         mean = (first + second) / 2
         total += (a - b) ** 2 / (8 * mean) + 0.5 * math.log(mean / math.sqrt(first * second))
@@ -168,18 +193,28 @@ def _strictly_inside() -> PointReward:
     return lambda point, box, true, size: float(in_box(point, true, strict=True))
 
 
-def _gaussian(alpha: float = 0.5, coverage: float = 0.5, decimals: int | None = None, eps: float = 1e-8) -> PointReward:
+def _gaussian(
+    alpha: float = 0.5, coverage: float = 0.5, decimals: int | None = None, eps: float = 1e-8
+) -> PointReward:
     """(1 - coverage) * point + coverage * overlap. Without a predicted box (or with one that has no area) overlap is 0."""
     alpha, share = _number("alpha", alpha, 1e-3, 10), _number("coverage", coverage, 0, 1)
     eps = _number("eps", eps, 1e-12, 1)
-    if decimals is not None and (isinstance(decimals, bool) or not isinstance(decimals, int) or not 0 <= decimals <= 12):
-        raise ConfigError(f"expected decimals as a whole number in 0..12 or null, found {decimals!r}")
+    if decimals is not None and (
+        isinstance(decimals, bool) or not isinstance(decimals, int) or not 0 <= decimals <= 12
+    ):
+        raise ConfigError(
+            f"expected decimals as a whole number in 0..12 or null, found {decimals!r}"
+        )
 
     def rounded(value: float) -> float:
         return value if decimals is None else round(value, decimals)
 
-    def reward(point: Point, box: Box | None, true: Sequence[float], size: Sequence[float]) -> float:
-        sx, sy = (max(math.sqrt(eps), alpha * side) for side in (true[2] - true[0], true[3] - true[1]))
+    def reward(
+        point: Point, box: Box | None, true: Sequence[float], size: Sequence[float]
+    ) -> float:
+        sx, sy = (
+            max(math.sqrt(eps), alpha * side) for side in (true[2] - true[0], true[3] - true[1])
+        )
         x, y = centre(true)
         value = rounded(math.exp(-0.5 * (((point[0] - x) / sx) ** 2 + ((point[1] - y) / sy) ** 2)))
         overlap = 0.0
@@ -194,7 +229,9 @@ def _distance(reach: float = 0.25) -> PointReward:
     """1 - d / reach; d = distance to the box, x and y counted in widths and heights of the picture."""
     reach = _number("reach", reach, 1e-3, 10)
 
-    def reward(point: Point, box: Box | None, true: Sequence[float], size: Sequence[float]) -> float:
+    def reward(
+        point: Point, box: Box | None, true: Sequence[float], size: Sequence[float]
+    ) -> float:
         if in_box(point, true):
             return 1.0
         dx = max(true[0] - point[0], 0.0, point[0] - true[2]) / size[0]
@@ -205,7 +242,11 @@ def _distance(reach: float = 0.25) -> PointReward:
 
 
 MODES: Mapping[str, Callable[..., PointReward]] = {
-    "inside": _inside, "gaussian": _gaussian, "distance": _distance, "ui_r1": _inside, "gui_r1": _strictly_inside,
+    "inside": _inside,
+    "gaussian": _gaussian,
+    "distance": _distance,
+    "ui_r1": _inside,
+    "gui_r1": _strictly_inside,
 }
 """Mode -> factory(**parameters) -> PointReward."""
 
@@ -218,8 +259,11 @@ def make_point_reward(mode: str, **params: Any) -> PointReward:
 # without truth
 
 
-def region_votes(places: Sequence[Sequence[float] | None], size: Sequence[float] | None = None,
-                 expand: float = 50.0) -> list[float]:
+def region_votes(
+    places: Sequence[Sequence[float] | None],
+    size: Sequence[float] | None = None,
+    expand: float = 50.0,
+) -> list[float]:
     """GUI-RCPO's label-free reward of each answer in a group: how many votes its region holds, against the most voted spot.
 
     `places` are boxes, points (grown by `expand` pixels to each side) or None (no answer: votes nothing, earns 0), in pixels
@@ -234,7 +278,11 @@ def region_votes(places: Sequence[Sequence[float] | None], size: Sequence[float]
         if place is None:
             regions.append(None)
             continue
-        x1, y1, x2, y2 = place if len(place) == 4 else (place[0] - expand, place[1] - expand, place[0] + expand, place[1] + expand)
+        x1, y1, x2, y2 = (
+            place
+            if len(place) == 4
+            else (place[0] - expand, place[1] - expand, place[0] + expand, place[1] + expand)
+        )
         x1, x2 = (min(max(math.floor(v + 0.5), low), width) for v in (x1, x2))
         y1, y2 = (min(max(math.floor(v + 0.5), low), height) for v in (y1, y2))
         regions.append((x1, y1, x2, y2) if x2 > x1 and y2 > y1 else None)
@@ -242,8 +290,14 @@ def region_votes(places: Sequence[Sequence[float] | None], size: Sequence[float]
     if not voters:
         return [0.0] * len(regions)
     xs, ys = (np.unique([v for r in voters for v in (r[k], r[k + 2])]) for k in (0, 1))
-    cells = {r: tuple(int(i) for edges, ends in ((ys, r[1::2]), (xs, r[0::2])) for i in np.searchsorted(edges, ends))
-             for r in set(voters)}
+    cells = {
+        r: tuple(
+            int(i)
+            for edges, ends in ((ys, r[1::2]), (xs, r[0::2]))
+            for i in np.searchsorted(edges, ends)
+        )
+        for r in set(voters)
+    }
     votes = np.zeros((len(ys) - 1, len(xs) - 1))
     for region in voters:
         top, bottom, left, right = cells[region]

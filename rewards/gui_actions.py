@@ -13,6 +13,7 @@ as the right place and the right text is a `MatchRule`; published ones have name
     python -c "from mmrl.rewards.gui_actions import parse_action as p; \
       print(p('{\"action\": \"tap\", \"point\": [3, 4]}', 'mobile'))"
 """
+
 from __future__ import annotations
 
 import math
@@ -25,8 +26,21 @@ from mmrl.rewards.gui import Point, centre, in_box, place_of
 from mmrl.rewards.parsing import MAX_ANSWER_CHARS, Box, json_once, strip_fence
 
 __all__ = [
-    "ARGUMENTS", "Action", "ActionParse", "Match", "MatchRule", "RULES", "SPACES", "action_from", "action_name",
-    "make_action_reward", "make_rule", "match_action", "parse_action", "same_text", "text_kind",
+    "ARGUMENTS",
+    "Action",
+    "ActionParse",
+    "Match",
+    "MatchRule",
+    "RULES",
+    "SPACES",
+    "action_from",
+    "action_name",
+    "make_action_reward",
+    "make_rule",
+    "match_action",
+    "parse_action",
+    "same_text",
+    "text_kind",
 ]
 
 Table = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -34,41 +48,69 @@ Table = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 _KEYS = ("enter", "tab", "space", "esc", "up", "down", "left", "right", "pgup", "pgdn")
 _SPACES: Mapping[str, Table] = {
     "mobile": {
-        "click": (("point",), ("tap", "touch", "press", "left_click")), "long_press": (("point",), ("long_click", "hold")),
+        "click": (("point",), ("tap", "touch", "press", "left_click")),
+        "long_press": (("point",), ("long_click", "hold")),
         "type": (("text",), ("input_text", "input", "type_text", "enter_text")),
-        "scroll": (("direction",), ()), "swipe": (("direction",), ()),
+        "scroll": (("direction",), ()),
+        "swipe": (("direction",), ()),
         "open_app": (("app",), ("open", "launch", "launch_app", "start_app")),
         "navigate_back": ((), ("press_back", "back", "key_back", "go_back")),
         "navigate_home": ((), ("press_home", "home", "key_home", "go_home")),
-        "recent_apps": ((), ("press_recent", "key_appselect", "app_switch")), "enter": ((), ("press_enter", "key_enter")),
-        "wait": ((), ("sleep", "no_op")), "complete": ((), ("finish", "finished", "done", "terminate", "status_task_complete")),
+        "recent_apps": ((), ("press_recent", "key_appselect", "app_switch")),
+        "enter": ((), ("press_enter", "key_enter")),
+        "wait": ((), ("sleep", "no_op")),
+        "complete": ((), ("finish", "finished", "done", "terminate", "status_task_complete")),
         "impossible": ((), ("incomplete", "infeasible", "status_task_impossible")),
     },
     "desktop": {
-        "click": (("point",), ("left_click", "tap")), "double_click": (("point",), ("left_double", "doubleclick")),
-        "right_click": (("point",), ("right_single", "rightclick")), "middle_click": (("point",), ()),
+        "click": (("point",), ("left_click", "tap")),
+        "double_click": (("point",), ("left_double", "doubleclick")),
+        "right_click": (("point",), ("right_single", "rightclick")),
+        "middle_click": (("point",), ()),
         "move": (("point",), ("hover", "mouse_move", "moveto", "move_to")),
         "drag": (("point", "end"), ("left_click_drag", "drag_to")),
-        "type": (("text",), ("input_text", "write", "type_text")), "hotkey": (("keys",), ("key", "press", "press_key")),
-        "scroll": (("direction",), ()), "wait": ((), ("sleep", "no_op")),
-        "complete": ((), ("finish", "finished", "done", "terminate")), "impossible": ((), ("fail", "infeasible")),
+        "type": (("text",), ("input_text", "write", "type_text")),
+        "hotkey": (("keys",), ("key", "press", "press_key")),
+        "scroll": (("direction",), ()),
+        "wait": ((), ("sleep", "no_op")),
+        "complete": ((), ("finish", "finished", "done", "terminate")),
+        "impossible": ((), ("fail", "infeasible")),
         **{f"press_{key}": ((), (f"press{key}",)) for key in _KEYS},
     },
     "web": {
-        "click": (("point",), ("left_click", "tap")), "hover": (("point",), ("move", "mouse_move")),
-        "type": (("text",), ("input_text", "fill", "type_text")), "select": (("text",), ("select_option", "choose")),
-        "hotkey": (("keys",), ("key", "press", "press_key")), "enter": ((), ("press_enter",)),
-        "scroll": (("direction",), ()), "goto": (("text",), ("navigate", "open_url", "goto_url")),
-        "navigate_back": ((), ("go_back", "back", "press_back")), "wait": ((), ("sleep", "no_op")),
+        "click": (("point",), ("left_click", "tap")),
+        "hover": (("point",), ("move", "mouse_move")),
+        "type": (("text",), ("input_text", "fill", "type_text")),
+        "select": (("text",), ("select_option", "choose")),
+        "hotkey": (("keys",), ("key", "press", "press_key")),
+        "enter": ((), ("press_enter",)),
+        "scroll": (("direction",), ()),
+        "goto": (("text",), ("navigate", "open_url", "goto_url")),
+        "navigate_back": ((), ("go_back", "back", "press_back")),
+        "wait": ((), ("sleep", "no_op")),
         "complete": ((), ("finish", "finished", "done", "terminate", "answer", "stop")),
     },
 }
-SPACES: Mapping[str, Table] = {**_SPACES, "any": {name: entry for table in _SPACES.values() for name, entry in table.items()}}
+SPACES: Mapping[str, Table] = {
+    **_SPACES,
+    "any": {name: entry for table in _SPACES.values() for name, entry in table.items()},
+}
 """Action space -> action -> (its arguments, other names for it). `any` holds the actions of all, for mixed data."""
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "point": ("point", "coordinate", "coordinates", "point_2d", "position", "start_point", "start_coordinate", "bbox", "bbox_2d",
-              "box_2d", "box"),
+    "point": (
+        "point",
+        "coordinate",
+        "coordinates",
+        "point_2d",
+        "position",
+        "start_point",
+        "start_coordinate",
+        "bbox",
+        "bbox_2d",
+        "box_2d",
+        "box",
+    ),
     "end": ("end", "end_point", "end_coordinate", "coordinate2", "to"),
     "text": ("text", "content", "value", "input_text", "url", "option"),
     "app": ("app", "app_name", "text", "input_text", "name"),
@@ -81,8 +123,13 @@ NAMES = ("action", "action_type", "type", "name")
 DIRECTIONS = ("up", "down", "left", "right")
 _EMPTY = ("no input text", "")
 _BRACKETS = str.maketrans("", "", "[]")
-_ALIASES = {space: {**{alias: name for name, (_, others) in table.items() for alias in others}, **{name: name for name in table}}
-            for space, table in SPACES.items()}
+_ALIASES = {
+    space: {
+        **{alias: name for name, (_, others) in table.items() for alias in others},
+        **{name: name for name in table},
+    }
+    for space, table in SPACES.items()
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +146,9 @@ class Action:
 
     def moved(self, to: Callable[[Sequence[float]], tuple[float, ...]]) -> Action:
         """The same action with its coordinates converted by `to`."""
-        point, box, end = (tuple(to(v)) if v is not None else None for v in (self.point, self.box, self.end))
+        point, box, end = (
+            tuple(to(v)) if v is not None else None for v in (self.point, self.box, self.end)
+        )
         return replace(self, point=point, box=box, end=end)  # type: ignore[arg-type]  # 2, 4 and 2 numbers as before
 
 
@@ -119,7 +168,9 @@ def action_name(name: Any, space: str) -> str | None:
     """The table's name of an action as it is written (case, spaces and hyphens do not matter); None when it is unknown."""
     if not isinstance(name, str) or len(name) > 40:
         return None
-    return _ALIASES[space].get("_".join(name.strip().lower().replace("-", " ").replace("_", " ").split()))
+    return _ALIASES[space].get(
+        "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+    )
 
 
 def _clean(text: str) -> str:
@@ -137,7 +188,9 @@ def _words(argument: str, value: Any) -> str | None:
         raise _Refused(f"bad_{argument}")
     text = _clean(value)
     if argument == "keys":
-        text = "+".join(part.strip().lower() for part in text.replace(" ", "+").split("+") if part.strip())
+        text = "+".join(
+            part.strip().lower() for part in text.replace(" ", "+").split("+") if part.strip()
+        )
     return None if text.lower() in _EMPTY else text
 
 
@@ -162,8 +215,16 @@ def _argument(argument: str, table: Mapping[str, Any], name_key: str) -> dict[st
 
     Written under several names, it must be the same each time (a text that is said to be empty is none).
     """
-    values = [table[k] for k in ARGUMENTS[argument] if k in table and k != name_key and table[k] is not None]
-    if argument == "point" and type(table.get("x")) in (int, float) and type(table.get("y")) in (int, float):
+    values = [
+        table[k]
+        for k in ARGUMENTS[argument]
+        if k in table and k != name_key and table[k] is not None
+    ]
+    if (
+        argument == "point"
+        and type(table.get("x")) in (int, float)
+        and type(table.get("y")) in (int, float)
+    ):
         values.insert(0, [table["x"], table["y"]])
     found = [_one_argument(argument, value) for value in values]
     found = [fields for fields in found if next(iter(fields.values())) is not None] or found[:1]
@@ -191,8 +252,14 @@ def action_from(value: Any, space: str) -> Action:
         value = value[0]
     if not isinstance(value, dict):
         raise _Refused("not_an_action")
-    if isinstance(value.get("arguments"), dict):  # a tool call: {"name": "computer_use", "arguments": {...}}
-        value = value["arguments"] if "action" in value["arguments"] else {**value["arguments"], "action": value.get("name")}
+    if isinstance(
+        value.get("arguments"), dict
+    ):  # a tool call: {"name": "computer_use", "arguments": {...}}
+        value = (
+            value["arguments"]
+            if "action" in value["arguments"]
+            else {**value["arguments"], "action": value.get("name")}
+        )
     key = next((k for k in NAMES if k in value), None)
     if key is None:
         raise _Refused("no_action")
@@ -200,7 +267,9 @@ def action_from(value: Any, space: str) -> Action:
     if name is None:
         raise _Refused("unknown_action")
     wanted = SPACES[space][name][0]
-    others = [other for other in NAMES if other != "name" or "app" not in wanted]  # an app may be called "Wait"
+    others = [
+        other for other in NAMES if other != "name" or "app" not in wanted
+    ]  # an app may be called "Wait"
     if any(action_name(value.get(other), space) not in (None, name) for other in others):
         raise _Refused("conflicting_arguments")
     fields: dict[str, Any] = {}
@@ -210,7 +279,11 @@ def action_from(value: Any, space: str) -> Action:
         fields.update(_argument("point", value, key))  # where to type, if it is said
     if name == "swipe":  # the finger moves up, the view down
         if fields.get("direction") is None:
-            fields = {"direction": _finger({**_argument("point", value, key), **_argument("end", value, key)})}
+            fields = {
+                "direction": _finger(
+                    {**_argument("point", value, key), **_argument("end", value, key)}
+                )
+            }
         opposite = {"up": "down", "down": "up", "left": "right", "right": "left"}
         name, fields = "scroll", {"direction": opposite.get(fields.get("direction", ""))}
     return Action(name, **fields)
@@ -231,7 +304,9 @@ def parse_action(answer: str, space: str) -> ActionParse:
     except (ValueError, RecursionError) as err:
         if str(err) == "duplicate keys":
             return ActionParse(None, "duplicate_keys")
-        return ActionParse(None, "not_finite" if str(err).startswith("not a number") else "not_an_action")
+        return ActionParse(
+            None, "not_finite" if str(err).startswith("not a number") else "not_an_action"
+        )
     try:
         return ActionParse(action_from(value, space))
     except _Refused as err:
@@ -268,12 +343,22 @@ class MatchRule:
 RULES: Mapping[str, MatchRule] = {
     "strict": MatchRule(),
     "ui_r1": MatchRule(checked=()),
-    "gui_r1": MatchRule("strictly_inside", 140.0, None, False, text="f1", checked=("text", "direction")),
+    "gui_r1": MatchRule(
+        "strictly_inside", 140.0, None, False, text="f1", checked=("text", "direction")
+    ),
     "os_atlas": MatchRule("radius", 140.0, (1000.0, 1000.0), text="first_word"),
-    "odyssey": MatchRule("inside_or_radius", 0.14, text="containment", checked=("text", "direction")),
+    "odyssey": MatchRule(
+        "inside_or_radius", 0.14, text="containment", checked=("text", "direction")
+    ),
     # rules of the papers' evaluation scripts, used by mmrl.tasks.metrics.gui
-    "gui_r1_benchmark": MatchRule("radius", 0.14, inclusive=False, around="corner", text="f1",
-                                  checked=("text", "app", "direction")),
+    "gui_r1_benchmark": MatchRule(
+        "radius",
+        0.14,
+        inclusive=False,
+        around="corner",
+        text="f1",
+        checked=("text", "app", "direction"),
+    ),
     "ui_r1_benchmark": MatchRule("radius", 0.14 * 1080, (1080.0, 2400.0), False, checked=()),
 }
 _PLACES = ("inside", "strictly_inside", "radius", "inside_or_radius")
@@ -303,28 +388,50 @@ def text_kind(action: str) -> str:
 def make_rule(name: str, **changes: Any) -> MatchRule:
     """The rule called `name` with some settings changed. Raises ConfigError for unknown names and impossible values."""
     if name not in RULES:
-        raise ConfigError(f"unknown accuracy mode {name!r}; expected {', '.join(RULES)}.{did_you_mean(str(name), RULES)}")
+        raise ConfigError(
+            f"unknown accuracy mode {name!r}; expected {', '.join(RULES)}.{did_you_mean(str(name), RULES)}"
+        )
     known = list(MatchRule.__dataclass_fields__)
     for key in changes:
         if key not in known:
-            raise ConfigError(f"unknown parameter {key!r} of mode {name}; expected {', '.join(known)}.{did_you_mean(key, known)}")
-    for key, choices in (("place", _PLACES), ("text", _TEXTS), ("around", ("centre", "corner")), ("inclusive", (True, False))):
+            raise ConfigError(
+                f"unknown parameter {key!r} of mode {name}; expected {', '.join(known)}.{did_you_mean(key, known)}"
+            )
+    for key, choices in (
+        ("place", _PLACES),
+        ("text", _TEXTS),
+        ("around", ("centre", "corner")),
+        ("inclusive", (True, False)),
+    ):
         if key in changes and changes[key] not in choices:
-            raise ConfigError(f"unknown {key} {changes[key]!r}; expected {', '.join(map(str, choices))}."
-                              f"{did_you_mean(str(changes[key]), map(str, choices))}")
+            raise ConfigError(
+                f"unknown {key} {changes[key]!r}; expected {', '.join(map(str, choices))}."
+                f"{did_you_mean(str(changes[key]), map(str, choices))}"
+            )
     radius = changes.get("radius", 0)
-    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 <= radius <= 10_000:
+    if (
+        isinstance(radius, bool)
+        or not isinstance(radius, (int, float))
+        or not 0 <= radius <= 10_000
+    ):
         raise ConfigError(f"expected radius as a number in 0..10000, found {radius!r}")
     scale = changes.get("scale")
     if scale is not None:
-        if not isinstance(scale, (list, tuple)) or len(scale) != 2 or not all(
-                type(v) in (int, float) and 0 < v <= 1e6 for v in scale):
-            raise ConfigError(f"expected scale as [width, height] of the picture in the radius' units, found {scale!r}")
+        if (
+            not isinstance(scale, (list, tuple))
+            or len(scale) != 2
+            or not all(type(v) in (int, float) and 0 < v <= 1e6 for v in scale)
+        ):
+            raise ConfigError(
+                f"expected scale as [width, height] of the picture in the radius' units, found {scale!r}"
+            )
         changes = {**changes, "scale": (float(scale[0]), float(scale[1]))}
     checked = changes.get("checked", ())
     if not isinstance(checked, (list, tuple)) or not set(map(str, checked)) <= set(_CHECKED):
         raise ConfigError(f"expected checked as a list of {', '.join(_CHECKED)}, found {checked!r}")
-    return replace(RULES[name], **({**changes, "checked": tuple(checked)} if "checked" in changes else changes))
+    return replace(
+        RULES[name], **({**changes, "checked": tuple(checked)} if "checked" in changes else changes)
+    )
 
 
 def _overlap(a: str, b: str) -> float:
@@ -349,11 +456,15 @@ def same_text(found: str | None, true: str, rule: str) -> bool:
     if rule == "exact":
         return found == true
     if rule == "f1":
-        said, meant = (" ".join({*text.lower().translate(_BRACKETS).split()}) for text in (found, true))
+        said, meant = (
+            " ".join({*text.lower().translate(_BRACKETS).split()}) for text in (found, true)
+        )
         if said and meant and " " not in said + meant and (said in meant or meant in said):
             return True
         return _overlap(said, meant) >= 0.5
-    if rule == "first_word":  # OS-Atlas compares "[new" of "[new york]": of a single word, "[new]", the bracket belongs to it
+    if (
+        rule == "first_word"
+    ):  # OS-Atlas compares "[new" of "[new york]": of a single word, "[new]", the bracket belongs to it
         return f"[{found}]".lower().split()[0] == f"[{true}]".lower().split()[0]
     return found in true or true in found or _alike(found, true) >= 0.5
 
@@ -375,7 +486,9 @@ def _same_place(found: Point | None, true: Action, rule: MatchRule, size: Sequen
     return far <= rule.radius + 1e-9 * max(sx, sy) if rule.inclusive else far < rule.radius
 
 
-def match_action(found: Action | None, true: Action, rule: MatchRule, size: Sequence[float]) -> Match:
+def match_action(
+    found: Action | None, true: Action, rule: MatchRule, size: Sequence[float]
+) -> Match:
     """Compare an action with the right one; coordinates in pixels of the original picture of `size` = (width, height)."""
     place = text = None
     if true.point is not None or true.box is not None:

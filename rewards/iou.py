@@ -5,6 +5,7 @@ Boxes are (x1, y1, x2, y2) floats in one common frame; areas are (x2 - x1) * (y2
 
     python -c "from mmrl.rewards.iou import box_iou; print(box_iou((0, 0, 2, 2), (1, 0, 3, 2)))"
 """
+
 from __future__ import annotations
 
 import math
@@ -45,11 +46,15 @@ def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
     u1, v1, u2, v2 = b
     width = (u2 if u2 < x2 else x2) - (u1 if u1 > x1 else x1)
     height = (v2 if v2 < y2 else y2) - (v1 if v1 > y1 else y1)
-    if not (width > 0 and height > 0 and is_proper(a) and is_proper(b)):  # most boxes that miss are no more work than this
+    if not (
+        width > 0 and height > 0 and is_proper(a) and is_proper(b)
+    ):  # most boxes that miss are no more work than this
         return 0.0
     overlap = width * height
     union = (x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - overlap
-    return min(1.0, overlap / union) if union > 0 else 0.0  # areas can underflow to 0 for tiny boxes
+    return (
+        min(1.0, overlap / union) if union > 0 else 0.0
+    )  # areas can underflow to 0 for tiny boxes
 
 
 def box_giou(a: Sequence[float], b: Sequence[float]) -> float:
@@ -83,11 +88,15 @@ def _as_boxes(boxes: npt.ArrayLike) -> Floats:
     array = np.asarray(boxes, dtype=np.float64)
     array = array.reshape(0, 4) if array.size == 0 else array
     if array.ndim != 2 or array.shape[1] != 4:
-        raise ValueError(f"expected boxes of shape (N, 4), found {array.shape}; wrap a single box in a list")
+        raise ValueError(
+            f"expected boxes of shape (N, 4), found {array.shape}; wrap a single box in a list"
+        )
     return array
 
 
-def _pairwise(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
+def _pairwise(
+    boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike
+) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
     """Overlap, union and hull areas (N, M), and which pairs consist of two proper boxes. One (N, M) array per corner:
     several times faster for many boxes than one (N, M, 2) array of corners."""
     a_N4, b_M4 = _as_boxes(boxes_a), _as_boxes(boxes_b)
@@ -97,8 +106,9 @@ def _pairwise(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> tuple[Floats, F
     height_NM = np.minimum(y2[:, None], v2) - np.maximum(y1[:, None], v1)
     overlap_NM = np.maximum(width_NM, 0.0) * np.maximum(height_NM, 0.0)
     union_NM = ((x2 - x1) * (y2 - y1))[:, None] + (u2 - u1) * (v2 - v1) - overlap_NM
-    hull_NM = ((np.maximum(x2[:, None], u2) - np.minimum(x1[:, None], u1))
-               * (np.maximum(y2[:, None], v2) - np.minimum(y1[:, None], v1)))
+    hull_NM = (np.maximum(x2[:, None], u2) - np.minimum(x1[:, None], u1)) * (
+        np.maximum(y2[:, None], v2) - np.minimum(y1[:, None], v1)
+    )
     return overlap_NM, union_NM, hull_NM, proper_N[:, None] & proper_M & (union_NM > 0)
 
 

@@ -9,6 +9,7 @@ a readable answer earns 0 in every part, which is more than a penalty; give the 
 
     python -c "from mmrl.rewards.lengths import PARTS; print(sorted(PARTS))"
 """
+
 from __future__ import annotations
 
 import functools
@@ -56,7 +57,9 @@ def _checked(factory: Callable[..., FormPart]) -> PartFactory:
 
 def _length(prediction: Any, ctx: RewardContext) -> int:
     if ctx.num_tokens <= 0 and prediction.text:
-        raise DataError("expected ctx.num_tokens, the length of the completion in tokens, found none; pass it")
+        raise DataError(
+            "expected ctx.num_tokens, the length of the completion in tokens, found none; pass it"
+        )
     return ctx.num_tokens
 
 
@@ -71,7 +74,9 @@ def overlong_penalty(length: int, max_length: int, cache: int) -> float:
 
 
 @_checked
-def overlong(max_length: int | None = None, cache: int | None = None, penalty: bool = False) -> FormPart:
+def overlong(
+    max_length: int | None = None, cache: int | None = None, penalty: bool = False
+) -> FormPart:
     """1 + DAPO's soft overlong punishment, in [0, 1]; with `penalty` the punishment itself, in [-1, 0].
 
     max_length in tokens (default: the run's limit, ctx.max_tokens), cache in tokens (default: a fifth of it, as DAPO's
@@ -80,13 +85,19 @@ def overlong(max_length: int | None = None, cache: int | None = None, penalty: b
     fixed = _tokens("max_length", max_length) if max_length is not None else None
     last = _tokens("cache", cache) if cache is not None else None
     if fixed is not None and last is not None and last > fixed:
-        raise ConfigError(f"expected cache <= max_length in tokens, found cache {last} and max_length {fixed}")
+        raise ConfigError(
+            f"expected cache <= max_length in tokens, found cache {last} and max_length {fixed}"
+        )
 
     def rule(prediction: Any, sample: Sample, ctx: RewardContext) -> float:
         limit = fixed or ctx.max_tokens
         if limit <= 0:
-            raise DataError("expected max_length, or ctx.max_tokens, found neither; set parts.overlong.max_length")
-        found = overlong_penalty(_length(prediction, ctx), limit, min(limit, last or max(1, limit // 5)))
+            raise DataError(
+                "expected max_length, or ctx.max_tokens, found neither; set parts.overlong.max_length"
+            )
+        found = overlong_penalty(
+            _length(prediction, ctx), limit, min(limit, last or max(1, limit // 5))
+        )
         return found if penalty else 1.0 + found
 
     return FormPart(rule, -1.0, 0.0) if penalty else FormPart(rule)
@@ -100,8 +111,11 @@ def cosine_value(length: float, max_length: float, start: float, end: float) -> 
 
 
 @_checked
-def cosine_length(max_length: int = 1024, correct: Sequence[float] = (1.0, 0.5),
-                  wrong: Sequence[float] = (0.0, -0.5)) -> FormPart:
+def cosine_length(
+    max_length: int = 1024,
+    correct: Sequence[float] = (1.0, 0.5),
+    wrong: Sequence[float] = (0.0, -0.5),
+) -> FormPart:
     """Cosine length reward ("Demystifying Long Chain-of-Thought", arXiv 2502.03373) with VLM-R1's constants.
 
     `correct` and `wrong` are (value at length 0, value at max_length). VLM-R1 overwrites the accuracy by 1.0, so that
@@ -113,7 +127,9 @@ def cosine_length(max_length: int = 1024, correct: Sequence[float] = (1.0, 0.5),
     ends = []
     for name, pair in (("correct", correct), ("wrong", wrong)):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise ConfigError(f"expected {name} as [value at length 0, value at max_length], found {pair!r}")
+            raise ConfigError(
+                f"expected {name} as [value at length 0, value at max_length], found {pair!r}"
+            )
         ends.append([check_number(name, value, -100, 100) for value in pair])
     good, bad = ends
 
@@ -134,8 +150,11 @@ def length_window(low: int = 320, high: int = 512) -> FormPart:
     first, last = _tokens("low", low), _tokens("high", high)
     if first > last:
         raise ConfigError(f"expected low <= high in tokens, found {first} and {last}")
-    return FormPart(lambda prediction, sample, ctx:
-                    float(bool(prediction.correct) and first <= _length(prediction, ctx) <= last))
+    return FormPart(
+        lambda prediction, sample, ctx: float(
+            bool(prediction.correct) and first <= _length(prediction, ctx) <= last
+        )
+    )
 
 
 def repeated_share(text: str, ngram: int, unit: str = "word") -> float:
@@ -149,7 +168,7 @@ def repeated_share(text: str, ngram: int, unit: str = "word") -> float:
     if count <= 0:
         return 0.0
     if isinstance(units, str):
-        return 1.0 - len({units[i:i + ngram] for i in range(count)}) / count
+        return 1.0 - len({units[i : i + ngram] for i in range(count)}) / count
     return 1.0 - len(set(zip(*(units[i:] for i in range(ngram)), strict=False))) / count
 
 
@@ -164,7 +183,11 @@ def repetition(ngram: int = 6, unit: str = "word", penalty: bool = False) -> For
     if unit not in ("word", "char"):
         raise ConfigError(f"expected unit 'word' or 'char', found {unit!r}")
     base = 0.0 if penalty else 1.0
-    return FormPart(lambda prediction, sample, ctx: base - repeated_share(prediction.text, size, unit), base - 1.0, base)
+    return FormPart(
+        lambda prediction, sample, ctx: base - repeated_share(prediction.text, size, unit),
+        base - 1.0,
+        base,
+    )
 
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -178,9 +201,14 @@ def tags(expected: Sequence[str] | None = None, lines: bool = False) -> FormPart
     `lines` wants them on lines of their own, as V-Triune counts them. It is a soft form of `format`; where a tag stands
     is not judged.
     """
-    if expected is not None and (isinstance(expected, str) or not expected
-                                 or not all(isinstance(tag, str) and tag for tag in expected)):
-        raise ConfigError(f"expected a list of tags, found {expected!r}; for example ['<answer>', '</answer>']")
+    if expected is not None and (
+        isinstance(expected, str)
+        or not expected
+        or not all(isinstance(tag, str) and tag for tag in expected)
+    ):
+        raise ConfigError(
+            f"expected a list of tags, found {expected!r}; for example ['<answer>', '</answer>']"
+        )
     wanted = tuple(expected) if expected is not None else _TAG_LINES if lines else _TAGS
     patterns = [re.compile(re.escape(tag)) for tag in wanted]
 
@@ -196,7 +224,11 @@ def _stands_once(pattern: re.Pattern[str], text: str) -> bool:
 
 
 PARTS: dict[str, PartFactory] = {
-    "overlong": overlong, "cosine_length": cosine_length, "length_window": length_window, "repetition": repetition,
-    "tags": tags, "process": process,
+    "overlong": overlong,
+    "cosine_length": cosine_length,
+    "length_window": length_window,
+    "repetition": repetition,
+    "tags": tags,
+    "process": process,
 }
 """Part name -> factory(**parameters) -> part(prediction, sample, ctx); prediction has .text, .answer and .correct."""

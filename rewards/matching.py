@@ -6,6 +6,7 @@ repeating a box, moved by a pixel or not, earns what its best copy earns.
 
     python -c "from mmrl.rewards.matching import hungarian_pairs; print(hungarian_pairs([[0.9, 0.8], [0.7, 0.0]]))"
 """
+
 from __future__ import annotations
 
 import math
@@ -20,8 +21,16 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 __all__ = [
-    "COPY_IOU", "TWIN_IOU", "copy_threshold", "forbid_copies", "greedy_pairs", "hungarian_pairs", "matched_sum", "merge_copies",
-    "most_pairs", "near_copies",
+    "COPY_IOU",
+    "TWIN_IOU",
+    "copy_threshold",
+    "forbid_copies",
+    "greedy_pairs",
+    "hungarian_pairs",
+    "matched_sum",
+    "merge_copies",
+    "most_pairs",
+    "near_copies",
 ]
 
 # N predictions, M truths; similarity_NM >= 0, 0 meaning "cannot be a pair"
@@ -50,7 +59,9 @@ def _pairs(rows: Any, columns: Any) -> list[tuple[int, int]]:
     return [(int(i), int(j)) for i, j in zip(rows, columns, strict=True)]
 
 
-def hungarian_pairs(similarity_NM: npt.ArrayLike, count_first: bool = False) -> list[tuple[int, int]]:
+def hungarian_pairs(
+    similarity_NM: npt.ArrayLike, count_first: bool = False
+) -> list[tuple[int, int]]:
     """One-to-one pairs (i, j) with the largest sum of similarities; sorted by i.
 
     `count_first`: the largest number of pairs, and among those the largest sum (similarities must not exceed 1).
@@ -106,7 +117,9 @@ def matched_sum(values_NM: Floats, pairs: Sequence[tuple[int, int]]) -> float:
     return math.fsum(float(values_NM[i, j]) for i, j in pairs)
 
 
-def forbid_copies(similarity_NM: Floats, keys_N: Sequence[Hashable], twins_M: npt.ArrayLike | None = None) -> Floats:
+def forbid_copies(
+    similarity_NM: Floats, keys_N: Sequence[Hashable], twins_M: npt.ArrayLike | None = None
+) -> Floats:
     """`similarity_NM` with 0 for copies: predictions whose key appeared before.
 
     The r-th extra copy may be paired only with truths that have at least r twins (`twins_M`, default none).
@@ -139,8 +152,13 @@ def copy_threshold(iou_MM: Floats) -> float:
     return min(COPY_IOU[1], max(COPY_IOU[0], (1.0 + float(others.max(initial=0.0))) / 2))
 
 
-def near_copies(iou_NN: Floats, iou_MM: Floats, touched_NM: npt.NDArray[np.bool_],
-                codes_N: npt.NDArray[np.int64], codes_M: npt.NDArray[np.int64]) -> list[tuple[list[int], int]]:
+def near_copies(
+    iou_NN: Floats,
+    iou_MM: Floats,
+    touched_NM: npt.NDArray[np.bool_],
+    codes_N: npt.NDArray[np.int64],
+    codes_M: npt.NDArray[np.int64],
+) -> list[tuple[list[int], int]]:
     """[(predictions, how many of them may match), ...]: sets of more copies than the truths allow, in order of the first.
 
     Predictions of one label are copies when their IoU exceeds `copy_threshold`, and when a chain of copies joins them. As
@@ -154,7 +172,9 @@ def near_copies(iou_NN: Floats, iou_MM: Floats, touched_NM: npt.NDArray[np.bool_
     same_MM = codes_M[:, None] == codes_M[None, :]
     alike_MM = np.where(same_MM & (iou_MM < TWIN_IOU), iou_MM, 0.0)
     np.fill_diagonal(alike_MM, 0.0)
-    most = np.zeros(int(max(codes_N.max(), codes_M.max(initial=0))) + 1)  # by label: copy_threshold's m
+    most = np.zeros(
+        int(max(codes_N.max(), codes_M.max(initial=0))) + 1
+    )  # by label: copy_threshold's m
     np.maximum.at(most, codes_M, alike_MM.max(1, initial=0.0))
     joined_NN &= iou_NN > np.clip((1.0 + most[codes_N]) / 2, *COPY_IOU)[:, None]
     if not joined_NN.any():
@@ -164,7 +184,10 @@ def near_copies(iou_NN: Floats, iou_MM: Floats, touched_NM: npt.NDArray[np.bool_
     sets: dict[int, list[int]] = {}
     for i, number in enumerate(_linked(joined_NN).tolist()):
         sets.setdefault(number, []).append(i)
-    found = [(members, int(size_M[touched_NM[members].any(0)].max(initial=1))) for members in sets.values()]
+    found = [
+        (members, int(size_M[touched_NM[members].any(0)].max(initial=1)))
+        for members in sets.values()
+    ]
     return [(members, room) for members, room in found if len(members) > room]
 
 

@@ -8,6 +8,7 @@ parse_expr, which is Python's eval.
 
     python -c "from mmrl.rewards.math_expression import verify_expression; print(verify_expression(r'\frac{1}{2}', '0.5'))"
 """
+
 from __future__ import annotations
 
 import cmath
@@ -21,8 +22,15 @@ from mmrl.rewards.numeric import parse_number
 from mmrl.rewards.verifier_pool import VerifierPool
 
 __all__ = [
-    "MAX_EXPRESSION_CHARS", "Expression", "MathVerdict", "close_values", "is_evaluated", "parse_expression", "shared_pool",
-    "verify_expression", "verify_texts",
+    "MAX_EXPRESSION_CHARS",
+    "Expression",
+    "MathVerdict",
+    "close_values",
+    "is_evaluated",
+    "parse_expression",
+    "shared_pool",
+    "verify_expression",
+    "verify_texts",
 ]
 
 MAX_EXPRESSION_CHARS = 1000
@@ -37,22 +45,34 @@ _TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname)\s*\{([^{}]*)\}")
 _POWER = r"10 ?(?:\^|\*\*) ?(?:\{ ?(?P<braced>[+-]?[0-9]{1,3}) ?\}|(?P<bare>[+-]?[0-9]{1,3}))"
 _SCIENTIFIC = re.compile(rf"(?:(?:\\times|\\cdot|\*|×) ?|^[+-]?){_POWER}$")
 _SCIENTIFIC_NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)(?:(?P<factor>[0-9]{{1,15}}(?:\.[0-9]{{1,30}})?|\.[0-9]{{1,30}}) ?(?:\\times|\\cdot|\*|×) ?)?{_POWER}")
-_EXPONENT = re.compile(r"(?<![A-Za-z0-9.\\])([0-9]+(?:\.[0-9]+)?|\.[0-9]+)[eE]([+-]?[0-9]{1,3})(?![0-9.])")
+    rf"(?P<sign>[+-]?)(?:(?P<factor>[0-9]{{1,15}}(?:\.[0-9]{{1,30}})?|\.[0-9]{{1,30}}) ?(?:\\times|\\cdot|\*|×) ?)?{_POWER}"
+)
+_EXPONENT = re.compile(
+    r"(?<![A-Za-z0-9.\\])([0-9]+(?:\.[0-9]+)?|\.[0-9]+)[eE]([+-]?[0-9]{1,3})(?![0-9.])"
+)
 _BARE_POWER = re.compile(r"(?<![0-9.])10 ?\^ ?([+-]?[0-9]{2,3}|[+-][0-9])(?![0-9])")
 _DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ)")
-_UNIT_POWER = re.compile(r"(?:\\(?:text|mathrm)\s*\{[^{}]*\}|(?<=[0-9 ])[A-Za-z]{1,3}) ?\^ ?(?:\{[23]\}|[23])$")
+_UNIT_POWER = re.compile(
+    r"(?:\\(?:text|mathrm)\s*\{[^{}]*\}|(?<=[0-9 ])[A-Za-z]{1,3}) ?\^ ?(?:\{[23]\}|[23])$"
+)
 _UNIT = re.compile(r"(?<=[0-9}]) ?[A-Za-z]{1,3}(?:/[A-Za-z]{1,3})?$")
-_FRACTION = re.compile(r"([+-]?)\\[dt]?frac ?\{ ?([+-]?[0-9]{1,15}) ?\} ?\{ ?([+-]?[0-9]{1,15}) ?\}")
+_FRACTION = re.compile(
+    r"([+-]?)\\[dt]?frac ?\{ ?([+-]?[0-9]{1,15}) ?\} ?\{ ?([+-]?[0-9]{1,15}) ?\}"
+)
 # a sum, product, power, root, function or juxtaposition of numbers: something that still has to be computed
-_FUNCTIONS = ("sqrt|sum|prod|int|binom|sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|lg|exp|lim|max|min|"
-              "gcd|lcm|mod|bmod|pmod|abs|floor|ceil|det|cbrt|root|factorial")
+_FUNCTIONS = (
+    "sqrt|sum|prod|int|binom|sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|lg|exp|lim|max|min|"
+    "gcd|lcm|mod|bmod|pmod|abs|floor|ceil|det|cbrt|root|factorial"
+)
 _OPERATION = re.compile(
     r"[+*^!×÷√|⌊⌋⌈⌉]|(?<=[0-9A-Za-z)}\s])-|[0-9)}] ?\(|[0-9]\s+[0-9]|\)\s*[0-9]|(?<=[0-9)])[²³⁴-⁹⁰¹]|"
     rf"\\(?:times|cdot|div|pm|left|[lr]?vert|[lr]Vert|[lr]floor|[lr]ceil|operatorname|oint|iint|Gamma|zeta|{_FUNCTIONS})(?![A-Za-z])|"
-    rf"(?<![A-Za-z\\])(?:{_FUNCTIONS}) ?[({{]")
+    rf"(?<![A-Za-z\\])(?:{_FUNCTIONS}) ?[({{]"
+)
 _DIVISION = re.compile(r"\\[dtc]?frac(?![A-Za-z])|\\over(?![A-Za-z])|[0-9)}\]] ?/ ?[0-9({\[+-]")
-_NAMED_FUNCTION = re.compile(r"\\(?:text|mathrm|operatorname|mathop)\s*\{[^{}]*\}\s*(?:\\left)?\s*\(\s*[0-9+-]")
+_NAMED_FUNCTION = re.compile(
+    r"\\(?:text|mathrm|operatorname|mathop)\s*\{[^{}]*\}\s*(?:\\left)?\s*\(\s*[0-9+-]"
+)
 _SUBSCRIPT = re.compile(r"(?:[0-9]|\{ ?[0-9.]+ ?\}) ?_ ?[{0-9A-Za-z\\]")
 _ANY_SUBSCRIPT = re.compile(r"[0-9)\]}] ?_")
 
@@ -90,7 +110,7 @@ def _bracket_problem(text: str) -> str | None:
             depth += 1
         elif char in ")]}":
             depth -= 1
-        if char in "{}" and text[index - 1:index] != "\\":
+        if char in "{}" and text[index - 1 : index] != "\\":
             curly += 1 if char == "{" else -1
             if curly < 0:
                 return "unbalanced_braces"
@@ -113,14 +133,14 @@ def parse_expression(answer: str, boxed: bool = False) -> Expression:
         end = _closing(text, boxes[0].end())
         if end < 0:
             return Expression(None, "unbalanced_braces")
-        text = text[boxes[0].end():end].strip()
+        text = text[boxes[0].end() : end].strip()
     elif boxed:
         return Expression(None, "not_boxed")
     if len(text) > MAX_EXPRESSION_CHARS:
         return Expression(None, "expression_too_long")
     for left, right in _DELIMITERS:
         if len(text) >= len(left + right) and text.startswith(left) and text.endswith(right):
-            text = text[len(left):-len(right)].strip()
+            text = text[len(left) : -len(right)].strip()
     if any(mark in text.replace(r"\$", "") for mark in ("$", r"\(", r"\)", r"\[", r"\boxed")):
         return Expression(None, "several_expressions")
     text = " ".join(text.split())
@@ -150,7 +170,9 @@ def is_evaluated(text: str, integer: bool = False) -> bool:
     value = text.rpartition("=")[2]
     if _NAMED_FUNCTION.search(value):
         return False
-    value = _UNIT.sub("", _DEGREES.sub("", _TEXT.sub("", _UNIT_POWER.sub("", value.strip()))).strip())
+    value = _UNIT.sub(
+        "", _DEGREES.sub("", _TEXT.sub("", _UNIT_POWER.sub("", value.strip()))).strip()
+    )
     value = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", _SCIENTIFIC.sub("", value))
     value = re.sub(r"(?<=[0-9])[eE][+-]?(?=[0-9])", "", value)
     if _OPERATION.search(value) or (integer and _DIVISION.search(value)):
@@ -171,13 +193,23 @@ def _plain_number(text: str) -> _Number | None:
     text = text.replace(r"\%", "%")
     power = _SCIENTIFIC_NUMBER.fullmatch(text)
     if power:
-        value = Fraction(f"{power['sign']}{power['factor'] or 1}") * Fraction(10) ** int(power["braced"] or power["bare"])
+        value = Fraction(f"{power['sign']}{power['factor'] or 1}") * Fraction(10) ** int(
+            power["braced"] or power["bare"]
+        )
         return _Number(value, True, False)
     fraction = _FRACTION.fullmatch(text)
     if fraction:
-        text = f"{fraction[1]}{fraction[2]}/{fraction[3]}" if not fraction[2].startswith(("+", "-")) else text
+        text = (
+            f"{fraction[1]}{fraction[2]}/{fraction[3]}"
+            if not fraction[2].startswith(("+", "-"))
+            else text
+        )
     found = parse_number(text, percent="keep")
-    return None if found.exact is None else _Number(found.exact, "." in text or "e" in text.lower(), "%" in text)
+    return (
+        None
+        if found.exact is None
+        else _Number(found.exact, "." in text or "e" in text.lower(), "%" in text)
+    )
 
 
 def close_values(gold: Any, predicted: Any) -> bool:
@@ -187,16 +219,20 @@ def close_values(gold: Any, predicted: Any) -> bool:
     return bool(abs(predicted - gold) <= _CLOSE * min(1, abs(gold)))
 
 
-_CLOSE, _ZERO = Fraction(1, 10 ** 6), Fraction(1, 10 ** 12)
+_CLOSE, _ZERO = Fraction(1, 10**6), Fraction(1, 10**12)
 
 
 def _compare_numbers(gold: _Number, predicted: _Number) -> bool:
     """Exact, or `close_values` when one is a decimal number. A percent sign on one side only may stand for 1/100 or not."""
     golds, values = [gold.exact], [predicted.exact]
     if gold.percent != predicted.percent:
-        (golds if gold.percent else values).append((gold if gold.percent else predicted).exact / 100)
+        (golds if gold.percent else values).append(
+            (gold if gold.percent else predicted).exact / 100
+        )
     rough = gold.decimal or predicted.decimal
-    return any(value == true or (rough and close_values(true, value)) for true in golds for value in values)
+    return any(
+        value == true or (rough and close_values(true, value)) for true in golds for value in values
+    )
 
 
 def _subscripts(text: str) -> str:
@@ -208,16 +244,24 @@ def _no_value(gold: str, predicted: str, number: _Number | None) -> str | None:
     """Why `predicted` is no value for a truth that asks for one: 'not_evaluated', 'subscript' (5_7, which the grammar reads
     as 5), or None. `number` is the truth as a plain number."""
     if number is not None:
-        integer = number.exact.denominator == 1 and not number.percent and not _DIVISION.search(gold)
+        integer = (
+            number.exact.denominator == 1 and not number.percent and not _DIVISION.search(gold)
+        )
         if not is_evaluated(predicted, integer):
             return "not_evaluated"
-        return "subscript" if _ANY_SUBSCRIPT.search(_TEXT.sub("", predicted.rpartition("=")[2])) else None
+        return (
+            "subscript"
+            if _ANY_SUBSCRIPT.search(_TEXT.sub("", predicted.rpartition("=")[2]))
+            else None
+        )
     return "subscript" if _SUBSCRIPT.search(predicted) else None
 
 
 @functools.cache
 def _pool(deadline_s: float) -> VerifierPool:
-    return VerifierPool("mmrl.rewards.math_expression:verify_texts", deadline_s=deadline_s, probe=("2x", "x + x"))
+    return VerifierPool(
+        "mmrl.rewards.math_expression:verify_texts", deadline_s=deadline_s, probe=("2x", "x + x")
+    )
 
 
 def shared_pool(deadline_s: float = 2.0) -> VerifierPool:
@@ -250,12 +294,16 @@ def _ask(gold: str, predicted: str, deadline_s: float) -> MathVerdict:
         return _decide(gold, predicted, deadline_s)
     except _Undecided as err:
         if str(err) == "verifier_crash":
-            raise RewardError(f"expected an answer of the verifier, found that its process ended twice (truth {gold!r:.80}); "
-                              "is the machine short of memory?") from err
+            raise RewardError(
+                f"expected an answer of the verifier, found that its process ended twice (truth {gold!r:.80}); "
+                "is the machine short of memory?"
+            ) from err
         return MathVerdict(None, str(err))
 
 
-def verify_expression(gold: str, predicted: str, *, evaluated: bool = True, deadline_s: float = 2.0) -> MathVerdict:
+def verify_expression(
+    gold: str, predicted: str, *, evaluated: bool = True, deadline_s: float = 2.0
+) -> MathVerdict:
     """Whether `predicted` means `gold` (not symmetric: gold first); both as parse_expression gives them.
 
     With `evaluated`, a number as truth asks for a value, so that repeating the question's "3/4 + 1/2" earns nothing
@@ -287,13 +335,21 @@ def _to_sympy(text: str) -> Any:
     from math_verify.grader import should_treat_as_complex
     from math_verify.parser import NormalizationConfig, latex2sympy, normalize_latex
 
-    config = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+    config = NormalizationConfig(
+        basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none"
+    )
     text = _PI.sub(r"\\pi ", text.replace("**", "^").replace("\u2212", "-"))
-    text = _EXPONENT.sub(r"\1 \\times 10^{\2}", _BARE_POWER.sub(r"10^{\1}", text))  # 1.6e-19 is no product with e
+    text = _EXPONENT.sub(
+        r"\1 \\times 10^{\2}", _BARE_POWER.sub(r"10^{\1}", text)
+    )  # 1.6e-19 is no product with e
     try:
         latex = normalize_latex(text, config)
-        return latex2sympy(latex, is_real=not should_treat_as_complex(latex), convert_degrees=False,
-                           normalization_config=None)
+        return latex2sympy(
+            latex,
+            is_real=not should_treat_as_complex(latex),
+            convert_degrees=False,
+            normalization_config=None,
+        )
     except Exception:  # the grammar's own errors are plain Exceptions; a deadline or a lack of memory is not among them
         return None
 
@@ -306,18 +362,30 @@ def _values(value: Any) -> list[Any] | None:
     from sympy import Eq, Expr, FiniteSet, Float, MatrixBase, Tuple
 
     if isinstance(value, Eq):
-        sides = sorted(value.args, key=lambda side: not side.is_Symbol)  # x = 5 or 5 = x; other equations are compared whole
+        sides = sorted(
+            value.args, key=lambda side: not side.is_Symbol
+        )  # x = 5 or 5 = x; other equations are compared whole
         value = sides[1] if sides[0].is_Symbol and not sides[1].free_symbols else None
     if isinstance(value, (FiniteSet, Tuple, MatrixBase)):
-        parts = [_values(part) for part in (value.flat() if isinstance(value, MatrixBase) else value.args)]
+        parts = [
+            _values(part)
+            for part in (value.flat() if isinstance(value, MatrixBase) else value.args)
+        ]
         if any(part is None or len(part) != 1 for part in parts):
             return None
         numbers = [part[0] for part in parts if part is not None]
-        return sorted(numbers, key=lambda n: (n.real, n.imag)) if isinstance(value, FiniteSet) else numbers
+        return (
+            sorted(numbers, key=lambda n: (n.real, n.imag))
+            if isinstance(value, FiniteSet)
+            else numbers
+        )
     if not isinstance(value, Expr):
         return None
     try:
-        known = {symbol: Float(1 + (sum(map(ord, symbol.name)) * 37 % 101) / 211) for symbol in value.free_symbols}
+        known = {
+            symbol: Float(1 + (sum(map(ord, symbol.name)) * 37 % 101) / 211)
+            for symbol in value.free_symbols
+        }
         number = complex(value.subs(known).doit().evalf(20))
         return [number] if cmath.isfinite(number) else None
     except (TypeError, ValueError, OverflowError):
@@ -330,8 +398,13 @@ def _far_apart(true: Any, found: Any, percent: bool) -> bool:
     if golds is None or values is None or len(golds) != len(values):
         return False
     scales = (1.0, 0.01, 100.0) if percent else (1.0,)
-    return not any(all(abs(v * scale - g) <= 1.0001e-6 * min(1, abs(g)) if g else abs(v) <= 1e-12
-                       for g, v in zip(golds, values, strict=True)) for scale in scales)
+    return not any(
+        all(
+            abs(v * scale - g) <= 1.0001e-6 * min(1, abs(g)) if g else abs(v) <= 1e-12
+            for g, v in zip(golds, values, strict=True)
+        )
+        for scale in scales
+    )
 
 
 def verify_texts(gold: str, predicted: str) -> dict[str, bool]:
@@ -345,7 +418,11 @@ def verify_texts(gold: str, predicted: str) -> dict[str, bool]:
     same = true is not None and found is not None and verify([true], [found], timeout_seconds=None)
     if same and _far_apart(true, found, ("%" in gold) != ("%" in predicted)):
         same = False
-    return {"correct": bool(same), "gold_parsed": true is not None, "predicted_parsed": found is not None}
+    return {
+        "correct": bool(same),
+        "gold_parsed": true is not None,
+        "predicted_parsed": found is not None,
+    }
 
 
 def warm_up_verify_texts() -> None:

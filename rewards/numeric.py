@@ -5,6 +5,7 @@ Words, several numbers ("3 or 4"), other scripts' digits, 1_000 and nan are fail
 
     python -c "from mmrl.rewards.numeric import mra, parse_number; print(parse_number('1,234.5'), mra(3, 4))"
 """
+
 from __future__ import annotations
 
 import functools
@@ -18,8 +19,17 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 
 __all__ = [
-    "Closeness", "MAX_NUMBER_CHARS", "NumberParse", "PERCENT", "is_division", "make_closeness", "mra", "parse_first_token",
-    "parse_number", "rounded_equal", "within",
+    "Closeness",
+    "MAX_NUMBER_CHARS",
+    "NumberParse",
+    "PERCENT",
+    "is_division",
+    "make_closeness",
+    "mra",
+    "parse_first_token",
+    "parse_number",
+    "rounded_equal",
+    "within",
 ]
 
 MAX_NUMBER_CHARS = 100
@@ -55,7 +65,7 @@ def _clean(answer: str) -> str:
     text = answer.strip()
     for mark in _WRAPPERS:
         if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
-            text = text[len(mark):-len(mark)].strip()
+            text = text[len(mark) : -len(mark)].strip()
     if len(text) > 1 and text.endswith(".") and text[-2] in "0123456789%":
         text = text[:-1]
     return text.replace(_MINUS, "-")
@@ -71,18 +81,26 @@ def parse_number(answer: str, percent: str = "refuse", unit: str = "") -> Number
         return NumberParse(None, "answer_too_long")
     text = _clean(answer)
     if unit and unit != "%" and text.endswith(unit) and len(text) > len(unit):
-        text = text[:-len(unit)].rstrip()
+        text = text[: -len(unit)].rstrip()
     if len(text) > MAX_NUMBER_CHARS:
-        return NumberParse(None, "number_too_long" if text.lstrip("+-").isdecimal() else "not_a_number")
+        return NumberParse(
+            None, "number_too_long" if text.lstrip("+-").isdecimal() else "not_a_number"
+        )
     found = _NUMBER.fullmatch(text)
     if not found:
-        return NumberParse(None, "several_numbers" if len(_NUMBER_LIKE.findall(text)) > 1 else "not_a_number")
+        return NumberParse(
+            None, "several_numbers" if len(_NUMBER_LIKE.findall(text)) > 1 else "not_a_number"
+        )
     mode = "keep" if unit == "%" and percent == "refuse" else percent
     if found["percent"] and mode == "refuse":
         return NumberParse(None, "unexpected_percent")
     scale = 100 if found["percent"] and mode == "fraction" else 1
     try:
-        exact = _fraction(found["top"]) / (_fraction(found["bottom"]) if found["bottom"] is not None else 1) / scale
+        exact = (
+            _fraction(found["top"])
+            / (_fraction(found["bottom"]) if found["bottom"] is not None else 1)
+            / scale
+        )
         value = float(exact)
     except ZeroDivisionError:
         return NumberParse(None, "division_by_zero")
@@ -96,7 +114,7 @@ def parse_number(answer: str, percent: str = "refuse", unit: str = "") -> Number
 def is_division(answer: str, unit: str = "") -> bool:
     """Whether a text that `parse_number` reads is a division, 10/2, which leaves something to compute."""
     text = _clean(answer)
-    return "/" in (text[:-len(unit)] if unit and text.endswith(unit) else text)
+    return "/" in (text[: -len(unit)] if unit and text.endswith(unit) else text)
 
 
 def parse_first_token(answer: str) -> NumberParse:
@@ -111,10 +129,16 @@ def parse_first_token(answer: str) -> NumberParse:
     if len(token) > MAX_NUMBER_CHARS or not _TOKEN.fullmatch(token):
         return NumberParse(None, "not_a_number")
     value = float(token)
-    return NumberParse(value, None, Fraction(token)) if math.isfinite(value) else NumberParse(None, "not_finite")
+    return (
+        NumberParse(value, None, Fraction(token))
+        if math.isfinite(value)
+        else NumberParse(None, "not_finite")
+    )
 
 
-def within(predicted: NumberParse, gold: NumberParse, abs_tol: float = 0.0, rel_tol: float = 0.0) -> bool:
+def within(
+    predicted: NumberParse, gold: NumberParse, abs_tol: float = 0.0, rel_tol: float = 0.0
+) -> bool:
     """|p - g| <= max(abs_tol, rel_tol * |g|), in exact arithmetic: 1.05 is within 0.05 of 1. False without two numbers."""
     if predicted.exact is None or gold.exact is None:
         return False
@@ -176,7 +200,9 @@ def _exact() -> Closeness:
 def _tolerance(abs: float = 0.0, rel: float = 0.0) -> Closeness:
     abs_tol, rel_tol = _number("tolerance.abs", abs), _number("tolerance.rel", rel)
     if abs_tol == rel_tol == 0:
-        raise ConfigError("expected tolerance.abs or tolerance.rel above 0, found neither; use mode exact for none")
+        raise ConfigError(
+            "expected tolerance.abs or tolerance.rel above 0, found neither; use mode exact for none"
+        )
     return lambda p, g, p_text, g_text: float(within(p, g, abs_tol, rel_tol))
 
 
@@ -226,7 +252,11 @@ def _float(number: NumberParse) -> float:
 
 
 _RULES: Mapping[str, Callable[..., Closeness]] = {
-    "exact": _exact, "tolerance": _tolerance, "mra": _mra, "regression": _regression, "rounded": _rounded,
+    "exact": _exact,
+    "tolerance": _tolerance,
+    "mra": _mra,
+    "regression": _regression,
+    "rounded": _rounded,
 }
 
 
@@ -240,11 +270,15 @@ def make_closeness(mode: str, **params: Any) -> Closeness:
     rounded     decimals=2, same_form=True, slack=0: Video-R1; decimals=4, same_form=False, slack=0.015: EasyVideoR1
     """
     if mode not in _RULES:
-        raise ConfigError(f"unknown mode {mode!r} of a numeric reward; expected one of {', '.join(_RULES)}."
-                          f"{did_you_mean(str(mode), _RULES)}")
+        raise ConfigError(
+            f"unknown mode {mode!r} of a numeric reward; expected one of {', '.join(_RULES)}."
+            f"{did_you_mean(str(mode), _RULES)}"
+        )
     try:
         return _RULES[mode](**params)
     except TypeError as err:
-        names = _RULES[mode].__code__.co_varnames[:_RULES[mode].__code__.co_argcount]
-        raise ConfigError(f"unknown parameter of numeric mode {mode}: found {', '.join(params)}; expected "
-                          f"{', '.join(names) or 'none'}") from err
+        names = _RULES[mode].__code__.co_varnames[: _RULES[mode].__code__.co_argcount]
+        raise ConfigError(
+            f"unknown parameter of numeric mode {mode}: found {', '.join(params)}; expected "
+            f"{', '.join(names) or 'none'}"
+        ) from err

@@ -14,6 +14,7 @@ the braces once, and says so. All of it is linear in the length, and nothing in 
 
     python -c "from mmrl.rewards.objects import parse_objects; print(parse_objects('[[1, 2, 3, 4]]', label='cat'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -25,8 +26,17 @@ from mmrl.rewards.parsing import MAX_COORDINATE, Box, load_json, number_list, st
 from mmrl.rewards.reading.scanner import CLOSING, marks
 
 __all__ = [
-    "LabelledBox", "MAX_OBJECTS", "MAX_OBJECT_CHARS", "ObjectError", "ObjectParse", "PointParse", "label_of",
-    "normalise_label", "number_box", "parse_objects", "parse_points",
+    "LabelledBox",
+    "MAX_OBJECTS",
+    "MAX_OBJECT_CHARS",
+    "ObjectError",
+    "ObjectParse",
+    "PointParse",
+    "label_of",
+    "normalise_label",
+    "number_box",
+    "parse_objects",
+    "parse_points",
 ]
 
 MAX_OBJECTS = 200
@@ -45,7 +55,8 @@ _NUMBER = r" ?([+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?) ?"
 _CORNERS = rf"\({_NUMBER},{_NUMBER}\) ?,? ?\({_NUMBER},{_NUMBER}\)"
 _TWO_POINTS = re.compile(_CORNERS)
 _SPECIAL = re.compile(
-    rf"(?:{re.escape(_REF_OPEN)}([^<]*){re.escape(_REF_CLOSE)} ?)?{re.escape(_OPEN)}([^<]*){re.escape(_CLOSE)}[ ,]?")
+    rf"(?:{re.escape(_REF_OPEN)}([^<]*){re.escape(_REF_CLOSE)} ?)?{re.escape(_OPEN)}([^<]*){re.escape(_CLOSE)}[ ,]?"
+)
 
 
 class ObjectError(ValueError):
@@ -96,7 +107,9 @@ def _numbers(values: Any, count: int) -> list[float]:
         raise ObjectError("not_a_box")
     if len(values) != count:
         raise ObjectError("wrong_count")
-    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):  # False for nan, inf and huge integers
+    if not all(
+        -MAX_COORDINATE <= v <= MAX_COORDINATE for v in values
+    ):  # False for nan, inf and huge integers
         raise ObjectError("out_of_range")
     return [float(v) for v in values]
 
@@ -109,7 +122,9 @@ def number_box(values: Any) -> Box:
 
 def label_of(value: Any) -> str:
     """A label with content, normalised; raises ObjectError (no_label)."""
-    label = normalise_label(value) if isinstance(value, str) and len(value) <= MAX_LABEL_CHARS else ""
+    label = (
+        normalise_label(value) if isinstance(value, str) and len(value) <= MAX_LABEL_CHARS else ""
+    )
     if not label:
         raise ObjectError("no_label")
     return label
@@ -143,7 +158,7 @@ def _whole_items(text: str) -> Iterator[str]:
         if depth == 2 and char in CLOSING:
             start = place
         elif depth == 1 and char != "," and place:
-            yield text[start:place + 1]
+            yield text[start : place + 1]
 
 
 def _kept(text: str) -> list[Any]:
@@ -172,8 +187,12 @@ def _special(text: str) -> list[Any]:
         if not found:
             raise ObjectError("not_a_box")
         corners = _TWO_POINTS.fullmatch(found[2].strip())
-        items.append({"bbox_2d": [float(v) for v in corners.groups()] if corners else found[2],
-                      **({"label": found[1]} if found[1] else {})})
+        items.append(
+            {
+                "bbox_2d": [float(v) for v in corners.groups()] if corners else found[2],
+                **({"label": found[1]} if found[1] else {}),
+            }
+        )
         if len(items) > MAX_OBJECTS:
             raise ObjectError("too_many_objects")
         place = found.end()
@@ -199,7 +218,9 @@ def _items(answer: str, cut: bool) -> tuple[list[Any], bool]:
         value = []
     if isinstance(value, dict) and list(value) == ["boxes"] and isinstance(value["boxes"], list):
         value = value["boxes"]
-    if isinstance(value, dict) or (isinstance(value, list) and value and not isinstance(value[0], (list, dict))):
+    if isinstance(value, dict) or (
+        isinstance(value, list) and value and not isinstance(value[0], (list, dict))
+    ):
         value = [value]
     if not isinstance(value, list):
         raise ObjectError("not_a_box")
@@ -270,4 +291,6 @@ def parse_points(answer: str) -> PointParse:
         return PointParse((), err.reason)
     if len({is_box for _, is_box in found}) > 1:
         return PointParse((), "mixed_shapes")
-    return PointParse(tuple(point for point, _ in found), None, bool(found and found[0][1]), unreadable)
+    return PointParse(
+        tuple(point for point, _ in found), None, bool(found and found[0][1]), unreadable
+    )

@@ -13,6 +13,7 @@ Model text is data: JSON, or Python's spelling of it rewritten as JSON; never ev
 
     python -c "from mmrl.rewards.parsing import parse_boxes; print(parse_boxes('[1, 2, 3.5, 4]'))"
 """
+
 from __future__ import annotations
 
 import functools
@@ -22,8 +23,21 @@ import re
 from typing import Any, NamedTuple, NoReturn
 
 __all__ = [
-    "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_COORDINATE", "MAX_TEXT_CHARS",
-    "extract_answer", "json_once", "load_json", "number_list", "parse_boxes", "strict_json", "strip_end_tokens", "strip_fence",
+    "ANSWER_FORMATS",
+    "Box",
+    "BoxParse",
+    "Extraction",
+    "MAX_ANSWER_CHARS",
+    "MAX_COORDINATE",
+    "MAX_TEXT_CHARS",
+    "extract_answer",
+    "json_once",
+    "load_json",
+    "number_list",
+    "parse_boxes",
+    "strict_json",
+    "strip_end_tokens",
+    "strip_fence",
 ]
 
 Box = tuple[float, float, float, float]
@@ -43,16 +57,25 @@ _BOX_KEYS = ("bbox_2d", "bbox", "box", "boxes")
 _NUMBER = r" ?([+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?) ?"
 # matched against text whose white space is collapsed to single spaces, so no run of spaces can make it backtrack
 _TWO_POINTS = re.compile(
-    r"(?:" + re.escape("<|object_ref_start|>") + r"[^<]*" + re.escape("<|object_ref_end|>") + r" ?)?"
+    r"(?:"
+    + re.escape("<|object_ref_start|>")
+    + r"[^<]*"
+    + re.escape("<|object_ref_end|>")
+    + r" ?)?"
     r"(?P<open>" + re.escape("<|box_start|>") + r" ?)?"
     r"\(" + _NUMBER + "," + _NUMBER + r"\) ?,? ?\(" + _NUMBER + "," + _NUMBER + r"\) ?"
-    r"(?P<close>" + re.escape("<|box_end|>") + r")?")
+    r"(?P<close>" + re.escape("<|box_end|>") + r")?"
+)
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n?")
-_PYTHON = re.compile(r"""[^'"]+|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|['"]""", re.DOTALL)
+_PYTHON = re.compile(
+    r"""[^'"]+|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|['"]""", re.DOTALL
+)
 _WORDS = {"(": "[", ")": "]", "True": "true", "False": "false", "None": "null"}
 _PLAIN_NUMBER = re.compile(r"\s{0,4}[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?\s{0,4}")
 _SPARE_COMMA = re.compile(r"(?<=[\w\])}]),(?=\s*[\])}])|^,(?=\s*[\])}])")
-_TO_REWRITE = re.compile(r"[()]|True|False|None|,\s*[\])}]")  # all that _WORDS and _SPARE_COMMA change
+_TO_REWRITE = re.compile(
+    r"[()]|True|False|None|,\s*[\])}]"
+)  # all that _WORDS and _SPARE_COMMA change
 _BEGINNINGS = frozenset("[{(\"'-+.0123456789tfnTFNI \t\r\n")
 _ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
@@ -74,7 +97,9 @@ class BoxParse(NamedTuple):
 def strip_end_tokens(text: str) -> str:
     """`text` without surrounding white space and without the end-of-turn tokens a decoder may have kept."""
     end = len(text)
-    while True:  # an index moves instead of the text being copied: a text full of tokens stays linear
+    while (
+        True
+    ):  # an index moves instead of the text being copied: a text full of tokens stays linear
         while end and text[end - 1].isspace():
             end -= 1
         if not text.endswith(_END_TOKENS, 0, end):
@@ -171,7 +196,11 @@ def _as_json(found: re.Match[str]) -> str:
         if len(piece) == 1:
             raise ValueError("unclosed string")
         inside = piece[1:-1]
-        return f'"{_ESCAPES.sub(_escape, inside)}"' if "\\" in inside or '"' in inside else f'"{inside}"'
+        return (
+            f'"{_ESCAPES.sub(_escape, inside)}"'
+            if "\\" in inside or '"' in inside
+            else f'"{inside}"'
+        )
     if not _TO_REWRITE.search(piece):
         return piece
     for python, json_word in _WORDS.items():
@@ -188,8 +217,16 @@ def load_json(text: str, broken_numbers: bool = False) -> Any:
     """
     if text[:1] not in _BEGINNINGS:  # most texts that are no value show it here
         raise json.JSONDecodeError("Expecting value", text, 0)
-    if "'" in text and '"' not in text and "\\" not in text and not text.count("'") % 2 and not _TO_REWRITE.search(text):
-        return strict_json(text.replace("'", '"'), broken_numbers)  # a Python list of plain strings and numbers
+    if (
+        "'" in text
+        and '"' not in text
+        and "\\" not in text
+        and not text.count("'") % 2
+        and not _TO_REWRITE.search(text)
+    ):
+        return strict_json(
+            text.replace("'", '"'), broken_numbers
+        )  # a Python list of plain strings and numbers
     try:
         return strict_json(text, broken_numbers)
     except json.JSONDecodeError:
@@ -250,9 +287,15 @@ def _check(raw: list[list[float]]) -> BoxParse:
     for numbers in raw:
         if len(numbers) != 4:
             return BoxParse((), "wrong_count")
-        if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in numbers):  # False for nan, inf and huge integers
-            return BoxParse((), "not_finite" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
-                            else "out_of_range")
+        if not all(
+            -MAX_COORDINATE <= v <= MAX_COORDINATE for v in numbers
+        ):  # False for nan, inf and huge integers
+            return BoxParse(
+                (),
+                "not_finite"
+                if any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
+                else "out_of_range",
+            )
         boxes.append((float(numbers[0]), float(numbers[1]), float(numbers[2]), float(numbers[3])))
     return BoxParse(tuple(boxes))
 
@@ -266,7 +309,9 @@ def parse_boxes(answer: str) -> BoxParse:
     if len(answer) > MAX_ANSWER_CHARS:
         return BoxParse((), "answer_too_long")
     answer = strip_fence(answer)
-    points = _TWO_POINTS.fullmatch(" ".join(answer.split())) if answer.startswith(("(", "<|")) else None
+    points = (
+        _TWO_POINTS.fullmatch(" ".join(answer.split())) if answer.startswith(("(", "<|")) else None
+    )
     if points:
         if bool(points["open"]) != bool(points["close"]):
             return BoxParse((), "not_a_box")

@@ -10,6 +10,7 @@ so the reference itself earns 1, a repeated step costs nothing and gains nothing
 
     python -c "from mmrl.rewards.process import dtw_similarity as d; print(d(['look left', 'count 3'], ['look left', 'count 3']))"
 """
+
 from __future__ import annotations
 
 import re
@@ -29,9 +30,13 @@ __all__ = ["DISTANCES", "dtw_similarity", "process", "reasoning_steps", "split_s
 MAX_STEPS = 32
 """Steps compared on either side; each further step of a prediction counts as foreign."""
 _STEP_CHARS = 200  # of a step are compared
-_TEXT_CHARS = 16_384  # of the thoughts are read; what follows counts as one foreign step per _STEP_CHARS
+_TEXT_CHARS = (
+    16_384  # of the thoughts are read; what follows counts as one foreign step per _STEP_CHARS
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
-_NUMBERING = re.compile(r"(?:step\s{0,3}\d{1,3}\s{0,3}[:.)]?|\d{1,3}[.)]|[-*•])\s{0,8}", re.IGNORECASE)
+_NUMBERING = re.compile(
+    r"(?:step\s{0,3}\d{1,3}\s{0,3}[:.)]?|\d{1,3}[.)]|[-*•])\s{0,8}", re.IGNORECASE
+)
 _FORM = ("nfkc", "lower", "collapse", "strip")
 
 Table = npt.NDArray[np.float64]  # (predicted steps, reference steps)
@@ -41,7 +46,12 @@ def split_steps(text: str) -> list[str]:
     """Lines with content, or the sentences of a text that is one line; numbering ('2.', 'Step 2:', '-') taken off."""
     lines = [line for line in text.splitlines() if line.strip()]
     raw = lines if len(lines) > 1 else _SENTENCE_END.split(text)
-    steps = (_NUMBERING.sub("", part.strip(), count=1) if _NUMBERING.match(part.strip()) else part.strip() for part in raw)
+    steps = (
+        _NUMBERING.sub("", part.strip(), count=1)
+        if _NUMBERING.match(part.strip())
+        else part.strip()
+        for part in raw
+    )
     return [step for step in steps if step]
 
 
@@ -77,10 +87,15 @@ def _edit_distances(predicted: Sequence[str], reference: Sequence[str]) -> Table
     from rapidfuzz.distance import Levenshtein
     from rapidfuzz.process import cdist
 
-    return np.asarray(cdist(predicted, reference, scorer=Levenshtein.normalized_distance, dtype=np.float64))
+    return np.asarray(
+        cdist(predicted, reference, scorer=Levenshtein.normalized_distance, dtype=np.float64)
+    )
 
 
-DISTANCES: dict[str, Callable[[Sequence[str], Sequence[str]], Table]] = {"token_f1": _one_minus_f1, "ned": _edit_distances}
+DISTANCES: dict[str, Callable[[Sequence[str], Sequence[str]], Table]] = {
+    "token_f1": _one_minus_f1,
+    "ned": _edit_distances,
+}
 """Distance of two steps in [0, 1]: 1 - F1 of their words, or the normalised edit distance of their characters."""
 
 
@@ -92,22 +107,29 @@ def _cheapest_path(costs: Table) -> float:
         for j, cost in enumerate(row):
             before = [current[j - 1]] if j else []
             if previous:
-                before += previous[max(0, j - 1):j + 1]
+                before += previous[max(0, j - 1) : j + 1]
             current.append(cost + min(before, default=0.0))
         previous = current
     return previous[-1]
 
 
-def dtw_similarity(predicted: Sequence[str], reference: Sequence[str], distance: str = "token_f1", unread: int = 0) -> float:
+def dtw_similarity(
+    predicted: Sequence[str], reference: Sequence[str], distance: str = "token_f1", unread: int = 0
+) -> float:
     """max(0, 1 - D / len(reference)) in [0, 1], D the cost of the cheapest alignment plus `unread` foreign steps.
 
     0 without predicted steps. Raises DataError unless there are 1 to 32 reference steps.
     """
     if not 1 <= len(reference) <= MAX_STEPS:
-        raise DataError(f"expected 1 to {MAX_STEPS} reference steps, found {len(reference)}; merge or add some")
+        raise DataError(
+            f"expected 1 to {MAX_STEPS} reference steps, found {len(reference)}; merge or add some"
+        )
     if not predicted:
         return 0.0
-    cut = [[normalise(step[:_STEP_CHARS], _FORM)[:_STEP_CHARS] for step in side] for side in (predicted, reference)]
+    cut = [
+        [normalise(step[:_STEP_CHARS], _FORM)[:_STEP_CHARS] for step in side]
+        for side in (predicted, reference)
+    ]
     extra = unread + len(predicted[MAX_STEPS:])
     total = _cheapest_path(DISTANCES[distance](cut[0][:MAX_STEPS], cut[1])) + extra
     return min(1.0, max(0.0, 1.0 - total / len(reference)))
@@ -126,22 +148,34 @@ def process(**params: Any) -> Callable[[Any, Sample, RewardContext], float]:
     return _process(**params)
 
 
-def _process(distance: str = "token_f1", min_steps: int = 1, max_steps: int = MAX_STEPS,
-             ) -> Callable[[Any, Sample, RewardContext], float]:
+def _process(
+    distance: str = "token_f1",
+    min_steps: int = 1,
+    max_steps: int = MAX_STEPS,
+) -> Callable[[Any, Sample, RewardContext], float]:
     if distance not in DISTANCES:
-        raise ConfigError(f"unknown step distance {distance!r}; expected one of {', '.join(DISTANCES)}."
-                          f"{did_you_mean(str(distance), DISTANCES)}")
-    least, most = (int(check_number(name, value, 1, MAX_STEPS))
-                   for name, value in (("min_steps", min_steps), ("max_steps", max_steps)))
+        raise ConfigError(
+            f"unknown step distance {distance!r}; expected one of {', '.join(DISTANCES)}."
+            f"{did_you_mean(str(distance), DISTANCES)}"
+        )
+    least, most = (
+        int(check_number(name, value, 1, MAX_STEPS))
+        for name, value in (("min_steps", min_steps), ("max_steps", max_steps))
+    )
     if least > most:
         raise ConfigError(f"expected min_steps <= max_steps, found {least} and {most}")
 
     def part(prediction: Any, sample: Sample, ctx: RewardContext) -> float:
         reference = sample.params.get("reference_steps")
-        if not isinstance(reference, (list, tuple)) or not reference or not all(
-                isinstance(step, str) and step.strip() for step in reference):
-            raise DataError(f"expected params.reference_steps of sample {sample.id!r} as a list of texts, found "
-                            f"{reference!r:.80}; add them, or give the part 'process' no weight for this source")
+        if (
+            not isinstance(reference, (list, tuple))
+            or not reference
+            or not all(isinstance(step, str) and step.strip() for step in reference)
+        ):
+            raise DataError(
+                f"expected params.reference_steps of sample {sample.id!r} as a list of texts, found "
+                f"{reference!r:.80}; add them, or give the part 'process' no weight for this source"
+            )
         steps, unread = reasoning_steps(prediction.text)
         if not least <= len(steps) + unread <= most:
             return 0.0

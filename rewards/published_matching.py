@@ -10,6 +10,7 @@ Repeated boxes are matched like any others. mmrl's own rules (`mended`) do none 
 
     python -c "import numpy; from mmrl.rewards.published_matching import published_iou as p; help(p)"
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,10 @@ MATCHINGS = ("mended", "published")
 def is_published(matching: Any) -> bool:
     """True for 'published', False for 'mended'; raises ConfigError for anything else."""
     if matching not in MATCHINGS:
-        raise ConfigError(f"expected matching as one of {', '.join(MATCHINGS)}, found {matching!r}."
-                          f"{did_you_mean(str(matching), MATCHINGS)}")
+        raise ConfigError(
+            f"expected matching as one of {', '.join(MATCHINGS)}, found {matching!r}."
+            f"{did_you_mean(str(matching), MATCHINGS)}"
+        )
     return bool(matching == "published")
 
 
@@ -46,8 +49,9 @@ def _by_truth(iou_NM: Floats, level: float) -> list[tuple[int, int, float]]:
     return found
 
 
-def published_pairs(iou_NM: Floats, same_NM: npt.NDArray[np.bool_], level: float,
-                    how: str = "greedy") -> list[tuple[int, int, float]]:
+def published_pairs(
+    iou_NM: Floats, same_NM: npt.NDArray[np.bool_], level: float, how: str = "greedy"
+) -> list[tuple[int, int, float]]:
     """[(prediction, truth, credited IoU), ...] of IoUs (N, M), labels being equal where `same_NM`; pairs reach `level`."""
     if how == "by_truth":
         return _by_truth(np.where(same_NM, iou_NM, 0.0), level)
@@ -58,7 +62,9 @@ def published_pairs(iou_NM: Floats, same_NM: npt.NDArray[np.bool_], level: float
         best = float(left.max())
         if best < level:
             break
-        r, c = (-1, -1) if how == "overwritten" else np.unravel_index(int(left.argmax()), left.shape)
+        r, c = (
+            (-1, -1) if how == "overwritten" else np.unravel_index(int(left.argmax()), left.shape)
+        )
         i, j = rows[r], columns[c]
         found.append((i, j, best if same_NM[i, j] else 0.0))
         rows.remove(i)
@@ -66,9 +72,17 @@ def published_pairs(iou_NM: Floats, same_NM: npt.NDArray[np.bool_], level: float
     return found
 
 
-def published_iou(iou_NM: Floats, same_NM: npt.NDArray[np.bool_], level: float, iou: float, completeness: float,
-                  how: str = "greedy") -> float:
+def published_iou(
+    iou_NM: Floats,
+    same_NM: npt.NDArray[np.bool_],
+    level: float,
+    iou: float,
+    completeness: float,
+    how: str = "greedy",
+) -> float:
     """iou * (sum of credited IoUs / M) + completeness * (1 - (missed + false) / 2) over `published_pairs`."""
     pairs = published_pairs(iou_NM, same_NM, level, how)
     missed, false = 1 - len(pairs) / iou_NM.shape[1], 1 - len(pairs) / iou_NM.shape[0]
-    return iou * sum(value for _, _, value in pairs) / iou_NM.shape[1] + completeness * (1 - (missed + false) / 2)
+    return iou * sum(value for _, _, value in pairs) / iou_NM.shape[1] + completeness * (
+        1 - (missed + false) / 2
+    )

@@ -16,6 +16,7 @@ default they are over the larger side, and a relation given twice counts twice t
 
     python -c "from mmrl.rewards.r1_sgg import make_r1_sgg as m; print(m())"
 """
+
 from __future__ import annotations
 
 import math
@@ -52,10 +53,14 @@ def _boxes(graph: Graph, scale: Floats) -> Floats:
 
 def _likeness(predicted: Graph, true: Graph) -> Floats:
     """(N, M) word_overlap of the labels."""
-    return np.array([[word_overlap(a, b) for b, _ in true.nodes] for a, _ in predicted.nodes], dtype=np.float64)
+    return np.array(
+        [[word_overlap(a, b) for b, _ in true.nodes] for a, _ in predicted.nodes], dtype=np.float64
+    )
 
 
-def _nodes(predicted: Graph, true: Graph, size: Sequence[float]) -> tuple[dict[int, int], Floats, Floats]:
+def _nodes(
+    predicted: Graph, true: Graph, size: Sequence[float]
+) -> tuple[dict[int, int], Floats, Floats]:
     """True node -> predicted node, the labels' likeness and the boxes' closeness, both (N, M)."""
     from scipy.optimize import linear_sum_assignment
 
@@ -85,25 +90,36 @@ def _soft(predicted: Graph, true: Graph, size: Sequence[float], over: str) -> fl
     for subject, predicate, target in true.edges:
         pair = place.get(subject, -1), place.get(target, -1)
         if pair in said:
-            found += float(like_NM[pair[0], subject] * like_NM[pair[1], target]) * word_overlap(said[pair], predicate)
+            found += float(like_NM[pair[0], subject] * like_NM[pair[1], target]) * word_overlap(
+                said[pair], predicate
+            )
     edges = found / _relations(predicted, true, over)
     return (_NODE * labels + _BOX * boxes + _EDGE * edges) / (_NODE + _BOX + _EDGE)
 
 
 def _relations(predicted: Graph, true: Graph, over: str) -> int:
-    return max(1, len(true.edges) if over == "truth" else max(len(true.edges), len(predicted.edges)))
+    return max(
+        1, len(true.edges) if over == "truth" else max(len(true.edges), len(predicted.edges))
+    )
 
 
 def _hard(predicted: Graph, true: Graph, size: Sequence[float], over: str) -> float:
     one = np.ones(4)
     fits_NM = np.asarray(pairwise_iou(_boxes(predicted, one), _boxes(true, one))) >= _HARD_IOU
-    names_N, names_M = ([normalise_label(label) for label, _ in graph.nodes] for graph in (predicted, true))
+    names_N, names_M = (
+        [normalise_label(label) for label, _ in graph.nodes] for graph in (predicted, true)
+    )
     alike_NM = np.array([[a == b for b in names_M] for a in names_N]) & fits_NM
     if not true.edges:  # there every answer earns 0
         return 0.0 if predicted.edges else most_pairs(alike_NM) / max(len(names_N), len(names_M))
     said = {(s, normalise_label(p), o) for s, p, o in predicted.edges if s >= 0 and o >= 0}
-    found = sum(any(predicate == normalise_label(wanted) and alike_NM[s, subject] and alike_NM[o, target]
-                    for s, predicate, o in said) for subject, wanted, target in true.edges)
+    found = sum(
+        any(
+            predicate == normalise_label(wanted) and alike_NM[s, subject] and alike_NM[o, target]
+            for s, predicate, o in said
+        )
+        for subject, wanted, target in true.edges
+    )
     return found / _relations(predicted, true, over)
 
 
@@ -111,7 +127,9 @@ def make_r1_sgg(edges: str = "soft", over: str = "larger") -> GraphReward:
     """R1-SGG's reward, see the module; both graphs without nodes 1, only one 0. Raises ConfigError."""
     for name, value, known in (("edges", edges, EDGES), ("over", over, _OVER)):
         if value not in known:
-            raise ConfigError(f"expected {name} as one of {', '.join(known)}, found {value!r}.{did_you_mean(str(value), known)}")
+            raise ConfigError(
+                f"expected {name} as one of {', '.join(known)}, found {value!r}.{did_you_mean(str(value), known)}"
+            )
     rule: Callable[[Graph, Graph, Sequence[float], str], Any] = _soft if edges == "soft" else _hard
 
     def reward(predicted: Graph, true: Graph, size: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ R1-SGG's shares are over the truth only, so that a flood of nodes or edges is fr
 
     python -c "from mmrl.rewards.scene_graph import Graph, graph_metrics as m; print(m(Graph(()), Graph((('cat', (0, 0, 9, 9)),))))"
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-__all__ = ["Edge", "Graph", "MODES", "SceneGraphReward", "graph_metrics", "make_scene_graph_reward", "word_overlap"]
+__all__ = [
+    "Edge",
+    "Graph",
+    "MODES",
+    "SceneGraphReward",
+    "graph_metrics",
+    "make_scene_graph_reward",
+    "word_overlap",
+]
 
 # N predicted nodes, M true ones; E predicted edges, F true ones
 
@@ -65,8 +74,13 @@ def _overlaps(a: Sequence[str], b: Sequence[str]) -> Floats:
     return np.array([[known[x, y] for y in b] for x in a], dtype=np.float64).reshape(len(a), len(b))
 
 
-def _edge_gains(predicted: Graph, true: Graph, pairs: Mapping[int, tuple[int, float]],
-                likeness: Callable[[str, str], float], copies: Sequence[tuple[list[int], int]] = ()) -> Floats:
+def _edge_gains(
+    predicted: Graph,
+    true: Graph,
+    pairs: Mapping[int, tuple[int, float]],
+    likeness: Callable[[str, str], float],
+    copies: Sequence[tuple[list[int], int]] = (),
+) -> Floats:
     """(E, F): what each predicted edge earns as each true edge; copies of an edge earn nothing.
 
     `copies` are the sets of nearly equal nodes that were matched as one (mmrl.rewards.matching.near_copies).
@@ -75,12 +89,17 @@ def _edge_gains(predicted: Graph, true: Graph, pairs: Mapping[int, tuple[int, fl
     for f, (subject, _, target) in enumerate(true.edges):
         wanted.setdefault((subject, target), []).append(f)
     first: dict[tuple[str, tuple[float, ...]], int] = {}
-    same = [first.setdefault((normalise_label(label), tuple(box)), i) for i, (label, box) in enumerate(predicted.nodes)]
+    same = [
+        first.setdefault((normalise_label(label), tuple(box)), i)
+        for i, (label, box) in enumerate(predicted.nodes)
+    ]
     for members, _ in copies:
         for i in members:
             same[i] = i if i in pairs else next((k for k in members if k in pairs), same[i])
     # an edge may hang on any copy of a node: which of them was matched is chance
-    ends = {i: i if i in pairs else same[i] for i in range(len(same)) if i in pairs or same[i] in pairs}
+    ends = {
+        i: i if i in pairs else same[i] for i in range(len(same)) if i in pairs or same[i] in pairs
+    }
     edges = [(ends.get(s, s), normalise_label(p), ends.get(t, t)) for s, p, t in predicted.edges]
     gains = np.zeros((len(edges), len(true.edges)))
     for e, (subject, predicate, target) in enumerate(edges):
@@ -122,20 +141,28 @@ def _hard_parts(predicted: Graph, true: Graph, threshold: float) -> tuple[float,
     pair = compare(predicted.nodes, true.nodes)
     matches = _hard_pairs(np.where(pair.right_NM >= threshold, pair.right_NM, 0.0))
     found = _total(_edge_gains(predicted, true, matches, _equal, pair.copies))
-    return (_share(len(matches), len(predicted.nodes), len(true.nodes), f1=False),
-            _share(found, len(predicted.edges), len(true.edges), f1=False))
+    return (
+        _share(len(matches), len(predicted.nodes), len(true.nodes), f1=False),
+        _share(found, len(predicted.edges), len(true.edges), f1=False),
+    )
 
 
 def _soft_parts(predicted: Graph, true: Graph, words: float) -> tuple[float, float]:
     pair = compare(predicted.nodes, true.nodes)
-    alike_NM = _overlaps([label for label, _ in predicted.nodes], [label for label, _ in true.nodes])
-    both = (alike_NM > 0) & (pair.any_NM > 0)  # a right word far away, or a wrong word in place, earns nothing
+    alike_NM = _overlaps(
+        [label for label, _ in predicted.nodes], [label for label, _ in true.nodes]
+    )
+    both = (alike_NM > 0) & (
+        pair.any_NM > 0
+    )  # a right word far away, or a wrong word in place, earns nothing
     gains_NM = np.where(both, words * alike_NM + (1 - words) * pair.any_NM, 0.0)
     pairs = hungarian_pairs(gains_NM)
     matches = {i: (j, float(gains_NM[i, j])) for i, j in pairs}
     found = _total(_edge_gains(predicted, true, matches, word_overlap, pair.copies))
-    return (_share(matched_sum(gains_NM, pairs), len(predicted.nodes), len(true.nodes), f1=False),
-            _share(found, len(predicted.edges), len(true.edges), f1=False))
+    return (
+        _share(matched_sum(gains_NM, pairs), len(predicted.nodes), len(true.nodes), f1=False),
+        _share(found, len(predicted.edges), len(true.edges), f1=False),
+    )
 
 
 @dataclass(frozen=True)
@@ -166,31 +193,41 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
     return float(value)
 
 
-def _make(mode: str, parts: Callable[[Graph, Graph], tuple[float, float]], node: Any, edge: Any) -> SceneGraphReward:
+def _make(
+    mode: str, parts: Callable[[Graph, Graph], tuple[float, float]], node: Any, edge: Any
+) -> SceneGraphReward:
     weights = _number("node_weight", node, 1e-6, 1e6), _number("edge_weight", edge, 0, 1e6)
     return SceneGraphReward(mode, parts, *weights)
 
 
-def _f1(threshold: float = 0.5, node_weight: float = 1.0, edge_weight: float = 1.0) -> SceneGraphReward:
+def _f1(
+    threshold: float = 0.5, node_weight: float = 1.0, edge_weight: float = 1.0
+) -> SceneGraphReward:
     """Soft F1 of nodes and F1 of edges whose nodes have IoU >= threshold."""
     level = _number("threshold", threshold, 0, 1)
     return _make("f1", lambda p, t: _f1_parts(p, t, level), node_weight, edge_weight)
 
 
-def _r1_sgg_hard(threshold: float = 0.5, node_weight: float = 1.0, edge_weight: float = 1.0) -> SceneGraphReward:
+def _r1_sgg_hard(
+    threshold: float = 0.5, node_weight: float = 1.0, edge_weight: float = 1.0
+) -> SceneGraphReward:
     """Nodes and triplets found, over the larger side."""
     level = _number("threshold", threshold, 0, 1)
     return _make("r1_sgg_hard", lambda p, t: _hard_parts(p, t, level), node_weight, edge_weight)
 
 
-def _r1_sgg_soft(words: float = 0.5, node_weight: float = 1.0, edge_weight: float = 1.0) -> SceneGraphReward:
+def _r1_sgg_soft(
+    words: float = 0.5, node_weight: float = 1.0, edge_weight: float = 1.0
+) -> SceneGraphReward:
     """words * overlap of label words + (1 - words) * IoU per node; edges: the product of both and of the predicates'."""
     share = _number("words", words, 0, 1)
     return _make("r1_sgg_soft", lambda p, t: _soft_parts(p, t, share), node_weight, edge_weight)
 
 
 MODES: Mapping[str, Callable[..., SceneGraphReward]] = {
-    "f1": _f1, "r1_sgg_hard": _r1_sgg_hard, "r1_sgg_soft": _r1_sgg_soft,
+    "f1": _f1,
+    "r1_sgg_hard": _r1_sgg_hard,
+    "r1_sgg_soft": _r1_sgg_soft,
 }
 
 
@@ -217,5 +254,10 @@ def graph_metrics(predicted: Graph, true: Graph, threshold: float = 0.5) -> dict
         recall = found / len(true.edges) if true.edges else 0.0
     else:
         edge_f1 = recall = node_f1
-    return {"node_f1": node_f1, "edge_f1": edge_f1, "edge_recall": recall, "graph_f1": (node_f1 + edge_f1) / 2,
-            "correct": float(node_f1 == 1 == edge_f1)}
+    return {
+        "node_f1": node_f1,
+        "edge_f1": edge_f1,
+        "edge_recall": recall,
+        "graph_f1": (node_f1 + edge_f1) / 2,
+        "correct": float(node_f1 == 1 == edge_f1),
+    }

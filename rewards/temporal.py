@@ -18,6 +18,7 @@ For one span and one truth, union and matched are max(0, min(e) - max(s)) / (max
 
     python -c "from mmrl.rewards.temporal import union_iou; print(union_iou([(1, 3), (2, 5)], [(2, 6)]))"
 """
+
 from __future__ import annotations
 
 import math
@@ -28,8 +29,17 @@ from mmrl.rewards.modes import by_mode
 from mmrl.rewards.times import Span
 
 __all__ = [
-    "MODES", "SpanReward", "clip_spans", "has_length", "make_span_reward", "matched_iou", "merged", "near_iou", "span_iop",
-    "span_iou", "union_iou",
+    "MODES",
+    "SpanReward",
+    "clip_spans",
+    "has_length",
+    "make_span_reward",
+    "matched_iou",
+    "merged",
+    "near_iou",
+    "span_iop",
+    "span_iou",
+    "union_iou",
 ]
 
 SpanReward = Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], float]
@@ -77,7 +87,9 @@ def span_iou(a: Sequence[float], b: Sequence[float]) -> float:
     if not (has_length(a) and has_length(b)):
         return 0.0
     (s, e), (t, f) = a, b
-    return max(0.0, min(e, f) - max(s, t)) / (max(e, f) - min(s, t))  # the hull is the union wherever they meet
+    return max(0.0, min(e, f) - max(s, t)) / (
+        max(e, f) - min(s, t)
+    )  # the hull is the union wherever they meet
 
 
 def span_iop(predicted: Sequence[float], true: Sequence[float]) -> float:
@@ -109,17 +121,31 @@ def near_iou(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float
     length = math.fsum(e - s for s, e in b)
     total = math.fsum(e - s for s, e in a) + length - common
     gap = max(0.0, max(a[0][0], b[0][0]) - min(a[-1][1], b[-1][1]))
-    return min(1.0, max(0.0, (1.0 + common / total - gap / (gap + length)) / 2.0)) if total > 0 and length > 0 else 0.0
+    return (
+        min(1.0, max(0.0, (1.0 + common / total - gap / (gap + length)) / 2.0))
+        if total > 0 and length > 0
+        else 0.0
+    )
 
 
 def _pairwise(predicted_N2: Any, true_M2: Any) -> Any:
     """`span_iou` of every pair of spans, (N, 2) and (M, 2) -> (N, M)."""
     import numpy as np
 
-    common = np.minimum(predicted_N2[:, None, 1], true_M2[:, 1]) - np.maximum(predicted_N2[:, None, 0], true_M2[:, 0])
-    hull = np.maximum(predicted_N2[:, None, 1], true_M2[:, 1]) - np.minimum(predicted_N2[:, None, 0], true_M2[:, 0])
-    proper = (predicted_N2[:, 1] > predicted_N2[:, 0])[:, None] & (true_M2[:, 1] > true_M2[:, 0]) & np.isfinite(hull)
-    return np.divide(np.maximum(common, 0.0), hull, out=np.zeros_like(hull), where=proper & (hull > 0))
+    common = np.minimum(predicted_N2[:, None, 1], true_M2[:, 1]) - np.maximum(
+        predicted_N2[:, None, 0], true_M2[:, 0]
+    )
+    hull = np.maximum(predicted_N2[:, None, 1], true_M2[:, 1]) - np.minimum(
+        predicted_N2[:, None, 0], true_M2[:, 0]
+    )
+    proper = (
+        (predicted_N2[:, 1] > predicted_N2[:, 0])[:, None]
+        & (true_M2[:, 1] > true_M2[:, 0])
+        & np.isfinite(hull)
+    )
+    return np.divide(
+        np.maximum(common, 0.0), hull, out=np.zeros_like(hull), where=proper & (hull > 0)
+    )
 
 
 def matched_iou(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]]) -> float:
@@ -148,7 +174,11 @@ def _near() -> SpanReward:
     return near_iou
 
 
-MODES: Mapping[str, Callable[..., SpanReward]] = {"union": _union, "matched": _matched, "near": _near}
+MODES: Mapping[str, Callable[..., SpanReward]] = {
+    "union": _union,
+    "matched": _matched,
+    "near": _near,
+}
 """Mode -> factory(**parameters) -> SpanReward."""
 
 

@@ -13,6 +13,7 @@ is right, so that filling up an unread page with likely characters does not pay,
 
     python -c "from mmrl.rewards.text import make_text_reward as m; print(m('ned')('hallo', ['hello', 'hi']))"
 """
+
 from __future__ import annotations
 
 import functools
@@ -30,9 +31,28 @@ from rapidfuzz.distance import Indel, LCSseq, Levenshtein
 from mmrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
-    "MAX_CHARS", "MODES", "STEPS", "TextReward", "anls", "char_error_rate", "check_names", "check_number", "check_steps",
-    "docvqa_anls", "edit_ratio", "is_coordinates", "make_text_reward", "net_characters", "normalise",
-    "normalised_edit_distance", "rouge", "stream_safe", "token_f1", "unicode_form", "word_error_rate", "words",
+    "MAX_CHARS",
+    "MODES",
+    "STEPS",
+    "TextReward",
+    "anls",
+    "char_error_rate",
+    "check_names",
+    "check_number",
+    "check_steps",
+    "docvqa_anls",
+    "edit_ratio",
+    "is_coordinates",
+    "make_text_reward",
+    "net_characters",
+    "normalise",
+    "normalised_edit_distance",
+    "rouge",
+    "stream_safe",
+    "token_f1",
+    "unicode_form",
+    "word_error_rate",
+    "words",
 ]
 
 MAX_CHARS = 8_192
@@ -41,21 +61,28 @@ _MOST_CHARS = 65_536
 
 _WORD = re.compile(  # one ideograph, kana or Thai letter is a word of its own: these scripts write no spaces
     r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-    r"|[^\W_\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+")
+    r"|[^\W_\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+)
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MARKS = r"[\[\](){},.;:\s0-9+-]*"
-_COORDINATES = re.compile(rf"\[{_MARKS}(?:(?:nan|inf(?:inity)?|(?<=[0-9])e(?=[0-9+-])){_MARKS})*", re.IGNORECASE)
+_COORDINATES = re.compile(
+    rf"\[{_MARKS}(?:(?:nan|inf(?:inity)?|(?<=[0-9])e(?=[0-9+-])){_MARKS})*", re.IGNORECASE
+)
 _PIECE = 2_048
 
 
-def check_names(kind: str, function: Callable[..., Any], params: Mapping[str, Any], but: Sequence[str] = ()) -> None:
+def check_names(
+    kind: str, function: Callable[..., Any], params: Mapping[str, Any], but: Sequence[str] = ()
+) -> None:
     """Raise ConfigError, with a suggestion, for a key of `params` that is no parameter of `function`; `kind` names it."""
     known = [name for name in inspect.signature(function).parameters if name not in but]
     for name in params:
         if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of {kind}; expected {', '.join(known) or 'none'}."
-                              f"{did_you_mean(name, known)}")
+            raise ConfigError(
+                f"unknown parameter {name!r} of {kind}; expected {', '.join(known) or 'none'}."
+                f"{did_you_mean(name, known)}"
+            )
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> float:
@@ -89,7 +116,9 @@ def stream_safe(text: str) -> str:
         if run > _MOST_MARKS:
             cuts.append(place)
             run = 1
-    return _JOINER.join(text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True))
+    return _JOINER.join(
+        text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=32)  # the reward and each metric ask for the same text
@@ -121,11 +150,15 @@ to one space, white space stripped at both ends. They run in the order given."""
 def check_steps(steps: Any) -> tuple[str, ...]:
     """Names of normalisation steps; raises ConfigError for unknown ones."""
     if isinstance(steps, str) or not isinstance(steps, Sequence):
-        raise ConfigError(f"expected normalise as a list of {', '.join(STEPS)}, found {steps!r}; [] keeps the text as it is")
+        raise ConfigError(
+            f"expected normalise as a list of {', '.join(STEPS)}, found {steps!r}; [] keeps the text as it is"
+        )
     for step in steps:
         if step not in STEPS:
-            raise ConfigError(f"unknown normalisation step {step!r}; expected some of {', '.join(STEPS)}."
-                              f"{did_you_mean(str(step), STEPS)}")
+            raise ConfigError(
+                f"unknown normalisation step {step!r}; expected some of {', '.join(STEPS)}."
+                f"{did_you_mean(str(step), STEPS)}"
+            )
     return tuple(steps)
 
 
@@ -147,8 +180,10 @@ def _bounded(text: str, steps: Iterable[str], limit: int) -> str | None:
         return None
     if not text.isascii():
         grown = 0
-        for start in range(0, len(text), _PIECE):  # piece by piece, so that a text that explodes costs one piece
-            grown += len(unicode_form(text[start:start + _PIECE]))
+        for start in range(
+            0, len(text), _PIECE
+        ):  # piece by piece, so that a text that explodes costs one piece
+            grown += len(unicode_form(text[start : start + _PIECE]))
             if grown > limit:
                 return None
     said = normalise(text, steps)
@@ -166,6 +201,7 @@ def is_coordinates(text: str) -> bool:
 
 
 # formulas, on normalised texts of bounded length
+
 
 def normalised_edit_distance(prediction: str, truth: str) -> float:
     """Levenshtein distance on characters / length of the longer text, in [0, 1]; 0 for two empty texts. PageOCR's number."""
@@ -236,22 +272,41 @@ def _stemmer() -> Any:
 @functools.lru_cache(maxsize=65_536)
 def _stem(word: str) -> str:
     """The Porter stem of an English word as the rouge-score package cuts it; words of up to 3 letters stay."""
-    return str(_stemmer().tokenize(word)[0]) if len(word) > 3 and _ASCII_WORD.fullmatch(word) else word
+    return (
+        str(_stemmer().tokenize(word)[0]) if len(word) > 3 and _ASCII_WORD.fullmatch(word) else word
+    )
 
 
-def rouge(prediction: str, truth: str, *, ascii_words: bool = False, skip_short: bool = True, stem: bool = False) -> float:
+def rouge(
+    prediction: str,
+    truth: str,
+    *,
+    ascii_words: bool = False,
+    skip_short: bool = True,
+    stem: bool = False,
+) -> float:
     """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L in [0, 1].
 
     `ascii_words` cuts words as the rouge-score package does, which drops every letter outside a-z. `skip_short` leaves
     ROUGE-2 out of the mean when the truth is one word; without it an equal one-word text scores 2/3, as in the package.
     `stem` compares English words by their Porter stems (the package's use_stemmer), so that "dogs" is "dog".
     """
-    cut = [_ASCII_WORD.findall(text.lower()) if ascii_words else words(text.lower()) for text in (prediction, truth)]
+    cut = [
+        _ASCII_WORD.findall(text.lower()) if ascii_words else words(text.lower())
+        for text in (prediction, truth)
+    ]
     said, meant = _numbered(*([_stem(word) for word in text] if stem else text for text in cut))
     if not meant:
         return float(prediction == truth)
-    values = [_f1((_ngrams(said, n) & _ngrams(meant, n)).total(), max(0, len(said) - n + 1), max(0, len(meant) - n + 1))
-              for n in (1, 2) if len(meant) >= n or not skip_short]
+    values = [
+        _f1(
+            (_ngrams(said, n) & _ngrams(meant, n)).total(),
+            max(0, len(said) - n + 1),
+            max(0, len(meant) - n + 1),
+        )
+        for n in (1, 2)
+        if len(meant) >= n or not skip_short
+    ]
     values.append(_f1(LCSseq.similarity(said, meant), len(said), len(meant)))
     return math.fsum(values) / len(values)
 
@@ -271,7 +326,9 @@ def docvqa_anls(prediction: str, truth: str, threshold: float = 0.5) -> float:
     for evaluation, no reward.
     """
     length = max(len(prediction.upper()), len(truth.upper()))
-    distance = Levenshtein.distance(" ".join(prediction.lower().split()), " ".join(truth.lower().split()))
+    distance = Levenshtein.distance(
+        " ".join(prediction.lower().split()), " ".join(truth.lower().split())
+    )
     similarity = 1.0 - (distance / length if length else 0.0)
     return similarity if similarity >= threshold else 0.0
 
@@ -298,12 +355,16 @@ class TextReward:
     def __call__(self, prediction: str, truths: str | Sequence[str]) -> float:
         accepted = [truths] if isinstance(truths, str) else list(truths)
         if not accepted or not all(isinstance(truth, str) for truth in accepted):
-            raise DataError(f"expected a text or a list of accepted texts as truth, found {truths!r:.80}")
+            raise DataError(
+                f"expected a text or a list of accepted texts as truth, found {truths!r:.80}"
+            )
         known = [_known(truth, self.steps) for truth in accepted]
         longest = max(map(len, known))
         if longest > self.max_chars:
-            raise DataError(f"expected a truth of up to {self.max_chars} characters, found {longest}; raise max_chars (up to "
-                            f"{_MOST_CHARS}) or split the text")
+            raise DataError(
+                f"expected a truth of up to {self.max_chars} characters, found {longest}; raise max_chars (up to "
+                f"{_MOST_CHARS}) or split the text"
+            )
         said = _bounded(prediction, self.steps, self.max_chars)
         return 0.0 if said is None else max(self.formula(said, truth) for truth in known)
 
@@ -315,7 +376,9 @@ def _ned() -> Callable[[str, str], float]:
 
 def _indel(wrong_cost: float = 1.0) -> Callable[[str, str], float]:
     """Right characters minus `wrong_cost` * wrong ones, as a share of the truth, clipped at 0."""
-    return functools.partial(net_characters, wrong_cost=check_number("wrong_cost", wrong_cost, 0, 10))
+    return functools.partial(
+        net_characters, wrong_cost=check_number("wrong_cost", wrong_cost, 0, 10)
+    )
 
 
 def _cer() -> Callable[[str, str], float]:
@@ -333,14 +396,22 @@ def _ratio() -> Callable[[str, str], float]:
     return edit_ratio
 
 
-def _rouge(ascii_words: bool = False, skip_short: bool = True, stem: bool = False, short: int = 0) -> Callable[[str, str], float]:
+def _rouge(
+    ascii_words: bool = False, skip_short: bool = True, stem: bool = False, short: int = 0
+) -> Callable[[str, str], float]:
     """Mean F1 of ROUGE-1, ROUGE-2, ROUGE-L. A truth of at most `short` characters is met by itself in any case, with 1
     (EasyVideoR1 unified_rl: 10), because a truth of one word has no ROUGE-2."""
     limit = check_number("short", short, 0, _MOST_CHARS)
-    mean = functools.partial(rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short), stem=bool(stem))
+    mean = functools.partial(
+        rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short), stem=bool(stem)
+    )
     if not limit:
         return mean
-    return lambda said, truth: 1.0 if len(truth) <= limit and said.lower().strip() == truth.lower().strip() else mean(said, truth)
+    return lambda said, truth: (
+        1.0
+        if len(truth) <= limit and said.lower().strip() == truth.lower().strip()
+        else mean(said, truth)
+    )
 
 
 def _exact() -> Callable[[str, str], float]:
@@ -361,18 +432,29 @@ def _token_f1() -> Callable[[str, str], float]:
 def _contains(max_extra: int = 200) -> Callable[[str, str], float]:
     """1 when the truth is part of the prediction, which may be at most `max_extra` characters longer. Evaluation only."""
     extra = check_number("max_extra", max_extra, 0, _MOST_CHARS)
-    return lambda said, truth: float(bool(truth) and truth in said and len(said) <= len(truth) + extra)
+    return lambda said, truth: float(
+        bool(truth) and truth in said and len(said) <= len(truth) + extra
+    )
 
 
 MODES: Mapping[str, tuple[Callable[..., Callable[[str, str], float]], tuple[str, ...]]] = {
-    "ned": (_ned, _PAGE), "indel": (_indel, _PAGE), "wer": (_wer, _PAGE), "cer": (_cer, _PAGE), "ratio": (_ratio, _PAGE),
-    "rouge": (_rouge, _SHORT), "exact": (_exact, _SHORT), "anls": (_anls, _SHORT),
-    "token_f1": (_token_f1, ("nfkc", "lower", "punctuation", "articles", "collapse", "strip")), "contains": (_contains, _SHORT),
+    "ned": (_ned, _PAGE),
+    "indel": (_indel, _PAGE),
+    "wer": (_wer, _PAGE),
+    "cer": (_cer, _PAGE),
+    "ratio": (_ratio, _PAGE),
+    "rouge": (_rouge, _SHORT),
+    "exact": (_exact, _SHORT),
+    "anls": (_anls, _SHORT),
+    "token_f1": (_token_f1, ("nfkc", "lower", "punctuation", "articles", "collapse", "strip")),
+    "contains": (_contains, _SHORT),
 }
 """Mode -> (formula factory, normalisation steps unless `normalise` says otherwise)."""
 
 
-def make_text_reward(mode: str = "ned", *, normalise: Any = None, max_chars: int = MAX_CHARS, **params: Any) -> TextReward:
+def make_text_reward(
+    mode: str = "ned", *, normalise: Any = None, max_chars: int = MAX_CHARS, **params: Any
+) -> TextReward:
     """The text reward called `mode`: callable(prediction, truth or accepted truths) -> [0, 1].
 
     `normalise` lists STEPS (None: the mode's own; []: none). Parameters by mode: anls(threshold), contains(max_extra),
@@ -380,8 +462,12 @@ def make_text_reward(mode: str = "ned", *, normalise: Any = None, max_chars: int
     values out of range.
     """
     if mode not in MODES:
-        raise ConfigError(f"unknown text mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+        raise ConfigError(
+            f"unknown text mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}"
+        )
     factory, default = MODES[mode]
     check_names(f"text mode {mode!r}", factory, params)
     bound = int(check_number("max_chars", max_chars, 1, _MOST_CHARS))
-    return TextReward(mode, factory(**params), default if normalise is None else check_steps(normalise), bound)
+    return TextReward(
+        mode, factory(**params), default if normalise is None else check_steps(normalise), bound
+    )

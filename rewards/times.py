@@ -14,6 +14,7 @@ seconds. Model text is data: JSON, never eval. Every step is linear in the lengt
 
     python -c "from mmrl.rewards.times import parse_spans; print(parse_spans('00:02.50 to 00:07.00'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -22,7 +23,17 @@ from typing import Any
 
 from mmrl.rewards.parsing import MAX_ANSWER_CHARS, load_json, strip_fence
 
-__all__ = ["MAX_SPANS", "MAX_TIME", "SPAN_KEYS", "Span", "SpanParse", "parse_spans", "parse_time", "read_json", "spans_of"]
+__all__ = [
+    "MAX_SPANS",
+    "MAX_TIME",
+    "SPAN_KEYS",
+    "Span",
+    "SpanParse",
+    "parse_spans",
+    "parse_time",
+    "read_json",
+    "spans_of",
+]
 
 Span = tuple[float, float]
 
@@ -30,14 +41,30 @@ MAX_SPANS = 100
 """An answer with more spans is refused ('too_many_spans')."""
 MAX_TIME = 1e7
 """Larger magnitudes are refused ('out_of_range'): 115 days."""
-SPAN_KEYS = ("time", "times", "span", "spans", "timestamp", "timestamps", "window", "windows", "segment", "segments")
+SPAN_KEYS = (
+    "time",
+    "times",
+    "span",
+    "spans",
+    "timestamp",
+    "timestamps",
+    "window",
+    "windows",
+    "segment",
+    "segments",
+)
 _ENDS = (("start", "end"), ("start_time", "end_time"))
 
 _CLOCK = r"(?:[0-9]{1,3}:)?[0-9]{1,3}:[0-9]{2}(?:\.[0-9]{1,9})?"
-_VALUE, _UNIT = rf"(?:{_CLOCK}|[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", r"(?: ?(?:seconds|second|secs|sec|s)\b)?"
+_VALUE, _UNIT = (
+    rf"(?:{_CLOCK}|[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)",
+    r"(?: ?(?:seconds|second|secs|sec|s)\b)?",
+)
 _SIGNED = rf"(-?{_VALUE}){_UNIT}"
 _TIME, _SIGNED_TIME = re.compile(rf"({_VALUE}){_UNIT}"), re.compile(_SIGNED)
-_PAIR = re.compile(rf"(?:from )?{_SIGNED} ?(?:to\b|and\b|until\b|-|\u2013|\u2014) ?{_SIGNED}", re.IGNORECASE)
+_PAIR = re.compile(
+    rf"(?:from )?{_SIGNED} ?(?:to\b|and\b|until\b|-|\u2013|\u2014) ?{_SIGNED}", re.IGNORECASE
+)
 _BETWEEN = re.compile(r" ?[,;] ?")
 _BARE_CLOCK = re.compile(rf"""(?<![\w"':.])(-?{_CLOCK})(?![\w"':.])""")
 
@@ -183,12 +210,22 @@ def parse_spans(answer: str) -> SpanParse:
         return SpanParse((), "answer_too_long")
     text = strip_fence(answer)
     words = " ".join(text.removesuffix(".").split())
-    spoken = _from_words(words) if words[:1].isdigit() or words[:1] == "-" or words[:5].lower() == "from " else None
+    spoken = (
+        _from_words(words)
+        if words[:1].isdigit() or words[:1] == "-" or words[:5].lower() == "from "
+        else None
+    )
     if spoken is not None:
         return spoken
     try:
         value = read_json(text)
     except (ValueError, RecursionError) as err:
         known = {"not a number": "not_finite", "duplicate keys": "ambiguous_keys"}
-        return SpanParse((), next((reason for start, reason in known.items() if str(err).startswith(start)), "not_spans"))
+        return SpanParse(
+            (),
+            next(
+                (reason for start, reason in known.items() if str(err).startswith(start)),
+                "not_spans",
+            ),
+        )
     return spans_of(value)

@@ -11,6 +11,7 @@ denominator is the union of both times, so that neither a tiny nor a huge time p
 
     python -c "from mmrl.rewards.tracks import parse_track; print(parse_track('{\"boxes\": {\"0\": [1, 2, 3, 4]}}'))"
 """
+
 from __future__ import annotations
 
 import bisect
@@ -24,8 +25,20 @@ from mmrl.rewards.parsing import MAX_COORDINATE, Box, number_list, strip_fence
 from mmrl.rewards.times import SpanParse, parse_time, read_json, spans_of
 
 __all__ = [
-    "LEVELS", "MAX_BOXES", "MAX_TRACK_CHARS", "OVER", "TrackParse", "mean", "mean_iou", "parse_track", "success", "success_area",
-    "track_ious", "track_key", "track_viou", "tube_viou",
+    "LEVELS",
+    "MAX_BOXES",
+    "MAX_TRACK_CHARS",
+    "OVER",
+    "TrackParse",
+    "mean",
+    "mean_iou",
+    "parse_track",
+    "success",
+    "success_area",
+    "track_ious",
+    "track_key",
+    "track_viou",
+    "tube_viou",
 ]
 
 MAX_TRACK_CHARS = 40_000
@@ -74,7 +87,9 @@ def _box(values: Any) -> Box:
         raise _Unreadable("not_a_box")
     if len(values) != 4:
         raise _Unreadable("wrong_count")
-    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):  # False for nan, infinity and huge integers
+    if not all(
+        -MAX_COORDINATE <= v <= MAX_COORDINATE for v in values
+    ):  # False for nan, infinity and huge integers
         raise _Unreadable("not_finite" if any(v != v for v in values) else "out_of_range")
     return float(values[0]), float(values[1]), float(values[2]), float(values[3])
 
@@ -151,18 +166,26 @@ def parse_track(answer: str) -> TrackParse:
     except _Unreadable as err:
         return TrackParse(reason=str(err))
     except (ValueError, RecursionError) as err:
-        return TrackParse(reason="duplicate_keys" if str(err).startswith("duplicate keys") else "not_a_track")
+        return TrackParse(
+            reason="duplicate_keys" if str(err).startswith("duplicate keys") else "not_a_track"
+        )
 
 
 # from tracks to numbers
 
 
-def track_ious(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]]) -> list[float]:
+def track_ious(
+    predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]]
+) -> list[float]:
     """IoU at every true key, in its order; 0 where the prediction has no box."""
     return [box_iou(predicted[key], box) if key in predicted else 0.0 for key, box in true.items()]
 
 
-def mean_iou(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]], over: str = "truth") -> float:
+def mean_iou(
+    predicted: Mapping[float, Sequence[float]],
+    true: Mapping[float, Sequence[float]],
+    over: str = "truth",
+) -> float:
     """Mean IoU over the true keys, a missing box being 0; with over 'shared' over the keys both sides have (EasyVideoR1, and
     OneThinker for tubes), where one easy frame is worth as much as all of them."""
     if over == "shared":
@@ -175,8 +198,11 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def track_viou(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]],
-               span: Sequence[float] | None = None) -> float:
+def track_viou(
+    predicted: Mapping[float, Sequence[float]],
+    true: Mapping[float, Sequence[float]],
+    span: Sequence[float] | None = None,
+) -> float:
     """vIoU: the sum of the IoUs over the true keys, divided by the number of true keys and of predicted keys outside `span`.
 
     `span` is the true time (default: from the first true key to the last). Predicted keys inside it that have no true box
@@ -189,8 +215,13 @@ def track_viou(predicted: Mapping[float, Sequence[float]], true: Mapping[float, 
     return sum(track_ious(predicted, true)) / (len(true) + outside)
 
 
-def tube_viou(predicted: Mapping[float, Sequence[float]], predicted_span: Sequence[float],
-              true: Mapping[float, Sequence[float]], true_span: Sequence[float], step: float = 1.0) -> float:
+def tube_viou(
+    predicted: Mapping[float, Sequence[float]],
+    predicted_span: Sequence[float],
+    true: Mapping[float, Sequence[float]],
+    true_span: Sequence[float],
+    step: float = 1.0,
+) -> float:
     """vIoU of two tubes, in [0, 1]: the sum of the IoUs at true keys inside the predicted time, over the union of both times.
 
     The union is counted in true keys, plus the length of the predicted time outside the true one in units of `step` (seconds
@@ -203,9 +234,14 @@ def tube_viou(predicted: Mapping[float, Sequence[float]], predicted_span: Sequen
     if not true or not start < end:
         return 0.0
     early, late = max(0.0, first - min(true)), max(true) - last
-    late = max(0.0, late) + 2 * _EPS if late > -_EPS else 0.0  # a key at the end: the end belongs to it
-    total = sum(box_iou(predicted[key], box) for key, box in true.items()
-                if key in predicted and start - early - _EPS <= key < end + late)
+    late = (
+        max(0.0, late) + 2 * _EPS if late > -_EPS else 0.0
+    )  # a key at the end: the end belongs to it
+    total = sum(
+        box_iou(predicted[key], box)
+        for key, box in true.items()
+        if key in predicted and start - early - _EPS <= key < end + late
+    )
     outside = (end - start) - max(0.0, min(end, last + late) - max(start, first - early))
     return total / (len(true) + max(0.0, outside) / step)
 
@@ -217,4 +253,6 @@ def success(ious: Sequence[float], level: float) -> float:
 
 def success_area(ious: Sequence[float]) -> float:
     """Area under the success curve: the mean success over 101 thresholds from 0 to 1 (close to the mean IoU, AO)."""
-    return mean([bisect.bisect_left(LEVELS, iou) for iou in ious]) / len(LEVELS)  # levels below each IoU
+    return mean([bisect.bisect_left(LEVELS, iou) for iou in ious]) / len(
+        LEVELS
+    )  # levels below each IoU

@@ -10,6 +10,7 @@ and no multiprocessing: reward workers are daemonic processes, which may have no
 Protocol: one JSON object per line. To the process {"id", "args"}; back {"id", "value"} or {"id", "error"}, and once
 {"ready": true} after the module is imported. Started as `python -m mmrl.rewards.verifier_pool module:function`.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -40,7 +41,9 @@ MAX_FAILURES_IN_A_ROW = 20
 PROBE_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two probes that fail: the pause doubles from the first to the longest; calls within it raise at once."""
-_ROOT = str(Path(__file__).absolute().parents[2])  # the folder that holds mmrl; not resolved: mmrl/rewards may be a link
+_ROOT = str(
+    Path(__file__).absolute().parents[2]
+)  # the folder that holds mmrl; not resolved: mmrl/rewards may be a link
 
 
 class Verdict(NamedTuple):
@@ -65,8 +68,13 @@ class _Process(Program):
 
     def __init__(self, target: str) -> None:
         path = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH", "")])])
-        super().__init__([sys.executable, "-m", "mmrl.rewards.verifier_pool", target], f"verifier {target}", cwd=_ROOT,
-                         errors=False, environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
+        super().__init__(
+            [sys.executable, "-m", "mmrl.rewards.verifier_pool", target],
+            f"verifier {target}",
+            cwd=_ROOT,
+            errors=False,
+            environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        )
         self.ready, self.number = False, 0
 
     def wait_ready(self, target: str) -> None:
@@ -80,8 +88,10 @@ class _Process(Program):
             found = "no sign of life" if error.death.cause == "timeout" else "the process ended"
             answer = {"failed": found}
         if not answer.get("ready"):
-            raise RewardError(f"expected the verifier {target} to start within {START_TIMEOUT_S:g} s, found: "
-                              f"{answer.get('failed')}; run `{sys.executable} -m mmrl.rewards.verifier_pool {target}` to see why")
+            raise RewardError(
+                f"expected the verifier {target} to start within {START_TIMEOUT_S:g} s, found: "
+                f"{answer.get('failed')}; run `{sys.executable} -m mmrl.rewards.verifier_pool {target}` to see why"
+            )
         self.ready = True
 
     def ask(self, args: tuple[Any, ...], limit_s: float) -> dict[str, Any]:
@@ -91,7 +101,9 @@ class _Process(Program):
         self.write(json.dumps({"id": self.number, "args": args}).encode() + b"\n")
         answer = self._answer()
         if answer.get("id") != self.number:
-            raise self.error("message", "answered another question")  # out of step: never trust it again
+            raise self.error(
+                "message", "answered another question"
+            )  # out of step: never trust it again
         return answer
 
     def _answer(self) -> dict[str, Any]:
@@ -112,12 +124,21 @@ class VerifierPool:
     settings that cannot be.
     """
 
-    def __init__(self, target: str, *, deadline_s: float = 2.0, size: int = 1, probe: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        deadline_s: float = 2.0,
+        size: int = 1,
+        probe: Sequence[Any] | None = None,
+    ) -> None:
         module, colon, function = target.partition(":")
         if not (module and colon and function):
             raise ConfigError(f"expected a verifier as 'module:function', found {target!r}")
         if not deadline_s > 0 or size < 1:
-            raise ConfigError(f"expected deadline_s > 0 and size >= 1, found {deadline_s!r} and {size!r}")
+            raise ConfigError(
+                f"expected deadline_s > 0 and size >= 1, found {deadline_s!r} and {size!r}"
+            )
         self.target, self.deadline_s, self.size = target, float(deadline_s), size
         self.counts = dict.fromkeys(PoolStats._fields, 0)
         self.probe = None if probe is None else tuple(probe)
@@ -184,8 +205,10 @@ class VerifierPool:
                 with self._lock:
                     self._busy.discard(process)
         if not works:
-            raise RewardError(f"the verifier {self.target} failed {self._failures} times in a row and fails a question that it "
-                              f"should answer ({self.stats}); is the machine overloaded or short of memory?")
+            raise RewardError(
+                f"the verifier {self.target} failed {self._failures} times in a row and fails a question that it "
+                f"should answer ({self.stats}); is the machine overloaded or short of memory?"
+            )
 
     def _pause(self) -> None:
         self._paused_until = time.monotonic() + self._pause_s
@@ -221,7 +244,10 @@ class VerifierPool:
 
     def _give_back(self, process: _Process, verdict: Verdict | None) -> None:
         """An answered process is used again; any other is killed, and replaced at once so that it is ready when needed."""
-        answered = verdict is not None and verdict.reason not in ("verifier_timeout", "verifier_crash")
+        answered = verdict is not None and verdict.reason not in (
+            "verifier_timeout",
+            "verifier_crash",
+        )
         if not answered:
             process.kill()
         with self._lock:
@@ -229,7 +255,9 @@ class VerifierPool:
             self._failures = 0 if answered else self._failures + 1
             if answered:
                 self._idle.append(process)
-            elif verdict is not None:  # None: it could not be started, or this thread was interrupted
+            elif (
+                verdict is not None
+            ):  # None: it could not be started, or this thread was interrupted
                 self.counts["restarts"] += 1
                 self._idle.append(_Process(self.target))
 
@@ -311,7 +339,11 @@ def _serve(target: str) -> int:
         try:
             answer = {"id": question["id"], "value": verify(*question["args"])}
             json.dumps(answer)
-        except (Exception, RecursionError, MemoryError) as error:  # the verifier's own failure, reported as such
+        except (
+            Exception,
+            RecursionError,
+            MemoryError,
+        ) as error:  # the verifier's own failure, reported as such
             answer = {"id": question["id"], "error": f"{type(error).__name__}: {error}"[:300]}
         send(answer)
     return 0

@@ -15,6 +15,7 @@ id = vocabulary - (index + 1), see `openvla_token_ids`.
 Legend: A action dimensions, K action steps of a decision, C = K * repeat control steps, T control steps of an episode,
 N rows of a data set.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,8 +29,16 @@ import numpy as np
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.robotics.contract import ActionError, ActionSpace
 
-__all__ = ["OPENVLA_VOCABULARY", "ActionCodec", "ActionStatistics", "GripperConvention", "Layout", "openvla_indices",
-           "openvla_logit_slice", "openvla_token_ids"]
+__all__ = [
+    "OPENVLA_VOCABULARY",
+    "ActionCodec",
+    "ActionStatistics",
+    "GripperConvention",
+    "Layout",
+    "openvla_indices",
+    "openvla_logit_slice",
+    "openvla_token_ids",
+]
 
 Layout = Literal["even", "openvla"]
 GripperConvention = Literal["raw", "binary_sign", "openvla", "maniskill"]
@@ -43,14 +52,18 @@ def openvla_token_ids(indices: Any, *, vocabulary: int = OPENVLA_VOCABULARY) -> 
     return vocabulary - 1 - np.asarray(indices, dtype=np.int64)
 
 
-def openvla_indices(ids: Any, *, bins: int = 256, vocabulary: int = OPENVLA_VOCABULARY) -> np.ndarray:
+def openvla_indices(
+    ids: Any, *, bins: int = 256, vocabulary: int = OPENVLA_VOCABULARY
+) -> np.ndarray:
     """Token ids to bin indices. Raises ActionError for an id that is no action token."""
     found = np.asarray(ids, dtype=np.int64)
     indices = vocabulary - 1 - found
     wrong = (indices < 0) | (indices >= bins)
     if wrong.any():
-        raise ActionError(f"expected action token ids {vocabulary - bins} to {vocabulary - 1}, found {int(found[wrong].flat[0])}; "
-                          "take the arg max or sample within openvla_logit_slice only")
+        raise ActionError(
+            f"expected action token ids {vocabulary - bins} to {vocabulary - 1}, found {int(found[wrong].flat[0])}; "
+            "take the arg max or sample within openvla_logit_slice only"
+        )
     return indices
 
 
@@ -79,20 +92,32 @@ class ActionStatistics:
     trajectories: int = 0
 
     @classmethod
-    def of(cls, actions_NA: Any, *, mask: Sequence[bool] | None = None, trajectories: int = 0) -> ActionStatistics:
+    def of(
+        cls, actions_NA: Any, *, mask: Sequence[bool] | None = None, trajectories: int = 0
+    ) -> ActionStatistics:
         """Statistics of N actions. Raises DataError when there is none, or one is not finite."""
         actions = np.asarray(actions_NA, dtype=np.float64)
         if actions.ndim != 2 or len(actions) < 1:
-            raise DataError(f"expected actions of shape (N, A) with N >= 1, found {tuple(actions.shape)}")
+            raise DataError(
+                f"expected actions of shape (N, A) with N >= 1, found {tuple(actions.shape)}"
+            )
         if not np.isfinite(actions).all():
             row = int(np.argwhere(~np.isfinite(actions))[0][0])
-            raise DataError(f"expected finite actions, found {actions[row].tolist()} in row {row}; drop that episode")
+            raise DataError(
+                f"expected finite actions, found {actions[row].tolist()} in row {row}; drop that episode"
+            )
         keep = (True,) * actions.shape[1] if mask is None else tuple(bool(m) for m in mask)
         if len(keep) != actions.shape[1]:
             raise DataError(f"expected a mask of {actions.shape[1]} values, found {len(keep)}")
         q01, q99 = np.quantile(actions, [0.01, 0.99], axis=0)
-        numbers = {"q01": q01, "q99": q99, "min": actions.min(axis=0), "max": actions.max(axis=0), "mean": actions.mean(axis=0),
-                   "std": actions.std(axis=0)}
+        numbers = {
+            "q01": q01,
+            "q99": q99,
+            "min": actions.min(axis=0),
+            "max": actions.max(axis=0),
+            "mean": actions.mean(axis=0),
+            "std": actions.std(axis=0),
+        }
         values = {key: tuple(float(v) for v in value) for key, value in numbers.items()}
         return cls(**values, mask=keep, transitions=len(actions), trajectories=trajectories)
 
@@ -101,8 +126,15 @@ class ActionStatistics:
         known: dict[str, Any] = {}
         if os.path.exists(path):
             known = _read_json(path)
-        action = {key: list(getattr(self, key)) for key in ("mean", "std", "max", "min", "q01", "q99", "mask")}
-        known[name] = {"action": action, "num_transitions": self.transitions, "num_trajectories": self.trajectories}
+        action = {
+            key: list(getattr(self, key))
+            for key in ("mean", "std", "max", "min", "q01", "q99", "mask")
+        }
+        known[name] = {
+            "action": action,
+            "num_transitions": self.transitions,
+            "num_trajectories": self.trajectories,
+        }
         temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(known, file, indent=2)
@@ -119,38 +151,63 @@ class ActionStatistics:
             name = next(iter(known))
         if name is None or name not in known:
             asked = "several and no name" if name is None else repr(name)
-            raise DataError(f"{os.fspath(path)}: expected the name of one of {', '.join(sorted(known))}, found {asked}."
-                            f"{did_you_mean(name or '', known)}")
+            raise DataError(
+                f"{os.fspath(path)}: expected the name of one of {', '.join(sorted(known))}, found {asked}."
+                f"{did_you_mean(name or '', known)}"
+            )
         entry = known[name]
         action = entry.get("action") if isinstance(entry, Mapping) else None
         if not isinstance(action, Mapping):
-            raise DataError(f"{os.fspath(path)}: expected statistics under {name!r} / 'action', found none")
+            raise DataError(
+                f"{os.fspath(path)}: expected statistics under {name!r} / 'action', found none"
+            )
         return cls.of_entry(action, entry, f"{os.fspath(path)}, {name}")
 
     @classmethod
-    def of_entry(cls, action: Mapping[str, Any], entry: Mapping[str, Any], where: str) -> ActionStatistics:
+    def of_entry(
+        cls, action: Mapping[str, Any], entry: Mapping[str, Any], where: str
+    ) -> ActionStatistics:
         """From parsed JSON: lists `action`, counts `entry`. Older files lack some keys; q01 and q99 must be there.
 
         Raises DataError."""
         for key in ("q01", "q99"):
             if not isinstance(action.get(key), Sequence):
-                raise DataError(f"{where}: expected a list {key}, found {action.get(key)!r}; only BOUNDS_Q99 files can be used")
+                raise DataError(
+                    f"{where}: expected a list {key}, found {action.get(key)!r}; only BOUNDS_Q99 files can be used"
+                )
         dim = len(action["q01"])
         values: dict[str, tuple[float, ...]] = {}
-        for key, other in (("q01", "q01"), ("q99", "q99"), ("min", "q01"), ("max", "q99"), ("mean", "q01"), ("std", "q01")):
+        for key, other in (
+            ("q01", "q01"),
+            ("q99", "q99"),
+            ("min", "q01"),
+            ("max", "q99"),
+            ("mean", "q01"),
+            ("std", "q01"),
+        ):
             given = action.get(key, action[other])
             try:
                 values[key] = tuple(float(v) for v in given)
             except (TypeError, ValueError, OverflowError) as error:
-                raise DataError(f"{where}: expected a list of numbers {key}, found {str(given)[:80]} ({error})") from error
+                raise DataError(
+                    f"{where}: expected a list of numbers {key}, found {str(given)[:80]} ({error})"
+                ) from error
             if not all(abs(v) < 1e30 for v in values[key]):  # NaN is not below anything either
-                raise DataError(f"{where}: expected finite numbers below 1e30 in {key}, found {given!r:.80}; compute them again")
+                raise DataError(
+                    f"{where}: expected finite numbers below 1e30 in {key}, found {given!r:.80}; compute them again"
+                )
         mask = tuple(bool(m) for m in action.get("mask", [True] * dim))
         wrong = [key for key, value in {**values, "mask": mask}.items() if len(value) != dim]
         if wrong:
-            raise DataError(f"{where}: expected {dim} values in each list, as in q01, found another number in {', '.join(wrong)}")
-        return cls(**values, mask=mask, transitions=int(entry.get("num_transitions", 0)),
-                   trajectories=int(entry.get("num_trajectories", 0)))
+            raise DataError(
+                f"{where}: expected {dim} values in each list, as in q01, found another number in {', '.join(wrong)}"
+            )
+        return cls(
+            **values,
+            mask=mask,
+            transitions=int(entry.get("num_transitions", 0)),
+            trajectories=int(entry.get("num_trajectories", 0)),
+        )
 
 
 def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -158,11 +215,15 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
     except FileNotFoundError as error:
-        raise DataError(f"expected a dataset_statistics.json at {os.fspath(path)}, found no file") from error
+        raise DataError(
+            f"expected a dataset_statistics.json at {os.fspath(path)}, found no file"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{os.fspath(path)}: expected JSON, found {error}") from error
     if not isinstance(data, dict):
-        raise DataError(f"{os.fspath(path)}: expected an object by data set name, found {type(data).__name__}")
+        raise DataError(
+            f"{os.fspath(path)}: expected an object by data set name, found {type(data).__name__}"
+        )
     return data
 
 
@@ -190,25 +251,42 @@ class ActionCodec:
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
-        object.__setattr__(self, "mask", tuple(bool(m) for m in self.mask) or (True,) * len(self.low))
+        object.__setattr__(
+            self, "mask", tuple(bool(m) for m in self.mask) or (True,) * len(self.low)
+        )
         if not self.low or len({len(self.low), len(self.high), len(self.mask)}) != 1:
-            raise ConfigError("expected low, high and mask of the same length of at least 1, found "
-                              f"{len(self.low)}, {len(self.high)} and {len(self.mask)}")
+            raise ConfigError(
+                "expected low, high and mask of the same length of at least 1, found "
+                f"{len(self.low)}, {len(self.high)} and {len(self.mask)}"
+            )
         if not np.isfinite([*self.low, *self.high]).all() or (np.array(self.high) < self.low).any():
-            raise ConfigError(f"expected finite bounds with low <= high, found {list(self.low)} and {list(self.high)}")
+            raise ConfigError(
+                f"expected finite bounds with low <= high, found {list(self.low)} and {list(self.high)}"
+            )
         least = {"bins": 3 if self.layout == "openvla" else 2, "chunk": 1, "repeat": 1}
         for name, limit in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < limit:
-                raise ConfigError(f"expected {name} as a whole number of at least {limit}, found {value!r}")
-        for name, known in (("layout", get_args(Layout)), ("gripper_convention", get_args(GripperConvention))):
+                raise ConfigError(
+                    f"expected {name} as a whole number of at least {limit}, found {value!r}"
+                )
+        for name, known in (
+            ("layout", get_args(Layout)),
+            ("gripper_convention", get_args(GripperConvention)),
+        ):
             value = getattr(self, name)
             if value not in known:
-                raise ConfigError(f"expected {name} as one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}")
+                raise ConfigError(
+                    f"expected {name} as one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}"
+                )
         if self.gripper is not None and not 0 <= self.gripper < len(self.low):
-            raise ConfigError(f"expected gripper as a dimension from 0 to {len(self.low) - 1} or none, found {self.gripper}")
+            raise ConfigError(
+                f"expected gripper as a dimension from 0 to {len(self.low) - 1} or none, found {self.gripper}"
+            )
         if self.gripper is None and self.gripper_convention != "raw":
-            raise ConfigError(f"gripper_convention {self.gripper_convention} needs gripper, the number of its dimension")
+            raise ConfigError(
+                f"gripper_convention {self.gripper_convention} needs gripper, the number of its dimension"
+            )
 
     # -- making one -----------------------------------------------------------------------------------------------------------
 
@@ -225,8 +303,14 @@ class ActionCodec:
     @classmethod
     def openvla(cls, statistics: ActionStatistics, *, chunk: int = 1) -> ActionCodec:
         """What OpenVLA (chunk 1) and OpenVLA-OFT (chunk 8) checkpoints for LIBERO expect: 256 edges, gripper last."""
-        return cls.from_statistics(statistics, bins=256, chunk=chunk, layout="openvla", gripper=len(statistics.q01) - 1,
-                                   gripper_convention="openvla")
+        return cls.from_statistics(
+            statistics,
+            bins=256,
+            chunk=chunk,
+            layout="openvla",
+            gripper=len(statistics.q01) - 1,
+            gripper_convention="openvla",
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ActionCodec:
@@ -234,15 +318,24 @@ class ActionCodec:
         known = [field.name for field in fields(cls)]
         for key in data:
             if key not in known:
-                raise ConfigError(f"expected codec keys {', '.join(known)}, found {key!r}.{did_you_mean(key, known)}")
+                raise ConfigError(
+                    f"expected codec keys {', '.join(known)}, found {key!r}.{did_you_mean(key, known)}"
+                )
         if "low" not in data or "high" not in data:
-            raise ConfigError(f"expected a codec with low and high, found {', '.join(data) or 'nothing'}")
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+            raise ConfigError(
+                f"expected a codec with low and high, found {', '.join(data) or 'nothing'}"
+            )
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+        }
 
     def to_json(self) -> str:
         """One line; floats are written so that they come back bit for bit."""
@@ -318,27 +411,35 @@ class ActionCodec:
         convention. Raises ActionError for another shape or an index outside 0 to bins - 1."""
         found = np.asarray(indices)
         if found.ndim < 2 or found.shape[-1] != self.dim:
-            raise ActionError(f"expected indices of shape (K, {self.dim}), found {tuple(found.shape)}")
+            raise ActionError(
+                f"expected indices of shape (K, {self.dim}), found {tuple(found.shape)}"
+            )
         if found.dtype.kind not in "iu":
             raise ActionError(f"expected whole-number indices, found {found.dtype}")
         if found.size and (found.min() < 0 or found.max() >= self.bins):
-            raise ActionError(f"expected indices from 0 to {self.bins - 1}, found {int(found.min())} to {int(found.max())}")
+            raise ActionError(
+                f"expected indices from 0 to {self.bins - 1}, found {int(found.min())} to {int(found.max())}"
+            )
         low, high = self.bounds()
         values = 0.5 * (self.centers[found] + 1.0) * (high - low) + low
         if executed:
             values = self._simulator_gripper(values)
         return np.repeat(values, self.repeat, axis=-2)
 
-    def targets(self, actions_TA: Any, start: int, *, executed: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    def targets(
+        self, actions_TA: Any, start: int, *, executed: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What the decision at control step `start` of a demonstration should choose: indices (K, A) and valid (K,). With
         repeat > 1 an action step is the mean of its control steps, the gripper that of the last one; steps after the end of
         the episode repeat the last action and are not valid."""
         actions = self._checked(actions_TA)
         if actions.ndim != 2 or not 0 <= start < len(actions):
-            raise ActionError(f"expected actions (T, {self.dim}) and a start below T, found {tuple(actions.shape)} and {start}")
+            raise ActionError(
+                f"expected actions (T, {self.dim}) and a start below T, found {tuple(actions.shape)} and {start}"
+            )
         rows, valid = [], []
         for k in range(self.chunk):
-            window = actions[start + k * self.repeat:start + (k + 1) * self.repeat]
+            window = actions[start + k * self.repeat : start + (k + 1) * self.repeat]
             valid.append(len(window) > 0)
             row = (window if len(window) else actions[-1:]).mean(axis=0)
             if self.gripper is not None:
@@ -349,9 +450,13 @@ class ActionCodec:
     def _checked(self, actions: Any) -> np.ndarray:
         values = np.asarray(actions, dtype=np.float64)
         if values.ndim < 1 or values.shape[-1] != self.dim:
-            raise ActionError(f"expected actions of {self.dim} dimensions, found shape {tuple(values.shape)}")
+            raise ActionError(
+                f"expected actions of {self.dim} dimensions, found shape {tuple(values.shape)}"
+            )
         if not np.isfinite(values).all():
-            raise ActionError(f"expected finite actions, found {values[~np.isfinite(values)].flat[0]}")
+            raise ActionError(
+                f"expected finite actions, found {values[~np.isfinite(values)].flat[0]}"
+            )
         return values
 
     def _simulator_gripper(self, values: np.ndarray) -> np.ndarray:
@@ -373,7 +478,9 @@ class ActionCodec:
         if self.gripper is None or self.gripper_convention == "raw":
             return values
         g = values[..., self.gripper]
-        on = {"binary_sign": (1.0, -1.0), "openvla": (0.0, 1.0), "maniskill": (1.0, 0.0)}[self.gripper_convention]
+        on = {"binary_sign": (1.0, -1.0), "openvla": (0.0, 1.0), "maniskill": (1.0, 0.0)}[
+            self.gripper_convention
+        ]
         values = values.copy()
         values[..., self.gripper] = np.where(g > 0, *on)
         return values

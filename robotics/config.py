@@ -4,6 +4,7 @@
 
 `mmrl train`, `sft` and `eval` take a file as embodied when it has an `env` section.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,12 +15,28 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from mmrl.config import AlgorithmConfig, OptimConfig, RunConfig, Section, load_config_as, with_new_names
+from mmrl.config import (
+    AlgorithmConfig,
+    OptimConfig,
+    RunConfig,
+    Section,
+    load_config_as,
+    with_new_names,
+)
 from mmrl.config import ScheduleConfig as _ScheduleConfig
 from mmrl.errors import did_you_mean
 
-__all__ = ["ActionConfig", "DemoConfig", "EmbodiedAlgorithmConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig",
-           "VLAConfig", "load_embodied"]
+__all__ = [
+    "ActionConfig",
+    "DemoConfig",
+    "EmbodiedAlgorithmConfig",
+    "EmbodiedConfig",
+    "EnvConfig",
+    "RLConfig",
+    "ScheduleConfig",
+    "VLAConfig",
+    "load_embodied",
+]
 
 
 class _Section(Section, BaseModel):
@@ -182,7 +199,9 @@ class ScheduleConfig(_ScheduleConfig):
     @model_validator(mode="after")
     def _no_prompts(self) -> ScheduleConfig:
         if self.wave is not None:
-            raise ValueError(f"schedule.wave ({self.wave}) is of prompts: remove it; simulators are split by schedule.stages")
+            raise ValueError(
+                f"schedule.wave ({self.wave}) is of prompts: remove it; simulators are split by schedule.stages"
+            )
         return self
 
 
@@ -193,10 +212,13 @@ _OF_PROMPTS = {
     "algorithm.carry_share": "a place's initial states follow from its number alone, so none is carried to another step",
     "engine.rollout": "a policy that acts decides by its own forward pass",
     "engine.vllm": "a policy that acts decides by its own forward pass",
-    "rollout.top_p": "actions are drawn from all of their bins", "rollout.top_k": "actions are drawn from all of their bins",
+    "rollout.top_p": "actions are drawn from all of their bins",
+    "rollout.top_k": "actions are drawn from all of their bins",
     "rollout.max_new_tokens": "a decision has the tokens of action.chunk action steps, no more and no fewer",
-    "data.train": "episodes come from env", "data.eval": "held-out episodes come from env (eval_states)",
-    "data.selection": "episodes come from env", "data.curriculum": "episodes come from env",
+    "data.train": "episodes come from env",
+    "data.eval": "held-out episodes come from env (eval_states)",
+    "data.selection": "episodes come from env",
+    "data.curriculum": "episodes come from env",
     "eval.views": "there is no changed view of a simulator to answer on",
     "train.forward": "each decision has a prompt of its own, none is shared",
 }
@@ -209,7 +231,9 @@ class EmbodiedConfig(RunConfig):
 
     critic_defaults: ClassVar[Mapping[str, Any]] = {}
     rollout_source: ClassVar[str] = "mmrl.robotics.episodes:EpisodeRollouts"
-    overlaps_in_processes: ClassVar[bool] = True  # each has a whole policy, and waits for the others in between two steps
+    overlaps_in_processes: ClassVar[bool] = (
+        True  # each has a whole policy, and waits for the others in between two steps
+    )
 
     env: EnvConfig = EnvConfig()
     action: ActionConfig = ActionConfig()
@@ -228,8 +252,12 @@ class EmbodiedConfig(RunConfig):
             return data
         tree, said = with_new_names(data)
         if said:
-            warnings.warn("these keys have another name, and the old ones go with the next release: " + "; ".join(said),
-                          FutureWarning, stacklevel=2)
+            warnings.warn(
+                "these keys have another name, and the old ones go with the next release: "
+                + "; ".join(said),
+                FutureWarning,
+                stacklevel=2,
+            )
         return tree
 
     @model_validator(mode="after")
@@ -237,53 +265,75 @@ class EmbodiedConfig(RunConfig):
         for name, why in _OF_PROMPTS.items():
             section, key = name.split(".")
             part = getattr(self, section)
-            if getattr(part, key) != type(part).model_fields[key].get_default(call_default_factory=True):
+            if getattr(part, key) != type(part).model_fields[key].get_default(
+                call_default_factory=True
+            ):
                 raise ValueError(f"{name} means nothing to an embodied run: {why}; remove it")
         self._check_rewards()
         if missing := [c for c in self.vla.cameras if c not in self.env.cameras]:
-            raise ValueError(f"vla.cameras needs {', '.join(missing)}, which env.cameras ({', '.join(self.env.cameras)}) does not "
-                             "render")
+            raise ValueError(
+                f"vla.cameras needs {', '.join(missing)}, which env.cameras ({', '.join(self.env.cameras)}) does not "
+                "render"
+            )
         return self
 
     def _check_rewards(self) -> None:
         weights = self.rl.weights
         if not weights or not all(math.isfinite(w) and w > 0 for w in weights.values()):
-            raise ValueError(f"rl.reward needs at least one kind, each with a weight above 0, found {self.rl.reward}")
+            raise ValueError(
+                f"rl.reward needs at least one kind, each with a weight above 0, found {self.rl.reward}"
+            )
         if self.rl.success == "at_end" and self.stops_at_success:
-            raise ValueError("rl.success at_end needs episodes that go on after a success: set env.options.stop_at_success: false "
-                             "(tiny, maniskill; LIBERO and robosuite always stop)")
+            raise ValueError(
+                "rl.success at_end needs episodes that go on after a success: set env.options.stop_at_success: false "
+                "(tiny, maniskill; LIBERO and robosuite always stop)"
+            )
         if "brevity" in weights and not self.stops_at_success:
-            raise ValueError("rl.reward brevity needs episodes that end with their success, here they go on to env.horizon: remove "
-                             "env.options.stop_at_success: false, or brevity")
+            raise ValueError(
+                "rl.reward brevity needs episodes that end with their success, here they go on to env.horizon: remove "
+                "env.options.stop_at_success: false, or brevity"
+            )
         known = ("accuracy", "reward", "success", *weights)
         if (key := self.algorithm.filter.key) not in known:
-            raise ValueError(f"algorithm.filter.key: expected accuracy or reward (the whole), success, or a kind of rl.reward "
-                             f"({', '.join(weights)}), found {key!r}.{did_you_mean(key, known)}")
+            raise ValueError(
+                f"algorithm.filter.key: expected accuracy or reward (the whole), success, or a kind of rl.reward "
+                f"({', '.join(weights)}), found {key!r}.{did_you_mean(key, known)}"
+            )
 
     def _check_critic_of_kind(self) -> None:
         """What a robot's critic can judge."""
         a = self.algorithm
         if a.critic.level == "token":
-            raise ValueError("algorithm.critic.level token is of answers: a robot's tokens are bins of one decision, which is "
-                             "executed as a whole, so nothing is earned between two of them; use turn or action")
+            raise ValueError(
+                "algorithm.critic.level token is of answers: a robot's tokens are bins of one decision, which is "
+                "executed as a whole, so nothing is earned between two of them; use turn or action"
+            )
         if a.advantage != "gae":
             return
         if a.critic.hidden != type(a.critic).model_fields["hidden"].default:
-            raise ValueError(f"algorithm.critic.hidden {a.critic.hidden} is of answers: the width of a robot's critic is that of "
-                             "its checkpoint; remove it, or set vla.value_hidden")
+            raise ValueError(
+                f"algorithm.critic.hidden {a.critic.hidden} is of answers: the width of a robot's critic is that of "
+                "its checkpoint; remove it, or set vla.value_hidden"
+            )
         if not self.vla.value_head:
             raise ValueError("algorithm.advantage gae needs a critic: set vla.value_head: true")
         if self.reward.shuffle:
-            raise ValueError("reward.shuffle deals the rewards of a group's episodes anew, and a critic learns from those of "
-                             "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or pass_k "
-                             "for this control, or set it to false")
+            raise ValueError(
+                "reward.shuffle deals the rewards of a group's episodes anew, and a critic learns from those of "
+                "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or pass_k "
+                "for this control, or set it to false"
+            )
 
     @property
     def stops_at_success(self) -> bool:
         """Whether a success ends an episode, so that success at the end says nothing beyond success once."""
-        return self.env.suite in ("libero", "robosuite") or bool(self.env.options.get("stop_at_success", True))
+        return self.env.suite in ("libero", "robosuite") or bool(
+            self.env.options.get("stop_at_success", True)
+        )
 
 
-def load_embodied(path: str | Path | None = None, overrides: list[str] | None = None) -> EmbodiedConfig:
+def load_embodied(
+    path: str | Path | None = None, overrides: list[str] | None = None
+) -> EmbodiedConfig:
     """Read a YAML file of an embodied run with dotted overrides. Raises ConfigError listing every problem."""
     return load_config_as(EmbodiedConfig, path, overrides)

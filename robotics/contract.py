@@ -8,6 +8,7 @@ without torch and without any simulator.
 
 Legend: A action dimensions, C control steps of a chunk, S proprioception values, H x W picture.
 """
+
 from __future__ import annotations
 
 import abc
@@ -21,8 +22,22 @@ import numpy as np
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.registry import current_target
 
-__all__ = ["SIMULATORS", "ActionError", "ActionSpace", "ChunkResult", "EnvSpec", "InitialState", "Observation",
-           "Simulator", "Split", "StepResult", "check_actions", "initial_states", "make_simulator", "run_chunk"]
+__all__ = [
+    "SIMULATORS",
+    "ActionError",
+    "ActionSpace",
+    "ChunkResult",
+    "EnvSpec",
+    "InitialState",
+    "Observation",
+    "Simulator",
+    "Split",
+    "StepResult",
+    "check_actions",
+    "initial_states",
+    "make_simulator",
+    "run_chunk",
+]
 
 Split = Literal["train", "eval"]
 
@@ -60,13 +75,24 @@ class EnvSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", dict(self.options))
         if self.horizon < 1 or self.image_size < 8 or not self.cameras:
-            raise ConfigError(f"environment {self.suite}/{self.task}: expected horizon >= 1, image_size >= 8 and at least one "
-                              f"camera, found {self.horizon}, {self.image_size} and {list(self.cameras)}")
+            raise ConfigError(
+                f"environment {self.suite}/{self.task}: expected horizon >= 1, image_size >= 8 and at least one "
+                f"camera, found {self.horizon}, {self.image_size} and {list(self.cameras)}"
+            )
 
     @property
     def key(self) -> str:
         """Equal for equal environments."""
-        return repr((self.suite, self.task, self.horizon, self.image_size, self.cameras, sorted(self.options.items())))
+        return repr(
+            (
+                self.suite,
+                self.task,
+                self.horizon,
+                self.image_size,
+                self.cameras,
+                sorted(self.options.items()),
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -88,10 +114,14 @@ class InitialState:
 def initial_states(split: Split, count: int, first: int = 0) -> list[InitialState]:
     """`count` states of a split from number `first` on. Seeds of the two splits never meet."""
     if split not in ("train", "eval"):
-        raise ConfigError(f"expected split train or eval, found {split!r}.{did_you_mean(split, ('train', 'eval'))}")
+        raise ConfigError(
+            f"expected split train or eval, found {split!r}.{did_you_mean(split, ('train', 'eval'))}"
+        )
     base = _EVAL_SEEDS if split == "eval" else 0
     if first < 0 or first + count > _EVAL_SEEDS:
-        raise ConfigError(f"expected states between 0 and {_EVAL_SEEDS} of split {split}, found {first} to {first + count}")
+        raise ConfigError(
+            f"expected states between 0 and {_EVAL_SEEDS} of split {split}, found {first} to {first + count}"
+        )
     return [InitialState(split, i, base + i) for i in range(first, first + count)]
 
 
@@ -194,8 +224,10 @@ class Simulator(abc.ABC):
     def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Any:
         """A scripted expert for the episode just reset: call it with no argument for (action to execute, clean label), both
         (A,). `noise`: standard deviation added to the executed action. Raises ConfigError where there is none."""
-        raise ConfigError(f"expected a task with a scripted expert, found {self.spec.suite}/{self.spec.task}; record "
-                          "demonstrations elsewhere and read them as a LeRobot data set")
+        raise ConfigError(
+            f"expected a task with a scripted expert, found {self.spec.suite}/{self.spec.task}; record "
+            "demonstrations elsewhere and read them as a LeRobot data set"
+        )
 
     def versions(self) -> dict[str, str]:
         """What a result must name: packages, render backend ('render'), assets ('assets': 'stand-in' where they are)."""
@@ -207,8 +239,10 @@ def make_simulator(spec: EnvSpec) -> Simulator:
     target = current_target(SIMULATORS.get(spec.suite, spec.suite))
     module, _, name = target.partition(":")
     if not name:
-        raise ConfigError(f"expected suite {', '.join(SIMULATORS)} or module:Class, found {spec.suite!r}."
-                          f"{did_you_mean(spec.suite, SIMULATORS)}")
+        raise ConfigError(
+            f"expected suite {', '.join(SIMULATORS)} or module:Class, found {spec.suite!r}."
+            f"{did_you_mean(spec.suite, SIMULATORS)}"
+        )
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -217,7 +251,9 @@ def make_simulator(spec: EnvSpec) -> Simulator:
         raise ConfigError(f"suite {spec.suite}: expected a module {module}, found none") from error
     simulator = getattr(found, name)(spec)
     if not isinstance(simulator, Simulator):
-        raise ConfigError(f"suite {spec.suite}: expected {target} to be a mmrl.robotics.contract.Simulator")
+        raise ConfigError(
+            f"suite {spec.suite}: expected {target} to be a mmrl.robotics.contract.Simulator"
+        )
     return simulator
 
 
@@ -226,12 +262,16 @@ def check_actions(actions_CA: Any, space: ActionSpace) -> np.ndarray:
     bounds are the simulator's to clip, as in its own API."""
     actions = np.asarray(actions_CA, dtype=np.float64)
     if actions.ndim != 2 or actions.shape[0] < 1 or actions.shape[1] != space.dim:
-        raise ActionError(f"expected actions of shape (C, {space.dim}) with C >= 1 ({', '.join(space.names)}), found "
-                          f"{tuple(actions.shape)}")
+        raise ActionError(
+            f"expected actions of shape (C, {space.dim}) with C >= 1 ({', '.join(space.names)}), found "
+            f"{tuple(actions.shape)}"
+        )
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
-        raise ActionError(f"expected finite actions, found {actions[row, column]} in step {row}, dimension {column} "
-                          f"({space.names[column]})")
+        raise ActionError(
+            f"expected finite actions, found {actions[row, column]} in step {row}, dimension {column} "
+            f"({space.names[column]})"
+        )
     return actions
 
 
@@ -246,7 +286,12 @@ def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) ->
     for c, action in enumerate(actions):
         result = simulator.step(action)
         rewards[c], terminated[c], truncated[c], success[c], valid[c] = (
-            result.reward, result.terminated, result.truncated, result.success, True)
+            result.reward,
+            result.terminated,
+            result.truncated,
+            result.success,
+            True,
+        )
         if frames:
             observation = simulator.observe()
             seen.append(observation.images[simulator.spec.cameras[0]])
@@ -256,4 +301,3 @@ def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) ->
         observation = simulator.observe()
     assert observation is not None
     return ChunkResult(observation, rewards, terminated, truncated, success, valid, tuple(seen))
-

@@ -1,4 +1,5 @@
 """What is written of a step's episodes: its row of metrics and the rows of rollouts/."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,12 +16,25 @@ __all__ = ["episode_row", "step_row"]
 
 def episode_row(e: Played) -> dict[str, Any]:
     """One line of rollouts/: what the policy chose and what it earned."""
-    return {"step": e.key[0], "key": list(e.key), "task": e.task, "state": e.state, "seed": e.seed, "member": e.member,
-            "success_once": e.success_once, "success_at_end": e.success_at_end, "steps": e.steps,
-            "return": e.reward, "error": e.error, "tokens": [list(chosen) for chosen in e.tokens]}
+    return {
+        "step": e.key[0],
+        "key": list(e.key),
+        "task": e.task,
+        "state": e.state,
+        "seed": e.seed,
+        "member": e.member,
+        "success_once": e.success_once,
+        "success_at_end": e.success_at_end,
+        "steps": e.steps,
+        "return": e.reward,
+        "error": e.error,
+        "tokens": [list(chosen) for chosen in e.tokens],
+    }
 
 
-def step_row(config: EmbodiedConfig, record: StepRecord, update: UpdateResult, work: dict[str, float]) -> dict[str, Any]:
+def step_row(
+    config: EmbodiedConfig, record: StepRecord, update: UpdateResult, work: dict[str, float]
+) -> dict[str, Any]:
     """The metrics of a step, overall and by task.
 
     An episode that kept failing (a simulator that crashes or hangs, `error`) counts as one without success and without reward in
@@ -33,17 +47,26 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: UpdateResult, w
     row: dict[str, Any] = {
         "train/success_once": _mean([e.success_once for e in episodes]),
         "train/success_at_end": _mean([e.success_at_end for e in episodes]),
-        "train/reward": _mean([e.reward for e in episodes]), "train/episode_steps": _mean([e.steps for e in done]),
-        "train/accuracy": _mean([e.success_once for e in episodes]), "train/parse_rate": _mean([e.error is None for e in episodes]),
-        "train/groups/asked": float(len(record.groups)), "train/groups/trained": float(record.kept),
-        "train/groups/no_signal": float(record.no_signal), "train/groups/failed": float(record.failed),
-        "train/groups/empty": float(record.empty), "train/episodes": float(len(episodes)),
-        "train/failed_attempts": work["failed_attempts"], "train/decisions": float(update.turns),
-        **update_metrics(update)}
+        "train/reward": _mean([e.reward for e in episodes]),
+        "train/episode_steps": _mean([e.steps for e in done]),
+        "train/accuracy": _mean([e.success_once for e in episodes]),
+        "train/parse_rate": _mean([e.error is None for e in episodes]),
+        "train/groups/asked": float(len(record.groups)),
+        "train/groups/trained": float(record.kept),
+        "train/groups/no_signal": float(record.no_signal),
+        "train/groups/failed": float(record.failed),
+        "train/groups/empty": float(record.empty),
+        "train/episodes": float(len(episodes)),
+        "train/failed_attempts": work["failed_attempts"],
+        "train/decisions": float(update.turns),
+        **update_metrics(update),
+    }
     if len(config.env.tasks) > 1:
         for task in config.env.tasks:
             mine = [e for e in episodes if e.task == task]
-            row[f"train/{task}/success_once"] = _mean([e.success_once for e in mine if e.error is None])
+            row[f"train/{task}/success_once"] = _mean(
+                [e.success_once for e in mine if e.error is None]
+            )
             row[f"train/{task}/failed"] = _mean([e.error is not None for e in mine])
     return row
 

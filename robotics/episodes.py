@@ -12,6 +12,7 @@ same order in all processes.
 
 With engine.train fsdp2 or deepspeed_zero3 a whole copy of the policy acts, is evaluated and saved; schedule.kind is serial then.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -52,8 +53,14 @@ __all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
 
 def pool_settings(env: EnvConfig) -> PoolSettings:
     """The env section as the pool wants it."""
-    return PoolSettings(handshake_s=env.start_s, reset_s=env.reset_s, step_s=env.step_s, respawns=env.respawns,
-                        restart_after_resets=env.restart_after_resets, memory_gib=env.memory_gib or 0.0)
+    return PoolSettings(
+        handshake_s=env.start_s,
+        reset_s=env.reset_s,
+        step_s=env.step_s,
+        respawns=env.respawns,
+        restart_after_resets=env.restart_after_resets,
+        memory_gib=env.memory_gib or 0.0,
+    )
 
 
 def own_gpu(device: torch.device) -> dict[str, str]:
@@ -79,12 +86,18 @@ class EpisodeRollouts:
         self.config, self.world = config, world
         train_engine_name(config, world.size)
         if config.engine.workers == "ray":
-            simulator_demand(config, config.env.workers)  # what an embodied run does not take from Ray
+            simulator_demand(
+                config, config.env.workers
+            )  # what an embodied run does not take from Ray
         for spec in env_specs(config):
-            make_simulator(spec)  # cheap: names a suite that does not exist before a model is loaded
+            make_simulator(
+                spec
+            )  # cheap: names a suite that does not exist before a model is loaded
         self._record = StepRecord()
         self._failed: list[Failure] = []  # attempts of the step that failed
-        self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
+        self._ahead: list[
+            Failure
+        ] = []  # attempts of the next steps that failed during an evaluation
 
     @property
     def measured(self) -> Measured:
@@ -93,7 +106,12 @@ class EpisodeRollouts:
 
     def load_policy(self, weights: Path | None) -> VLAPolicy:
         """See RolloutSource."""
-        return load_vla(self.config, needs_reference=self.config.algorithm.kl.coef > 0, device=self.world.device, weights=weights)
+        return load_vla(
+            self.config,
+            needs_reference=self.config.algorithm.kl.coef > 0,
+            device=self.world.device,
+            weights=weights,
+        )
 
     def build(self, policy: VLAPolicy, actor: VLAPolicy) -> None:
         """See RolloutSource: the policy decides by its own forward."""
@@ -105,18 +123,38 @@ class EpisodeRollouts:
         workers = min(c.env.workers, c.env.slots)
         self.timeline = Timeline({"render": workers, "infer": 1, "train": 1})
         limits = dataclasses.replace(pool_settings(c.env), environment=own_gpu(self.world.device))
-        with run_cluster(c, self.world.size, [simulator_demand(c, workers)]) as self.cluster, EnvPool(
-                c.env.slots, workers, pool_settings(c.env) if self.cluster else limits,  # Ray chooses the GPUs of its actors
-                RayWorkers(self.cluster) if self.cluster else None) as self.pool:
+        with (
+            run_cluster(c, self.world.size, [simulator_demand(c, workers)]) as self.cluster,
+            EnvPool(
+                c.env.slots,
+                workers,
+                pool_settings(c.env)
+                if self.cluster
+                else limits,  # Ray chooses the GPUs of its actors
+                RayWorkers(self.cluster) if self.cluster else None,
+            ) as self.pool,
+        ):
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
-            self.driver = Driver(self.pool, opened.actor, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
-                                 retries=c.env.retries, timeline=self.timeline, bootstrap=c.algorithm.critic.bootstrap)
-            self.groups = EpisodeSource(c, self.driver, rank=self.world.rank, size=self.world.size, policy=opened.policy)
+            self.driver = Driver(
+                self.pool,
+                opened.actor,
+                seed=c.seed,
+                stages=stages,
+                temperature=c.rollout.temperature,
+                retries=c.env.retries,
+                timeline=self.timeline,
+                bootstrap=c.algorithm.critic.bootstrap,
+            )
+            self.groups = EpisodeSource(
+                c, self.driver, rank=self.world.rank, size=self.world.size, policy=opened.policy
+            )
             yield
 
     def learner(self) -> Learner:
         """See RolloutSource."""
-        self._learner = robot_learner(self.config, self.opened.policy, self.opened.training, self.world, self.opened.actor)
+        self._learner = robot_learner(
+            self.config, self.opened.policy, self.opened.training, self.world, self.opened.actor
+        )
         return self._learner
 
     def share(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -134,56 +172,103 @@ class EpisodeRollouts:
     def notes(self) -> list[str]:
         """See RolloutSource."""
         why, places, size = self.collected, self.config.train.prompts_per_step, self.world.size
-        notes = [f"groups are collected, not streamed: {why}" if why else "groups are streamed: trained on as they close"]
+        notes = [
+            f"groups are collected, not streamed: {why}"
+            if why
+            else "groups are streamed: trained on as they close"
+        ]
         if size > 1:
-            notes.append(f"{size} processes, each with {self.config.env.slots} simulators for its share of {places} groups"
-                         + (": train.prompts_per_step is no multiple of the processes, some wait for others"
-                            if places % size else ""))
+            notes.append(
+                f"{size} processes, each with {self.config.env.slots} simulators for its share of {places} groups"
+                + (
+                    ": train.prompts_per_step is no multiple of the processes, some wait for others"
+                    if places % size
+                    else ""
+                )
+            )
         return notes
 
     def begin(self, step: int) -> None:
         """See RolloutSource."""
-        self._step, self._before, self._failures_before = step, dict(self.driver.counters), len(self.driver.failures)
+        self._step, self._before, self._failures_before = (
+            step,
+            dict(self.driver.counters),
+            len(self.driver.failures),
+        )
 
     def row(self, step: int, outcome: Outcome[UpdateResult], seconds: float) -> dict[str, Any]:
         """See RolloutSource."""
         own = {k: v - self._before[k] for k, v in self.driver.counters.items()}
-        self._failed = self._ahead + self.driver.failures[self._failures_before:]
+        self._failed = self._ahead + self.driver.failures[self._failures_before :]
         own["failed_attempts"] = float(len(self._failed))
-        self._record, work, outcome, memory = self._whole(self.groups.records.pop(step), own, outcome)
+        self._record, work, outcome, memory = self._whole(
+            self.groups.records.pop(step), own, outcome
+        )
         self._ahead = []
         return {
-            **step_row(self.config, self._record, outcome.result, work), "train/streamed": float(not self.collected),
-            "train/staleness": float(outcome.staleness), "train/groups/stale": float(outcome.stale),
-            "time/rollout": own["infer_s"], "time/update": outcome.result.update_s,
-            **({"time/wait": outcome.result.wait_s / self.world.size} if self.world.size > 1 else {}),
-            "time/total": seconds, "perf/control_steps_per_s": work["control_steps"] / seconds,
-            "perf/episodes_per_s": work["episodes"] / seconds, "memory/peak_gib": memory}
+            **step_row(self.config, self._record, outcome.result, work),
+            "train/streamed": float(not self.collected),
+            "train/staleness": float(outcome.staleness),
+            "train/groups/stale": float(outcome.stale),
+            "time/rollout": own["infer_s"],
+            "time/update": outcome.result.update_s,
+            **(
+                {"time/wait": outcome.result.wait_s / self.world.size}
+                if self.world.size > 1
+                else {}
+            ),
+            "time/total": seconds,
+            "perf/control_steps_per_s": work["control_steps"] / seconds,
+            "perf/episodes_per_s": work["episodes"] / seconds,
+            "memory/peak_gib": memory,
+        }
 
-    def _whole(self, record: StepRecord, work: dict[str, float], outcome: Outcome[UpdateResult]
-               ) -> tuple[StepRecord, dict[str, float], Outcome[UpdateResult], float]:
+    def _whole(
+        self, record: StepRecord, work: dict[str, float], outcome: Outcome[UpdateResult]
+    ) -> tuple[StepRecord, dict[str, float], Outcome[UpdateResult], float]:
         """What happened in a step in all processes: records and counts added, of staleness and memory the most. Collective.
 
         An episode's tokens are kept where `logged` may show it.
         """
         record.groups.sort(key=lambda group: group[0].key)  # they closed in any order
         shown = self.config.train.log_rollouts
-        record.groups[shown:] = [tuple(dataclasses.replace(e, tokens=()) for e in g) for g in record.groups[shown:]]
-        parts = self.world.gather([(record, work, outcome.staleness, outcome.stale, peak_memory_gib())])
+        record.groups[shown:] = [
+            tuple(dataclasses.replace(e, tokens=()) for e in g) for g in record.groups[shown:]
+        ]
+        parts = self.world.gather(
+            [(record, work, outcome.staleness, outcome.stale, peak_memory_gib())]
+        )
         whole = StepRecord()
         for part, *_ in parts:
             whole.add(part)
         whole.groups.sort(key=lambda group: group[0].key)
         _, works, staleness, stale, memory = zip(*parts, strict=True)
-        return (whole, {k: float(sum(w[k] for w in works)) for k in work},
-                dataclasses.replace(outcome, staleness=max(staleness), stale=sum(stale)), max(memory))
+        return (
+            whole,
+            {k: float(sum(w[k] for w in works)) for k in work},
+            dataclasses.replace(outcome, staleness=max(staleness), stale=sum(stale)),
+            max(memory),
+        )
 
     def failures(self) -> list[dict[str, Any]]:
         """See RolloutSource."""
-        failed = self._failed if self._step not in self.groups.records else (  # a step that never ended
-            self._ahead + self.driver.failures[self._failures_before:])
-        return [{"step": f.key[0], "source": f.task, "id": f.state, "member": f.member, "attempt": f.attempt, "reason": f.reason}
-                for f in failed]
+        failed = (
+            self._failed
+            if self._step not in self.groups.records
+            # a step that never ended
+            else (self._ahead + self.driver.failures[self._failures_before :])
+        )
+        return [
+            {
+                "step": f.key[0],
+                "source": f.task,
+                "id": f.state,
+                "member": f.member,
+                "attempt": f.attempt,
+                "reason": f.reason,
+            }
+            for f in failed
+        ]
 
     def logged(self, limit: int) -> list[dict[str, Any]]:
         """See RolloutSource."""
@@ -193,9 +278,13 @@ class EpisodeRollouts:
         """See RolloutSource."""
         videos = folder / "videos" if limit is None and self.config.eval.gallery else None
         before = len(self.driver.failures)
-        found = evaluate_policy(self.config, self.driver, step, limit=limit, videos=videos, world=self.world)
+        found = evaluate_policy(
+            self.config, self.driver, step, limit=limit, videos=videos, world=self.world
+        )
         own = found.results["failed_attempts"]
-        self._ahead += [f for f in self.driver.failures[before:] if dataclasses.asdict(f) not in own]  # steps under way (async)
+        self._ahead += [
+            f for f in self.driver.failures[before:] if dataclasses.asdict(f) not in own
+        ]  # steps under way (async)
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,4 +296,6 @@ class EpisodeRollouts:
         self.opened.actor.version = self.opened.policy.version = state["version"]
 
 
-_CHECKED: type[RolloutSource] = EpisodeRollouts  # for type checkers: a run's configuration names this class by its text
+_CHECKED: type[RolloutSource] = (
+    EpisodeRollouts  # for type checkers: a run's configuration names this class by its text
+)

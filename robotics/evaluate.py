@@ -9,6 +9,7 @@ Of several processes each plays every size-th state and writes its clips; all ha
 
     evaluation = evaluate_policy(config, driver, step=0, limit=50, videos=Path("videos"))
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -31,8 +32,16 @@ from mmrl.robotics.rollout import Driver, GroupRequest
 from mmrl.robotics.source import env_specs, states_of
 from mmrl.types import Rollout, Sample
 
-__all__ = ["HEADLINE", "METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states",
-           "simulator_versions", "write_video"]
+__all__ = [
+    "HEADLINE",
+    "METRICS",
+    "EvalPlan",
+    "describe_states",
+    "evaluate_policy",
+    "held_out_states",
+    "simulator_versions",
+    "write_video",
+]
 
 METRICS = ("success_once", "success_at_end", "return", "steps")
 HEADLINE = "success_once"
@@ -61,21 +70,41 @@ def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
         from mmrl.robotics.libero import describe_rows
 
         return describe_rows(states)
-    return f"held out: {len(states)} of split {states[0].split}, from seed {states[0].seed}" if states else "none"
+    return (
+        f"held out: {len(states)} of split {states[0].split}, from seed {states[0].seed}"
+        if states
+        else "none"
+    )
 
 
-def simulator_versions(driver: Driver, specs: Sequence[EnvSpec], world: World | None = None) -> dict[str, str]:
+def simulator_versions(
+    driver: Driver, specs: Sequence[EnvSpec], world: World | None = None
+) -> dict[str, str]:
     """What the simulators that ran say of themselves; values that differ between tasks or processes one after the other."""
-    ran = [(spec.key, facts.versions) for spec in specs if (facts := driver.pool.facts.get(spec.key)) is not None]
+    ran = [
+        (spec.key, facts.versions)
+        for spec in specs
+        if (facts := driver.pool.facts.get(spec.key)) is not None
+    ]
     known, found = _everywhere(world, ran), defaultdict(list)
     for spec in specs:
-        for name, value in (item for key, said in known if key == spec.key for item in said.items()):
+        for name, value in (
+            item for key, said in known if key == spec.key for item in said.items()
+        ):
             found[name].append(value)
     return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
 
 
-def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit: int | None = None, videos: Path | None = None,
-                    plan: EvalPlan | None = None, world: World | None = None) -> Evaluation:
+def evaluate_policy(
+    config: EmbodiedConfig,
+    driver: Driver,
+    step: int,
+    *,
+    limit: int | None = None,
+    videos: Path | None = None,
+    plan: EvalPlan | None = None,
+    world: World | None = None,
+) -> Evaluation:
     """Play eval_states held-out states of every task (the first `limit`): once greedily, eval.samples times sampled.
 
     `videos`: folder for the pictures of the first eval.gallery states, as H.264 clips. `world`: the processes that share the
@@ -88,7 +117,11 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
     for number, spec in enumerate(specs):
         noise = zlib.crc32(f"{spec.suite}/{spec.task}".encode())
         count = min(config.eval_states, limit or config.eval_states)
-        states = plan.states[spec.task][:limit] if spec.task in plan.states else held_out_states(config, spec, count)
+        states = (
+            plan.states[spec.task][:limit]
+            if spec.task in plan.states
+            else held_out_states(config, spec, count)
+        )
         played[spec.task] = states
         for order, state in enumerate(states):
             shown = videos is not None and order < config.eval.gallery
@@ -96,8 +129,16 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
                 if members:
                     key = (noise, order, int(mode == "sampled"))
                     place[key] = (number, order, mode)
-                    requests.append(GroupRequest(key, spec, state, members, greedy=mode == "greedy",
-                                                 frames=shown and mode == plan.filmed))
+                    requests.append(
+                        GroupRequest(
+                            key,
+                            spec,
+                            state,
+                            members,
+                            greedy=mode == "greedy",
+                            frames=shown and mode == plan.filmed,
+                        )
+                    )
     before = len(driver.failures)
     rows = []
     for group in driver.play(_share(world, requests)):
@@ -106,13 +147,27 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
             film = _filmed(group.sample, episode, number, videos) if member == 0 else {}
             rows.append(((number, order, mode, member), _row(group.sample, episode, mode) | film))
     rows = sorted(_everywhere(world, rows), key=lambda r: r[0])
-    failed = _everywhere(world, [dataclasses.asdict(f) for f in driver.failures[before:]
-                                 if f.key in place])  # others: of steps under way (async)
+    failed = _everywhere(
+        world, [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in place]
+    )  # others: of steps under way (async)
     if videos is not None and plan.film:
-        _film_more(driver, [r for r in requests if r.greedy == (plan.filmed == "greedy")], place, rows, videos, plan.film, world)
+        _film_more(
+            driver,
+            [r for r in requests if r.greedy == (plan.filmed == "greedy")],
+            place,
+            rows,
+            videos,
+            plan.film,
+            world,
+        )
     protocol = {**_protocol(config, driver, specs, played, world), **plan.protocol}
-    results = {"step": step, "task": ", ".join(config.env.tasks), "protocol": protocol,
-               **_tables([r for _, r in rows], config.seed), "failed_attempts": failed}
+    results = {
+        "step": step,
+        "task": ", ".join(config.env.tasks),
+        "protocol": protocol,
+        **_tables([r for _, r in rows], config.seed),
+        "failed_attempts": failed,
+    }
     measured = {(n, spec.task): frozenset(METRICS) for n, spec in enumerate(specs)}
     groups = [(key[0], r["task"]) for key, r in rows]
     return Evaluation(results, [r for _, r in rows], [key[1] for key, _ in rows], groups, measured)
@@ -138,19 +193,31 @@ def _filmed(sample: Sample, episode: Rollout, number: int, videos: Path | None) 
     return {"video": write_video(videos / f"{number}_{sample.id}.mp4", episode.frames).name}
 
 
-def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[tuple[int, int, int], tuple[int, int, str]],
-               rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]], videos: Path, count: int,
-               world: World | None) -> None:
+def _film_more(
+    driver: Driver,
+    requests: Sequence[GroupRequest],
+    place: Mapping[tuple[int, int, int], tuple[int, int, str]],
+    rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]],
+    videos: Path,
+    count: int,
+    world: World | None,
+) -> None:
     """Play up to `count` episodes of a kind that no clip shows once more, with pictures. The clip enters its row only where it ends
     as the row says."""
     first = {key[:3]: row for key, row in rows if key[3] == 0 and row["stop"] != "error"}
     again = []
     for wanted in (1.0, 0.0):
-        kind = [r for r in requests if (row := first.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted]
+        kind = [
+            r
+            for r in requests
+            if (row := first.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted
+        ]
         have = sum("video" in first[place[r.key]] for r in kind)
-        again += [r for r in kind if "video" not in first[place[r.key]]][:max(0, count - have)]
+        again += [r for r in kind if "video" not in first[place[r.key]]][: max(0, count - have)]
     clips = []
-    for group in driver.play([dataclasses.replace(r, members=1, frames=True) for r in _share(world, again)]):
+    for group in driver.play(
+        [dataclasses.replace(r, members=1, frames=True) for r in _share(world, again)]
+    ):
         at, episode = place[group.key], group.rollouts[0]
         if episode.info.get(HEADLINE, 0.0) == first[at]["score"]["metrics"][HEADLINE]:
             clips.append((at, _filmed(group.sample, episode, at[0], videos)))
@@ -159,21 +226,50 @@ def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[
 
 
 def _row(sample: Sample, episode: Rollout, mode: str) -> dict[str, Any]:
-    metrics = {"success_once": 0.0, "success_at_end": 0.0, **episode.info, "return": episode.reward, "steps": float(episode.steps)}
+    metrics = {
+        "success_once": 0.0,
+        "success_at_end": 0.0,
+        **episode.info,
+        "return": episode.reward,
+        "steps": float(episode.steps),
+    }
     if episode.error is not None:
         metrics = dict.fromkeys(METRICS, 0.0) | {"steps": float(episode.steps)}
     state = sample.params["state"]
-    return {"id": sample.id, "source": f"{sample.source}/{sample.task}", "task": sample.task,
-            "question": "", "images": [], "videos": [], "mode": mode, "text": "", "stop": "error" if episode.error else "eos",
-            "num_tokens": episode.num_tokens, "seed": state.seed, "row": state.row,
-            "score": {"value": metrics[HEADLINE], "parsed": episode.error is None, "reason": episode.error, "parts": {},
-                      "weights": {}, "metrics": metrics, "detail": {}},
-            "headline": HEADLINE}
+    return {
+        "id": sample.id,
+        "source": f"{sample.source}/{sample.task}",
+        "task": sample.task,
+        "question": "",
+        "images": [],
+        "videos": [],
+        "mode": mode,
+        "text": "",
+        "stop": "error" if episode.error else "eos",
+        "num_tokens": episode.num_tokens,
+        "seed": state.seed,
+        "row": state.row,
+        "score": {
+            "value": metrics[HEADLINE],
+            "parsed": episode.error is None,
+            "reason": episode.error,
+            "parts": {},
+            "weights": {},
+            "metrics": metrics,
+            "detail": {},
+        },
+        "headline": HEADLINE,
+    }
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
     """Means with intervals per mode, per source and task."""
-    results: dict[str, Any] = {"headlines": {"per_source": {}, "per_task": {}}, "per_source": {}, "per_task": {}, "failures": {}}
+    results: dict[str, Any] = {
+        "headlines": {"per_source": {}, "per_task": {}},
+        "per_source": {},
+        "per_task": {},
+        "failures": {},
+    }
     for mode in ("greedy", "sampled"):
         chosen = [r for r in rows if r["mode"] == mode]
         if not chosen:
@@ -182,12 +278,16 @@ def _tables(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
         for row in chosen:
             by_source[row["source"]].append(row)
         whole = _estimates(chosen, seed)
-        whole["macro"] = macro_estimate([_estimates(part, seed)[HEADLINE] for part in by_source.values()])
+        whole["macro"] = macro_estimate(
+            [_estimates(part, seed)[HEADLINE] for part in by_source.values()]
+        )
         results[mode] = {name: dataclasses.asdict(e) for name, e in whole.items()}
         results["failures"][mode] = {"error": sum(r["stop"] == "error" for r in chosen)}
         prefix = "" if mode == "greedy" else "sampled/"
         for name, part in by_source.items():
-            found = {f"{prefix}{k}": dataclasses.asdict(e) for k, e in _estimates(part, seed).items()}
+            found = {
+                f"{prefix}{k}": dataclasses.asdict(e) for k, e in _estimates(part, seed).items()
+            }
             found[f"{prefix}headline"] = found[f"{prefix}{HEADLINE}"]
             for table, key in (("per_source", name), ("per_task", part[0]["task"])):
                 results[table].setdefault(key, {}).update(found)
@@ -200,24 +300,49 @@ def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
     columns = {name: [float(r["score"]["metrics"][name]) for r in rows] for name in METRICS}
     columns["reward"] = [float(r["score"]["value"]) for r in rows]
     columns["parse_rate"] = [float(r["score"]["parsed"]) for r in rows]
-    return {name: describe(values, clusters=units, level=0.95, seed=seed) for name, values in columns.items()}
+    return {
+        name: describe(values, clusters=units, level=0.95, seed=seed)
+        for name, values in columns.items()
+    }
 
 
-def _protocol(config: EmbodiedConfig, driver: Driver, specs: Sequence[EnvSpec],
-              played: Mapping[str, Sequence[InitialState]], world: World | None) -> dict[str, Any]:
+def _protocol(
+    config: EmbodiedConfig,
+    driver: Driver,
+    specs: Sequence[EnvSpec],
+    played: Mapping[str, Sequence[InitialState]],
+    world: World | None,
+) -> dict[str, Any]:
     e, codec = config.env, driver.vla.codec
     simulator = simulator_versions(driver, specs, world)
     states = list(dict.fromkeys(describe_states(spec, played[spec.task]) for spec in specs))
-    return {"name": "own", "suite": e.suite, "tasks": list(e.tasks), "max_steps": e.horizon, "image_size": e.image_size,
-            "cameras": list(e.cameras), "options": dict(e.options), "states": "; ".join(states),
-            "states_per_task": max((len(s) for s in played.values()), default=0),
-            "chunk": codec.chunk, "repeat": codec.repeat, "bins": codec.bins,
-            "decode": driver.vla.settings.decode, "temperature": driver.temperature,
-            "samples_per_prompt": config.eval.samples, "seed": config.seed, "model": config.model.path,
-            "interval": "95 %: Wilson, or cluster bootstrap over states",
-            "success_at_end": "the same as success once: episodes stop at success" if config.stops_at_success else "measured",
-            "render": simulator.get("render", "unknown"), "assets": simulator.get("assets", "the simulator's own"),
-            "simulator": simulator, "versions": versions()}
+    return {
+        "name": "own",
+        "suite": e.suite,
+        "tasks": list(e.tasks),
+        "max_steps": e.horizon,
+        "image_size": e.image_size,
+        "cameras": list(e.cameras),
+        "options": dict(e.options),
+        "states": "; ".join(states),
+        "states_per_task": max((len(s) for s in played.values()), default=0),
+        "chunk": codec.chunk,
+        "repeat": codec.repeat,
+        "bins": codec.bins,
+        "decode": driver.vla.settings.decode,
+        "temperature": driver.temperature,
+        "samples_per_prompt": config.eval.samples,
+        "seed": config.seed,
+        "model": config.model.path,
+        "interval": "95 %: Wilson, or cluster bootstrap over states",
+        "success_at_end": "the same as success once: episodes stop at success"
+        if config.stops_at_success
+        else "measured",
+        "render": simulator.get("render", "unknown"),
+        "assets": simulator.get("assets", "the simulator's own"),
+        "simulator": simulator,
+        "versions": versions(),
+    }
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 10) -> Path:
@@ -230,6 +355,12 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 10) -> Path
         stream = container.add_stream("libx264", rate=fps, options={"crf": "18"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")))
+            container.mux(
+                stream.encode(
+                    av.VideoFrame.from_ndarray(
+                        np.ascontiguousarray(frame[:height, :width]), format="rgb24"
+                    )
+                )
+            )
         container.mux(stream.encode())
     return path

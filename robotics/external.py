@@ -12,6 +12,7 @@ ended, with its whole group, and the error says what was expected and how its st
 
 Legend: B observations, K action steps of a chunk, A action dimensions, C control steps.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +29,14 @@ from mmrl.robotics.openvla_server import FRAME, lengths, pack, unpack
 from mmrl.workers.process import END_S, ChildError
 from mmrl.workers.program import Program
 
-__all__ = ["ExternalChoice", "ExternalCodec", "ExternalPolicy", "ExternalSettings", "PolicyError", "PolicyFacts"]
+__all__ = [
+    "ExternalChoice",
+    "ExternalCodec",
+    "ExternalPolicy",
+    "ExternalSettings",
+    "PolicyError",
+    "PolicyFacts",
+]
 
 _PROTOCOL = 1
 _TRAINING = ("core", "evaluate", "prompt", "reference", "save", "trainable", "values")
@@ -87,23 +95,47 @@ class PolicyFacts:
     def of(cls, header: Mapping[str, Any]) -> PolicyFacts:
         """From a hello. Raises ValueError."""
         if header["kind"] != "hello" or header.get("protocol") != _PROTOCOL:
-            raise ValueError(f"expected hello with protocol {_PROTOCOL}, found {header['kind']} with protocol "
-                             f"{header.get('protocol')}")
+            raise ValueError(
+                f"expected hello with protocol {_PROTOCOL}, found {header['kind']} with protocol "
+                f"{header.get('protocol')}"
+            )
         said = header.get("policy")
         if not isinstance(said, dict):
             raise ValueError(f"expected an object policy in hello, found {said!r}")
         for name, least in (("chunk", 1), ("action_dim", 1), ("bins", 0), ("proprio_dim", 0)):
             value = said.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"expected policy.{name} as a whole number of at least {least}, found {value!r}")
+                raise ValueError(
+                    f"expected policy.{name} as a whole number of at least {least}, found {value!r}"
+                )
         cameras = said.get("cameras")
-        if not isinstance(cameras, list) or not cameras or not all(isinstance(c, str) for c in cameras):
+        if (
+            not isinstance(cameras, list)
+            or not cameras
+            or not all(isinstance(c, str) for c in cameras)
+        ):
             raise ValueError(f"expected policy.cameras as a list of names, found {cameras!r}")
-        image, versions, details = said.get("image"), header.get("versions", {}), header.get("details", {})
+        image, versions, details = (
+            said.get("image"),
+            header.get("versions", {}),
+            header.get("details", {}),
+        )
         if not all(isinstance(v, dict) for v in (image or {}, versions, details)):
-            raise ValueError(f"expected objects image, versions and details, found {image!r}, {versions!r} and {details!r}")
-        return cls(str(header.get("name", "external")), said["chunk"], said["action_dim"], tuple(cameras), said.get("bins", 0),
-                   said.get("proprio_dim", 0), bool(said.get("greedy_only", False)), image, versions, details)
+            raise ValueError(
+                f"expected objects image, versions and details, found {image!r}, {versions!r} and {details!r}"
+            )
+        return cls(
+            str(header.get("name", "external")),
+            said["chunk"],
+            said["action_dim"],
+            tuple(cameras),
+            said.get("bins", 0),
+            said.get("proprio_dim", 0),
+            bool(said.get("greedy_only", False)),
+            image,
+            versions,
+            details,
+        )
 
 
 class ExternalPolicy:
@@ -116,18 +148,28 @@ class ExternalPolicy:
     value_head = None
     version = 0
 
-    def __init__(self, command: str | Sequence[str], *, start_s: float = 1800.0, act_s: float = 600.0,
-                 environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        *,
+        start_s: float = 1800.0,
+        act_s: float = 600.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.command = tuple(shlex.split(command) if isinstance(command, str) else command)
         self.act_s = act_s
         self._number, self._broken = 0, ""
         if not self.command:
             raise ConfigError("external policy: expected a command, found an empty one")
         try:
-            self._program = Program(self.command, "external policy", environment=environment, group=True)
+            self._program = Program(
+                self.command, "external policy", environment=environment, group=True
+            )
         except OSError as error:
-            raise ConfigError(f"external policy: expected a program that can be started, found {self.command[0]!r}: "
-                              f"{error.strerror}") from error
+            raise ConfigError(
+                f"external policy: expected a program that can be started, found {self.command[0]!r}: "
+                f"{error.strerror}"
+            ) from error
         try:
             header, _ = self._receive("hello", start_s)
             if header["kind"] == "error":
@@ -151,8 +193,10 @@ class ExternalPolicy:
 
     def __getattr__(self, name: str) -> Any:
         if name in _TRAINING:
-            raise ConfigError(f"expected a policy of mmrl for .{name}: an external policy is only evaluated, it cannot be trained; "
-                              "warm-start a Qwen-VL model with mmrl sft instead")
+            raise ConfigError(
+                f"expected a policy of mmrl for .{name}: an external policy is only evaluated, it cannot be trained; "
+                "warm-start a Qwen-VL model with mmrl sft instead"
+            )
         raise AttributeError(name)
 
     @property
@@ -167,40 +211,70 @@ class ExternalPolicy:
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON values, to stand beside a result."""
-        return {"command": shlex.join(self.command), **asdict(self.facts), "cameras": list(self.facts.cameras)}
+        return {
+            "command": shlex.join(self.command),
+            **asdict(self.facts),
+            "cameras": list(self.facts.cameras),
+        }
 
     # acting
 
-    def act(self, observations: Sequence[Observation], keys: Sequence[tuple[int, ...]], *, greedy: bool = False,
-            temperature: float = 1.0) -> list[ExternalChoice]:
+    def act(
+        self,
+        observations: Sequence[Observation],
+        keys: Sequence[tuple[int, ...]],
+        *,
+        greedy: bool = False,
+        temperature: float = 1.0,
+    ) -> list[ExternalChoice]:
         """One chunk per observation. Raises ConfigError for cameras, proprioception or sampling that are not there, PolicyError,
         and ActionError for an action that is not finite."""
         if not observations:
             return []
         if self.facts.greedy_only and not greedy:
-            raise ConfigError(f"{self.facts.name} only acts greedily, found sampling at temperature {temperature:g}: drop "
-                              "--samples, or take a greedy protocol such as openvla_oft")
+            raise ConfigError(
+                f"{self.facts.name} only acts greedily, found sampling at temperature {temperature:g}: drop "
+                "--samples, or take a greedy protocol such as openvla_oft"
+            )
         arrays: dict[str, np.ndarray] = {}
         for i, observation in enumerate(observations):
             arrays |= {f"{i}/{name}": array for name, array in self._inputs(observation).items()}
         self._number += 1
-        self._send({"kind": "act", "number": self._number, "greedy": greedy, "temperature": temperature,
-                    "keys": [list(key) for key in keys], "instructions": [o.instruction for o in observations]}, arrays)
+        self._send(
+            {
+                "kind": "act",
+                "number": self._number,
+                "greedy": greedy,
+                "temperature": temperature,
+                "keys": [list(key) for key in keys],
+                "instructions": [o.instruction for o in observations],
+            },
+            arrays,
+        )
         header, found = self._receive("actions", self.act_s)
         self._program.trim()
         if header["kind"] == "error":
             self._fail(f"it could not act: {header.get('message')}")
         if header["kind"] != "actions" or header.get("number") != self._number:
-            self._fail(f"expected actions number {self._number}, found {header['kind']} number {header.get('number')}")
-        actions, shape = found.get("actions"), (len(observations), self.facts.chunk, self.facts.action_dim)
+            self._fail(
+                f"expected actions number {self._number}, found {header['kind']} number {header.get('number')}"
+            )
+        actions, shape = (
+            found.get("actions"),
+            (len(observations), self.facts.chunk, self.facts.action_dim),
+        )
         if actions is None or actions.dtype != np.float32 or actions.shape != shape:
             words = "none" if actions is None else f"{actions.dtype} {actions.shape}"
-            self._fail(f"expected actions float32 {shape} (observations, chunk, action_dim as in its hello), found {words}")
+            self._fail(
+                f"expected actions float32 {shape} (observations, chunk, action_dim as in its hello), found {words}"
+            )
         if not np.isfinite(actions).all():
             b, k, a = (int(n) for n in np.argwhere(~np.isfinite(actions))[0])
             self.close()
-            raise ActionError(f"external policy {self.facts.name}: expected finite actions, found {actions[b, k, a]} for "
-                              f"observation {b}, step {k}, dimension {a}")
+            raise ActionError(
+                f"external policy {self.facts.name}: expected finite actions, found {actions[b, k, a]} for "
+                f"observation {b}, step {k}, dimension {a}"
+            )
         return [ExternalChoice(chunk) for chunk in actions.astype(np.float64)]
 
     def actions(self, choice: ExternalChoice) -> np.ndarray:
@@ -210,20 +284,28 @@ class ExternalPolicy:
     def _inputs(self, observation: Observation) -> dict[str, np.ndarray]:
         lacking = [c for c in self.facts.cameras if c not in observation.images]
         if lacking:
-            raise ConfigError(f"{self.facts.name} needs pictures of cameras {', '.join(self.facts.cameras)}, found "
-                              f"{', '.join(observation.images)}; add them to env.cameras")
-        found: dict[str, np.ndarray] = {c: np.asarray(observation.images[c], np.uint8) for c in self.facts.cameras}
+            raise ConfigError(
+                f"{self.facts.name} needs pictures of cameras {', '.join(self.facts.cameras)}, found "
+                f"{', '.join(observation.images)}; add them to env.cameras"
+            )
+        found: dict[str, np.ndarray] = {
+            c: np.asarray(observation.images[c], np.uint8) for c in self.facts.cameras
+        }
         if self.facts.proprio_dim:
             proprio = np.asarray(observation.proprio, np.float32)
             if proprio.shape != (self.facts.proprio_dim,):
-                raise ConfigError(f"{self.facts.name} needs {self.facts.proprio_dim} proprioception values, found {proprio.shape}; "
-                                  "it was made for another robot or suite")
+                raise ConfigError(
+                    f"{self.facts.name} needs {self.facts.proprio_dim} proprioception values, found {proprio.shape}; "
+                    "it was made for another robot or suite"
+                )
             found["proprio"] = proprio
         return found
 
     # the process
 
-    def _send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
+    def _send(
+        self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         if self._broken:
             raise PolicyError(self._broken)
         self._program.begin(self.act_s)
@@ -240,7 +322,9 @@ class ExternalPolicy:
         except ChildError as error:
             self._lost(error, wanted)
         except (ValueError, RecursionError) as error:  # JSON that is too deep
-            self._fail(f"{error} on its stdout, where only messages may stand: it must print to stderr")
+            self._fail(
+                f"{error} on its stdout, where only messages may stand: it must print to stderr"
+            )
 
     def _lost(self, error: ChildError, wanted: str) -> NoReturn:
         said, parts = error.death.said, bytes(self._program.held)
@@ -255,11 +339,18 @@ class ExternalPolicy:
         """End the process; its next use fails with the same words."""
         death = self._program.death()
         code = death.code
-        ended = "it was ended" if code is None else f"it ended by signal {-code}" if code < 0 else f"it ended with status {code}"
+        ended = (
+            "it was ended"
+            if code is None
+            else f"it ended by signal {-code}"
+            if code < 0
+            else f"it ended with status {code}"
+        )
         self._program.stop()
         tail = self._tail()
-        self._broken = (f"external policy ({shlex.join(self.command)}): {what}; {ended}; "
-                        + (f"its stderr ends:\n{tail}" if tail else "nothing on its stderr"))
+        self._broken = f"external policy ({shlex.join(self.command)}): {what}; {ended}; " + (
+            f"its stderr ends:\n{tail}" if tail else "nothing on its stderr"
+        )
         self.close()
         raise PolicyError(self._broken)
 
@@ -270,10 +361,14 @@ class ExternalPolicy:
         """Ask it to end, then end it; may be called more than once."""
         if self._program.closed:
             return
-        self._broken = self._broken or (f"external policy ({shlex.join(self.command)}): expected a running process, found a closed "
-                                        "one")
+        self._broken = self._broken or (
+            f"external policy ({shlex.join(self.command)}): expected a running process, found a closed "
+            "one"
+        )
         if self._program.alive:
             self._program.begin(0.0)
-            with contextlib.suppress(ChildError):  # it does not read: the end of its stdin is told as well
+            with contextlib.suppress(
+                ChildError
+            ):  # it does not read: the end of its stdin is told as well
                 self._program.write(pack({"kind": "close"}))
         self._program.close(END_S)

@@ -1,4 +1,5 @@
 """What a robot's episodes earn, which groups of them teach, and the learner of a run on simulators, as the configuration says."""
+
 from __future__ import annotations
 
 import math
@@ -15,38 +16,81 @@ from mmrl.training.critic import CriticAdvantages, CriticLoss
 from mmrl.training.learner import AdvantageEstimator, Learner
 from mmrl.types import Rollout, RolloutGroup, Score
 
-__all__ = ["critic_advantages", "most_tokens", "return_settings", "robot_learner", "scored", "teaches"]
+__all__ = [
+    "critic_advantages",
+    "most_tokens",
+    "return_settings",
+    "robot_learner",
+    "scored",
+    "teaches",
+]
 
 
-def robot_learner(config: EmbodiedConfig, policy: VLAPolicy, engine: TrainEngine, world: World,
-                  actor: VLAPolicy | None = None) -> Learner:
+def robot_learner(
+    config: EmbodiedConfig,
+    policy: VLAPolicy,
+    engine: TrainEngine,
+    world: World,
+    actor: VLAPolicy | None = None,
+) -> Learner:
     """What trains `policy` on groups of episodes: with algorithm.advantage gae by a critic, else by the episodes' scores. `actor`
     has the weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
     c, critic = config.algorithm.critic, None
-    advantages: AdvantageEstimator = Credit(config, world, lambda sample: f"success_{config.rl.success}")
+    advantages: AdvantageEstimator = Credit(
+        config, world, lambda sample: f"success_{config.rl.success}"
+    )
     if config.algorithm.advantage == "gae":
-        critic = CriticLoss(PPOSettings(value_clip=c.value_clip, huber_delta=c.huber_delta, value_coef=c.value_coef,
-                                        critic_warmup_steps=c.warmup), detached=c.detach)
+        critic = CriticLoss(
+            PPOSettings(
+                value_clip=c.value_clip,
+                huber_delta=c.huber_delta,
+                value_coef=c.value_coef,
+                critic_warmup_steps=c.warmup,
+            ),
+            detached=c.detach,
+        )
         advantages = critic_advantages(config, actor or policy, world)
-    return Learner(config, policy, engine, world, advantages, critic=critic, shuffles=True, packs_groups=False,
-                   longest=most_tokens(config, policy))
+    return Learner(
+        config,
+        policy,
+        engine,
+        world,
+        advantages,
+        critic=critic,
+        shuffles=True,
+        packs_groups=False,
+        longest=most_tokens(config, policy),
+    )
 
 
 def most_tokens(config: EmbodiedConfig, policy: VLAPolicy) -> int:
     """Tokens of an episode that is never over before env.horizon."""
-    return math.ceil(config.env.horizon / (policy.codec.chunk * policy.codec.repeat)) * policy.tokens_per_decision
+    return (
+        math.ceil(config.env.horizon / (policy.codec.chunk * policy.codec.repeat))
+        * policy.tokens_per_decision
+    )
 
 
 def critic_advantages(config: EmbodiedConfig, actor: VLAPolicy, world: World) -> CriticAdvantages:
     """PPO's judge: one decision is one step of GAE, or with algorithm.critic.level action each of its action steps is."""
     c = config.algorithm.critic
-    gae = GAESettings(gamma=c.gamma, lam=c.gae_lambda, bootstrap=c.bootstrap, level="action" if c.level == "action" else "chunk")
+    gae = GAESettings(
+        gamma=c.gamma,
+        lam=c.gae_lambda,
+        bootstrap=c.bootstrap,
+        level="action" if c.level == "action" else "chunk",
+    )
     return CriticAdvantages(return_settings(config), gae, actor, world, config.train.token_budget)
 
 
 def return_settings(config: EmbodiedConfig) -> ReturnSettings:
     """The rl section's rewards."""
-    return ReturnSettings(kind=config.rl.reward, coef=config.rl.reward_coef, success=config.rl.success, horizon=config.env.horizon)
+    return ReturnSettings(
+        kind=config.rl.reward,
+        coef=config.rl.reward_coef,
+        success=config.rl.success,
+        horizon=config.env.horizon,
+    )
 
 
 def teaches(config: EmbodiedConfig, group: RolloutGroup) -> bool | None:
@@ -56,7 +100,11 @@ def teaches(config: EmbodiedConfig, group: RolloutGroup) -> bool | None:
     done = [r for r in group.rollouts if trainable(r)]
     if len(done) < 2:
         return None
-    key, settings, scores = config.algorithm.filter.key, return_settings(config), [score_of(r) for r in done]
+    key, settings, scores = (
+        config.algorithm.filter.key,
+        return_settings(config),
+        [score_of(r) for r in done],
+    )
     values = None
     if key == "success":
         values = [float(settings.succeeded(r)) for r in done]
@@ -70,5 +118,12 @@ def scored(episode: Rollout, settings: ReturnSettings) -> Rollout:
     if not trainable(episode):
         return episode
     weights = {str(kind): weight for kind, weight in settings.weights.items()}
-    return replace(episode, score=Score.combine(return_parts(episode, settings), weights, parsed=True,
-                                                metrics={**episode.info, "steps": float(episode.steps)}))
+    return replace(
+        episode,
+        score=Score.combine(
+            return_parts(episode, settings),
+            weights,
+            parsed=True,
+            metrics={**episode.info, "steps": float(episode.steps)},
+        ),
+    )

@@ -14,6 +14,7 @@ Options: assets ('auto', 'official', 'stand-in' or a folder), gl ('auto', 'osmes
 open), env_seed (0). Without official meshes libero_object runs on stand-ins of ours: versions()['assets'] then says 'stand-in',
 and what is measured is no LIBERO score.
 """
+
 from __future__ import annotations
 
 import ast
@@ -27,10 +28,26 @@ import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 from mmrl.robotics.contract import EnvSpec, InitialState, Split
-from mmrl.robotics.libero_assets import INSTALL, Assets, find_assets, init_states, libero_folder, write_config
+from mmrl.robotics.libero_assets import (
+    INSTALL,
+    Assets,
+    find_assets,
+    init_states,
+    libero_folder,
+    write_config,
+)
 from mmrl.robotics.robosuite import ArmSimulator, _seeded
 
-__all__ = ["EVAL_ROWS", "SUITES", "TRAIN_ROWS", "LiberoSimulator", "describe_rows", "libero_states", "libero_tasks", "resolve_task"]
+__all__ = [
+    "EVAL_ROWS",
+    "SUITES",
+    "TRAIN_ROWS",
+    "LiberoSimulator",
+    "describe_rows",
+    "libero_states",
+    "libero_tasks",
+    "resolve_task",
+]
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 
@@ -40,7 +57,9 @@ TRAIN_ROWS = range(40)
 EVAL_ROWS = range(40, 50)
 """Rows held out for evaluation. Published protocols evaluate on all 50: `libero_states(..., rows='all')`."""
 
-_ATTEMPTS = 100  # robosuite's random placement may fail; the seed makes the sequence the same every time
+_ATTEMPTS = (
+    100  # robosuite's random placement may fail; the seed makes the sequence the same every time
+)
 
 
 @functools.cache
@@ -56,7 +75,9 @@ def _task_map() -> dict[str, list[str]]:
 def _suite(name: str) -> str:
     full = name if name.startswith("libero_") else f"libero_{name}"
     if full not in SUITES:
-        raise ConfigError(f"libero: expected suite {', '.join(SUITES)}, found {name!r}.{did_you_mean(full, SUITES)}")
+        raise ConfigError(
+            f"libero: expected suite {', '.join(SUITES)}, found {name!r}.{did_you_mean(full, SUITES)}"
+        )
     return full
 
 
@@ -69,21 +90,28 @@ def resolve_task(task: str) -> tuple[str, str]:
     """(suite, name) of 'libero_object/3', 'object/3' or 'libero_object/pick_up_the_...'. Raises ConfigError."""
     head, slash, rest = task.partition("/")
     if not slash:
-        raise ConfigError(f"libero: expected a task suite/number or suite/name, such as libero_object/3, found {task!r}")
+        raise ConfigError(
+            f"libero: expected a task suite/number or suite/name, such as libero_object/3, found {task!r}"
+        )
     suite = _suite(head)
     names = libero_tasks(suite)
     if rest.isascii() and rest.isdigit():
         if int(rest) >= len(names):
-            raise ConfigError(f"libero: expected a task number 0 to {len(names) - 1} of {suite}, found {rest}")
+            raise ConfigError(
+                f"libero: expected a task number 0 to {len(names) - 1} of {suite}, found {rest}"
+            )
         return suite, names[int(rest)]
     if rest not in names:
-        raise ConfigError(f"libero: expected a task of {suite} (0 to {len(names) - 1}, or its name), found {rest!r}."
-                          f"{did_you_mean(rest, names)}")
+        raise ConfigError(
+            f"libero: expected a task of {suite} (0 to {len(names) - 1}, or its name), found {rest!r}."
+            f"{did_you_mean(rest, names)}"
+        )
     return suite, rest
 
 
-def libero_states(task: str, split: Split, *, rows: str | Sequence[int] = "held-out",
-                  count: int | None = None) -> list[InitialState]:
+def libero_states(
+    task: str, split: Split, *, rows: str | Sequence[int] = "held-out", count: int | None = None
+) -> list[InitialState]:
     """Initial states of a task: rows 0-39 of its init file for training, 40-49 for evaluation.
 
     `rows`: 'held-out' (that division), 'all' (all rows, as the published protocols evaluate: name it with `describe_rows`), or row
@@ -93,21 +121,29 @@ def libero_states(task: str, split: Split, *, rows: str | Sequence[int] = "held-
     suite, name = resolve_task(task)
     have = len(init_states(suite, name))
     if split not in ("train", "eval"):
-        raise ConfigError(f"expected split train or eval, found {split!r}.{did_you_mean(split, ('train', 'eval'))}")
+        raise ConfigError(
+            f"expected split train or eval, found {split!r}.{did_you_mean(split, ('train', 'eval'))}"
+        )
     if rows == "all" and split == "train":
-        raise ConfigError("libero: expected rows 'held-out' for training, found 'all': no state would be left for evaluation; give "
-                          "the row numbers if that is meant")
+        raise ConfigError(
+            "libero: expected rows 'held-out' for training, found 'all': no state would be left for evaluation; give "
+            "the row numbers if that is meant"
+        )
     if rows == "held-out":
         chosen = [row for row in (TRAIN_ROWS if split == "train" else EVAL_ROWS) if row < have]
     elif rows == "all":
         chosen = list(range(have))
     elif isinstance(rows, str):
-        raise ConfigError(f"libero: expected rows 'held-out', 'all' or numbers, found {rows!r}."
-                          f"{did_you_mean(rows, ('held-out', 'all'))}")
+        raise ConfigError(
+            f"libero: expected rows 'held-out', 'all' or numbers, found {rows!r}."
+            f"{did_you_mean(rows, ('held-out', 'all'))}"
+        )
     else:
         chosen = [int(row) for row in rows]
     if not chosen or min(chosen) < 0 or max(chosen) >= have:
-        raise ConfigError(f"libero: expected rows 0 to {have - 1} of {task}, found {chosen or 'none'}")
+        raise ConfigError(
+            f"libero: expected rows 0 to {have - 1} of {task}, found {chosen or 'none'}"
+        )
     total = len(chosen) if count is None else count
     return [InitialState(split, i, 0, chosen[i % len(chosen)]) for i in range(total)]
 
@@ -115,7 +151,9 @@ def libero_states(task: str, split: Split, *, rows: str | Sequence[int] = "held-
 def describe_rows(states: Sequence[InitialState]) -> str:
     """What a report must say of the rows it evaluated: 'rows 40-49, held out', or how many of them are training rows."""
     rows = sorted({_row(state) for state in states})
-    text = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows between {rows[0]} and {rows[-1]}"
+    text = (
+        f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows between {rows[0]} and {rows[-1]}"
+    )
     if len(rows) > 1 and rows == list(range(rows[0], rows[-1] + 1)):
         text = f"rows {rows[0]}-{rows[-1]}"
     seen = sum(row in TRAIN_ROWS for row in rows)
@@ -134,17 +172,34 @@ class LiberoSimulator(ArmSimulator):
     """One LIBERO task. Initial states are rows of its init file (see `libero_states`); the seed of a state is not used, since
     another environment seed would change the picture (`env_seed`)."""
 
-    options: ClassVar[Mapping[str, Any]] = {"gl": "auto", "assets": "auto", "wait_steps": 10, "settle_gripper": -1.0, "env_seed": 0}
-    cameras: ClassVar[Mapping[str, str]] = {"base": "agentview", "wrist": "robot0_eye_in_hand", "front": "frontview"}
+    options: ClassVar[Mapping[str, Any]] = {
+        "gl": "auto",
+        "assets": "auto",
+        "wait_steps": 10,
+        "settle_gripper": -1.0,
+        "env_seed": 0,
+    }
+    cameras: ClassVar[Mapping[str, str]] = {
+        "base": "agentview",
+        "wrist": "robot0_eye_in_hand",
+        "front": "frontview",
+    }
     install = INSTALL
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self.suite, self.task_name = resolve_task(spec.task)
         wait, gripper = self.option("wait_steps"), self.option("settle_gripper")
-        if not isinstance(wait, int) or isinstance(wait, bool) or wait < 0 or gripper not in (-1, 1, 0):
-            raise ConfigError("libero: expected wait_steps >= 0 and settle_gripper -1 (open), 0 or 1, found "
-                              f"{wait!r} and {gripper!r}")
+        if (
+            not isinstance(wait, int)
+            or isinstance(wait, bool)
+            or wait < 0
+            or gripper not in (-1, 1, 0)
+        ):
+            raise ConfigError(
+                "libero: expected wait_steps >= 0 and settle_gripper -1 (open), 0 or 1, found "
+                f"{wait!r} and {gripper!r}"
+            )
         self._assets: Assets | None = None
         self._states: np.ndarray | None = None
         self._wrapper: Any = None
@@ -159,7 +214,7 @@ class LiberoSimulator(ArmSimulator):
         """The task in words, from its name as LIBERO's benchmark does; a scene prefix is left out."""
         words = self.task_name
         if words[0].isupper():
-            words = words[words.index("_", words.index("SCENE")) + 1:]
+            words = words[words.index("_", words.index("SCENE")) + 1 :]
         return words.replace("_", " ")
 
     @property
@@ -171,9 +226,11 @@ class LiberoSimulator(ArmSimulator):
         if self._assets is None:
             assets = find_assets(self.option("assets"))
             if assets.kind == "stand-in" and self.suite != "libero_object":
-                raise MissingExtraError(f"{self.suite} needs LIBERO's official meshes, which are not on this machine (stand-ins "
-                                        "cover libero_object). With a network: python -m mmrl.robotics.libero_assets download "
-                                        "FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER")
+                raise MissingExtraError(
+                    f"{self.suite} needs LIBERO's official meshes, which are not on this machine (stand-ins "
+                    "cover libero_object). With a network: python -m mmrl.robotics.libero_assets download "
+                    "FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER"
+                )
             self._assets = assets
         return self._assets
 
@@ -182,7 +239,9 @@ class LiberoSimulator(ArmSimulator):
             self._states = init_states(self.suite, self.task_name)
         row = _row(state)
         if not 0 <= row < len(self._states):
-            raise ConfigError(f"libero: expected a row 0 to {len(self._states) - 1} of {self.spec.task}, found {row}")
+            raise ConfigError(
+                f"libero: expected a row 0 to {len(self._states) - 1} of {self.spec.task}, found {row}"
+            )
         self._resolve_assets()
 
     def _point_at_assets(self) -> None:
@@ -197,7 +256,9 @@ class LiberoSimulator(ArmSimulator):
             self._point_at_assets()
             from libero.libero.envs import OffScreenRenderEnv
         except ImportError as error:
-            raise MissingExtraError(f"LIBERO cannot be imported ({error}). Install what it needs: {INSTALL}") from error
+            raise MissingExtraError(
+                f"LIBERO cannot be imported ({error}). Install what it needs: {INSTALL}"
+            ) from error
         self._wrapper = OffScreenRenderEnv(bddl_file_name=str(self.bddl_file), **settings)
         return self._wrapper.env
 
@@ -209,8 +270,10 @@ class LiberoSimulator(ArmSimulator):
             self._place()
         expected = 1 + self.env.sim.model.nq + self.env.sim.model.nv
         if len(recorded) != expected:
-            raise DataError(f"{self.spec.task}: expected initial states of {expected} numbers for these assets, found "
-                            f"{len(recorded)}")
+            raise DataError(
+                f"{self.spec.task}: expected initial states of {expected} numbers for these assets, found "
+                f"{len(recorded)}"
+            )
         self._wrapper.set_init_state(recorded)
         settle = np.array([0.0] * 6 + [float(self.option("settle_gripper"))])
         for _ in range(int(self.option("wait_steps"))):
@@ -226,7 +289,9 @@ class LiberoSimulator(ArmSimulator):
             except RandomizationError:
                 continue
             return
-        raise DataError(f"{self.spec.task}: expected robosuite to place the objects, found no place in {_ATTEMPTS} attempts")
+        raise DataError(
+            f"{self.spec.task}: expected robosuite to place the objects, found no place in {_ATTEMPTS} attempts"
+        )
 
     def _succeeded(self) -> bool:
         return bool(self.env._check_success())
@@ -240,7 +305,9 @@ class LiberoSimulator(ArmSimulator):
         super().close()
         self._wrapper = None
 
-    def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    def expert(
+        self, rng: np.random.Generator, noise: float = 0.0
+    ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
         """Picks the object of the goal up and puts it into the basket; for libero_object."""
         if self.suite != "libero_object":
             return super().expert(rng, noise)
@@ -258,5 +325,7 @@ class LiberoSimulator(ArmSimulator):
             except importlib.metadata.PackageNotFoundError:
                 continue
         found["assets"] = self._resolve_assets().kind
-        found["episodes start with"] = f"env seed {self.option('env_seed')}, {self.option('wait_steps')} settle steps"
+        found["episodes start with"] = (
+            f"env seed {self.option('env_seed')}, {self.option('wait_steps')} settle steps"
+        )
         return found

@@ -9,6 +9,7 @@ of ours that have the same names, so that libero_object runs anywhere. Results o
 Everything written lies under $MMRL_CACHE (default ~/.cache/mmrl), appears in one rename, and may be written by many
 processes at once. Importable without LIBERO.
 """
+
 from __future__ import annotations
 
 import codecs
@@ -30,15 +31,33 @@ import numpy as np
 
 from mmrl.errors import CacheError, ConfigError, DataError, MissingExtraError
 
-__all__ = ["INSTALL", "OFFICIAL_FOLDERS", "Assets", "cache_root", "download_assets", "find_assets", "init_states", "libero_folder",
-           "publish_folder", "write_config"]
+__all__ = [
+    "INSTALL",
+    "OFFICIAL_FOLDERS",
+    "Assets",
+    "cache_root",
+    "download_assets",
+    "find_assets",
+    "init_states",
+    "libero_folder",
+    "publish_folder",
+    "write_config",
+]
 
-INSTALL = ("pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1 && pip install 'mujoco>=3.3,<3.4' numba scipy "
-           "opencv-python-headless pyyaml easydict matplotlib cloudpickle gymnasium networkx termcolor tqdm huggingface_hub "
-           "future h5py")
+INSTALL = (
+    "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1 && pip install 'mujoco>=3.3,<3.4' numba scipy "
+    "opencv-python-headless pyyaml easydict matplotlib cloudpickle gymnasium networkx termcolor tqdm huggingface_hub "
+    "future h5py"
+)
 """What installs LIBERO beside transformers; its full requirements bring a torchvision that breaks it."""
 
-OFFICIAL_FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+OFFICIAL_FOLDERS = (
+    "articulated_objects",
+    "scenes",
+    "stable_hope_objects",
+    "stable_scanned_objects",
+    "turbosquid_objects",
+)
 """What a folder of official assets contains."""
 
 _REPOSITORY = "lerobot/libero-assets"  # the data set hf-libero itself downloads
@@ -85,7 +104,9 @@ def publish_folder(target: Path, write: Callable[[Path], None]) -> Path:
             if not target.is_dir():
                 raise
     except OSError as error:
-        raise CacheError(f"expected to write {target}, found {error}; point MMRL_CACHE at a folder that can be written") from error
+        raise CacheError(
+            f"expected to write {target}, found {error}; point MMRL_CACHE at a folder that can be written"
+        ) from error
     finally:
         if scratch is not None and scratch.is_dir():
             shutil.rmtree(scratch, ignore_errors=True)
@@ -102,11 +123,20 @@ def write_config() -> None:
     if (own / "config.yaml").is_file():
         return
     package = libero_folder()
-    paths = {"benchmark_root": package, "bddl_files": package / "bddl_files", "init_states": package / "init_files",
-             "datasets": package.parent / "datasets", "assets": package / "assets"}
-    text = "".join(f"{key}: '{str(path).replace(chr(39), chr(39) * 2)}'\n" for key, path in paths.items())
+    paths = {
+        "benchmark_root": package,
+        "bddl_files": package / "bddl_files",
+        "init_states": package / "init_files",
+        "datasets": package.parent / "datasets",
+        "assets": package / "assets",
+    }
+    text = "".join(
+        f"{key}: '{str(path).replace(chr(39), chr(39) * 2)}'\n" for key, path in paths.items()
+    )
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    folder = publish_folder(cache_root() / "libero_config" / digest, lambda new: _write_text(new / "config.yaml", text))
+    folder = publish_folder(
+        cache_root() / "libero_config" / digest, lambda new: _write_text(new / "config.yaml", text)
+    )
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
 
 
@@ -131,9 +161,11 @@ def find_assets(wanted: str | os.PathLike[str] = "auto") -> Assets:
         if not _missing(folder):
             return Assets(folder, "official")
     if wanted == "official":
-        raise MissingExtraError("LIBERO's official meshes are not on this machine. With a network: python -m "
-                                "mmrl.robotics.libero_assets download FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER (585 files, "
-                                "206 MB)")
+        raise MissingExtraError(
+            "LIBERO's official meshes are not on this machine. With a network: python -m "
+            "mmrl.robotics.libero_assets download FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER (585 files, "
+            "206 MB)"
+        )
     return Assets(stand_ins(), "stand-in")
 
 
@@ -144,8 +176,10 @@ def _missing(folder: Path) -> list[str]:
 def _checked(folder: Path, origin: str) -> Path:
     missing = _missing(folder)
     if missing:
-        raise ConfigError(f"{origin}: expected a folder with LIBERO's assets ({', '.join(OFFICIAL_FOLDERS)}), found {folder} "
-                          f"without {', '.join(missing)}; or say 'stand-in'")
+        raise ConfigError(
+            f"{origin}: expected a folder with LIBERO's assets ({', '.join(OFFICIAL_FOLDERS)}), found {folder} "
+            f"without {', '.join(missing)}; or say 'stand-in'"
+        )
     return folder.resolve()
 
 
@@ -154,13 +188,17 @@ def download_assets(folder: str | os.PathLike[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise MissingExtraError("downloading LIBERO's assets needs huggingface_hub: pip install huggingface_hub") from error
+        raise MissingExtraError(
+            "downloading LIBERO's assets needs huggingface_hub: pip install huggingface_hub"
+        ) from error
     target = Path(folder).expanduser()
     try:
         snapshot_download(repo_id=_REPOSITORY, repo_type="dataset", local_dir=str(target))
     except Exception as error:  # the hub raises many kinds; all mean that the files are not here
-        raise DataError(f"expected to download {_REPOSITORY} to {target}, found {type(error).__name__}: {error}. Without a network "
-                        "(or with HF_HUB_OFFLINE set), copy the folder from a machine that has one, or use stand-ins") from error
+        raise DataError(
+            f"expected to download {_REPOSITORY} to {target}, found {type(error).__name__}: {error}. Without a network "
+            "(or with HF_HUB_OFFLINE set), copy the folder from a machine that has one, or use stand-ins"
+        ) from error
     return _checked(target, "download")
 
 
@@ -180,7 +218,9 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise DataError(f"expected an array, found a pickle that asks for {module}.{name}; do not load this file") from None
+            raise DataError(
+                f"expected an array, found a pickle that asks for {module}.{name}; do not load this file"
+            ) from None
 
 
 def _read_init_file(data: bytes, path: Path) -> np.ndarray:
@@ -193,7 +233,9 @@ def _read_init_file(data: bytes, path: Path) -> np.ndarray:
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a broken archive or pickle raises almost anything
-        raise DataError(f"{path}: expected an init-state file of LIBERO, found {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{path}: expected an init-state file of LIBERO, found {type(error).__name__}: {error}"
+        ) from error
     if states.ndim != 2 or not len(states) or not np.isfinite(states).all():
         raise DataError(f"{path}: expected finite states (rows, size), found shape {states.shape}")
     return states
@@ -223,7 +265,10 @@ def main(arguments: list[str]) -> int:
     elif len(arguments) == 2 and arguments[0] == "download":
         print(download_assets(arguments[1]))
     else:
-        print(f"expected 'stand-ins' or 'download FOLDER', found {' '.join(arguments) or 'nothing'}", file=sys.stderr)
+        print(
+            f"expected 'stand-ins' or 'download FOLDER', found {' '.join(arguments) or 'nothing'}",
+            file=sys.stderr,
+        )
         return 2
     return 0
 

@@ -7,6 +7,7 @@ Each call looks where things are now and returns (action to execute, clean label
 from here, the executed action carries the noise (not on the gripper), so recordings show how to recover from
 disturbances (as in DART, Laskey et al. 2017). A proportional controller on the eef position; a lost object is picked up again.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,15 @@ __all__ = ["BasketExpert", "LiftExpert"]
 
 _REACH = 0.05  # metres an action of 1 asks for
 _TURN = 0.5  # radians an action of 1 asks for
-_FINGERS = 0.03  # how far above the grip point the hand has room: tall things are held near their top
+_FINGERS = (
+    0.03  # how far above the grip point the hand has room: tall things are held near their top
+)
 _OPEN, _CLOSE = -1.0, 1.0
 _CLOSING_STEPS, _OPENING_STEPS = 10, 6
-_STILL, _STILL_STEPS = 0.001, 5  # a hand that sinks by less (metres in a step) for so many steps lies on something
+_STILL, _STILL_STEPS = (
+    0.001,
+    5,
+)  # a hand that sinks by less (metres in a step) for so many steps lies on something
 _HOLD = 0.003  # metres of a thing that the grip point must be below its top
 
 
@@ -44,7 +50,9 @@ class _Mover:
 
     def __init__(self, simulator: ArmSimulator, rng: np.random.Generator, noise: float) -> None:
         if not 0 <= noise <= 1:
-            raise ConfigError(f"expert: expected noise between 0 and 1 (the range of actions), found {noise}")
+            raise ConfigError(
+                f"expert: expected noise between 0 and 1 (the range of actions), found {noise}"
+            )
         self.simulator, self.rng, self.noise = simulator, rng, noise
         self.upright_33 = self._orientation().copy()
         self.phase = "approach"
@@ -58,7 +66,9 @@ class _Mover:
         return np.array(self._data.site_xpos[self.simulator.env.robots[0].eef_site_id])
 
     def _orientation(self) -> np.ndarray:
-        return np.array(self._data.site_xmat[self.simulator.env.robots[0].eef_site_id]).reshape(3, 3)
+        return np.array(self._data.site_xmat[self.simulator.env.robots[0].eef_site_id]).reshape(
+            3, 3
+        )
 
     def _decide(self) -> tuple[np.ndarray, float]:
         """The point to go to and the gripper, from the state now."""
@@ -84,7 +94,9 @@ class _Mover:
         self.height = height
         return self.waited >= _STILL_STEPS
 
-    def _grasp(self, thing: np.ndarray, hover: float, top: float) -> tuple[np.ndarray, float] | None:
+    def _grasp(
+        self, thing: np.ndarray, hover: float, top: float
+    ) -> tuple[np.ndarray, float] | None:
         """approach -> descend -> close; None once the fingers have closed. `thing`: where to grip, `top`: how much of it is above.
         A hand that something carries closes where it is, as long as its fingers reach around the thing there."""
         offset = thing - self._eef()
@@ -109,17 +121,24 @@ class _Mover:
 class BasketExpert(_Mover):
     """Grasp the goal's object, lift it over the rim, carry it over the basket, lower it, let go."""
 
-    def __init__(self, simulator: LiberoSimulator, rng: np.random.Generator, noise: float = 0.0) -> None:
+    def __init__(
+        self, simulator: LiberoSimulator, rng: np.random.Generator, noise: float = 0.0
+    ) -> None:
         super().__init__(simulator, rng, noise)
         goal = simulator.goal
         if len(goal) != 1 or goal[0][0] != "in":
-            raise ConfigError(f"expert: expected the goal to be one thing in the basket, found {goal}")
+            raise ConfigError(
+                f"expert: expected the goal to be one thing in the basket, found {goal}"
+            )
         _, self.name, self.site = goal[0]
         env = simulator.env
         self.body = env.obj_body_id[self.name]
         self.half = abs(float(env.objects_dict[self.name].bottom_offset[2]))
         basket = self.site.removesuffix("_contain_region")
-        self.basket_body, self.rim = env.obj_body_id[basket], float(env.objects_dict[basket].top_offset[2])
+        self.basket_body, self.rim = (
+            env.obj_body_id[basket],
+            float(env.objects_dict[basket].top_offset[2]),
+        )
 
     def _decide(self) -> tuple[np.ndarray, float]:
         thing, eef = np.array(self._data.body_xpos[self.body]), self._eef()
@@ -156,7 +175,9 @@ class BasketExpert(_Mover):
 class LiftExpert(_Mover):
     """Grasp robosuite's cube and lift it."""
 
-    def __init__(self, simulator: ArmSimulator, rng: np.random.Generator, noise: float = 0.0) -> None:
+    def __init__(
+        self, simulator: ArmSimulator, rng: np.random.Generator, noise: float = 0.0
+    ) -> None:
         super().__init__(simulator, rng, noise)
         self.body = simulator.env.cube_body_id
 

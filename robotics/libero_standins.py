@@ -6,6 +6,7 @@ Groceries have roughly the size and colour their names suggest, rest upright in 
 states, and fit between the gripper's fingers. Good for testing a pipeline end to end and for learning to act; never for a LIBERO
 score. The folder is named after a checksum of its contents.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -23,8 +24,8 @@ _Vector = Sequence[float] | np.ndarray
 
 # Rest orientations (w, x, y, z) of the recorded states: which way a body's own axes lie when it stands on the floor.
 _UPRIGHT = (0.5, 0.5, 0.5, 0.5)
-_CAN = (0.0, 0.0, 2 ** -0.5, 2 ** -0.5)
-_TURNED = (2 ** -0.5, 0.0, 0.0, 2 ** -0.5)
+_CAN = (0.0, 0.0, 2**-0.5, 2**-0.5)
+_TURNED = (2**-0.5, 0.0, 0.0, 2**-0.5)
 _BACKWARDS = (0.0, 0.0, 0.0, 1.0)
 
 _FLOOR_Z = -0.035  # where LIBERO's floor problems place the ground
@@ -46,16 +47,56 @@ class Grocery:
 
 _WHITE, _STEEL = (0.95, 0.95, 0.92), (0.72, 0.73, 0.75)
 GROCERIES: dict[str, Grocery] = {
-    "alphabet_soup": Grocery("can", (0.031, 0.031, 0.040), _CAN, (0.80, 0.10, 0.12), _WHITE, _STEEL),
-    "tomato_sauce": Grocery("can", (0.031, 0.031, 0.040), _CAN, (0.30, 0.45, 0.15), (0.75, 0.12, 0.08), _STEEL),
-    "cream_cheese": Grocery("box", (0.045, 0.027, 0.020), _BACKWARDS, (0.82, 0.87, 0.93), (0.15, 0.35, 0.75), _WHITE),
-    "butter": Grocery("box", (0.050, 0.025, 0.018), _BACKWARDS, (0.98, 0.85, 0.25), (0.98, 0.96, 0.80), (0.9, 0.7, 0.1)),
-    "chocolate_pudding": Grocery("box", (0.045, 0.028, 0.018), _BACKWARDS, (0.33, 0.18, 0.09), (0.65, 0.45, 0.25), _WHITE),
-    "milk": Grocery("carton", (0.028, 0.028, 0.052), _UPRIGHT, _WHITE, (0.20, 0.40, 0.85), (0.85, 0.88, 0.95)),
-    "orange_juice": Grocery("carton", (0.028, 0.028, 0.052), _UPRIGHT, (1.00, 0.55, 0.05), (0.20, 0.60, 0.15), (0.95, 0.9, 0.8)),
-    "salad_dressing": Grocery("bottle", (0.027, 0.027, 0.055), _UPRIGHT, (0.45, 0.65, 0.20), (0.95, 0.92, 0.70), (0.1, 0.3, 0.1)),
-    "ketchup": Grocery("bottle", (0.027, 0.027, 0.055), _UPRIGHT, (0.85, 0.05, 0.05), (0.75, 0.05, 0.05), _WHITE),
-    "bbq_sauce": Grocery("bottle", (0.027, 0.027, 0.055), _TURNED, (0.28, 0.08, 0.05), (0.90, 0.60, 0.10), (0.1, 0.1, 0.1)),
+    "alphabet_soup": Grocery(
+        "can", (0.031, 0.031, 0.040), _CAN, (0.80, 0.10, 0.12), _WHITE, _STEEL
+    ),
+    "tomato_sauce": Grocery(
+        "can", (0.031, 0.031, 0.040), _CAN, (0.30, 0.45, 0.15), (0.75, 0.12, 0.08), _STEEL
+    ),
+    "cream_cheese": Grocery(
+        "box", (0.045, 0.027, 0.020), _BACKWARDS, (0.82, 0.87, 0.93), (0.15, 0.35, 0.75), _WHITE
+    ),
+    "butter": Grocery(
+        "box",
+        (0.050, 0.025, 0.018),
+        _BACKWARDS,
+        (0.98, 0.85, 0.25),
+        (0.98, 0.96, 0.80),
+        (0.9, 0.7, 0.1),
+    ),
+    "chocolate_pudding": Grocery(
+        "box", (0.045, 0.028, 0.018), _BACKWARDS, (0.33, 0.18, 0.09), (0.65, 0.45, 0.25), _WHITE
+    ),
+    "milk": Grocery(
+        "carton", (0.028, 0.028, 0.052), _UPRIGHT, _WHITE, (0.20, 0.40, 0.85), (0.85, 0.88, 0.95)
+    ),
+    "orange_juice": Grocery(
+        "carton",
+        (0.028, 0.028, 0.052),
+        _UPRIGHT,
+        (1.00, 0.55, 0.05),
+        (0.20, 0.60, 0.15),
+        (0.95, 0.9, 0.8),
+    ),
+    "salad_dressing": Grocery(
+        "bottle",
+        (0.027, 0.027, 0.055),
+        _UPRIGHT,
+        (0.45, 0.65, 0.20),
+        (0.95, 0.92, 0.70),
+        (0.1, 0.3, 0.1),
+    ),
+    "ketchup": Grocery(
+        "bottle", (0.027, 0.027, 0.055), _UPRIGHT, (0.85, 0.05, 0.05), (0.75, 0.05, 0.05), _WHITE
+    ),
+    "bbq_sauce": Grocery(
+        "bottle",
+        (0.027, 0.027, 0.055),
+        _TURNED,
+        (0.28, 0.08, 0.05),
+        (0.90, 0.60, 0.10),
+        (0.1, 0.1, 0.1),
+    ),
 }
 """What the libero_object tasks put on the floor, beside the basket."""
 
@@ -66,21 +107,30 @@ def _parts(thing: Grocery) -> list[_Part]:
     """What is seen of a grocery, described in the pose in which it rests."""
     x, y, z = thing.half
     if thing.shape == "can":
-        return [("cylinder", (x, z * 0.98), (0, 0, 0), thing.body),
-                ("cylinder", (x * 1.01, z * 0.45), (0, 0, -0.2 * z), thing.label),
-                ("cylinder", (x * 0.94, 0.002), (0, 0, z - 0.002), thing.top)]
+        return [
+            ("cylinder", (x, z * 0.98), (0, 0, 0), thing.body),
+            ("cylinder", (x * 1.01, z * 0.45), (0, 0, -0.2 * z), thing.label),
+            ("cylinder", (x * 0.94, 0.002), (0, 0, z - 0.002), thing.top),
+        ]
     if thing.shape == "box":
-        return [("box", (x, y, z), (0, 0, 0), thing.body), ("box", (x * 0.6, y * 1.01, z * 1.01), (-0.2 * x, 0, 0), thing.label),
-                ("box", (x * 0.12, y * 1.02, z * 1.02), (0.75 * x, 0, 0), thing.top)]
+        return [
+            ("box", (x, y, z), (0, 0, 0), thing.body),
+            ("box", (x * 0.6, y * 1.01, z * 1.01), (-0.2 * x, 0, 0), thing.label),
+            ("box", (x * 0.12, y * 1.02, z * 1.02), (0.75 * x, 0, 0), thing.top),
+        ]
     if thing.shape == "carton":
-        return [("box", (x, y, z * 0.78), (0, 0, -0.22 * z), thing.body),
-                ("box", (x * 1.01, y * 1.01, z * 0.28), (0, 0, -0.3 * z), thing.label),
-                ("box", (x * 0.9, y * 0.55, z * 0.14), (0, 0, 0.66 * z), thing.top),
-                ("box", (x * 0.9, y * 0.15, z * 0.11), (0, 0, 0.88 * z), thing.body)]
-    return [("cylinder", (x, z * 0.66), (0, 0, -0.34 * z), thing.body),
-            ("cylinder", (x * 1.02, z * 0.3), (0, 0, -0.4 * z), thing.label),
-            ("cylinder", (x * 0.55, z * 0.2), (0, 0, 0.5 * z), thing.body),
-            ("cylinder", (x * 0.6, z * 0.14), (0, 0, 0.86 * z), thing.top)]
+        return [
+            ("box", (x, y, z * 0.78), (0, 0, -0.22 * z), thing.body),
+            ("box", (x * 1.01, y * 1.01, z * 0.28), (0, 0, -0.3 * z), thing.label),
+            ("box", (x * 0.9, y * 0.55, z * 0.14), (0, 0, 0.66 * z), thing.top),
+            ("box", (x * 0.9, y * 0.15, z * 0.11), (0, 0, 0.88 * z), thing.body),
+        ]
+    return [
+        ("cylinder", (x, z * 0.66), (0, 0, -0.34 * z), thing.body),
+        ("cylinder", (x * 1.02, z * 0.3), (0, 0, -0.4 * z), thing.label),
+        ("cylinder", (x * 0.55, z * 0.2), (0, 0, 0.5 * z), thing.body),
+        ("cylinder", (x * 0.6, z * 0.14), (0, 0, 0.86 * z), thing.top),
+    ]
 
 
 def _collision(thing: Grocery) -> _Part:
@@ -113,8 +163,15 @@ def _geom(part: _Part, back: _Vector, visible: bool) -> str:
 def _object_xml(name: str, geoms: Sequence[str], half: _Vector, inner: str = "") -> str:
     """robosuite's shape of an object file: a body 'object' and three sites that say how large it is."""
     radius = float(np.hypot(half[0], half[1]))
-    sites = {"bottom_site": (0, 0, -half[2]), "top_site": (0, 0, half[2]), "horizontal_radius_site": (radius, 0, 0)}
-    marks = "\n      ".join(f'<site name="{key}" pos="{_numbers(pos)}" size="0.005" rgba="0 0 0 0"/>' for key, pos in sites.items())
+    sites = {
+        "bottom_site": (0, 0, -half[2]),
+        "top_site": (0, 0, half[2]),
+        "horizontal_radius_site": (radius, 0, 0),
+    }
+    marks = "\n      ".join(
+        f'<site name="{key}" pos="{_numbers(pos)}" size="0.005" rgba="0 0 0 0"/>'
+        for key, pos in sites.items()
+    )
     shapes = "\n        ".join(geoms)
     return f"""<mujoco model="{name}">
   <asset/>
@@ -133,7 +190,10 @@ def _object_xml(name: str, geoms: Sequence[str], half: _Vector, inner: str = "")
 
 def _grocery_xml(name: str, thing: Grocery) -> str:
     back = (thing.rest[0], *(-value for value in thing.rest[1:]))
-    geoms = [_geom(_collision(thing), back, False), *(_geom(part, back, True) for part in _parts(thing))]
+    geoms = [
+        _geom(_collision(thing), back, False),
+        *(_geom(part, back, True) for part in _parts(thing)),
+    ]
     return _object_xml(name, geoms, thing.half)
 
 
@@ -144,10 +204,20 @@ def _basket_xml() -> str:
     for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1)):
         size = (wall, side, height) if x else (side, wall, height)
         walls.append(("box", size, (x * side, y * side, 0), (0.72, 0.52, 0.30)))
-    rims = [("box", (size[0] + 0.003, size[1] + 0.003, 0.006), (pos[0], pos[1], height), (0.50, 0.30, 0.12))
-            for _, size, pos, _ in walls[1:]]
+    rims = [
+        (
+            "box",
+            (size[0] + 0.003, size[1] + 0.003, 0.006),
+            (pos[0], pos[1], height),
+            (0.50, 0.30, 0.12),
+        )
+        for _, size, pos, _ in walls[1:]
+    ]
     none = (1.0, 0.0, 0.0, 0.0)
-    geoms = [*(_geom(part, none, False) for part in walls), *(_geom(part, none, True) for part in [*walls, *rims])]
+    geoms = [
+        *(_geom(part, none, False) for part in walls),
+        *(_geom(part, none, True) for part in [*walls, *rims]),
+    ]
     room = _numbers((side - 0.015, side - 0.015, height + 0.01))
     inside = f'<site name="contain_region" type="box" pos="0 0 0.01" quat="1 0 0 0" size="{room}" rgba="0 0 0 0" group="0"/>'
     return _object_xml("basket", geoms, (side, side, height), inside)
@@ -165,7 +235,9 @@ def _floor_xml() -> str:
     """The arena of LIBERO's floor problems: a floor body, walls, a plinth under the robot, lights, cameras."""
     walls = "\n    ".join(
         f'<geom name="wall_{key}_visual" type="box" pos="{_numbers(pos)}" quat="{_numbers(quat)}" size="{_numbers(size)}" '
-        'contype="0" conaffinity="0" group="1" material="walls_mat"/>' for key, (pos, quat, size) in _WALLS.items())
+        'contype="0" conaffinity="0" group="1" material="walls_mat"/>'
+        for key, (pos, quat, size) in _WALLS.items()
+    )
     return f"""<mujoco model="floor">
   <asset>
     <texture type="skybox" builtin="gradient" rgb1="0.9 0.9 1" rgb2="0.2 0.3 0.4" width="64" height="64"/>

@@ -1,7 +1,8 @@
 """Make a VLA policy: from a checkpoint that has vla.json, or from any Qwen-VL model, which gets action tokens.
 
-    vla = load_vla(load_embodied("configs/maniskill.yaml"))
+vla = load_vla(load_embodied("configs/maniskill.yaml"))
 """
+
 from __future__ import annotations
 
 import json
@@ -33,7 +34,9 @@ def read_description(folder: str | Path) -> tuple[VLAConfig, ActionCodec] | None
         data = json.loads(file.read_text(encoding="utf-8"))
         return VLAConfig.model_validate(data["vla"]), ActionCodec.from_dict(data["action"])
     except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
-        raise CheckpointError(f"{file}: expected the action settings of a VLA checkpoint, found: {error}") from error
+        raise CheckpointError(
+            f"{file}: expected the action settings of a VLA checkpoint, found: {error}"
+        ) from error
 
 
 def codec_for(config: EmbodiedConfig, space: ActionSpace) -> ActionCodec:
@@ -41,23 +44,34 @@ def codec_for(config: EmbodiedConfig, space: ActionSpace) -> ActionCodec:
     a = config.action
     options: dict[str, Any] = {"bins": a.bins, "chunk": a.chunk, "repeat": a.repeat}
     if a.statistics is not None:
-        return ActionCodec.from_statistics(ActionStatistics.read(a.statistics), gripper=space.gripper, gripper_convention=a.gripper,
-                                           **options)
+        return ActionCodec.from_statistics(
+            ActionStatistics.read(a.statistics),
+            gripper=space.gripper,
+            gripper_convention=a.gripper,
+            **options,
+        )
     return ActionCodec.from_space(space, gripper_convention=a.gripper, **options)
 
 
-def _agree(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool) -> VLAConfig:
+def _agree(
+    config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool
+) -> VLAConfig:
     """The checkpoint's settings, with the value head the configuration asks for.
 
     What a checkpoint was made with (vla.json) holds wherever the configuration leaves it unset. Raises ConfigError where the
     configuration sets something else.
     """
-    for section, found, names in ((config.action, codec, ("bins", "chunk", "repeat")),
-                                  (config.vla, settings, ("decode", "cameras", "prompt", "proprio"))):
+    for section, found, names in (
+        (config.action, codec, ("bins", "chunk", "repeat")),
+        (config.vla, settings, ("decode", "cameras", "prompt", "proprio")),
+    ):
         for name in names:
             if name in section.model_fields_set and getattr(section, name) != getattr(found, name):
                 raise _contradiction(config, name, getattr(found, name), getattr(section, name))
-    if "gripper" in config.action.model_fields_set and config.action.gripper != codec.gripper_convention:
+    if (
+        "gripper" in config.action.model_fields_set
+        and config.action.gripper != codec.gripper_convention
+    ):
         raise _contradiction(config, "gripper", codec.gripper_convention, config.action.gripper)
     if config.action.statistics is not None:
         _check_statistics(config, codec, trainable)
@@ -65,8 +79,10 @@ def _agree(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trai
 
 
 def _contradiction(config: EmbodiedConfig, name: str, found: Any, asked: Any) -> ConfigError:
-    return ConfigError(f"{config.model.path} was made with {name} {found!r} (vla.json), the configuration asks for {asked!r}: "
-                       "remove it, or warm-start another model with mmrl sft")
+    return ConfigError(
+        f"{config.model.path} was made with {name} {found!r} (vla.json), the configuration asks for {asked!r}: "
+        "remove it, or warm-start another model with mmrl sft"
+    )
 
 
 def _check_statistics(config: EmbodiedConfig, codec: ActionCodec, trainable: bool) -> None:
@@ -76,30 +92,53 @@ def _check_statistics(config: EmbodiedConfig, codec: ActionCodec, trainable: boo
     if not trainable and not Path(config.action.statistics).exists():
         return
     asked = ActionStatistics.read(config.action.statistics)
-    for name, found, wanted in (("low", codec.low, asked.q01), ("high", codec.high, asked.q99), ("mask", codec.mask, asked.mask)):
+    for name, found, wanted in (
+        ("low", codec.low, asked.q01),
+        ("high", codec.high, asked.q99),
+        ("mask", codec.mask, asked.mask),
+    ):
         if tuple(found) != tuple(wanted):
             raise _contradiction(config, f"action bounds {name}", list(found), list(wanted))
 
 
-def _critic_settings(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool) -> VLAConfig:
+def _critic_settings(
+    config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool
+) -> VLAConfig:
     """`settings` with the critic: the checkpoint's where it has one, else the configuration's."""
     steps = codec.chunk if config.algorithm.critic.level == "action" else 1
     if not settings.value_head:
-        return settings.model_copy(update={"value_head": config.vla.value_head, "value_hidden": config.vla.value_hidden,
-                                           "value_steps": steps})
-    if "value_hidden" in config.vla.model_fields_set and config.vla.value_hidden != settings.value_hidden:
+        return settings.model_copy(
+            update={
+                "value_head": config.vla.value_head,
+                "value_hidden": config.vla.value_hidden,
+                "value_steps": steps,
+            }
+        )
+    if (
+        "value_hidden" in config.vla.model_fields_set
+        and config.vla.value_hidden != settings.value_hidden
+    ):
         raise _contradiction(config, "value_hidden", settings.value_hidden, config.vla.value_hidden)
     if trainable and config.algorithm.advantage == "gae" and steps != settings.value_steps:
         level = config.algorithm.critic.level
-        raise ConfigError(f"{config.model.path} has a critic with {settings.value_steps} values for each decision (vla.json), "
-                          f"algorithm.critic.level {level} needs {steps}: set it to {'action' if steps == 1 else 'turn'}, or start "
-                          "from a policy without a critic")
+        raise ConfigError(
+            f"{config.model.path} has a critic with {settings.value_steps} values for each decision (vla.json), "
+            f"algorithm.critic.level {level} needs {steps}: set it to {'action' if steps == 1 else 'turn'}, or start "
+            "from a policy without a critic"
+        )
     return settings
 
 
-def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, proprio: tuple[list[float], list[float]] | None = None,
-             trainable: bool = True, needs_reference: bool = False, device: torch.device | None = None,
-             weights: Path | None = None) -> VLAPolicy:
+def load_vla(
+    config: EmbodiedConfig,
+    *,
+    space: ActionSpace | None = None,
+    proprio: tuple[list[float], list[float]] | None = None,
+    trainable: bool = True,
+    needs_reference: bool = False,
+    device: torch.device | None = None,
+    weights: Path | None = None,
+) -> VLAPolicy:
     """The policy of config.model.path, or of the checkpoint folder `weights`.
 
     A model without vla.json needs `space` (and, with vla.proprio, the lowest and highest values of each number): it gets
@@ -110,22 +149,41 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
     if known is not None:
         settings, codec = _agree(config, *known, trainable), known[1]
     elif space is None:
-        raise ConfigError(f"expected a VLA checkpoint (a folder with vla.json) as model.path, found '{config.model.path}'; make "
-                          "one with mmrl sft and this configuration")
+        raise ConfigError(
+            f"expected a VLA checkpoint (a folder with vla.json) as model.path, found '{config.model.path}'; make "
+            "one with mmrl sft and this configuration"
+        )
     else:
         codec = codec_for(config, space)
-        settings = config.vla.model_copy(update={"value_steps": codec.chunk if config.algorithm.critic.level == "action" else 1})
+        settings = config.vla.model_copy(
+            update={"value_steps": codec.chunk if config.algorithm.critic.level == "action" else 1}
+        )
         if settings.proprio:
             assert proprio is not None, "a new policy with proprioception needs its range"
-            settings = settings.model_copy(update={"proprio_dim": len(proprio[0]), "proprio_low": list(proprio[0]),
-                                                   "proprio_high": list(proprio[1])})
-    core = load_policy(config.model, config.data, needs_reference=needs_reference, trainable=trainable, device=device,
-                       weights=weights,
-                       prepare=lambda model, processor: add_action_tokens(model, processor, codec.bins, codec.tokens))
+            settings = settings.model_copy(
+                update={
+                    "proprio_dim": len(proprio[0]),
+                    "proprio_low": list(proprio[0]),
+                    "proprio_high": list(proprio[1]),
+                }
+            )
+    core = load_policy(
+        config.model,
+        config.data,
+        needs_reference=needs_reference,
+        trainable=trainable,
+        device=device,
+        weights=weights,
+        prepare=lambda model, processor: add_action_tokens(
+            model, processor, codec.bins, codec.tokens
+        ),
+    )
     head = None
     if settings.value_head:
         width = core.base.config.get_text_config().hidden_size
-        head = ValueHead(width, settings.value_hidden, settings.value_steps, config.seed).to(core.device)
+        head = ValueHead(width, settings.value_hidden, settings.value_steps, config.seed).to(
+            core.device
+        )
         make_batch_invariant(head, core.device)
     vla = VLAPolicy(core, codec, settings, head)
     if not (weights is not None and vla.load_value_head(weights)):

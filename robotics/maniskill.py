@@ -15,6 +15,7 @@ rotation vector relative to the gripper pointing straight down (rad, 3; at rest 
 the one with a hand camera), positions of the two fingers (m, 2; 0 where there are none). Other robots, and option
 proprio='qpos': all joint positions.
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -104,19 +105,25 @@ class ManiSkillOptions:
         where = f"maniskill/{spec.task}"
         for name in spec.options:
             if name not in known:
-                raise ConfigError(f"{where}: expected options among {', '.join(sorted(known))}, found {name!r}."
-                                  f"{did_you_mean(name, known)}")
+                raise ConfigError(
+                    f"{where}: expected options among {', '.join(sorted(known))}, found {name!r}."
+                    f"{did_you_mean(name, known)}"
+                )
         options = cls(**spec.options)
         choices = (("reward", REWARDS), ("proprio", ("tcp", "qpos")), ("dims", (None, 4, 7)))
         for name, allowed in choices:
             value = getattr(options, name)
             if value not in allowed:
-                raise ConfigError(f"{where}: expected {name} among {', '.join(map(str, allowed))}, found {value!r}."
-                                  f"{did_you_mean(value, [a for a in allowed if isinstance(a, str)])}")
+                raise ConfigError(
+                    f"{where}: expected {name} among {', '.join(map(str, allowed))}, found {value!r}."
+                    f"{did_you_mean(value, [a for a in allowed if isinstance(a, str)])}"
+                )
         for name in ("camera_eye", "camera_target"):
             value = getattr(options, name)
             if value is not None and (len(value) != 3 or not np.isfinite(value).all()):
-                raise ConfigError(f"{where}: expected {name} as three finite numbers, found {value!r}")
+                raise ConfigError(
+                    f"{where}: expected {name} as three finite numbers, found {value!r}"
+                )
         return options
 
 
@@ -161,7 +168,9 @@ class ManiSkillSimulator(Simulator):
     def step(self, action_A: np.ndarray) -> StepResult:
         """One control step (A,). Raises ActionError for a wrong shape, NaN, or an episode that is over."""
         if self._ended:
-            raise ActionError(f"maniskill/{self.spec.task}: expected a reset before this step, found an episode that is over")
+            raise ActionError(
+                f"maniskill/{self.spec.task}: expected a reset before this step, found an episode that is over"
+            )
         action = check_actions(np.asarray(action_A)[None], self.action_space)[0].astype(np.float32)
         if self.options.dims == 4:
             full = np.zeros(7, np.float32)
@@ -173,12 +182,18 @@ class ManiSkillSimulator(Simulator):
         terminated = self.options.stop_at_success and (success or failure)
         truncated = self._steps >= self.spec.horizon and not terminated
         self._ended = terminated or truncated
-        value = float(success) - float(failure) if self.options.reward == "sparse" else float(reward[0])
+        value = (
+            float(success) - float(failure) if self.options.reward == "sparse" else float(reward[0])
+        )
         return StepResult(value, terminated, truncated, success)
 
     def observe(self) -> Observation:
         """Renders now. Pictures are empty with render_backend='none'."""
-        return Observation(self._pictures(), self._proprio(), self.options.instruction or instruction_of(self.spec.task))
+        return Observation(
+            self._pictures(),
+            self._proprio(),
+            self.options.instruction or instruction_of(self.spec.task),
+        )
 
     def close(self) -> None:
         if self._env is not None:
@@ -192,13 +207,19 @@ class ManiSkillSimulator(Simulator):
         if self.spec.task not in EXPERTS:
             return super().expert(rng, noise)
         if self.options.control_mode != "pd_ee_delta_pose":
-            raise ConfigError(f"maniskill/{self.spec.task}: expected control_mode pd_ee_delta_pose for the scripted expert, found "
-                              f"{self.options.control_mode}")
+            raise ConfigError(
+                f"maniskill/{self.spec.task}: expected control_mode pd_ee_delta_pose for the scripted expert, found "
+                f"{self.options.control_mode}"
+            )
         return Expert(self.spec.task, self.env, self.action_space, rng, noise)
 
     def versions(self) -> dict[str, str]:
-        found = {"control_mode": self.options.control_mode, "shader": self.options.shader, "reward": self.options.reward,
-                 "goal": "shown" if self.options.show_goal else "hidden"}
+        found = {
+            "control_mode": self.options.control_mode,
+            "shader": self.options.shader,
+            "reward": self.options.reward,
+            "goal": "shown" if self.options.show_goal else "hidden",
+        }
         for package in ("mani_skill", "sapien", "torch"):
             try:
                 found[package] = importlib.metadata.version(package)
@@ -219,20 +240,35 @@ class ManiSkillSimulator(Simulator):
         check_assets(self.spec.task, spec.asset_download_ids, robot)
         backend, self._render = render_backend_of(options.render_backend)
         settings: dict[str, Any] = {
-            "num_envs": 1, "obs_mode": "none", "reward_mode": reward_mode(self.spec.task, spec.cls, options.reward),
-            "control_mode": options.control_mode, "sim_backend": "cpu", "render_backend": backend,
-            "sensor_configs": {"width": self.spec.image_size, "height": self.spec.image_size, "shader_pack": options.shader}}
+            "num_envs": 1,
+            "obs_mode": "none",
+            "reward_mode": reward_mode(self.spec.task, spec.cls, options.reward),
+            "control_mode": options.control_mode,
+            "sim_backend": "cpu",
+            "render_backend": backend,
+            "sensor_configs": {
+                "width": self.spec.image_size,
+                "height": self.spec.image_size,
+                "shader_pack": options.shader,
+            },
+        }
         if robot:
             settings["robot_uids"] = robot
         if options.camera_eye is not None or options.camera_fov is not None:
             settings["sensor_configs"]["base_camera"] = _view(options)
         try:
             env = spec.make(**settings)
-        except Exception as error:  # whatever a task's own code raises: the user hears which task, and why
-            message = (f"maniskill/{self.spec.task}: ManiSkill cannot build it with control_mode {options.control_mode}, robot "
-                       f"{robot or 'default'}, render backend {backend}: {type(error).__name__}: {error}")
+        except (
+            Exception
+        ) as error:  # whatever a task's own code raises: the user hears which task, and why
+            message = (
+                f"maniskill/{self.spec.task}: ManiSkill cannot build it with control_mode {options.control_mode}, robot "
+                f"{robot or 'default'}, render backend {backend}: {type(error).__name__}: {error}"
+            )
             if re.search(r"vk::|vulkan|physical device|render", str(error), re.IGNORECASE):
-                raise MissingExtraError(f"{message}. Run `mmrl doctor`, or set {RENDER_VARIABLE}=cpu") from error
+                raise MissingExtraError(
+                    f"{message}. Run `mmrl doctor`, or set {RENDER_VARIABLE}=cpu"
+                ) from error
             raise ConfigError(message) from error
         self._sensors = {} if backend == "none" else _sensor_names(self.spec, env)
         self._fingers = _finger_indices(env) if options.proprio == "tcp" else None
@@ -257,7 +293,7 @@ class ManiSkillSimulator(Simulator):
             return qpos.astype(np.float32)
         pose = agent.robot.pose.sp.inv() * agent.tcp.pose.sp
         fingers = np.zeros(2)
-        fingers[:len(self._fingers)] = qpos[self._fingers]
+        fingers[: len(self._fingers)] = qpos[self._fingers]
         return np.concatenate([pose.p, _from_down(pose.q), fingers]).astype(np.float32)
 
 
@@ -294,8 +330,10 @@ def _sensor_names(spec: EnvSpec, env: Any) -> dict[str, str]:
         if name not in there:
             known = [alias for alias, target in aliases.items() if target in there] + there
             env.close()
-            raise ConfigError(f"maniskill/{spec.task}: expected cameras among {', '.join(known) or 'none'}, found {camera!r}."
-                              f"{did_you_mean(camera, known)}")
+            raise ConfigError(
+                f"maniskill/{spec.task}: expected cameras among {', '.join(known) or 'none'}, found {camera!r}."
+                f"{did_you_mean(camera, known)}"
+            )
         found[camera] = name
     return found
 
@@ -305,7 +343,9 @@ def _finger_indices(env: Any) -> list[int] | None:
     if getattr(env.agent, "tcp", None) is None:
         return None
     names = [joint.name for joint in env.agent.robot.active_joints]
-    return [names.index(name) for name in getattr(env.agent, "gripper_joint_names", ()) if name in names][:2]
+    return [
+        names.index(name) for name in getattr(env.agent, "gripper_joint_names", ()) if name in names
+    ][:2]
 
 
 def _action_space(env: Any, options: ManiSkillOptions, task: str) -> ActionSpace:
@@ -315,17 +355,32 @@ def _action_space(env: Any, options: ManiSkillOptions, task: str) -> ActionSpace
     count = int(box.shape[0])
     has_gripper = "gripper" in getattr(env.agent.controller, "controllers", {})
     arm = count - 1 if has_gripper else count
-    names = list(_EE_NAMES[:arm]) if "_ee_" in options.control_mode and arm <= 6 else [f"joint{i + 1}" for i in range(arm)]
+    names = (
+        list(_EE_NAMES[:arm])
+        if "_ee_" in options.control_mode and arm <= 6
+        else [f"joint{i + 1}" for i in range(arm)]
+    )
     names += ["gripper"] * has_gripper
     axes = list(range(count))
     if options.dims is not None and options.dims != count:
-        if not (options.dims == 4 and count == 7 and options.control_mode.endswith("delta_pose") and has_gripper):
-            raise ConfigError(f"maniskill/{task}: expected dims {count} with control_mode {options.control_mode}, found "
-                              f"{options.dims} (4 needs a delta_pose controller of 7 dimensions)")
+        if not (
+            options.dims == 4
+            and count == 7
+            and options.control_mode.endswith("delta_pose")
+            and has_gripper
+        ):
+            raise ConfigError(
+                f"maniskill/{task}: expected dims {count} with control_mode {options.control_mode}, found "
+                f"{options.dims} (4 needs a delta_pose controller of 7 dimensions)"
+            )
         axes = list(_SHORT_AXES)
-    return ActionSpace(tuple(float(box.low[i]) for i in axes), tuple(float(box.high[i]) for i in axes),
-                       tuple(names[i] for i in axes), len(axes) - 1 if has_gripper else None,
-                       float(box.high[-1]) if has_gripper else 1.0)
+    return ActionSpace(
+        tuple(float(box.low[i]) for i in axes),
+        tuple(float(box.high[i]) for i in axes),
+        tuple(names[i] for i in axes),
+        len(axes) - 1 if has_gripper else None,
+        float(box.high[-1]) if has_gripper else 1.0,
+    )
 
 
 def _picture(sensor: Any) -> np.ndarray:

@@ -5,6 +5,7 @@
 ManiSkill itself asks on the terminal for files it misses, and a broken Vulkan driver can end the process: both are found here
 first and raised as errors that name the mend.
 """
+
 from __future__ import annotations
 
 import functools
@@ -16,8 +17,16 @@ from typing import Any
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 
-__all__ = ["RENDER_VARIABLE", "REWARDS", "check_assets", "check_task", "default_robot", "registered_tasks", "render_backend_of",
-           "reward_mode"]
+__all__ = [
+    "RENDER_VARIABLE",
+    "REWARDS",
+    "check_assets",
+    "check_task",
+    "default_robot",
+    "registered_tasks",
+    "render_backend_of",
+    "reward_mode",
+]
 
 RENDER_VARIABLE = "MMRL_MANISKILL_RENDER"
 """Environment variable that chooses the render backend where the options do not."""
@@ -27,29 +36,41 @@ REWARDS = ("sparse", "dense", "normalized_dense")
 
 def registered_tasks() -> dict[str, Any]:
     """ManiSkill's tasks by id. Raises MissingExtraError where it is not installed or cannot be imported."""
-    logging.getLogger("mani_skill").setLevel(logging.ERROR)  # robots that a task does not list work, with a warning
+    logging.getLogger("mani_skill").setLevel(
+        logging.ERROR
+    )  # robots that a task does not list work, with a warning
     try:
         import mani_skill.envs  # noqa: F401  registers the tasks
         from mani_skill.utils.registration import REGISTERED_ENVS
     except (ImportError, OSError) as error:
-        raise MissingExtraError(f"suite maniskill needs ManiSkill 3 (Python 3.10 to 3.12), and importing it fails: {error}. "
-                                f"Install it with: {install_command('robotics')}") from error
+        raise MissingExtraError(
+            f"suite maniskill needs ManiSkill 3 (Python 3.10 to 3.12), and importing it fails: {error}. "
+            f"Install it with: {install_command('robotics')}"
+        ) from error
     return dict(REGISTERED_ENVS)
 
 
 def check_task(task: str, registered: Mapping[str, Any]) -> None:
     """Raises ConfigError for a task there is not."""
     if task not in registered:
-        raise ConfigError(f"suite maniskill: expected one of its {len(registered)} tasks (PushCube-v1, PickCube-v1, StackCube-v1, "
-                          f"...), found {task!r}.{did_you_mean(task, registered)}")
+        raise ConfigError(
+            f"suite maniskill: expected one of its {len(registered)} tasks (PushCube-v1, PickCube-v1, StackCube-v1, "
+            f"...), found {task!r}.{did_you_mean(task, registered)}"
+        )
 
 
 def default_robot(cls: Any) -> str:
     """The robot a task takes when none is named; '' when that is no single id. Raises ConfigError for several robots."""
-    parameters = (inspect.signature(base.__dict__["__init__"]).parameters for base in cls.__mro__ if "__init__" in base.__dict__)
+    parameters = (
+        inspect.signature(base.__dict__["__init__"]).parameters
+        for base in cls.__mro__
+        if "__init__" in base.__dict__
+    )
     found = next((known["robot_uids"].default for known in parameters if "robot_uids" in known), "")
     if isinstance(found, tuple) and len(found) > 1:
-        raise ConfigError(f"suite maniskill: expected a task with one robot, found {cls.__name__} with {', '.join(found)}")
+        raise ConfigError(
+            f"suite maniskill: expected a task with one robot, found {cls.__name__} with {', '.join(found)}"
+        )
     return found if isinstance(found, str) else ""
 
 
@@ -59,18 +80,28 @@ def check_assets(task: str, wanted: list[str], robot: str) -> None:
     from mani_skill.utils import assets
 
     if robot and robot not in REGISTERED_AGENTS:
-        raise ConfigError(f"maniskill/{task}: expected a robot of ManiSkill, found {robot!r}."
-                          f"{did_you_mean(robot, REGISTERED_AGENTS)}")
+        raise ConfigError(
+            f"maniskill/{task}: expected a robot of ManiSkill, found {robot!r}."
+            f"{did_you_mean(robot, REGISTERED_AGENTS)}"
+        )
     names = [*wanted, *(REGISTERED_AGENTS[robot].asset_download_ids if robot else ())]
     missing: list[str] = []
     for name in names:
-        parts = assets.expand_data_group_into_individual_data_source_ids(name) if name in assets.DATA_GROUPS else [name]
+        parts = (
+            assets.expand_data_group_into_individual_data_source_ids(name)
+            if name in assets.DATA_GROUPS
+            else [name]
+        )
         if not all(assets.is_data_source_downloaded(part) for part in parts):
             missing.append(name)
     if missing:
-        commands = " && ".join(f"python -m mani_skill.utils.download_asset {name}" for name in missing)
-        raise MissingExtraError(f"maniskill/{task} needs files that are not in its package: {', '.join(missing)}. Get them with: "
-                                f"{commands} (they go to $MS_ASSET_DIR, by default ~/.maniskill)")
+        commands = " && ".join(
+            f"python -m mani_skill.utils.download_asset {name}" for name in missing
+        )
+        raise MissingExtraError(
+            f"maniskill/{task} needs files that are not in its package: {', '.join(missing)}. Get them with: "
+            f"{commands} (they go to $MS_ASSET_DIR, by default ~/.maniskill)"
+        )
 
 
 def reward_mode(task: str, cls: Any, reward: str) -> str:
@@ -80,7 +111,9 @@ def reward_mode(task: str, cls: Any, reward: str) -> str:
         return "none" if "none" in supported else "sparse"
     if reward not in supported:
         known = ["sparse", *(name for name in REWARDS[1:] if name in supported)]
-        raise ConfigError(f"maniskill/{task}: expected reward among {', '.join(known)}, found {reward}")
+        raise ConfigError(
+            f"maniskill/{task}: expected reward among {', '.join(known)}, found {reward}"
+        )
     return reward
 
 
@@ -94,8 +127,10 @@ def render_backend_of(wanted: str) -> tuple[str, str]:
     if wanted == "auto":
         wanted = "gpu" if nvidia else "cpu"
     if (wanted == "cpu" and not any(d["type"] == "CPU" for d in devices)) or finding.status != "ok":
-        raise MissingExtraError(f"pictures from ManiSkill (render backend {wanted}) need Vulkan: {finding.found}. "
-                                f"Mend: {finding.mend or 'install mesa-vulkan-drivers (Mesa 25 or newer)'}")
+        raise MissingExtraError(
+            f"pictures from ManiSkill (render backend {wanted}) need Vulkan: {finding.found}. "
+            f"Mend: {finding.mend or 'install mesa-vulkan-drivers (Mesa 25 or newer)'}"
+        )
     used = [d for d in devices if d["type"] == "CPU"] if wanted == "cpu" else nvidia or devices
     return wanted, f"{wanted}: {used[0]['name']}, {used[0]['driver_info'] or used[0]['driver']}"
 

@@ -13,6 +13,7 @@ a recorded label is right for the state it was taken in. One thing is remembered
 place out of its reach (the controller then does nothing), so the stride is shortened until it moves again. Control mode
 pd_ee_delta_pose, in 7 or 4 dimensions.
 """
+
 from __future__ import annotations
 
 import math
@@ -27,7 +28,10 @@ __all__ = ["EXPERTS", "Expert", "Goal"]
 
 _OPEN, _CLOSED = 1.0, -1.0
 _FULL_STEP = 0.1  # m and rad that an action of 1 asks for
-_GAIN, _TURN_GAIN = 1.6, 0.5  # how much of the remaining way (turn) one step asks for; the arm lags behind what is asked
+_GAIN, _TURN_GAIN = (
+    1.6,
+    0.5,
+)  # how much of the remaining way (turn) one step asks for; the arm lags behind what is asked
 _PUSH = 0.03  # m asked for in one step of a push: a faster one kicks the cube past the goal
 _CUBE = 0.04  # edge of every cube here, m
 
@@ -42,8 +46,16 @@ class Expert:
     gripper's; the executed action is clipped to the bounds.
     """
 
-    def __init__(self, task: str, env: Any, space: ActionSpace, rng: np.random.Generator, noise: float = 0.0) -> None:
-        self._goal, self._env, self._space, self._rng, self._noise = EXPERTS[task], env, space, rng, float(noise)
+    def __init__(
+        self, task: str, env: Any, space: ActionSpace, rng: np.random.Generator, noise: float = 0.0
+    ) -> None:
+        self._goal, self._env, self._space, self._rng, self._noise = (
+            EXPERTS[task],
+            env,
+            space,
+            rng,
+            float(noise),
+        )
         self._stride, self._last = 1.0, np.full(3, np.inf)
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
@@ -55,9 +67,13 @@ class Expert:
         self._last = np.array(pose.p)
         full = np.zeros(7)
         full[:3] = np.clip(way / _FULL_STEP * _GAIN, -1.0, 1.0) * self._stride
-        full[3:6] = -_TURN_GAIN * _turn_to_down(pose.q) / _FULL_STEP  # ManiSkill 3.0.1 scales rotations by the lower bound, -0.1
+        full[3:6] = (
+            -_TURN_GAIN * _turn_to_down(pose.q) / _FULL_STEP
+        )  # ManiSkill 3.0.1 scales rotations by the lower bound, -0.1
         full[6] = gripper
-        label = np.clip(full if self._space.dim == 7 else full[[0, 1, 2, 6]], self._space.low, self._space.high)
+        label = np.clip(
+            full if self._space.dim == 7 else full[[0, 1, 2, 6]], self._space.low, self._space.high
+        )
         executed = label.copy()
         if self._noise:
             executed[:-1] += self._rng.normal(0.0, self._noise, len(label) - 1)
@@ -70,7 +86,9 @@ def _turn_to_down(quaternion: Any) -> np.ndarray:
     turns = []
     for quarter in range(4):
         c, s = math.cos(quarter * math.pi / 4), math.sin(quarter * math.pi / 4)
-        turn = np.array([c * x + s * y, c * w - s * z, c * z + s * w, s * x - c * y])  # (0, c, s, 0) * conj(q)
+        turn = np.array(
+            [c * x + s * y, c * w - s * z, c * z + s * w, s * x - c * y]
+        )  # (0, c, s, 0) * conj(q)
         turns.append(turn if turn[0] >= 0 else -turn)
     turn = max(turns, key=lambda t: float(t[0]))
     length = float(np.linalg.norm(turn[1:]))

@@ -29,6 +29,7 @@ W, 3) and "i/proprio" (S,) for observation i, and answers {"kind": "actions", "n
 
 Legend: B observations, K action steps of a chunk, A action dimensions, S proprioception values, H x W picture.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -45,8 +46,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["FRAME", "MAGIC", "OpenVLA", "attends_ahead", "attention_problem", "lengths", "main", "normalise_proprio", "pack",
-           "picture", "pin_problems", "prompt_of", "read_message", "serve", "simulator_gripper", "statistics_key", "unpack"]
+__all__ = [
+    "FRAME",
+    "MAGIC",
+    "OpenVLA",
+    "attends_ahead",
+    "attention_problem",
+    "lengths",
+    "main",
+    "normalise_proprio",
+    "pack",
+    "picture",
+    "pin_problems",
+    "prompt_of",
+    "read_message",
+    "serve",
+    "simulator_gripper",
+    "statistics_key",
+    "unpack",
+]
 
 MAGIC = b"MXP1"
 FRAME = struct.Struct("<4sIQ")
@@ -55,7 +73,11 @@ _DTYPES = ("uint8", "float32")
 _LARGEST = 1 << 30  # bytes of a message
 _SIDE, _CROP = 224, 0.9
 _FORK = 'pip install "transformers @ git+https://github.com/moojink/transformers-openvla-oft.git"'
-_PINS = {"transformers": ("4.40.1",), "tokenizers": ("0.19.1",), "timm": ("0.9.10", "0.9.11", "0.9.12", "0.9.16")}
+_PINS = {
+    "transformers": ("4.40.1",),
+    "tokenizers": ("0.19.1",),
+    "timm": ("0.9.10", "0.9.11", "0.9.12", "0.9.16"),
+}
 
 
 # messages
@@ -68,7 +90,9 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> 
     listed, parts = [], []
     for name, array in (arrays or {}).items():
         if str(array.dtype) not in _DTYPES:
-            raise ValueError(f"expected array {name} as {' or '.join(_DTYPES)}, found {array.dtype}")
+            raise ValueError(
+                f"expected array {name} as {' or '.join(_DTYPES)}, found {array.dtype}"
+            )
         listed.append({"name": name, "dtype": str(array.dtype), "shape": list(array.shape)})
         parts.append(np.ascontiguousarray(array).tobytes())
     text = json.dumps({**header, "arrays": listed}).encode()
@@ -81,7 +105,9 @@ def lengths(frame: bytes) -> tuple[int, int]:
     if magic != MAGIC:
         raise ValueError(f"expected a message that begins with {MAGIC!r}, found {frame!r}")
     if header + body > _LARGEST:
-        raise ValueError(f"expected a message of at most {_LARGEST} bytes, found one of {header + body}")
+        raise ValueError(
+            f"expected a message of at most {_LARGEST} bytes, found one of {header + body}"
+        )
     return header, body
 
 
@@ -95,15 +121,25 @@ def unpack(text: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays, at = {}, 0
     for entry in header.get("arrays") or ():
         try:
-            name, dtype, shape = str(entry["name"]), str(entry["dtype"]), [int(n) for n in entry["shape"]]
+            name, dtype, shape = (
+                str(entry["name"]),
+                str(entry["dtype"]),
+                [int(n) for n in entry["shape"]],
+            )
         except (TypeError, KeyError) as error:
-            raise ValueError(f"expected arrays with name, dtype and shape, found {entry!r}") from error
+            raise ValueError(
+                f"expected arrays with name, dtype and shape, found {entry!r}"
+            ) from error
         if dtype not in _DTYPES or min(shape, default=0) < 0:
-            raise ValueError(f"expected an array of {' or '.join(_DTYPES)} with sizes >= 0, found {dtype} {shape}")
+            raise ValueError(
+                f"expected an array of {' or '.join(_DTYPES)} with sizes >= 0, found {dtype} {shape}"
+            )
         count = math.prod(shape)
         size = count * np.dtype(dtype).itemsize
         if at + size > len(body):
-            raise ValueError(f"expected {size} bytes of array {name} {shape}, found {len(body) - at}")
+            raise ValueError(
+                f"expected {size} bytes of array {name} {shape}, found {len(body) - at}"
+            )
         arrays[name] = np.frombuffer(body, dtype, count, at).reshape(shape)
         at += size
     if at != len(body):
@@ -133,6 +169,7 @@ def read_message(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | No
 
 def serve(policy: Any, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Say hello and answer until the end. `policy` has hello() and act(observations) -> float32 (B, K, A)."""
+
     def send(header: Mapping[str, Any], **arrays: Any) -> None:
         stdout.write(pack(header, arrays))
         stdout.flush()
@@ -142,7 +179,9 @@ def serve(policy: Any, stdin: BinaryIO, stdout: BinaryIO) -> None:
         header, arrays = message
         number = header.get("number")
         try:
-            seen: list[dict[str, Any]] = [{"instruction": text, "images": {}} for text in header["instructions"]]
+            seen: list[dict[str, Any]] = [
+                {"instruction": text, "images": {}} for text in header["instructions"]
+            ]
             for name, array in arrays.items():
                 i, what = name.split("/", 1)
                 (seen[int(i)] if what == "proprio" else seen[int(i)]["images"])[what] = array
@@ -166,9 +205,15 @@ def picture(picture_HWC: Any) -> Any:
 
     buffer = io.BytesIO()
     Image.fromarray(picture_HWC).save(buffer, "JPEG", quality=95, subsampling="4:2:0")
-    small = Image.open(buffer, formats=["JPEG"]).convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    small = (
+        Image.open(buffer, formats=["JPEG"])
+        .convert("RGB")
+        .resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    )
     pixels = np.asarray(small).astype(np.float64)
-    at = (_SIDE - 1) * np.linspace((1 - _CROP ** 0.5) / 2, (1 + _CROP ** 0.5) / 2, _SIDE)  # corners are pixel centres
+    at = (_SIDE - 1) * np.linspace(
+        (1 - _CROP**0.5) / 2, (1 + _CROP**0.5) / 2, _SIDE
+    )  # corners are pixel centres
     first = np.floor(at).astype(int)
     second, share = np.minimum(first + 1, _SIDE - 1), at - first
     rows = pixels[first] * (1 - share)[:, None, None] + pixels[second] * share[:, None, None]
@@ -185,8 +230,10 @@ def statistics_key(known: Sequence[str], asked: str | None, checkpoint: str) -> 
     for key in (wanted, f"{wanted}_no_noops"):
         if key in known:
             return str(key)
-    raise ValueError(f"expected --unnorm-key as one of {', '.join(sorted(known)) or 'none'}, found {asked or 'none'}; it is the "
-                     "data set whose actions the suite takes, such as libero_spatial")
+    raise ValueError(
+        f"expected --unnorm-key as one of {', '.join(sorted(known)) or 'none'}, found {asked or 'none'}; it is the "
+        "data set whose actions the suite takes, such as libero_spatial"
+    )
 
 
 def normalise_proprio(proprio_S: Any, statistics: Mapping[str, Any]) -> Any:
@@ -226,11 +273,17 @@ def pin_problems(oft: bool, found: Mapping[str, str] | None = None) -> list[str]
     for package, wanted in _PINS.items():
         have = _version(package) if found is None else found.get(package, "none")
         if have not in wanted:
-            mend = _FORK if oft and package == "transformers" else f"pip install {package}=={wanted[-1]}"
+            mend = (
+                _FORK
+                if oft and package == "transformers"
+                else f"pip install {package}=={wanted[-1]}"
+            )
             problems.append(f"expected {package} {' or '.join(wanted)}, found {have}: {mend}")
     if oft and importlib.util.find_spec("prismatic") is None:
-        problems.append("expected the package prismatic, which the code of OFT checkpoints imports, found none: pip install "
-                        '"openvla-oft @ git+https://github.com/moojink/openvla-oft.git"')
+        problems.append(
+            "expected the package prismatic, which the code of OFT checkpoints imports, found none: pip install "
+            '"openvla-oft @ git+https://github.com/moojink/openvla-oft.git"'
+        )
     return problems
 
 
@@ -240,7 +293,9 @@ def attends_ahead(model: Any) -> bool:
 
     tokens = torch.tensor([[3, 5, 7, 11], [3, 5, 7, 13]])
     with torch.no_grad():
-        out = model.eval()(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state[:, 0]
+        out = model.eval()(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens)
+        ).last_hidden_state[:, 0]
     return not torch.allclose(out[0], out[1], atol=1e-6)
 
 
@@ -251,14 +306,25 @@ def attention_problem(oft: bool) -> str | None:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ahead = attends_ahead(LlamaModel(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                                                     num_attention_heads=2)))
+        ahead = attends_ahead(
+            LlamaModel(
+                LlamaConfig(
+                    vocab_size=32,
+                    hidden_size=16,
+                    intermediate_size=32,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                )
+            )
+        )
     if ahead == oft:
         return None
     if oft:
         return f"expected transformers 4.40.1 of the fork (attention in both directions), found the original (causal): {_FORK}"
-    return ("expected transformers 4.40.1 (causal attention), found the fork for OpenVLA-OFT (both directions): pip install "
-            "--force-reinstall transformers==4.40.1, or --oft for an OFT checkpoint")
+    return (
+        "expected transformers 4.40.1 (causal attention), found the fork for OpenVLA-OFT (both directions): pip install "
+        "--force-reinstall transformers==4.40.1, or --oft for an OFT checkpoint"
+    )
 
 
 # the policy
@@ -269,8 +335,16 @@ class OpenVLA:
     an L1 action head and a proprioception projector are used where the checkpoint has their files (the LIBERO checkpoints of
     moojink; those of SimpleVLA-RL have none and answer in action tokens)."""
 
-    def __init__(self, checkpoint: str, *, oft: bool, unnorm_key: str | None = None, images: int = 1, device: str | None = None,
-                 attention: str | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: str,
+        *,
+        oft: bool,
+        unnorm_key: str | None = None,
+        images: int = 1,
+        device: str | None = None,
+        attention: str | None = None,
+    ) -> None:
         import torch
         from transformers import AutoModelForVision2Seq, AutoProcessor
 
@@ -283,36 +357,58 @@ class OpenVLA:
             folder = Path(snapshot_download(checkpoint))
         self.processor = AutoProcessor.from_pretrained(str(folder), trust_remote_code=True)
         options = {} if attention is None else {"attn_implementation": attention}
-        self.model = AutoModelForVision2Seq.from_pretrained(str(folder), torch_dtype=torch.bfloat16, low_cpu_mem_usage=True,
-                                                            trust_remote_code=True, **options)
+        self.model = AutoModelForVision2Seq.from_pretrained(
+            str(folder),
+            torch_dtype=torch.bfloat16,
+            low_cpu_mem_usage=True,
+            trust_remote_code=True,
+            **options,
+        )
         self.model = self.model.to(self.device).eval()
         if (folder / "dataset_statistics.json").is_file():
-            self.model.norm_stats = json.loads((folder / "dataset_statistics.json").read_text(encoding="utf-8"))
+            self.model.norm_stats = json.loads(
+                (folder / "dataset_statistics.json").read_text(encoding="utf-8")
+            )
         self.key = statistics_key(list(self.model.norm_stats), unnorm_key, checkpoint)
         self.cameras = ["base", "wrist"][:images]
         self.head: Any = None
         self.projector: Any = None
-        self.proprio_dim, self.chunk, self.dim = 0, 1, len(self.model.norm_stats[self.key]["action"]["q01"])
+        self.proprio_dim, self.chunk, self.dim = (
+            0,
+            1,
+            len(self.model.norm_stats[self.key]["action"]["q01"]),
+        )
         if oft:
             self._load_oft(folder)
 
     def _load_oft(self, folder: Path) -> None:
-        heads, projectors, sizes = (importlib.import_module(f"prismatic.{name}")
-                                    for name in ("models.action_heads", "models.projectors", "vla.constants"))
+        heads, projectors, sizes = (
+            importlib.import_module(f"prismatic.{name}")
+            for name in ("models.action_heads", "models.projectors", "vla.constants")
+        )
         self.chunk, self.dim = sizes.NUM_ACTIONS_CHUNK, sizes.ACTION_DIM
         self.model.vision_backbone.set_num_images_in_input(len(self.cameras))
         width = self.model.llm_dim
         if (state := self._weights(folder, "action_head")) is not None:
-            self.head = self._module(heads.L1RegressionActionHead(input_dim=width, hidden_dim=width, action_dim=self.dim), state)
+            self.head = self._module(
+                heads.L1RegressionActionHead(
+                    input_dim=width, hidden_dim=width, action_dim=self.dim
+                ),
+                state,
+            )
         if (state := self._weights(folder, "proprio_projector")) is not None:
             self.proprio_dim = len(self.model.norm_stats[self.key]["proprio"]["q01"])
-            self.projector = self._module(projectors.ProprioProjector(llm_dim=width, proprio_dim=self.proprio_dim), state)
+            self.projector = self._module(
+                projectors.ProprioProjector(llm_dim=width, proprio_dim=self.proprio_dim), state
+            )
 
     def _weights(self, folder: Path, part: str) -> dict[str, Any] | None:
         """Tensors of PART--STEP_checkpoint.pt, None where there is none."""
         files = sorted(folder.glob(f"{part}*checkpoint.pt"))
         if len(files) > 1:
-            raise ValueError(f"expected one file {part}*checkpoint.pt in {folder}, found {len(files)}")
+            raise ValueError(
+                f"expected one file {part}*checkpoint.pt in {folder}, found {len(files)}"
+            )
         if not files:
             return None
         state = self.torch.load(files[0], map_location="cpu", weights_only=True)
@@ -326,11 +422,24 @@ class OpenVLA:
         """Versions, and what mmrl.robotics.external must know."""
         packages = ("torch", "transformers", "tokenizers", "timm", "numpy", "pillow")
         image = {"jpeg": True, "resize": "lanczos", "side": _SIDE, "center_crop_area": _CROP}
-        policy = {"chunk": self.chunk, "action_dim": self.dim, "bins": 0 if self.head is not None else 256, "cameras": self.cameras,
-                  "proprio_dim": self.proprio_dim, "greedy_only": True, "image": image}
-        return {"name": self.checkpoint, "policy": policy,
-                "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in packages}},
-                "details": {"unnorm_key": self.key, "fork": self.oft, "device": self.device}}
+        policy = {
+            "chunk": self.chunk,
+            "action_dim": self.dim,
+            "bins": 0 if self.head is not None else 256,
+            "cameras": self.cameras,
+            "proprio_dim": self.proprio_dim,
+            "greedy_only": True,
+            "image": image,
+        }
+        return {
+            "name": self.checkpoint,
+            "policy": policy,
+            "versions": {
+                "python": sys.version.split()[0],
+                **{name: _version(name) for name in packages},
+            },
+            "details": {"unnorm_key": self.key, "fork": self.oft, "device": self.device},
+        }
 
     def act(self, observations: Sequence[Mapping[str, Any]]) -> Any:
         """float32 (B, K, A) in the simulator's units."""
@@ -344,42 +453,78 @@ class OpenVLA:
 
         torch, prompt = self.torch, prompt_of(observation["instruction"])
         with torch.inference_mode():
-            shown = [Image.fromarray(picture(observation["images"][camera])) for camera in self.cameras]
-            seen = [self.processor(prompt, image).to(self.device, dtype=torch.bfloat16) for image in shown]
+            shown = [
+                Image.fromarray(picture(observation["images"][camera])) for camera in self.cameras
+            ]
+            seen = [
+                self.processor(prompt, image).to(self.device, dtype=torch.bfloat16)
+                for image in shown
+            ]
             inputs = seen[0]
             if len(seen) > 1:
                 inputs["pixel_values"] = torch.cat([s["pixel_values"] for s in seen], dim=1)
             more: dict[str, Any] = {}
             if self.projector is not None:
-                proprio = normalise_proprio(observation["proprio"], self.model.norm_stats[self.key]["proprio"])
+                proprio = normalise_proprio(
+                    observation["proprio"], self.model.norm_stats[self.key]["proprio"]
+                )
                 more = {"proprio": proprio, "proprio_projector": self.projector}
             if self.head is not None:
                 more["action_head"] = self.head
-            found = self.model.predict_action(**inputs, unnorm_key=self.key, do_sample=False, **more)
+            found = self.model.predict_action(
+                **inputs, unnorm_key=self.key, do_sample=False, **more
+            )
         actions = found[0] if isinstance(found, tuple) else found  # OFT also returns hidden states
         return simulator_gripper(np.asarray(actions, np.float64).reshape(self.chunk, self.dim))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the versions, load, serve; 2 when something is not as it must be."""
-    parser = argparse.ArgumentParser(description="OpenVLA checkpoints as an external policy of mmrl eval --policy-command")
+    parser = argparse.ArgumentParser(
+        description="OpenVLA checkpoints as an external policy of mmrl eval --policy-command"
+    )
     parser.add_argument("--checkpoint", required=True, help="folder or hub name")
-    parser.add_argument("--oft", action="store_true", help="an OpenVLA-OFT checkpoint: chunk of actions in one forward pass")
-    parser.add_argument("--unnorm-key", help="data set of dataset_statistics.json; default: the one the checkpoint's name ends in")
-    parser.add_argument("--images", type=int, choices=(1, 2), help="1: base camera, 2: and wrist; default 2 with --oft, else 1")
+    parser.add_argument(
+        "--oft",
+        action="store_true",
+        help="an OpenVLA-OFT checkpoint: chunk of actions in one forward pass",
+    )
+    parser.add_argument(
+        "--unnorm-key",
+        help="data set of dataset_statistics.json; default: the one the checkpoint's name ends in",
+    )
+    parser.add_argument(
+        "--images",
+        type=int,
+        choices=(1, 2),
+        help="1: base camera, 2: and wrist; default 2 with --oft, else 1",
+    )
     parser.add_argument("--device", help="default: cuda:0 if there is one")
-    parser.add_argument("--attention", help="attn_implementation, such as flash_attention_2; default: that of transformers")
+    parser.add_argument(
+        "--attention",
+        help="attn_implementation, such as flash_attention_2; default: that of transformers",
+    )
     asked = parser.parse_args(arguments)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print goes to stderr
     try:
         problems = pin_problems(asked.oft) or [p for p in [attention_problem(asked.oft)] if p]
         if problems:
-            raise ValueError("this interpreter cannot run the checkpoint:\n  " + "\n  ".join(problems))
+            raise ValueError(
+                "this interpreter cannot run the checkpoint:\n  " + "\n  ".join(problems)
+            )
         if not asked.oft and asked.images == 2:
-            raise ValueError("expected --images 1 without --oft, found 2: OpenVLA takes one picture")
-        policy = OpenVLA(asked.checkpoint, oft=asked.oft, unnorm_key=asked.unnorm_key, device=asked.device,
-                         images=asked.images or (2 if asked.oft else 1), attention=asked.attention)
+            raise ValueError(
+                "expected --images 1 without --oft, found 2: OpenVLA takes one picture"
+            )
+        policy = OpenVLA(
+            asked.checkpoint,
+            oft=asked.oft,
+            unnorm_key=asked.unnorm_key,
+            device=asked.device,
+            images=asked.images or (2 if asked.oft else 1),
+            attention=asked.attention,
+        )
     except Exception as error:
         if not isinstance(error, ValueError):
             import traceback
@@ -396,5 +541,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     _here = Path(__file__).resolve().parent
-    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != _here]  # its modules are named like others (libero, datasets)
+    sys.path[:] = [
+        p for p in sys.path if Path(p or ".").resolve() != _here
+    ]  # its modules are named like others (libero, datasets)
     raise SystemExit(main())

@@ -11,6 +11,7 @@ a slot: idle -(reset)-> resetting -> waiting -(step)-> stepping -> waiting, or i
 error makes it broken until its next reset. Every reset that was accepted ends in exactly one of: finished, error, abandoned
 (reset again in the middle). Use a pool from one thread.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,7 +27,14 @@ import numpy as np
 from mmrl.errors import ConfigError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
 from mmrl.robotics.pool_process import LocalWorkers, Pending, WorkerHandle, Workers
-from mmrl.robotics.pool_types import ErrorCause, PoolError, PoolSettings, PoolStats, Reply, SlotState
+from mmrl.robotics.pool_types import (
+    ErrorCause,
+    PoolError,
+    PoolSettings,
+    PoolStats,
+    Reply,
+    SlotState,
+)
 from mmrl.robotics.worker import Answer, Command, Facts
 
 __all__ = ["EnvPool", "PoolError", "PoolSettings", "PoolStats", "Reply"]
@@ -60,10 +68,17 @@ class EnvPool:
     """`num_slots` slots on `workers` processes, which `starter` starts (null: on this machine). Raises PoolError when a worker
     does not start."""
 
-    def __init__(self, num_slots: int, workers: int = 2, settings: PoolSettings | None = None,
-                 starter: Workers | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        workers: int = 2,
+        settings: PoolSettings | None = None,
+        starter: Workers | None = None,
+    ) -> None:
         if num_slots < 1 or workers < 1:
-            raise ConfigError(f"pool: expected at least one slot and one worker, found {num_slots} and {workers}")
+            raise ConfigError(
+                f"pool: expected at least one slot and one worker, found {num_slots} and {workers}"
+            )
         self.num_slots, self.workers = num_slots, min(workers, num_slots)
         self.settings = settings or PoolSettings()
         self.facts: dict[str, Facts] = {}  # by spec.key, once one of its simulators has run
@@ -75,7 +90,9 @@ class EnvPool:
         self._began = time.monotonic()
         self._starter = LocalWorkers(num_slots) if starter is None else starter
         self._processes: list[WorkerHandle] = []  # all that may still run
-        self._closer = weakref.finalize(self, _close_all, self._processes, self._starter, os.getpid())
+        self._closer = weakref.finalize(
+            self, _close_all, self._processes, self._starter, os.getpid()
+        )
         self._slots = [_Slot(number) for number in range(num_slots)]
         try:
             self._current = [self._spawn(worker) for worker in range(self.workers)]
@@ -96,14 +113,18 @@ class EnvPool:
             process = self._current[slot % self.workers] = self._spawn(slot % self.workers)
             self._counts["restarts"] += 1
         limit = self.settings.restart_after_resets
-        fresh = (place.made_in is not process or place.spec is None or place.spec.key != spec.key
-                 or 0 < limit <= place.resets)
+        fresh = (
+            place.made_in is not process
+            or place.spec is None
+            or place.spec.key != spec.key
+            or 0 < limit <= place.resets
+        )
         place.resets = 1 if fresh else place.resets + 1
         place.spec, place.process, place.made_in, place.state = spec, process, process, "resetting"
         self._counts["episodes"] += 1
         self._counts["simulators"] += fresh
         self._retire()
-        size = self._starter.reserve(slot, len(spec.cameras) * spec.image_size ** 2 * 3)
+        size = self._starter.reserve(slot, len(spec.cameras) * spec.image_size**2 * 3)
         process.send(Command("reset", slot, size, spec, state, fresh))
 
     def step(self, slot: int, actions_CA: Any, frames: bool = False) -> None:
@@ -118,7 +139,7 @@ class EnvPool:
             text = f"expected actions of shape (C, A), found no array of numbers: {error}"
             return self._error(place, "chunk", text, "action", time.monotonic())
         pictures = len(place.spec.cameras) + (len(actions) if frames and actions.ndim == 2 else 0)
-        size = self._starter.reserve(slot, pictures * place.spec.image_size ** 2 * 3)
+        size = self._starter.reserve(slot, pictures * place.spec.image_size**2 * 3)
         place.process.send(Command("chunk", slot, size, actions_CA=actions, frames=frames))
 
     def ready(self, timeout_s: float | None = None) -> list[Reply]:
@@ -137,8 +158,11 @@ class EnvPool:
             busy = [p for p in self._processes if p.pending]
             if not busy or (deadline is not None and now >= deadline):
                 return []
-            until = min([limit for p in busy if (limit := self._limit(p)) is not None] + ([] if deadline is None else [deadline]),
-                        default=now + 1.0)
+            until = min(
+                [limit for p in busy if (limit := self._limit(p)) is not None]
+                + ([] if deadline is None else [deadline]),
+                default=now + 1.0,
+            )
             self._starter.wait(self._processes, max(0.0, until - now) + 0.001)
 
     def settle(self) -> None:
@@ -160,9 +184,23 @@ class EnvPool:
         """Counters now."""
         running = sum(slot.running for slot in self._slots)
         c = self._counts
-        return PoolStats(c["episodes"], c["finished"], c["errors"], c["abandoned"], running, dict(self._causes), c["respawns"],
-                         c["restarts"], c["simulators"], c["resets"], c["chunks"], c["control_steps"], tuple(self._busy),
-                         tuple(self._peak), time.monotonic() - self._began)
+        return PoolStats(
+            c["episodes"],
+            c["finished"],
+            c["errors"],
+            c["abandoned"],
+            running,
+            dict(self._causes),
+            c["respawns"],
+            c["restarts"],
+            c["simulators"],
+            c["resets"],
+            c["chunks"],
+            c["control_steps"],
+            tuple(self._busy),
+            tuple(self._peak),
+            time.monotonic() - self._began,
+        )
 
     def pids(self) -> list[int]:
         """Process ids of the workers, in their order."""
@@ -182,7 +220,12 @@ class EnvPool:
     def __enter__(self) -> EnvPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     # workers
@@ -194,14 +237,23 @@ class EnvPool:
             raise PoolError(f"expected a slot from 0 to {self.num_slots - 1}, found {slot}")
         place = self._slots[slot]
         if place.state not in allowed:
-            mend = ("read its reply with ready() first" if place.state in ("resetting", "stepping") else
-                    "reset it first: it has no running episode")
-            raise PoolError(f"slot {slot}: expected state {' or '.join(allowed)}, found {place.state}; {mend}")
+            mend = (
+                "read its reply with ready() first"
+                if place.state in ("resetting", "stepping")
+                else "reset it first: it has no running episode"
+            )
+            raise PoolError(
+                f"slot {slot}: expected state {' or '.join(allowed)}, found {place.state}; {mend}"
+            )
         return place
 
     def _spawn(self, worker: int) -> WorkerHandle:
-        process = self._starter.start(worker, range(worker, self.num_slots, self.workers),
-                                      hard_gib=_HARD_MEMORY * self.settings.memory_gib, environment=self.settings.environment)
+        process = self._starter.start(
+            worker,
+            range(worker, self.num_slots, self.workers),
+            hard_gib=_HARD_MEMORY * self.settings.memory_gib,
+            environment=self.settings.environment,
+        )
         self._processes.append(process)
         return process
 
@@ -210,10 +262,14 @@ class EnvPool:
             for process in waiting:
                 left = process.started + self.settings.handshake_s - time.monotonic()
                 if left <= 0:
-                    raise PoolError(f"expected worker {process.worker} to start within {self.settings.handshake_s:g} s, found it "
-                                    f"silent:\n{process.stack()}")
+                    raise PoolError(
+                        f"expected worker {process.worker} to start within {self.settings.handshake_s:g} s, found it "
+                        f"silent:\n{process.stack()}"
+                    )
                 if process.poll(left) and not self._hello(process):
-                    raise PoolError(f"expected worker {process.worker} to start, found that {process.ended()[0]}")
+                    raise PoolError(
+                        f"expected worker {process.worker} to start, found that {process.ended()[0]}"
+                    )
 
     def _hello(self, process: WorkerHandle) -> bool:
         try:
@@ -223,8 +279,10 @@ class EnvPool:
         assert isinstance(used, float), "a hello comes first"
         process.free_since = time.monotonic()
         if 0 < self.settings.memory_gib <= used:
-            raise ConfigError(f"pool: expected memory_gib above the {used:.2f} GiB of a worker without simulators, found "
-                              f"{self.settings.memory_gib:g}")
+            raise ConfigError(
+                f"pool: expected memory_gib above the {used:.2f} GiB of a worker without simulators, found "
+                f"{self.settings.memory_gib:g}"
+            )
         return True
 
     def _pump(self) -> None:
@@ -266,8 +324,11 @@ class EnvPool:
         limit = self._limit(process)
         assert limit is not None
         seconds = limit - (process.head_since() or process.started)
-        self._lost(process, f"no answer to a {what} within {seconds:g} s, worker ended; where it was:\n{process.stack()}",
-                   "timeout")
+        self._lost(
+            process,
+            f"no answer to a {what} within {seconds:g} s, worker ended; where it was:\n{process.stack()}",
+            "timeout",
+        )
 
     def _take(self, process: WorkerHandle, answer: Answer) -> None:
         item = process.pending.popleft()
@@ -286,7 +347,9 @@ class EnvPool:
             cause = self._cause(place, command, answer)
             if cause == "rebuild":
                 self._replace(process, answer.error)
-            return self._error(place, command.kind, answer.error, cause, answer.started, answer.ended)
+            return self._error(
+                place, command.kind, answer.error, cause, answer.started, answer.ended
+            )
         self._answered(place, command, answer)
 
     def _cause(self, place: _Slot, command: Command, answer: Answer) -> ErrorCause:
@@ -313,12 +376,21 @@ class EnvPool:
             self.facts[place.spec.key] = answer.facts
         side, cameras = place.spec.image_size, place.spec.cameras
         pictures = place.process.pictures(place.number, len(cameras) + answer.num_frames, side)
-        observation = Observation(dict(zip(cameras, pictures, strict=False)), answer.proprio, answer.instruction)
-        reply = Reply(place.number, command.kind, place.process.worker, answer.started, answer.ended, observation)
+        observation = Observation(
+            dict(zip(cameras, pictures, strict=False)), answer.proprio, answer.instruction
+        )
+        reply = Reply(
+            place.number,
+            command.kind,
+            place.process.worker,
+            answer.started,
+            answer.ended,
+            observation,
+        )
         place.state = "waiting"
         if command.kind == "chunk":
             assert answer.steps is not None
-            chunk = ChunkResult(observation, frames=tuple(pictures[len(cameras):]), **answer.steps)
+            chunk = ChunkResult(observation, frames=tuple(pictures[len(cameras) :]), **answer.steps)
             self._counts["control_steps"] += int(chunk.valid_C.sum())
             if chunk.done:
                 place.state = "idle"
@@ -326,15 +398,33 @@ class EnvPool:
             reply = replace(reply, observation=None, chunk=chunk)
         self._replies.append(reply)
 
-    def _error(self, place: _Slot, kind: Literal["reset", "chunk"], text: str, cause: ErrorCause, started: float,
-               ended: float | None = None) -> None:
+    def _error(
+        self,
+        place: _Slot,
+        kind: Literal["reset", "chunk"],
+        text: str,
+        cause: ErrorCause,
+        started: float,
+        ended: float | None = None,
+    ) -> None:
         place.state = "broken"
         self._counts["errors"] += 1
         self._causes[cause] += 1
         now = time.monotonic() if ended is None else ended
-        self._replies = [reply for reply in self._replies if reply.slot != place.number]  # not handed out, and out of date now
-        self._replies.append(Reply(place.number, kind, place.number % self.workers, min(started, now), now, error=text,
-                                   cause=cause))
+        self._replies = [
+            reply for reply in self._replies if reply.slot != place.number
+        ]  # not handed out, and out of date now
+        self._replies.append(
+            Reply(
+                place.number,
+                kind,
+                place.number % self.workers,
+                min(started, now),
+                now,
+                error=text,
+                cause=cause,
+            )
+        )
 
     def _lost(self, process: WorkerHandle, how: str, cause: ErrorCause) -> None:
         """A worker is gone: its episodes end with errors, resets it had not begun go to its successor."""
@@ -361,7 +451,9 @@ class EnvPool:
     def _send_again(self, item: Pending, process: WorkerHandle, how: str) -> None:
         place = self._slots[item.command.slot]
         if self._failure is not None:
-            return self._error(place, "reset", f"lost with its worker: {how}", "neighbour", time.monotonic())
+            return self._error(
+                place, "reset", f"lost with its worker: {how}", "neighbour", time.monotonic()
+            )
         place.process = place.made_in = process
         place.resets = 1
         process.send(replace(item.command, fresh=True))
@@ -371,14 +463,19 @@ class EnvPool:
         self._counts["respawns"] += 1
         if self._counts["respawns"] <= self.settings.respawns:
             return True
-        self._failure = PoolError(f"expected at most {self.settings.respawns} workers to die or hang, found one more; raise "
-                                  f"respawns if simulators are known to be unstable. The last: {how}")
+        self._failure = PoolError(
+            f"expected at most {self.settings.respawns} workers to die or hang, found one more; raise "
+            f"respawns if simulators are known to be unstable. The last: {how}"
+        )
         return False
 
     def _retire(self) -> None:
         """End replaced workers that have no running episode left."""
         for process in list(self._processes):
-            if process.retiring and self._current[process.worker] is not process and not any(
-                    slot.process is process and slot.running for slot in self._slots):
+            if (
+                process.retiring
+                and self._current[process.worker] is not process
+                and not any(slot.process is process and slot.running for slot in self._slots)
+            ):
                 self._processes.remove(process)
                 process.close()

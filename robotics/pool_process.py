@@ -6,6 +6,7 @@ Started as a fresh interpreter, never forked, and without importing the parent's
 pictures does not load what trains. Workers on other machines are mmrl.robotics.ray_pool's: both are WorkerHandles, and the pool
 knows no more of them.
 """
+
 from __future__ import annotations
 
 import abc
@@ -28,10 +29,26 @@ from mmrl.robotics.worker import Answer, Area, Command
 from mmrl.workers.program import Program
 from mmrl.workers.spawned import MessageError, read_message
 
-__all__ = ["ONE_THREAD", "LocalWorkers", "Pending", "WorkerHandle", "WorkerProcess", "Workers", "memory_fd"]
+__all__ = [
+    "ONE_THREAD",
+    "LocalWorkers",
+    "Pending",
+    "WorkerHandle",
+    "WorkerProcess",
+    "Workers",
+    "memory_fd",
+]
 
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
-                                     "VECLIB_MAXIMUM_THREADS")}
+ONE_THREAD = {
+    name: "1"
+    for name in (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    )
+}
 """Set before the worker imports anything: with more threads, workers and trainer slow each other down many times."""
 
 _MOST_BYTES = 64 << 20  # of one answer; pictures are not in it
@@ -120,7 +137,9 @@ class Workers(abc.ABC):
     """What starts workers for a pool and waits for several of them."""
 
     @abc.abstractmethod
-    def start(self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]) -> WorkerHandle:
+    def start(
+        self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]
+    ) -> WorkerHandle:
         """Worker number `worker` for these slots; returns at once. `hard_gib`: memory at which it ends itself (0: never)."""
 
     @abc.abstractmethod
@@ -139,18 +158,33 @@ class Workers(abc.ABC):
 class WorkerProcess(WorkerHandle):
     """A worker as a child of this process. `areas`: the memory of its slots; `path`: what it imports from (null: as we do)."""
 
-    def __init__(self, worker: int, areas: Mapping[int, Area], *, hard_gib: float, environment: Mapping[str, str],
-                 path: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        worker: int,
+        areas: Mapping[int, Area],
+        *,
+        hard_gib: float,
+        environment: Mapping[str, str],
+        path: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(worker)
         self.areas, self._broken = areas, ""
         self.connection, child = Pipe()
         fds = {slot: area.fd for slot, area in areas.items()}
         plan = {"parent": os.getpid(), "areas": fds, "hard_gib": hard_gib}
-        code = (f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from mmrl.robotics.worker import main; "
-                f"main({child.fileno()}, {plan!r})")
+        code = (
+            f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from mmrl.robotics.worker import main; "
+            f"main({child.fileno()}, {plan!r})"
+        )
         try:
-            self.program = Program([sys.executable, "-c", code], "simulator worker", talk=False, group=True,
-                                   passed=[child.fileno(), *fds.values()], environment={**ONE_THREAD, **environment})
+            self.program = Program(
+                [sys.executable, "-c", code],
+                "simulator worker",
+                talk=False,
+                group=True,
+                passed=[child.fileno(), *fds.values()],
+                environment={**ONE_THREAD, **environment},
+            )
         except BaseException:
             self.connection.close()
             raise
@@ -204,7 +238,9 @@ class WorkerProcess(WorkerHandle):
         death = self.program.death(0.0 if self._broken else _ENDING_S)
         self.program.stop()
         how = f"the worker process {self._broken or death.how}"
-        return how + (f"; the end of its stderr:\n{death.tail}" if death.tail else ""), death.cause == "memory"
+        return how + (
+            f"; the end of its stderr:\n{death.tail}" if death.tail else ""
+        ), death.cause == "memory"
 
     def ask_to_end(self) -> None:
         """See WorkerHandle.ask_to_end."""
@@ -232,9 +268,16 @@ class LocalWorkers(Workers):
             self.close()
             raise
 
-    def start(self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]) -> WorkerProcess:
+    def start(
+        self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]
+    ) -> WorkerProcess:
         """See Workers.start."""
-        return WorkerProcess(worker, {slot: self._areas[slot] for slot in slots}, hard_gib=hard_gib, environment=environment)
+        return WorkerProcess(
+            worker,
+            {slot: self._areas[slot] for slot in slots},
+            hard_gib=hard_gib,
+            environment=environment,
+        )
 
     def reserve(self, slot: int, size: int) -> int:
         """See Workers.reserve: the size that the worker must attach."""

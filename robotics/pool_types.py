@@ -1,7 +1,8 @@
 """What goes into and comes out of mmrl.robotics.pool: its limits, replies, counters and errors.
 
-    python -c "from mmrl.robotics.pool import PoolSettings; print(PoolSettings(step_s=20, memory_gib=4))"
+python -c "from mmrl.robotics.pool import PoolSettings; print(PoolSettings(step_s=20, memory_gib=4))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ from mmrl.robotics.contract import ChunkResult, Observation
 
 __all__ = ["ErrorCause", "PoolError", "PoolSettings", "PoolStats", "Reply", "SlotState"]
 
-ErrorCause = Literal["", "action", "setup", "rebuild", "exception", "crash", "timeout", "memory", "neighbour"]
+ErrorCause = Literal[
+    "", "action", "setup", "rebuild", "exception", "crash", "timeout", "memory", "neighbour"
+]
 SlotState = Literal["idle", "resetting", "waiting", "stepping", "broken"]
 
 

@@ -13,6 +13,7 @@ field is None and the policy decides.
 
 Legend: H x W pixels.
 """
+
 from __future__ import annotations
 
 import io
@@ -27,7 +28,17 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.robotics.actions import GripperConvention
 from mmrl.robotics.contract import ActionError
 
-__all__ = ["PROTOCOLS", "ImagePath", "Protocol", "center_crop", "jpeg", "protocol_of", "resize", "resize_with_pad", "rotate180"]
+__all__ = [
+    "PROTOCOLS",
+    "ImagePath",
+    "Protocol",
+    "center_crop",
+    "jpeg",
+    "protocol_of",
+    "resize",
+    "resize_with_pad",
+    "rotate180",
+]
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 
@@ -35,7 +46,9 @@ LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", 
 def _picture(picture_HWC: np.ndarray) -> np.ndarray:
     picture = np.asarray(picture_HWC)
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-        raise ActionError(f"expected a uint8 picture (H, W, 3), found {picture.dtype} {tuple(picture.shape)}")
+        raise ActionError(
+            f"expected a uint8 picture (H, W, 3), found {picture.dtype} {tuple(picture.shape)}"
+        )
     return picture
 
 
@@ -59,7 +72,9 @@ def resize(picture_HWC: np.ndarray, side: int) -> np.ndarray:
     the same kernel, values differ by rounding)."""
     from PIL import Image
 
-    return np.asarray(Image.fromarray(_picture(picture_HWC)).resize((side, side), Image.Resampling.LANCZOS))
+    return np.asarray(
+        Image.fromarray(_picture(picture_HWC)).resize((side, side), Image.Resampling.LANCZOS)
+    )
 
 
 def resize_with_pad(picture_HWC: np.ndarray, side: int) -> np.ndarray:
@@ -70,10 +85,12 @@ def resize_with_pad(picture_HWC: np.ndarray, side: int) -> np.ndarray:
     height, width = picture.shape[:2]
     scale = max(height, width) / side
     small_height, small_width = max(1, int(height / scale)), max(1, int(width / scale))
-    small = np.asarray(Image.fromarray(picture).resize((small_width, small_height), Image.Resampling.BILINEAR))
+    small = np.asarray(
+        Image.fromarray(picture).resize((small_width, small_height), Image.Resampling.BILINEAR)
+    )
     out = np.zeros((side, side, 3), np.uint8)
     top, left = (side - small_height) // 2, (side - small_width) // 2
-    out[top:top + small_height, left:left + small_width] = small
+    out[top : top + small_height, left : left + small_width] = small
     return out
 
 
@@ -85,7 +102,7 @@ def center_crop(picture_HWC: np.ndarray, area: float, side: int | None = None) -
     if not 0 < area <= 1:
         raise ConfigError(f"expected the cropped area above 0 and at most 1, found {area}")
     height, width = picture.shape[:2]
-    part = area ** 0.5
+    part = area**0.5
     rows, columns = (height, width) if side is None else (side, side)
     y = (height - 1) * np.linspace((1 - part) / 2, (1 + part) / 2, rows)
     x = (width - 1) * np.linspace((1 - part) / 2, (1 + part) / 2, columns)
@@ -95,7 +112,10 @@ def center_crop(picture_HWC: np.ndarray, area: float, side: int | None = None) -
 def _bilinear(picture: np.ndarray, y_H: np.ndarray, x_W: np.ndarray) -> np.ndarray:
     """Values at the crossings of rows y and columns x (pixel centres are whole numbers)."""
     top, left = np.floor(y_H).astype(int), np.floor(x_W).astype(int)
-    bottom, right = np.minimum(top + 1, picture.shape[0] - 1), np.minimum(left + 1, picture.shape[1] - 1)
+    bottom, right = (
+        np.minimum(top + 1, picture.shape[0] - 1),
+        np.minimum(left + 1, picture.shape[1] - 1),
+    )
     v, u = (y_H - top)[:, None, None], (x_W - left)[None, :, None]
     pixels = picture.astype(np.float64)
     above = pixels[top][:, left] * (1 - u) + pixels[top][:, right] * u
@@ -149,8 +169,10 @@ class Protocol:
     def steps(self, suite: str) -> int:
         """Control steps of an episode of `suite`. Raises ConfigError for a suite the protocol does not know."""
         if suite not in self.max_steps:
-            raise ConfigError(f"protocol {self.name}: expected a suite of {', '.join(self.max_steps)}, found {suite!r}; set "
-                              f"env.horizon yourself for others.{did_you_mean(suite, self.max_steps)}")
+            raise ConfigError(
+                f"protocol {self.name}: expected a suite of {', '.join(self.max_steps)}, found {suite!r}; set "
+                f"env.horizon yourself for others.{did_you_mean(suite, self.max_steps)}"
+            )
         return self.max_steps[suite]
 
     def picture(self, picture_HWC: np.ndarray, *, rotated: bool = False) -> np.ndarray:
@@ -159,11 +181,34 @@ class Protocol:
 
     def describe(self) -> dict[str, Any]:
         """Everything, as plain JSON values, to stand beside a result."""
-        image = {"rendered": self.image_size, "rotated_180": self.rotate, "jpeg": self.image.jpeg, "resize": self.image.method,
-                 "side": self.image.side or self.image_size, "center_crop_area": self.image.crop_area}
-        names = ("name", "source", "wait_steps", "wait_gripper", "trials", "seed", "env_seed", "chunk", "replan", "temperature",
-                 "training_states", "gripper", "success")
-        return {**{name: getattr(self, name) for name in names}, "max_steps": dict(self.max_steps), "image": image}
+        image = {
+            "rendered": self.image_size,
+            "rotated_180": self.rotate,
+            "jpeg": self.image.jpeg,
+            "resize": self.image.method,
+            "side": self.image.side or self.image_size,
+            "center_crop_area": self.image.crop_area,
+        }
+        names = (
+            "name",
+            "source",
+            "wait_steps",
+            "wait_gripper",
+            "trials",
+            "seed",
+            "env_seed",
+            "chunk",
+            "replan",
+            "temperature",
+            "training_states",
+            "gripper",
+            "success",
+        )
+        return {
+            **{name: getattr(self, name) for name in names},
+            "max_steps": dict(self.max_steps),
+            "image": image,
+        }
 
 
 def _suites(*steps: int) -> Mapping[str, int]:
@@ -172,26 +217,103 @@ def _suites(*steps: int) -> Mapping[str, int]:
 
 _OFT_IMAGE = ImagePath(jpeg=True, method="lanczos", side=224, crop_area=0.9)
 
-PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({p.name: p for p in (
-    Protocol("openvla_oft", "moojink/openvla-oft experiments/robot/libero/run_libero_eval.py, openvla_utils.py",
-             _suites(220, 280, 300, 520, 400), wait_steps=10, wait_gripper=-1.0, trials=50, seed=7, env_seed=0, image_size=256,
-             rotate=True, image=_OFT_IMAGE, chunk=8, replan=8, temperature=0.0, training_states=False, gripper="openvla"),
-    Protocol("openpi", "Physical-Intelligence/openpi examples/libero/main.py",
-             _suites(220, 280, 300, 520, 400), wait_steps=10, wait_gripper=-1.0, trials=50, seed=7, env_seed=7, image_size=256,
-             rotate=True, image=ImagePath(method="pad", side=224), chunk=None, replan=5, temperature=None, training_states=False,
-             gripper="raw"),
-    Protocol("lerobot", "huggingface/lerobot src/lerobot/envs/libero.py, configs/eval.py",
-             _suites(280, 280, 300, 520, 400), wait_steps=10, wait_gripper=-1.0, trials=50, seed=1000, env_seed=1000,
-             image_size=256, rotate=True, image=ImagePath(side=None), chunk=None, replan=None, temperature=None,
-             training_states=False, gripper="raw"),
-    Protocol("simplevla_rl", "PRIME-RL/SimpleVLA-RL verl/workers/rollout/rob_rollout.py, utils/libero_utils.py",
-             _suites(512, 512, 512, 512, 512), wait_steps=10, wait_gripper=-1.0, trials=50, seed=0, env_seed=0, image_size=256,
-             rotate=True, image=_OFT_IMAGE, chunk=8, replan=8, temperature=0.0, training_states=True, gripper="openvla"),
-    Protocol("rlinf", "RLinf/RLinf rlinf/envs/libero, examples/embodiment/config",
-             _suites(240, 512, 512, 512, 512), wait_steps=15, wait_gripper=-1.0, trials=50, seed=0, env_seed=0, image_size=256,
-             rotate=True, image=ImagePath(side=224, crop_area=0.9), chunk=8, replan=8, temperature=1.6,
-             training_states=True, gripper="openvla"),
-)})
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
+    {
+        p.name: p
+        for p in (
+            Protocol(
+                "openvla_oft",
+                "moojink/openvla-oft experiments/robot/libero/run_libero_eval.py, openvla_utils.py",
+                _suites(220, 280, 300, 520, 400),
+                wait_steps=10,
+                wait_gripper=-1.0,
+                trials=50,
+                seed=7,
+                env_seed=0,
+                image_size=256,
+                rotate=True,
+                image=_OFT_IMAGE,
+                chunk=8,
+                replan=8,
+                temperature=0.0,
+                training_states=False,
+                gripper="openvla",
+            ),
+            Protocol(
+                "openpi",
+                "Physical-Intelligence/openpi examples/libero/main.py",
+                _suites(220, 280, 300, 520, 400),
+                wait_steps=10,
+                wait_gripper=-1.0,
+                trials=50,
+                seed=7,
+                env_seed=7,
+                image_size=256,
+                rotate=True,
+                image=ImagePath(method="pad", side=224),
+                chunk=None,
+                replan=5,
+                temperature=None,
+                training_states=False,
+                gripper="raw",
+            ),
+            Protocol(
+                "lerobot",
+                "huggingface/lerobot src/lerobot/envs/libero.py, configs/eval.py",
+                _suites(280, 280, 300, 520, 400),
+                wait_steps=10,
+                wait_gripper=-1.0,
+                trials=50,
+                seed=1000,
+                env_seed=1000,
+                image_size=256,
+                rotate=True,
+                image=ImagePath(side=None),
+                chunk=None,
+                replan=None,
+                temperature=None,
+                training_states=False,
+                gripper="raw",
+            ),
+            Protocol(
+                "simplevla_rl",
+                "PRIME-RL/SimpleVLA-RL verl/workers/rollout/rob_rollout.py, utils/libero_utils.py",
+                _suites(512, 512, 512, 512, 512),
+                wait_steps=10,
+                wait_gripper=-1.0,
+                trials=50,
+                seed=0,
+                env_seed=0,
+                image_size=256,
+                rotate=True,
+                image=_OFT_IMAGE,
+                chunk=8,
+                replan=8,
+                temperature=0.0,
+                training_states=True,
+                gripper="openvla",
+            ),
+            Protocol(
+                "rlinf",
+                "RLinf/RLinf rlinf/envs/libero, examples/embodiment/config",
+                _suites(240, 512, 512, 512, 512),
+                wait_steps=15,
+                wait_gripper=-1.0,
+                trials=50,
+                seed=0,
+                env_seed=0,
+                image_size=256,
+                rotate=True,
+                image=ImagePath(side=224, crop_area=0.9),
+                chunk=8,
+                replan=8,
+                temperature=1.6,
+                training_states=True,
+                gripper="openvla",
+            ),
+        )
+    }
+)
 """Sources of the constants, field by field.
 
 max_steps: openvla_oft TASK_MAX_STEPS (longest demonstrations 193, 254, 270, 505, 373); openpi the same numbers; lerobot
@@ -211,5 +333,7 @@ training_states: simplevla_rl trains and validates on the same 50 states, rlinf 
 def protocol_of(name: str) -> Protocol:
     """By name. Raises ConfigError."""
     if name not in PROTOCOLS:
-        raise ConfigError(f"expected protocol as one of {', '.join(PROTOCOLS)}, found {name!r}.{did_you_mean(name, PROTOCOLS)}")
+        raise ConfigError(
+            f"expected protocol as one of {', '.join(PROTOCOLS)}, found {name!r}.{did_you_mean(name, PROTOCOLS)}"
+        )
     return PROTOCOLS[name]

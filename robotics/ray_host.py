@@ -7,6 +7,7 @@ The simulators themselves run in a process of their own, started as on a trainer
 is called: whatever crashes, hangs or fills memory there is told in the same words, with its Python stack and the end of its
 stderr, and the actor outlives it. Without torch, as the worker itself.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -81,10 +82,18 @@ def _import_path(code: Sequence[str]) -> list[str]:
 class _Relay:
     """One worker process, and the thread that asks it one thing after the other."""
 
-    def __init__(self, worker: int, slots: Sequence[int], hard_gib: float, environment: Mapping[str, str],
-                 path: Sequence[str]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        slots: Sequence[int],
+        hard_gib: float,
+        environment: Mapping[str, str],
+        path: Sequence[str],
+    ) -> None:
         areas = {slot: Area(memory_fd()) for slot in slots}
-        self.process = WorkerProcess(worker, areas, hard_gib=hard_gib, environment=environment, path=path)
+        self.process = WorkerProcess(
+            worker, areas, hard_gib=hard_gib, environment=environment, path=path
+        )
         self.thread = ThreadPoolExecutor(1, "relay")
         self._specs: dict[int, EnvSpec] = {}
 
@@ -111,7 +120,9 @@ class _Relay:
         side = spec.image_size
         count = 0 if answer.error is not None else len(spec.cameras) + answer.num_frames
         pictures = process.pictures(slot, count, side)
-        return Answered(answer, np.stack(pictures) if pictures else np.zeros((0, side, side, 3), np.uint8))
+        return Answered(
+            answer, np.stack(pictures) if pictures else np.zeros((0, side, side, 3), np.uint8)
+        )
 
     def end(self, patience_s: float) -> None:
         if patience_s > 0:
@@ -138,7 +149,9 @@ class SimulatorHost:
         self._turns = asyncio.Condition()
         self._control = ThreadPoolExecutor(2, "control")
 
-    async def hello(self, run: int, slots: Sequence[int], hard_gib: float, environment: Mapping[str, str]) -> Hello | Ended:
+    async def hello(
+        self, run: int, slots: Sequence[int], hard_gib: float, environment: Mapping[str, str]
+    ) -> Hello | Ended:
         """Start process `run` and wait for its first words."""
         if run in self._ended:
             return Ended("ended before it was started", False)
@@ -149,7 +162,9 @@ class SimulatorHost:
         """What process `run` answers to its command `number` (from 1), which waits for those before it."""
         return await self._in_turn(run, number, _Relay.answer, command)
 
-    async def _in_turn(self, run: int, number: int, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_turn(
+        self, run: int, number: int, method: Callable[..., Any], *arguments: Any
+    ) -> Any:
         async with self._turns:
             await self._turns.wait_for(lambda: self._next[run] == number)
             relay = self._relays[run]
@@ -169,5 +184,7 @@ class SimulatorHost:
             await self._on(self._control, relay.end, patience_s)
 
     @staticmethod
-    def _on(thread: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    def _on(
+        thread: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any
+    ) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(thread, function, *arguments)

@@ -8,6 +8,7 @@ The pool's own rules stay: deadlines, the budget of respawns, what a loss costs.
 copied and freed when they are read. A process that dies is started again in its actor; a lost actor or node is a lost worker to
 the pool (cause crash), and another actor takes its place.
 """
+
 from __future__ import annotations
 
 import time
@@ -27,7 +28,9 @@ __all__ = ["RayWorker", "RayWorkers"]
 
 _STACK_S = 5.0
 _END_S = 2.0  # for an actor to end one of its processes by force
-_CHECK_S = 1.0  # how often a worker that does not come up looks whether there still is a node for it
+_CHECK_S = (
+    1.0  # how often a worker that does not come up looks whether there still is a node for it
+)
 
 
 class _Host:
@@ -41,12 +44,21 @@ class _Host:
 class RayWorker(WorkerHandle):
     """One worker process through the actor that holds it."""
 
-    def __init__(self, cluster: Cluster, host: _Host, worker: int, slots: Sequence[int], hard_gib: float,
-                 environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        host: _Host,
+        worker: int,
+        slots: Sequence[int],
+        hard_gib: float,
+        environment: Mapping[str, str],
+    ) -> None:
         super().__init__(worker)
         self._cluster, self._ray, self.host = cluster, cluster.ray, host
         self._run, host.runs = host.runs, host.runs + 1
-        self._refs: deque[Any] = deque([host.actor.hello.remote(self._run, tuple(slots), hard_gib, dict(environment))])
+        self._refs: deque[Any] = deque(
+            [host.actor.hello.remote(self._run, tuple(slots), hard_gib, dict(environment))]
+        )
         self._number, self._checked = 0, time.monotonic()
         self._clock: float | None = None  # what to add to the worker's clock
         self._same_clock = False
@@ -96,7 +108,11 @@ class RayWorker(WorkerHandle):
             found = self._ray.get(self._refs.popleft())
         except self._ray.exceptions.RayError as error:  # the actor or its node is gone
             stop_if_broken(error, self._cluster.demands["simulators"].words)
-            where = f" (process {self.hello.host_pid} on node {self.hello.node[:8]})" if self.hello is not None else ""
+            where = (
+                f" (process {self.hello.host_pid} on node {self.hello.node[:8]})"
+                if self.hello is not None
+                else ""
+            )
             self._ended = f"the Ray actor of the worker{where} ended: {ending(error)}", False
             self.host.lost = True
             raise EOFError from error
@@ -110,7 +126,9 @@ class RayWorker(WorkerHandle):
         assert isinstance(found, Answered)
         self._pictures = found.pictures
         shift = self._tick(found.answer.ended)
-        return replace(found.answer, started=found.answer.started + shift, ended=found.answer.ended + shift)
+        return replace(
+            found.answer, started=found.answer.started + shift, ended=found.answer.ended + shift
+        )
 
     def _tick(self, theirs: float) -> float:
         """What to add to the worker's clock to get ours, given its time of something that has just arrived: the smallest
@@ -122,7 +140,9 @@ class RayWorker(WorkerHandle):
     def pictures(self, slot: int, count: int, side: int) -> list[np.ndarray]:
         """See WorkerHandle.pictures."""
         assert self._pictures is not None and self._pictures.shape == (count, side, side, 3)
-        copies = [picture.copy() for picture in self._pictures]  # what Ray gives lies in its store as long as anybody looks at it
+        copies = [
+            picture.copy() for picture in self._pictures
+        ]  # what Ray gives lies in its store as long as anybody looks at it
         self._pictures = None
         return copies
 
@@ -168,7 +188,9 @@ class RayWorkers(Workers):
         self.cluster = cluster
         self._hosts: dict[int, _Host] = {}
 
-    def start(self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]) -> RayWorker:
+    def start(
+        self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]
+    ) -> RayWorker:
         """See Workers.start. In the worker's actor, or in a new one where it was lost. Raises ClusterError when no node is left."""
         host = self._hosts.get(worker)
         if host is not None and host.lost:

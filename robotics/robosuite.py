@@ -12,6 +12,7 @@ environment that renders every step, bit for bit (tests/robotics/test_libero.py)
 
 Cameras: base (agentview), wrist (robot0_eye_in_hand), front, side, top. Options: gl ('auto', 'osmesa', 'egl').
 """
+
 from __future__ import annotations
 
 import abc
@@ -30,23 +31,62 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean
-from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult, check_actions
+from mmrl.robotics.contract import (
+    ActionSpace,
+    EnvSpec,
+    InitialState,
+    Observation,
+    Simulator,
+    StepResult,
+    check_actions,
+)
 
 __all__ = ["ArmSimulator", "RobosuiteSimulator", "axis_angle", "choose_gl", "mujoco_warning"]
 
-ARM_ACTIONS = ActionSpace((-1.0,) * 7, (1.0,) * 7, ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper"), gripper=6,
-                          gripper_open=-1.0)
+ARM_ACTIONS = ActionSpace(
+    (-1.0,) * 7,
+    (1.0,) * 7,
+    ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper"),
+    gripper=6,
+    gripper_open=-1.0,
+)
 """OSC_POSE: 1 asks for 5 cm, or 0.5 rad."""
 
-CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand", "front": "frontview", "side": "sideview", "top": "birdview"}
+CAMERAS = {
+    "base": "agentview",
+    "wrist": "robot0_eye_in_hand",
+    "front": "frontview",
+    "side": "sideview",
+    "top": "birdview",
+}
 
 _PROPRIO = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
-_DRAWN = ("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat",
-          "light_xpos", "light_xdir", "subtree_com")
+_DRAWN = (
+    "xpos",
+    "xquat",
+    "xmat",
+    "xipos",
+    "ximat",
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "site_xmat",
+    "cam_xpos",
+    "cam_xmat",
+    "light_xpos",
+    "light_xdir",
+    "subtree_com",
+)
 """What of the physics state a picture of rigid bodies depends on."""
 
-_GL_LIBRARIES = {"osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"), "egl": ("libEGL.so.1", "libEGL.so")}
-_GL_PACKAGES = {"osmesa": "apt-get install libosmesa6", "egl": "apt-get install libegl1 (and the GPU's driver)"}
+_GL_LIBRARIES = {
+    "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"),
+    "egl": ("libEGL.so.1", "libEGL.so"),
+}
+_GL_PACKAGES = {
+    "osmesa": "apt-get install libosmesa6",
+    "egl": "apt-get install libegl1 (and the GPU's driver)",
+}
 
 
 def _loads(backend: str) -> bool:
@@ -73,14 +113,20 @@ def choose_gl(wanted: str = "auto") -> str:
         order = ("egl", "osmesa") if os.path.exists("/dev/nvidiactl") else ("osmesa", "egl")
         name = next((backend for backend in order if _loads(backend)), order[0])
     if name not in _GL_LIBRARIES:
-        raise ConfigError(f"render backend: expected auto, osmesa or egl (option gl or MUJOCO_GL), found {name!r}."
-                          f"{did_you_mean(name, _GL_LIBRARIES)}")
+        raise ConfigError(
+            f"render backend: expected auto, osmesa or egl (option gl or MUJOCO_GL), found {name!r}."
+            f"{did_you_mean(name, _GL_LIBRARIES)}"
+        )
     if loaded is not None and name != loaded._MUJOCO_GL:
-        raise ConfigError(f"render backend: this process already renders with {loaded._MUJOCO_GL}, found a wish for {name}; use "
-                          "one backend per worker process")
+        raise ConfigError(
+            f"render backend: this process already renders with {loaded._MUJOCO_GL}, found a wish for {name}; use "
+            "one backend per worker process"
+        )
     if not _loads(name):
-        raise MissingExtraError(f"render backend {name}: expected {' or '.join(_GL_LIBRARIES[name])}, found none. Install it "
-                                f"({_GL_PACKAGES[name]}) or choose the other: MUJOCO_GL={'egl' if name == 'osmesa' else 'osmesa'}")
+        raise MissingExtraError(
+            f"render backend {name}: expected {' or '.join(_GL_LIBRARIES[name])}, found none. Install it "
+            f"({_GL_PACKAGES[name]}) or choose the other: MUJOCO_GL={'egl' if name == 'osmesa' else 'osmesa'}"
+        )
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = name
     return name
 
@@ -121,14 +167,22 @@ def import_robosuite(install: str) -> Any:
     try:
         import robosuite
     except PermissionError as error:
-        raise DataError(f"robosuite cannot open its log {error.filename}, which another user owns: remove that file") from error
+        raise DataError(
+            f"robosuite cannot open its log {error.filename}, which another user owns: remove that file"
+        ) from error
     except ImportError as error:
         if importlib.util.find_spec("robosuite") is None:
-            raise MissingExtraError(f"robosuite is not installed. Install it with: {install}") from error
-        raise MissingExtraError(f"robosuite cannot be imported ({error}). Install what it needs: {install}") from error
+            raise MissingExtraError(
+                f"robosuite is not installed. Install it with: {install}"
+            ) from error
+        raise MissingExtraError(
+            f"robosuite cannot be imported ({error}). Install what it needs: {install}"
+        ) from error
     if not robosuite.__version__.startswith("1.4"):
-        raise MissingExtraError(f"expected robosuite 1.4 (1.5 removed what LIBERO builds on), found {robosuite.__version__}. "
-                                f"Install it with: {install}")
+        raise MissingExtraError(
+            f"expected robosuite 1.4 (1.5 removed what LIBERO builds on), found {robosuite.__version__}. "
+            f"Install it with: {install}"
+        )
     return robosuite
 
 
@@ -137,19 +191,25 @@ class ArmSimulator(Simulator):
 
     cameras: ClassVar[Mapping[str, str]] = CAMERAS
     options: ClassVar[Mapping[str, Any]] = {"gl": "auto"}
-    install = ("pip install --no-deps robosuite==1.4.0 && pip install 'mujoco>=3.3,<3.4' numba scipy termcolor "
-               "opencv-python-headless")
+    install = (
+        "pip install --no-deps robosuite==1.4.0 && pip install 'mujoco>=3.3,<3.4' numba scipy termcolor "
+        "opencv-python-headless"
+    )
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         for name in spec.options:
             if name not in self.options:
-                raise ConfigError(f"{spec.suite}: expected options {', '.join(self.options)}, found {name!r}."
-                                  f"{did_you_mean(name, self.options)}")
+                raise ConfigError(
+                    f"{spec.suite}: expected options {', '.join(self.options)}, found {name!r}."
+                    f"{did_you_mean(name, self.options)}"
+                )
         for camera in spec.cameras:
             if camera not in self.cameras:
-                raise ConfigError(f"{spec.suite}: expected cameras {', '.join(self.cameras)}, found {camera!r}."
-                                  f"{did_you_mean(camera, self.cameras)}")
+                raise ConfigError(
+                    f"{spec.suite}: expected cameras {', '.join(self.cameras)}, found {camera!r}."
+                    f"{did_you_mean(camera, self.cameras)}"
+                )
         self._env: Any = None
         self._frame: Any = None
         self._backend = self._renderer = ""
@@ -214,8 +274,14 @@ class ArmSimulator(Simulator):
 
     def _settings(self, robosuite: Any) -> dict[str, Any]:
         """What all tasks share. Cameras are not robosuite's sensors here: see `_watch`."""
-        return dict(use_camera_obs=False, has_renderer=False, has_offscreen_renderer=True, control_freq=20, ignore_done=True,
-                    hard_reset=True)
+        return dict(
+            use_camera_obs=False,
+            has_renderer=False,
+            has_offscreen_renderer=True,
+            control_freq=20,
+            ignore_done=True,
+            hard_reset=True,
+        )
 
     def _watch(self) -> None:
         """Turn off all sensors but the proprioception, and add one that copies the physics state when sensors are sampled."""
@@ -283,7 +349,11 @@ class ArmSimulator(Simulator):
 
     def versions(self) -> dict[str, str]:
         """mujoco, robosuite, render backend and, after a reset, the renderer's own name; 'warning' where the pin is not kept."""
-        found = {name: importlib.metadata.version(name) for name in ("mujoco", "robosuite") if _installed(name)}
+        found = {
+            name: importlib.metadata.version(name)
+            for name in ("mujoco", "robosuite")
+            if _installed(name)
+        }
         found["render"] = self._backend or str(self.option("gl"))
         if self._renderer:
             found["renderer"] = self._renderer
@@ -324,8 +394,10 @@ class RobosuiteSimulator(ArmSimulator):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         if spec.task not in _TASKS:
-            raise ConfigError(f"robosuite: expected task {', '.join(_TASKS)}, found {spec.task!r}."
-                              f"{did_you_mean(spec.task, _TASKS)}")
+            raise ConfigError(
+                f"robosuite: expected task {', '.join(_TASKS)}, found {spec.task!r}."
+                f"{did_you_mean(spec.task, _TASKS)}"
+            )
 
     @property
     def instruction(self) -> str:
@@ -334,7 +406,13 @@ class RobosuiteSimulator(ArmSimulator):
 
     def _build(self, robosuite: Any, settings: dict[str, Any]) -> Any:
         controller = robosuite.load_controller_config(default_controller="OSC_POSE")
-        return robosuite.make(self.spec.task, robots="Panda", controller_configs=controller, reward_shaping=False, **settings)
+        return robosuite.make(
+            self.spec.task,
+            robots="Panda",
+            controller_configs=controller,
+            reward_shaping=False,
+            **settings,
+        )
 
     def _start(self, state: InitialState) -> None:
         with _seeded(state.seed):
@@ -343,7 +421,9 @@ class RobosuiteSimulator(ArmSimulator):
     def _succeeded(self) -> bool:
         return bool(self.env._check_success())
 
-    def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    def expert(
+        self, rng: np.random.Generator, noise: float = 0.0
+    ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
         """For Lift only."""
         if self.spec.task != "Lift":
             return super().expert(rng, noise)

@@ -11,6 +11,7 @@ with its error.
 
 Legend: C control steps of a chunk, G members of a group.
 """
+
 from __future__ import annotations
 
 import math
@@ -53,12 +54,21 @@ class GroupRequest:
     @property
     def sample(self) -> Sample:
         """The initial state as a sample; its params hold the environment and the state."""
-        return Sample(self.state.name, self.spec.task, self.spec.suite, "", None, params={"env": self.spec, "state": self.state})
+        return Sample(
+            self.state.name,
+            self.spec.task,
+            self.spec.suite,
+            "",
+            None,
+            params={"env": self.spec, "state": self.state},
+        )
 
     @classmethod
     def again(cls, group: RolloutGroup, key: Key) -> GroupRequest:
         """The request for another group of the same state."""
-        return cls(key, group.sample.params["env"], group.sample.params["state"], len(group.rollouts))
+        return cls(
+            key, group.sample.params["env"], group.sample.params["state"], len(group.rollouts)
+        )
 
 
 @dataclass(frozen=True)
@@ -109,20 +119,50 @@ class Driver:
     more, NonFiniteError for a policy that is not finite.
     """
 
-    def __init__(self, pool: EnvPool, vla: VLAPolicy, *, seed: int = 0, stages: int = 1, temperature: float = 1.0, retries: int = 2,
-                 timeline: Timeline | None = None, bootstrap: str = "standard") -> None:
-        self.pool, self.vla, self.seed, self.temperature, self.retries = pool, vla, seed, temperature, retries
+    def __init__(
+        self,
+        pool: EnvPool,
+        vla: VLAPolicy,
+        *,
+        seed: int = 0,
+        stages: int = 1,
+        temperature: float = 1.0,
+        retries: int = 2,
+        timeline: Timeline | None = None,
+        bootstrap: str = "standard",
+    ) -> None:
+        self.pool, self.vla, self.seed, self.temperature, self.retries = (
+            pool,
+            vla,
+            seed,
+            temperature,
+            retries,
+        )
         self.timeline, self.bootstrap = timeline, bootstrap
         self.stages = Stages(pool.num_slots, max(1, min(stages, pool.num_slots)))
         self.failures: list[Failure] = []
         self.counters: dict[str, float] = dict.fromkeys(
-            ("episodes", "failed_episodes", "failed_attempts", "decisions", "control_steps", "infer_s", "infer_batches"), 0.0)
+            (
+                "episodes",
+                "failed_episodes",
+                "failed_attempts",
+                "decisions",
+                "control_steps",
+                "infer_s",
+                "infer_batches",
+            ),
+            0.0,
+        )
         self._queues: list[deque[tuple[GroupRequest, int]]] = [deque() for _ in self.stages.blocks]
         self._dealt = 0
         self._held: list[Ended] = []
         self._running: dict[int, _Running] = {}
-        self._hopeless: dict[str, set[str]] = {}  # by environment: states that failed for good since it finished an episode
-        self._hopeless_in_a_row: set[tuple[str, str]] = set()  # environment and state: since any finished one
+        self._hopeless: dict[
+            str, set[str]
+        ] = {}  # by environment: states that failed for good since it finished an episode
+        self._hopeless_in_a_row: set[tuple[str, str]] = (
+            set()
+        )  # environment and state: since any finished one
 
     def begin_dealing(self) -> None:
         """Deal to the first stage again, where nothing runs: a resumed run then batches as the whole one."""
@@ -157,7 +197,9 @@ class Driver:
         for reply in self.pool.ready(timeout_s):
             if self.timeline is not None:
                 stage = "reset" if reply.kind == "reset" else "render"
-                self.timeline.add(stage, f"worker {reply.worker}", reply.started, reply.ended, slot=reply.slot)
+                self.timeline.add(
+                    stage, f"worker {reply.worker}", reply.started, reply.ended, slot=reply.slot
+                )
             run = self._running.get(reply.slot)
             if run is None:  # of an episode given up
                 continue
@@ -177,9 +219,17 @@ class Driver:
         began = time.monotonic()
         version = self.vla.version
         for greedy in (False, True):
-            part = [(slot, self._running[slot]) for slot in slots if self._running[slot].request.greedy == greedy]
-            part.sort(key=lambda item: (item[1].request.key, item[1].member))  # which slot was free first is chance
-            keys = [(self.seed, 29, *run.request.key, run.member, len(run.turns)) for _, run in part]
+            part = [
+                (slot, self._running[slot])
+                for slot in slots
+                if self._running[slot].request.greedy == greedy
+            ]
+            part.sort(
+                key=lambda item: (item[1].request.key, item[1].member)
+            )  # which slot was free first is chance
+            keys = [
+                (self.seed, 29, *run.request.key, run.member, len(run.turns)) for _, run in part
+            ]
             seen = [run.observation for _, run in part if run.observation is not None]
             choices = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
             for (slot, run), choice in zip(part, choices, strict=True):
@@ -196,10 +246,12 @@ class Driver:
         if all(map(math.isfinite, (*choice.logps, *choice.values_V))):
             return
         spec, state = run.request.spec, run.request.state
-        raise NonFiniteError(f"expected finite log-probs and values of the policy, found {choice.logps[:4]} ... and "
-                             f"{choice.values_V} in decision {len(run.turns) + 1} of {spec.suite}/{spec.task}, state "
-                             f"{state.name}, member {run.member} (weights of version {self.vla.version}): the weights are broken; "
-                             "lower optim.lr, or go back to an earlier checkpoint")
+        raise NonFiniteError(
+            f"expected finite log-probs and values of the policy, found {choice.logps[:4]} ... and "
+            f"{choice.values_V} in decision {len(run.turns) + 1} of {spec.suite}/{spec.task}, state "
+            f"{state.name}, member {run.member} (weights of version {self.vla.version}): the weights are broken; "
+            "lower optim.lr, or go back to an earlier checkpoint"
+        )
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[RolloutGroup]:
         """Closed groups of `requests` in the order they close, until all are. Episodes of others that run meanwhile (of later
@@ -263,9 +315,21 @@ class Driver:
         choice = run.choice
         assert choice is not None
         terminated, truncated = bool(chunk.terminated_C.any()), bool(chunk.truncated_C.any())
-        run.turns.append(Turn(
-            choice.tokens, "", choice.logps, StopReason.EOS, run.version, choice.prompt, choice.values_V,
-            tuple(float(r) for r in chunk.rewards_C), tuple(bool(v) for v in chunk.valid_C), terminated, truncated))
+        run.turns.append(
+            Turn(
+                choice.tokens,
+                "",
+                choice.logps,
+                StopReason.EOS,
+                run.version,
+                choice.prompt,
+                choice.values_V,
+                tuple(float(r) for r in chunk.rewards_C),
+                tuple(bool(v) for v in chunk.valid_C),
+                terminated,
+                truncated,
+            )
+        )
         run.frames += chunk.frames
         self.counters["control_steps"] += int(chunk.valid_C.sum())
         run.success_once |= bool(chunk.success_C.any())
@@ -275,22 +339,41 @@ class Driver:
         self.counters["episodes"] += 1
         self._hopeless.pop(run.request.spec.key, None)
         self._hopeless_in_a_row.clear()
-        followed = self.bootstrap == "always" or (self.bootstrap == "standard" and truncated and not terminated)
-        final = self.vla.prompt(chunk.observation) if followed and self.vla.value_head is not None else None
-        info = {"success_once": float(run.success_once), "success_at_end": float(chunk.success_C[chunk.valid_C][-1])}
+        followed = self.bootstrap == "always" or (
+            self.bootstrap == "standard" and truncated and not terminated
+        )
+        final = (
+            self.vla.prompt(chunk.observation)
+            if followed and self.vla.value_head is not None
+            else None
+        )
+        info = {
+            "success_once": float(run.success_once),
+            "success_at_end": float(chunk.success_C[chunk.valid_C][-1]),
+        }
         return Rollout(tuple(run.turns), info=info, final=final, frames=tuple(run.frames))
 
     def _failed(self, reply: Reply, run: _Running) -> Rollout | None:
         request, error = run.request, reply.error or ""
-        self.failures.append(Failure(request.key, run.member, request.spec.task, request.state.name, run.attempt, error))
+        self.failures.append(
+            Failure(
+                request.key, run.member, request.spec.task, request.state.name, run.attempt, error
+            )
+        )
         self.counters["failed_attempts"] += 1
         where = f"{request.spec.suite}/{request.spec.task}"
-        if reply.cause == "setup":  # a task, package or asset that is not there will not be there next time
+        if (
+            reply.cause == "setup"
+        ):  # a task, package or asset that is not there will not be there next time
             raise ConfigError(f"{where}: {error}")
         if reply.cause == "action":  # the same policy would choose the same again
-            raise ConfigError(f"{where}: the policy's actions cannot be executed: {error}. Its action settings (vla.json, or "
-                              "action.statistics when it was made) are of another robot, task or controller")
-        innocent = reply.cause == "neighbour"  # costs no retry of its own; the respawns it cost are bounded
+            raise ConfigError(
+                f"{where}: the policy's actions cannot be executed: {error}. Its action settings (vla.json, or "
+                "action.statistics when it was made) are of another robot, task or controller"
+            )
+        innocent = (
+            reply.cause == "neighbour"
+        )  # costs no retry of its own; the respawns it cost are bounded
         if run.attempt < self.retries or innocent:
             self.stages.release(reply.slot)
             self._begin(reply.slot, _Running(request, run.member, run.attempt + (not innocent)))
@@ -310,9 +393,11 @@ class Driver:
             return
         where = f"{spec.suite}/{spec.task}"
         whose = f" of {where}" if len(own) >= _HOPELESS else ""
-        raise PoolError(f"expected simulators that finish episodes, found that the last {_HOPELESS} initial states all failed "
-                        f"({run.attempt + 1} attempts each) with no episode{whose} finished between them; mend it, or take it "
-                        f"out of env.tasks. The last, {where} {state}: {error}")
+        raise PoolError(
+            f"expected simulators that finish episodes, found that the last {_HOPELESS} initial states all failed "
+            f"({run.attempt + 1} attempts each) with no episode{whose} finished between them; mend it, or take it "
+            f"out of env.tasks. The last, {where} {state}: {error}"
+        )
 
 
 class Closing:
@@ -330,4 +415,6 @@ class Closing:
         if len(members) < request.members:
             return None
         del self._open[request.key]
-        return RolloutGroup(request.sample, tuple(members[m] for m in sorted(members)), key=request.key)
+        return RolloutGroup(
+            request.sample, tuple(members[m] for m in sorted(members)), key=request.key
+        )

@@ -8,6 +8,7 @@ beyond the end of an episode are not learned. Loss: mean negative log-likelihood
 
 Legend: T control steps of an episode, A action dimensions, S proprioception values, N tokens of a decision.
 """
+
 from __future__ import annotations
 
 import time
@@ -18,7 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.distributed.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.distributed.engines import (
+    TrainEngine,
+    accelerator_options,
+    build_actor,
+    build_train_engine,
+)
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
@@ -52,9 +58,13 @@ class DemoSteps:
 
     def __init__(self, episodes: Sequence[DemoEpisode], vla: VLAPolicy) -> None:
         self.episodes, self.vla = episodes, vla
-        self.index = [(e, p) for e, episode in enumerate(episodes) for p in range(len(episode.steps))]
+        self.index = [
+            (e, p) for e, episode in enumerate(episodes) for p in range(len(episode.steps))
+        ]
         if not self.index:
-            raise ConfigError("expected demonstrations to learn from, found none: record or name some (demos.path)")
+            raise ConfigError(
+                "expected demonstrations to learn from, found none: record or name some (demos.path)"
+            )
 
     def __len__(self) -> int:
         return len(self.index)
@@ -65,7 +75,11 @@ class DemoSteps:
         episode, codec = self.episodes[e], self.vla.codec
         bins, valid = codec.targets(episode.actions, int(episode.steps[p]))
         pictures = {name: frames[p] for name, frames in episode.images.items()}
-        return Observation(pictures, episode.proprio[p], episode.instruction), bins.reshape(-1), np.repeat(valid, codec.dim)
+        return (
+            Observation(pictures, episode.proprio[p], episode.instruction),
+            bins.reshape(-1),
+            np.repeat(valid, codec.dim),
+        )
 
 
 @dataclass(frozen=True)
@@ -77,8 +91,13 @@ class _Example:
     mask_N: np.ndarray
 
 
-def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
-          on_step: Callable[[int, dict[str, Any]], None] | None = None, world: World | None = None) -> dict[str, float]:
+def clone(
+    vla: VLAPolicy,
+    demos: DemoSteps,
+    config: EmbodiedConfig,
+    on_step: Callable[[int, dict[str, Any]], None] | None = None,
+    world: World | None = None,
+) -> dict[str, float]:
     """config.demos.steps optimizer steps of demos.batch examples; the main process calls on_step(step, metrics) after each.
 
     `world`: the processes of the run, each of which takes its share of a batch; those of the launcher by default. Metrics are those
@@ -101,10 +120,12 @@ def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
         began = time.perf_counter()
         while len(order) < config.demos.batch:
             order += rng.permutation(len(demos)).tolist()
-        chosen, order = order[:config.demos.batch], order[config.demos.batch:]
+        chosen, order = order[: config.demos.batch], order[config.demos.batch :]
         with world.telling():
-            examples = _encoded(vla, demos, chosen[world.rank::world.size])
-        metrics = _update(vla, engine, examples, config, step, world) | {"seconds": time.perf_counter() - began}
+            examples = _encoded(vla, demos, chosen[world.rank :: world.size])
+        metrics = _update(vla, engine, examples, config, step, world) | {
+            "seconds": time.perf_counter() - began
+        }
         if on_step is not None and world.is_main:
             with world.telling():
                 on_step(step, metrics)
@@ -118,30 +139,59 @@ def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
 
 def _encoded(vla: VLAPolicy, demos: DemoSteps, numbers: Sequence[int]) -> list[_Example]:
     found = [demos.example(number) for number in numbers]
-    return [_Example(vla.prompt(observation), bins_N.tolist(), mask_N) for observation, bins_N, mask_N in found]
+    return [
+        _Example(vla.prompt(observation), bins_N.tolist(), mask_N)
+        for observation, bins_N, mask_N in found
+    ]
 
 
-def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], config: EmbodiedConfig, step: int,
-            world: World) -> dict[str, float]:
+def _update(
+    vla: VLAPolicy,
+    engine: TrainEngine,
+    examples: Sequence[_Example],
+    config: EmbodiedConfig,
+    step: int,
+    world: World,
+) -> dict[str, float]:
     """One optimizer step on this process's examples; its metrics, of all processes."""
+
     def terms(part: Sequence[_Example]) -> tuple[torch.Tensor, list[float]]:
         logp_N, values_M = _evaluated(vla, engine, part)
         logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
         unused = values_M.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
-        return (-logp_N.sum() + unused,
-                [-float(logp_N.detach().sum()), float((logp_N.detach() > np.log(0.5)).sum())])
+        return (
+            -logp_N.sum() + unused,
+            [-float(logp_N.detach().sum()), float((logp_N.detach() > np.log(0.5)).sum())],
+        )
 
-    plan = [[examples[i] for i in part] for part in within_budget(
-        [e.prompt.length + vla.tokens_per_decision for e in examples], config.train.token_budget)]
+    plan = [
+        [examples[i] for i in part]
+        for part in within_budget(
+            [e.prompt.length + vla.tokens_per_decision for e in examples], config.train.token_budget
+        )
+    ]
     bins = vla.tokens_per_decision
     idle = [_Example(vla.idle_turn()[0], [0] * bins, np.zeros(bins, bool))]
-    failure = f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {config.optim.lr})"
+    failure = (
+        f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {config.optim.lr})"
+    )
     (loss, right), tokens, norm = supervised_step(
-        engine, world, plan, idle, terms, 2, sum(e.mask_N.sum() for e in examples), (step - 1, config.demos.steps), failure.format)
+        engine,
+        world,
+        plan,
+        idle,
+        terms,
+        2,
+        sum(e.mask_N.sum() for e in examples),
+        (step - 1, config.demos.steps),
+        failure.format,
+    )
     return {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": tokens}
 
 
-def _evaluated(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example]) -> tuple[torch.Tensor, ...]:
+def _evaluated(
+    vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example]
+) -> tuple[torch.Tensor, ...]:
     def forward() -> tuple[torch.Tensor, ...]:
         found = vla.evaluate([e.prompt for e in examples], [e.tokens for e in examples])
         return found.logp_N, found.values_M

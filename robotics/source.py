@@ -7,6 +7,7 @@ schedule, on every machine, with every number of processes and after a resume.
 In a run of several processes each plays its share of a step's places, by itself: places 1, 5, 9 are those of process 1 of 4.
 Keys and records number the places of the whole step; mmrl.training.pipeline is told the process's own, from 0.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
 def env_specs(config: EmbodiedConfig) -> list[EnvSpec]:
     """The environments of a run, one per task."""
     e = config.env
-    return [EnvSpec(e.suite, task, e.horizon, e.image_size, tuple(e.cameras), e.options) for task in e.tasks]
+    return [
+        EnvSpec(e.suite, task, e.horizon, e.image_size, tuple(e.cameras), e.options)
+        for task in e.tasks
+    ]
 
 
 def states_of(spec: EnvSpec, split: Split) -> list[InitialState] | None:
@@ -61,9 +65,22 @@ class Played:
     def of(cls, group: RolloutGroup) -> tuple[Played, ...]:
         """The members of a group."""
         s = group.sample
-        return tuple(cls(group.key, s.task, s.id, s.params["state"].seed, m, bool(r.info.get("success_once")),
-                         bool(r.info.get("success_at_end")), r.steps, r.reward, r.error, tuple(t.token_ids for t in r.turns))
-                     for m, r in enumerate(group.rollouts))
+        return tuple(
+            cls(
+                group.key,
+                s.task,
+                s.id,
+                s.params["state"].seed,
+                m,
+                bool(r.info.get("success_once")),
+                bool(r.info.get("success_at_end")),
+                r.steps,
+                r.reward,
+                r.error,
+                tuple(t.token_ids for t in r.turns),
+            )
+            for m, r in enumerate(group.rollouts)
+        )
 
 
 @dataclass
@@ -88,7 +105,15 @@ class EpisodeSource:
     that is open or just trained. `policy`: what trains, where the driver's policy is a copy of it: both have the weights of one
     version."""
 
-    def __init__(self, config: EmbodiedConfig, driver: Driver, *, rank: int = 0, size: int = 1, policy: Any = None) -> None:
+    def __init__(
+        self,
+        config: EmbodiedConfig,
+        driver: Driver,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        policy: Any = None,
+    ) -> None:
         self.config, self.driver, self.rank, self.size = config, driver, rank, size
         self._policy = policy
         self.specs = env_specs(config)
@@ -107,20 +132,34 @@ class EpisodeSource:
 
     def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
         rounds = self._rounds
-        tried = attempt % rounds  # a group rolled out again (see `again`) counts on above; the states it leads to are the same
+        tried = (
+            attempt % rounds
+        )  # a group rolled out again (see `again`) counts on above; the states it leads to are the same
         number = ((step - 1) * self.config.train.prompts_per_step + place) * rounds + tried
-        which = ((step - 1) * self.config.train.prompts_per_step + place) % len(self.specs)  # every task has its turn
+        which = ((step - 1) * self.config.train.prompts_per_step + place) % len(
+            self.specs
+        )  # every task has its turn
         known = self._states[which]
         if known is None:
             state = initial_states("train", 1, first=number)[0]
         else:
-            state = known[int(np.random.default_rng((self.config.seed, 41, step, place, tried)).integers(len(known)))]
-        return GroupRequest((step, place, attempt), self.specs[which], state, self.config.rollout.group_size)
+            state = known[
+                int(
+                    np.random.default_rng((self.config.seed, 41, step, place, tried)).integers(
+                        len(known)
+                    )
+                )
+            ]
+        return GroupRequest(
+            (step, place, attempt), self.specs[which], state, self.config.rollout.group_size
+        )
 
     @property
     def _rounds(self) -> int:
         a = self.config.algorithm
-        return a.max_rounds if a.dynamic_sampling or a.advantage == "gae" else 1  # gae: where no episode finished
+        return (
+            a.max_rounds if a.dynamic_sampling or a.advantage == "gae" else 1
+        )  # gae: where no episode finished
 
     def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
         """See GroupSource."""
@@ -134,11 +173,15 @@ class EpisodeSource:
     def _judge(self, group: RolloutGroup) -> Closed[RolloutGroup] | None:
         """The end of the group's place, or None when another state is tried there."""
         step, place, attempt = group.key
-        group = replace(group, rollouts=tuple(scored(r, return_settings(self.config)) for r in group.rollouts))
+        group = replace(
+            group, rollouts=tuple(scored(r, return_settings(self.config)) for r in group.rollouts)
+        )
         record, lesson = self.records[step], teaches(self.config, group)
         record.groups.append(Played.of(group))
         version = min(r.oldest_version(step - 1) for r in group.rollouts)
-        if self.config.algorithm.advantage == "gae":  # a critic judges each decision: what finished can be learned from
+        if (
+            self.config.algorithm.advantage == "gae"
+        ):  # a critic judges each decision: what finished can be learned from
             wanted = any(map(trainable, group.rollouts))
         else:
             wanted = lesson is not None and (lesson or not self.config.algorithm.dynamic_sampling)

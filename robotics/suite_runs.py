@@ -5,6 +5,7 @@
 `mmrl eval CHECKPOINT --suite NAME,...` calls it. A suite that cannot run (package, assets, GL) is a row with its error; the others
 are evaluated.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -34,16 +35,33 @@ from mmrl.training.runlog import write_json
 __all__ = ["base_settings", "run_suites"]
 
 _CHECKPOINT_KEYS: Mapping[str, Any] = {
-    **CHECKPOINT_KEYS, "schedule": ALL, "vla": {"cameras": ALL}, "eval_states": ALL,
+    **CHECKPOINT_KEYS,
+    "schedule": ALL,
+    "vla": {"cameras": ALL},
+    "eval_states": ALL,
     # the suite is compared with the one that is played, never imported
-    "env": {**{key: ALL for key in EnvConfig.model_fields}, "image_size": at_most(2048), "slots": at_most(256),
-            "workers": at_most(max(2, os.cpu_count() or 1)), "respawns": at_most(1000), "retries": at_most(100)}}
+    "env": {
+        **{key: ALL for key in EnvConfig.model_fields},
+        "image_size": at_most(2048),
+        "slots": at_most(256),
+        "workers": at_most(max(2, os.cpu_count() or 1)),
+        "respawns": at_most(1000),
+        "retries": at_most(100),
+    },
+}
 _FILM = 2  # clips of each outcome, where there are so many
 
 
-def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str], chosen: Mapping[str, RobotSuite] | None = None,
-                  external: ExternalPolicy | None = None, *, trust_code: bool = False,
-                  say: Callable[[str], None] = lambda line: None) -> EmbodiedConfig:
+def base_settings(
+    checkpoint: str,
+    config: Path | None,
+    overrides: Sequence[str],
+    chosen: Mapping[str, RobotSuite] | None = None,
+    external: ExternalPolicy | None = None,
+    *,
+    trust_code: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> EmbodiedConfig:
     """`config`, else what the settings of the checkpoint's run may say (mmrl.config.trust), with `overrides`, except for env: it is
     the checkpoint's own, for mmrl.robotics.suites.configure to put the overrides over each of the suites `chosen`.
 
@@ -51,24 +69,47 @@ def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]
     """
     if external is None:
         check_loadable(checkpoint, say)  # before anything of it is read
-    known = read_description(checkpoint) if external is None else (external.settings, external.codec)
+    known = (
+        read_description(checkpoint) if external is None else (external.settings, external.codec)
+    )
     if known is not None:  # before the rest is read: it would blame the checkpoint's file
         check_overrides(overrides, (chosen or {}).values(), checkpoint, known[0].cameras)
-    found = partial(checkpoint_settings, EmbodiedConfig, checkpoint, config=config, keys=_CHECKPOINT_KEYS, trust_code=trust_code)
+    found = partial(
+        checkpoint_settings,
+        EmbodiedConfig,
+        checkpoint,
+        config=config,
+        keys=_CHECKPOINT_KEYS,
+        trust_code=trust_code,
+    )
     own = found([o for o in overrides if not o.startswith(("env.", "env="))])
     return found(list(overrides), say=say).model_copy(update={"env": own.env})
 
 
-def run_suites(checkpoint: str, chosen: Mapping[str, RobotSuite], base: EmbodiedConfig, *, folder: Path,
-               protocol: str | None = None, samples: int = 0, limit: int | None = None, overrides: Sequence[str] = (),
-               on_row: Callable[[RobotRow], None] = lambda row: None, external: ExternalPolicy | None = None) -> list[RobotRow]:
+def run_suites(
+    checkpoint: str,
+    chosen: Mapping[str, RobotSuite],
+    base: EmbodiedConfig,
+    *,
+    folder: Path,
+    protocol: str | None = None,
+    samples: int = 0,
+    limit: int | None = None,
+    overrides: Sequence[str] = (),
+    on_row: Callable[[RobotRow], None] = lambda row: None,
+    external: ExternalPolicy | None = None,
+) -> list[RobotRow]:
     """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each. With `external`,
     that policy acts and `checkpoint` is its name.
 
     Raises MMRLError when the only suite cannot run, or when a setting is wrong.
     """
-    ready = {name: configure(base, suite, protocol=protocol, samples=samples, overrides=overrides, external=external)
-             for name, suite in chosen.items()}
+    ready = {
+        name: configure(
+            base, suite, protocol=protocol, samples=samples, overrides=overrides, external=external
+        )
+        for name, suite in chosen.items()
+    }
     vla = external or load_vla(next(iter(ready.values())).config, trainable=False)
     rows: list[RobotRow] = []
     for name, suite in chosen.items():
@@ -84,42 +125,88 @@ def run_suites(checkpoint: str, chosen: Mapping[str, RobotSuite], base: Embodied
     return rows
 
 
-def _one(vla: VLAPolicy | ExternalPolicy, name: str, suite: RobotSuite, setting: Setting, folder: Path,
-         limit: int | None) -> RobotRow:
+def _one(
+    vla: VLAPolicy | ExternalPolicy,
+    name: str,
+    suite: RobotSuite,
+    setting: Setting,
+    folder: Path,
+    limit: int | None,
+) -> RobotRow:
     config, env = setting.config, setting.config.env
-    slots = min(env.slots, len(env.tasks) * min(limit or config.eval_states, config.eval_states) * (1 + config.eval.samples))
+    slots = min(
+        env.slots,
+        len(env.tasks)
+        * min(limit or config.eval_states, config.eval_states)
+        * (1 + config.eval.samples),
+    )
     stages = 1 if config.schedule.kind == "serial" else config.schedule.stages
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(EnvPool(slots, min(env.workers, slots), pool_settings(env)))
         policy = ProtocolPolicy(vla, pool, setting)
-        driver = Driver(pool, cast(VLAPolicy, policy), seed=config.seed, stages=stages,
-                        temperature=config.rollout.temperature, retries=env.retries)
+        driver = Driver(
+            pool,
+            cast(VLAPolicy, policy),
+            seed=config.seed,
+            stages=stages,
+            temperature=config.rollout.temperature,
+            retries=env.retries,
+        )
         said = {"policy": vla.describe()} if isinstance(vla, ExternalPolicy) else {}
-        plan = EvalPlan(setting.states, _protocol(name, suite, setting, policy) | said, _FILM, setting.mode)
+        plan = EvalPlan(
+            setting.states, _protocol(name, suite, setting, policy) | said, _FILM, setting.mode
+        )
         found = evaluate_policy(config, driver, 0, limit=limit, videos=folder / "videos", plan=plan)
     write_evaluation(found, folder)
     return suite_row(name, suite, setting, found.results, limit)
 
 
-def _protocol(name: str, suite: RobotSuite, setting: Setting, policy: ProtocolPolicy) -> dict[str, Any]:
+def _protocol(
+    name: str, suite: RobotSuite, setting: Setting, policy: ProtocolPolicy
+) -> dict[str, Any]:
     """What stands in results.json beside what every evaluation says of itself."""
     rules = setting.protocol
-    words: dict[str, Any] = {"suite_name": name, "mode": setting.mode, "deviations": list(setting.deviations),
-                             "otherwise_than_the_suite": list(setting.changes),
-                             "notes": " ".join(suite.notes.split())}
+    words: dict[str, Any] = {
+        "suite_name": name,
+        "mode": setting.mode,
+        "deviations": list(setting.deviations),
+        "otherwise_than_the_suite": list(setting.changes),
+        "notes": " ".join(suite.notes.split()),
+    }
     if rules is None:
         return {"name": "own", **words}
     if not setting.whole:
         return {"name": f"own, temperature and seed of {rules.name}", **words}
-    return {"name": rules.name, **words, "replan": min(rules.replan or policy.codec.chunk, policy.codec.chunk),
-            "published": rules.describe()}
+    return {
+        "name": rules.name,
+        **words,
+        "replan": min(rules.replan or policy.codec.chunk, policy.codec.chunk),
+        "published": rules.describe(),
+    }
 
 
-def _write(rows: Sequence[RobotRow], chosen: Mapping[str, RobotSuite], ready: Mapping[str, Setting], checkpoint: str,
-           folder: Path) -> None:
+def _write(
+    rows: Sequence[RobotRow],
+    chosen: Mapping[str, RobotSuite],
+    ready: Mapping[str, Setting],
+    checkpoint: str,
+    folder: Path,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    protocols = {row.suite: {**chosen[row.suite].model_dump(), "env": ready[row.suite].config.env.model_dump(mode="json")}
-                 for row in rows}
-    write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows], "protocols": protocols,
-                                        "versions": versions()})
+    protocols = {
+        row.suite: {
+            **chosen[row.suite].model_dump(),
+            "env": ready[row.suite].config.env.model_dump(mode="json"),
+        }
+        for row in rows
+    }
+    write_json(
+        folder / "suites.json",
+        {
+            "checkpoint": checkpoint,
+            "suites": [row.as_dict() for row in rows],
+            "protocols": protocols,
+            "versions": versions(),
+        },
+    )
     (folder / "suites.md").write_text(markdown(rows, chosen, checkpoint), encoding="utf-8")

@@ -5,6 +5,7 @@
 
 mmrl.robotics.suite_runs makes the results.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -68,50 +69,112 @@ def percent(estimate: Mapping[str, float] | None) -> str:
     return f"{100 * estimate['mean']:.1f} % [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
 
 
-def suite_row(name: str, suite: RobotSuite, setting: Setting, results: Mapping[str, Any], limit: int | None) -> RobotRow:
+def suite_row(
+    name: str, suite: RobotSuite, setting: Setting, results: Mapping[str, Any], limit: int | None
+) -> RobotRow:
     """The line of an evaluated suite."""
     mode, protocol = setting.mode, results["protocol"]
     found, prefix = results[mode], "" if mode == "greedy" else "sampled/"
-    per_task = {task: {m: row[f"{prefix}{m}"] for m in ("success_once", "success_at_end")}
-                for task, row in results["per_task"].items()}
+    per_task = {
+        task: {m: row[f"{prefix}{m}"] for m in ("success_once", "success_at_end")}
+        for task, row in results["per_task"].items()
+    }
     wanted = setting.config.eval_states
     limited = limit is not None and limit < wanted
     sampled = results.get("sampled", {}).get("success_once") if mode == "greedy" else None
-    complete = setting.whole and not limited and not setting.deviations and setting.config.env.tasks == suite.tasks
+    complete = (
+        setting.whole
+        and not limited
+        and not setting.deviations
+        and setting.config.env.tasks == suite.tasks
+    )
     return RobotRow(
-        name, protocol["name"], mode, len(setting.config.env.tasks), int(found["success_once"]["n"]), found["success_once"],
-        found["success_at_end"], sampled, per_task, protocol["states"], protocol["assets"], protocol["render"],
-        protocol["simulator"], len(results["failed_attempts"]), sum(int(t["error"]) for t in results["failures"].values()),
-        suite.official and complete and "stand-in" not in protocol["assets"], limited, setting.deviations,
-        changes=setting.changes, stops=setting.config.stops_at_success)
+        name,
+        protocol["name"],
+        mode,
+        len(setting.config.env.tasks),
+        int(found["success_once"]["n"]),
+        found["success_once"],
+        found["success_at_end"],
+        sampled,
+        per_task,
+        protocol["states"],
+        protocol["assets"],
+        protocol["render"],
+        protocol["simulator"],
+        len(results["failed_attempts"]),
+        sum(int(t["error"]) for t in results["failures"].values()),
+        suite.official and complete and "stand-in" not in protocol["assets"],
+        limited,
+        setting.deviations,
+        changes=setting.changes,
+        stops=setting.config.stops_at_success,
+    )
 
 
 def failed_row(name: str, suite: RobotSuite, error: str) -> RobotRow:
     """The line of a suite that could not be evaluated."""
-    return RobotRow(name, suite.protocol or "own", "greedy", len(suite.tasks), 0, {}, {}, None, {}, "", "unknown", "unknown", {}, 0,
-                    0, False, False, error=error)
+    return RobotRow(
+        name,
+        suite.protocol or "own",
+        "greedy",
+        len(suite.tasks),
+        0,
+        {},
+        {},
+        None,
+        {},
+        "",
+        "unknown",
+        "unknown",
+        {},
+        0,
+        0,
+        False,
+        False,
+        error=error,
+    )
 
 
 def markdown(rows: Sequence[RobotRow], suites: Mapping[str, RobotSuite], checkpoint: str) -> str:
     """The table as Markdown, and what each number was measured on below it."""
-    lines = [f"# {checkpoint}", "", "| suite | protocol | states | success rate (95 %) | success at end (95 %) | comparable |",
-             "|---|---|--:|--:|--:|---|"]
+    lines = [
+        f"# {checkpoint}",
+        "",
+        "| suite | protocol | states | success rate (95 %) | success at end (95 %) | comparable |",
+        "|---|---|--:|--:|--:|---|",
+    ]
     for row in rows:
         count = f"{row.n}{' (first n)' if row.limited else ''}"
-        lines.append(f"| {row.suite} | {row.protocol} | {count} | {percent(row.success_once)}{row.mark} | "
-                     f"{row.at_end(row.success_at_end)} | {'yes' if row.official else 'no'} |")
+        lines.append(
+            f"| {row.suite} | {row.protocol} | {count} | {percent(row.success_once)}{row.mark} | "
+            f"{row.at_end(row.success_at_end)} | {'yes' if row.official else 'no'} |"
+        )
     lines.append("")
     for row in rows:
-        words = [row.mode, f"states: {row.states}", f"assets: {row.assets}", f"GL backend: {row.render}",
-                 ", ".join(f"{k} {v}" for k, v in row.simulator.items() if k not in ("render", "assets")),
-                 f"failed attempts: {row.failed_attempts}", f"not finished: {row.unfinished}",
-                 "otherwise than the protocol: " + ", ".join(row.deviations) if row.deviations else "",
-                 "otherwise than the suite: " + ", ".join(row.changes) if row.changes else "",
-                 " ".join(suites[row.suite].notes.split())]
-        lines.append(f"- {row.suite}: " + ("; ".join(w for w in words if w) if not row.error else f"error: {row.error}"))
+        words = [
+            row.mode,
+            f"states: {row.states}",
+            f"assets: {row.assets}",
+            f"GL backend: {row.render}",
+            ", ".join(
+                f"{k} {v}" for k, v in row.simulator.items() if k not in ("render", "assets")
+            ),
+            f"failed attempts: {row.failed_attempts}",
+            f"not finished: {row.unfinished}",
+            "otherwise than the protocol: " + ", ".join(row.deviations) if row.deviations else "",
+            "otherwise than the suite: " + ", ".join(row.changes) if row.changes else "",
+            " ".join(suites[row.suite].notes.split()),
+        ]
+        lines.append(
+            f"- {row.suite}: "
+            + ("; ".join(w for w in words if w) if not row.error else f"error: {row.error}")
+        )
         if row.stand_in:
             lines.append("  - measured on stand-in assets: not a score of the benchmark")
         if row.tasks > 1:
-            lines += [f"  - {task}: {percent(found['success_once'])}{row.mark}, at end {row.at_end(found['success_at_end'])}"
-                      for task, found in row.per_task.items()]
+            lines += [
+                f"  - {task}: {percent(found['success_once'])}{row.mark}, at end {row.at_end(found['success_at_end'])}"
+                for task, found in row.per_task.items()
+            ]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@
 configs/robot_suites.yaml holds them. What a named protocol decides is taken from mmrl.robotics.protocols; what was done otherwise
 (another chunk, an override) is listed with the result as `deviations`.
 """
+
 from __future__ import annotations
 
 import re
@@ -30,12 +31,28 @@ from mmrl.robotics.pool import EnvPool
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
 from mmrl.robotics.vla import Choice, VLAPolicy
 
-__all__ = ["ProtocolPolicy", "RobotBook", "RobotSuite", "Setting", "check_overrides", "configure", "is_robot_file",
-           "load_robot_suites"]
+__all__ = [
+    "ProtocolPolicy",
+    "RobotBook",
+    "RobotSuite",
+    "Setting",
+    "check_overrides",
+    "configure",
+    "is_robot_file",
+    "load_robot_suites",
+]
 
 _FILE = "configs/robot_suites.yaml"
-_OF_TASK = ("suite", "tasks", "horizon")  # of env: the suite's own, unless the command line says otherwise
-_OF_SIMULATOR = ("image_size", "cameras", "options")  # the checkpoint's, where it was trained in the same simulator
+_OF_TASK = (
+    "suite",
+    "tasks",
+    "horizon",
+)  # of env: the suite's own, unless the command line says otherwise
+_OF_SIMULATOR = (
+    "image_size",
+    "cameras",
+    "options",
+)  # the checkpoint's, where it was trained in the same simulator
 
 
 class RobotSuite(BaseModel):
@@ -61,7 +78,11 @@ class RobotSuite(BaseModel):
         out: list[str] = []
         for task in tasks:
             found = re.fullmatch(r"(.+/)(\d+)-(\d+)", task)
-            out += [f"{found[1]}{i}" for i in range(int(found[2]), int(found[3]) + 1)] if found else [task]
+            out += (
+                [f"{found[1]}{i}" for i in range(int(found[2]), int(found[3]) + 1)]
+                if found
+                else [task]
+            )
         return out
 
     @field_validator("protocol")
@@ -96,8 +117,10 @@ class RobotBook:
         chosen: dict[str, RobotSuite] = {}
         for name in names:
             if name not in self.names:
-                raise ConfigError(f"unknown suite '{name}' of simulated tasks.{did_you_mean(name, self.names)} {self.file} has: "
-                                  f"{', '.join(self.suites)}; groups: {', '.join(self.groups) or 'none'}")
+                raise ConfigError(
+                    f"unknown suite '{name}' of simulated tasks.{did_you_mean(name, self.names)} {self.file} has: "
+                    f"{', '.join(self.suites)}; groups: {', '.join(self.groups) or 'none'}"
+                )
             for member in self.groups.get(name, (name,)):
                 chosen[member] = self.suites[member]
         return chosen
@@ -105,7 +128,9 @@ class RobotBook:
 
 def is_robot_file(path: str | Path) -> bool:
     """Whether the suites of a file are of simulators: they have an env."""
-    return any(isinstance(s, dict) and "env" in s for s in suites_tree(Path(path))["suites"].values())
+    return any(
+        isinstance(s, dict) and "env" in s for s in suites_tree(Path(path))["suites"].values()
+    )
 
 
 def load_robot_suites(path: str | Path | None = None) -> RobotBook:
@@ -123,8 +148,12 @@ def load_robot_suites(path: str | Path | None = None) -> RobotBook:
         except (ValidationError, ConfigError) as error:
             problems += list(_explain(str(name), error))
     groups = {str(k): tuple(map(str, v)) for k, v in (tree.get("groups") or {}).items()}
-    problems += [f"group '{name}': unknown suite '{member}'.{did_you_mean(member, tree['suites'])}"
-                 for name, members in groups.items() for member in members if member not in tree["suites"]]
+    problems += [
+        f"group '{name}': unknown suite '{member}'.{did_you_mean(member, tree['suites'])}"
+        for name, members in groups.items()
+        for member in members
+        if member not in tree["suites"]
+    ]
     if problems:
         raise ConfigError(f"{file}: {len(problems)} problem(s)\n  " + "\n  ".join(problems))
     return RobotBook(file, suites, groups)
@@ -140,7 +169,9 @@ def _explain(name: str, error: ValidationError | ConfigError) -> Iterable[str]:
         if item["type"] == "extra_forbidden":
             yield f"suite '{name}': unknown key '{where}'.{did_you_mean(where, known)} Known here: {', '.join(known)}"
         else:
-            found = "" if item["type"] == "missing" else f", found {item['input']!r}"  # of a missing key: the whole suite
+            found = (
+                "" if item["type"] == "missing" else f", found {item['input']!r}"
+            )  # of a missing key: the whole suite
             yield f"suite '{name}': {where}: {item['msg']}{found}"[:300]
 
 
@@ -162,7 +193,9 @@ class Setting:
         return self.protocol is not None and bool(self.states)
 
 
-def check_overrides(overrides: Sequence[str], chosen: Iterable[RobotSuite], actor: str, cameras: Sequence[str]) -> None:
+def check_overrides(
+    overrides: Sequence[str], chosen: Iterable[RobotSuite], actor: str, cameras: Sequence[str]
+) -> None:
     """Refuse what an evaluation cannot change: the simulator is the suites', cameras and actions are the policy's.
 
     `actor`: the policy's name, `cameras`: those it sees through. Raises ConfigError, before anything else is read from overrides.
@@ -171,22 +204,35 @@ def check_overrides(overrides: Sequence[str], chosen: Iterable[RobotSuite], acto
     for section in ("action", "vla"):
         if section in tree:
             given = ", ".join(o for o in overrides if o.startswith((f"{section}.", f"{section}=")))
-            raise ConfigError(f"mmrl eval: expected the policy's own {section} settings, found the override {given}: {actor} "
-                              "decodes and sees as it was made to; remove it (another chunk or decoding needs another policy)")
+            raise ConfigError(
+                f"mmrl eval: expected the policy's own {section} settings, found the override {given}: {actor} "
+                "decodes and sees as it was made to; remove it (another chunk or decoding needs another policy)"
+            )
     env = tree.get("env")
     if not isinstance(env, dict):
         return
     suites = list(dict.fromkeys(s.env for s in chosen))
     if "suite" in env and suites and suites != [env["suite"]]:
-        raise ConfigError(f"mmrl eval: expected the simulator of --suite ({', '.join(suites)}), found the override "
-                          f"env.suite={env['suite']}: remove it, or choose a suite of {env['suite']} (mmrl eval --list-suites)")
+        raise ConfigError(
+            f"mmrl eval: expected the simulator of --suite ({', '.join(suites)}), found the override "
+            f"env.suite={env['suite']}: remove it, or choose a suite of {env['suite']} (mmrl eval --list-suites)"
+        )
     if "cameras" in env and merge(list(cameras), env["cameras"]) != list(cameras):
-        raise ConfigError(f"mmrl eval: expected the cameras that {actor} sees through, [{', '.join(cameras)}], found the override "
-                          f"env.cameras={env['cameras']}: remove it")
+        raise ConfigError(
+            f"mmrl eval: expected the cameras that {actor} sees through, [{', '.join(cameras)}], found the override "
+            f"env.cameras={env['cameras']}: remove it"
+        )
 
 
-def configure(base: EmbodiedConfig, suite: RobotSuite, *, protocol: str | None = None, samples: int = 0,
-              overrides: Sequence[str] = (), external: ExternalPolicy | None = None) -> Setting:
+def configure(
+    base: EmbodiedConfig,
+    suite: RobotSuite,
+    *,
+    protocol: str | None = None,
+    samples: int = 0,
+    overrides: Sequence[str] = (),
+    external: ExternalPolicy | None = None,
+) -> Setting:
     """The configuration of one suite: `base` are the checkpoint's settings, in which `overrides`, those of the command line, are
     already but for env, which is the checkpoint's own; `external`: the policy, where it has no vla.json. Raises ConfigError for an
     unknown protocol, one that does not know the suite, or an override that is not for an evaluation."""
@@ -194,39 +240,78 @@ def configure(base: EmbodiedConfig, suite: RobotSuite, *, protocol: str | None =
     rules = protocol_of(name) if name is not None else None
     tree = parse_overrides(list(overrides))
     given = dict(tree.get("env", {})) if isinstance(tree.get("env"), dict) else {}
-    known = read_description(base.model.path) if external is None else (external.settings, external.codec)
+    known = (
+        read_description(base.model.path)
+        if external is None
+        else (external.settings, external.codec)
+    )
     assert known is not None, "only VLA checkpoints come here"
     settings, codec = known
     check_overrides(overrides, [suite], base.model.path, settings.cameras)
     env = _environment(base.env, suite, settings.cameras)
     states: dict[str, Sequence[InitialState]] = {}
     count, deviations = suite.states, []
-    ruling = rules if suite.libero else None  # a protocol decides sampling everywhere, the rest in LIBERO
+    ruling = (
+        rules if suite.libero else None
+    )  # a protocol decides sampling everywhere, the rest in LIBERO
     if ruling is not None and suite.libero:
-        env["horizon"], env["image_size"], count = ruling.steps(suite.libero), ruling.image_size, ruling.trials
+        env["horizon"], env["image_size"], count = (
+            ruling.steps(suite.libero),
+            ruling.image_size,
+            ruling.trials,
+        )
         env["options"] |= _start(ruling)
     wanted = merge(env, given)
     count = int(tree.get("eval_states", count))
     temperature = (rules.temperature if rules is not None else None) or base.rollout.temperature
     sampled = rules is not None and bool(rules.temperature)
-    temperature = tree.get("rollout", {}).get("temperature", temperature) if isinstance(tree.get("rollout"), dict) else temperature
+    temperature = (
+        tree.get("rollout", {}).get("temperature", temperature)
+        if isinstance(tree.get("rollout"), dict)
+        else temperature
+    )
     seed = base.seed if rules is None or "seed" in tree else rules.seed
     if rules is not None:
         deviations = _sampling_deviations(rules, temperature, seed, sampled)
     if ruling is not None:
-        deviations += [*_simulator_deviations(ruling, env, wanted), *_policy_deviations(ruling, codec),
-                       *_picture_deviations(ruling, external)]
-        deviations += [f"{count} trials instead of {ruling.trials}"] if count != ruling.trials else []
+        deviations += [
+            *_simulator_deviations(ruling, env, wanted),
+            *_policy_deviations(ruling, codec),
+            *_picture_deviations(ruling, external),
+        ]
+        deviations += (
+            [f"{count} trials instead of {ruling.trials}"] if count != ruling.trials else []
+        )
         from mmrl.robotics.libero import libero_states
 
-        states = {task: libero_states(task, "eval", rows="all", count=count) for task in wanted["tasks"]}
+        states = {
+            task: libero_states(task, "eval", rows="all", count=count) for task in wanted["tasks"]
+        }
     gallery = tree.get("eval", {}).get("gallery", 2 if len(wanted["tasks"]) <= 4 else 1)
-    return Setting(base.model_copy(update={
-        "env": EnvConfig.model_validate(wanted), "action": ActionConfig(), "vla": VLAConfig(), "eval_states": count, "seed": seed,
-        "rollout": base.rollout.model_copy(update={"temperature": temperature}),
-        "eval": base.eval.model_copy(update={"samples": max(samples, 1) if sampled else samples, "gallery": gallery}),
-    }), rules, "sampled" if sampled else "greedy", states, tuple(deviations),
-        _changes(suite, wanted, {} if ruling is None else _start(ruling) | {"horizon": 0, "image_size": 0}))
+    return Setting(
+        base.model_copy(
+            update={
+                "env": EnvConfig.model_validate(wanted),
+                "action": ActionConfig(),
+                "vla": VLAConfig(),
+                "eval_states": count,
+                "seed": seed,
+                "rollout": base.rollout.model_copy(update={"temperature": temperature}),
+                "eval": base.eval.model_copy(
+                    update={"samples": max(samples, 1) if sampled else samples, "gallery": gallery}
+                ),
+            }
+        ),
+        rules,
+        "sampled" if sampled else "greedy",
+        states,
+        tuple(deviations),
+        _changes(
+            suite,
+            wanted,
+            {} if ruling is None else _start(ruling) | {"horizon": 0, "image_size": 0},
+        ),
+    )
 
 
 def _environment(trained: EnvConfig, suite: RobotSuite, cameras: Sequence[str]) -> dict[str, Any]:
@@ -234,34 +319,65 @@ def _environment(trained: EnvConfig, suite: RobotSuite, cameras: Sequence[str]) 
     kept = trained.model_dump(include=trained.model_fields_set, exclude=set(_OF_TASK))
     if trained.suite != suite.env:
         kept = {k: v for k, v in kept.items() if k not in _OF_SIMULATOR}
-    return {"suite": suite.env, "tasks": suite.tasks, "horizon": suite.horizon, "image_size": suite.image_size, **kept,
-            "cameras": list(cameras), "options": {**suite.options, **kept.get("options", {})}}
+    return {
+        "suite": suite.env,
+        "tasks": suite.tasks,
+        "horizon": suite.horizon,
+        "image_size": suite.image_size,
+        **kept,
+        "cameras": list(cameras),
+        "options": {**suite.options, **kept.get("options", {})},
+    }
 
 
-def _changes(suite: RobotSuite, wanted: Mapping[str, Any], ruled: Mapping[str, Any]) -> tuple[str, ...]:
+def _changes(
+    suite: RobotSuite, wanted: Mapping[str, Any], ruled: Mapping[str, Any]
+) -> tuple[str, ...]:
     """What is played otherwise than the suite says, in words: options came with the checkpoint, or from the command line. `ruled`:
     what a protocol decides."""
-    found = [f"{k} {wanted[k]} instead of {getattr(suite, k)}" for k in ("horizon", "image_size")
-             if k not in ruled and wanted[k] != getattr(suite, k)]
+    found = [
+        f"{k} {wanted[k]} instead of {getattr(suite, k)}"
+        for k in ("horizon", "image_size")
+        if k not in ruled and wanted[k] != getattr(suite, k)
+    ]
     if wanted["tasks"] != suite.tasks:
-        found.insert(0, f"tasks {', '.join(wanted['tasks'])} instead of the suite's {len(suite.tasks)}")
+        found.insert(
+            0, f"tasks {', '.join(wanted['tasks'])} instead of the suite's {len(suite.tasks)}"
+        )
     for key, value in wanted["options"].items():
         if key not in ruled and (key not in suite.options or suite.options[key] != value):
-            found.append(f"options.{key} {value}" + (f" instead of {suite.options[key]}" if key in suite.options else ""))
+            found.append(
+                f"options.{key} {value}"
+                + (f" instead of {suite.options[key]}" if key in suite.options else "")
+            )
     return tuple(found)
 
 
-def _sampling_deviations(rules: Protocol, temperature: float, seed: int, sampled: bool) -> list[str]:
+def _sampling_deviations(
+    rules: Protocol, temperature: float, seed: int, sampled: bool
+) -> list[str]:
     """Of a greedy protocol the temperature decides nothing that is compared: only --samples uses it."""
-    found = [f"rollout.temperature {temperature} instead of {rules.temperature}"] if sampled and temperature != rules.temperature \
+    found = (
+        [f"rollout.temperature {temperature} instead of {rules.temperature}"]
+        if sampled and temperature != rules.temperature
         else []
+    )
     return [*found, f"seed {seed} instead of {rules.seed}"] if seed != rules.seed else found
 
 
-def _simulator_deviations(rules: Protocol, env: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    found = [f"env.{k} {wanted[k]} instead of {env[k]}" for k in ("horizon", "image_size") if wanted[k] != env[k]]
-    return found + [f"env.options.{k} {wanted['options'][k]} instead of {v}" for k, v in _start(rules).items()
-                    if wanted["options"][k] != v]  # other options (assets, gl) are no matter of a protocol
+def _simulator_deviations(
+    rules: Protocol, env: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[str]:
+    found = [
+        f"env.{k} {wanted[k]} instead of {env[k]}"
+        for k in ("horizon", "image_size")
+        if wanted[k] != env[k]
+    ]
+    return found + [
+        f"env.options.{k} {wanted['options'][k]} instead of {v}"
+        for k, v in _start(rules).items()
+        if wanted["options"][k] != v
+    ]  # other options (assets, gl) are no matter of a protocol
 
 
 def _picture_deviations(rules: Protocol, external: ExternalPolicy | None) -> list[str]:
@@ -269,12 +385,20 @@ def _picture_deviations(rules: Protocol, external: ExternalPolicy | None) -> lis
     if external is None or external.facts.image is None:
         return []
     image = rules.describe()["image"]
-    return [f"pictures: {k} {v} instead of {image.get(k)}" for k, v in external.facts.image.items() if v != image.get(k)]
+    return [
+        f"pictures: {k} {v} instead of {image.get(k)}"
+        for k, v in external.facts.image.items()
+        if v != image.get(k)
+    ]
 
 
 def _start(rules: Protocol) -> dict[str, Any]:
     """Options of LIBERO that a protocol decides: how an episode starts."""
-    return {"wait_steps": rules.wait_steps, "settle_gripper": rules.wait_gripper, "env_seed": rules.env_seed}
+    return {
+        "wait_steps": rules.wait_steps,
+        "settle_gripper": rules.wait_gripper,
+        "env_seed": rules.env_seed,
+    }
 
 
 def _policy_deviations(rules: Protocol, codec: ActionCodec | ExternalCodec) -> list[str]:
@@ -303,27 +427,39 @@ class ProtocolPolicy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._vla, name)
 
-    def act(self, observations: Sequence[Observation], keys: Sequence[tuple[int, ...]], *, greedy: bool = False,
-            temperature: float = 1.0) -> list[Choice]:
+    def act(
+        self,
+        observations: Sequence[Observation],
+        keys: Sequence[tuple[int, ...]],
+        *,
+        greedy: bool = False,
+        temperature: float = 1.0,
+    ) -> list[Choice]:
         """See VLAPolicy.act."""
         if observations and not self._agreed:
             self._agree()
         if self._rules is not None and not self._own_pictures:
-            observations = [replace(o, images={c: self._rules.picture(p, rotated=True) for c, p in o.images.items()})
-                            for o in observations]
+            observations = [
+                replace(
+                    o, images={c: self._rules.picture(p, rotated=True) for c, p in o.images.items()}
+                )
+                for o in observations
+            ]
         return self._vla.act(observations, keys, greedy=greedy, temperature=temperature)
 
     def actions(self, choice: Choice) -> np.ndarray:
         """Control steps until the protocol replans, (min(replan, chunk) * repeat, A)."""
         found, codec = self._vla.actions(choice), self._vla.codec
         replan = self._rules.replan if self._rules is not None else None
-        return found if replan is None else found[:replan * codec.repeat]
+        return found if replan is None else found[: replan * codec.repeat]
 
     def _agree(self) -> None:
         env, codec = self._setting.config.env, self._vla.codec
         for facts in self._pool.facts.values():
             if facts.action_space.dim != codec.dim:
-                raise ConfigError(f"{env.suite}/{env.tasks[0]}: expected a policy with {facts.action_space.dim} action dimensions "
-                                  f"({', '.join(facts.action_space.names)}), found {codec.dim}; choose a suite it was "
-                                  "made for, or set env.options as in training (--config FILE gives them)")
+                raise ConfigError(
+                    f"{env.suite}/{env.tasks[0]}: expected a policy with {facts.action_space.dim} action dimensions "
+                    f"({', '.join(facts.action_space.names)}), found {codec.dim}; choose a suite it was "
+                    "made for, or set env.options as in training (--config FILE gives them)"
+                )
         self._agreed = True

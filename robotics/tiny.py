@@ -12,6 +12,7 @@ that ends in success; option reward: shaped adds the change of the task's potent
 Options: reward (sparse, shaped), stop_at_success (true), tolerance (0.12: how near counts), and costs for scheduling
 benchmarks in seconds of sleep: render_s per picture, step_s per control step, reset_s per reset.
 """
+
 from __future__ import annotations
 
 import time
@@ -20,15 +21,30 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult
+from mmrl.robotics.contract import (
+    ActionSpace,
+    EnvSpec,
+    InitialState,
+    Observation,
+    Simulator,
+    StepResult,
+)
 from mmrl.robotics.tiny_tasks import SPEED, TASKS, ReachTask, TinyTask
 
 __all__ = ["SPEED", "Canvas", "TinySimulator"]
 
 _CAMERAS = ("base", "wrist")
 _WRIST_HALF = 0.45  # half the width of what the wrist camera sees, in units of the table
-_OPTIONS: dict[str, Any] = {"reward": "sparse", "stop_at_success": True, "tolerance": 0.12,
-                            "discs": 3, "apart": (0.3, 4.0), "render_s": 0.0, "step_s": 0.0, "reset_s": 0.0}
+_OPTIONS: dict[str, Any] = {
+    "reward": "sparse",
+    "stop_at_success": True,
+    "tolerance": 0.12,
+    "discs": 3,
+    "apart": (0.3, 4.0),
+    "render_s": 0.0,
+    "step_s": 0.0,
+    "reset_s": 0.0,
+}
 _OUTSIDE = (92, 92, 98)
 _GOLDEN = 0x9E3779B9  # mixes the task into the seed, so that tasks do not share layouts
 
@@ -38,13 +54,18 @@ class Canvas:
     over one pixel. The table's colour changes with the place: a vision tower that knows relative positions only can still
     tell where something lies."""
 
-    def __init__(self, size: int, centre: tuple[float, float] = (0.0, 0.0), half: float = 1.0) -> None:
+    def __init__(
+        self, size: int, centre: tuple[float, float] = (0.0, 0.0), half: float = 1.0
+    ) -> None:
         self.size, self.centre, self.half = size, centre, half
         self.scale = size / (2 * half)
         self.pixels = np.empty((size, size, 3), np.uint8)
         self.pixels[:] = _OUTSIDE
         (r0, r1), (c0, c1) = self._span(1, 0.0, 1.0), self._span(0, 0.0, 1.0)
-        x, y = ((np.arange(a, b, dtype=np.float32) - np.float32(a)) / max(1, b - a) for a, b in ((c0, c1), (r0, r1)))
+        x, y = (
+            (np.arange(a, b, dtype=np.float32) - np.float32(a)) / max(1, b - a)
+            for a, b in ((c0, c1), (r0, r1))
+        )
         self.pixels[r0:r1, c0:c1, 0] = (150 + 80 * x).astype(np.uint8)
         self.pixels[r0:r1, c0:c1, 1] = (150 + 80 * y[:, None]).astype(np.uint8)
         self.pixels[r0:r1, c0:c1, 2] = (235 - 40 * (x + y[:, None])).astype(np.uint8)
@@ -57,10 +78,18 @@ class Canvas:
     def _span(self, axis: int, middle: float, reach: float) -> tuple[int, int]:
         """First pixel and the one after the last that lie within `reach` of `middle`."""
         at = self._at(axis, middle)
-        return (min(self.size, max(0, int(np.floor(at - reach * self.scale + 0.5)))),
-                min(self.size, max(0, int(np.ceil(at + reach * self.scale - 0.5)))))
+        return (
+            min(self.size, max(0, int(np.floor(at - reach * self.scale + 0.5)))),
+            min(self.size, max(0, int(np.ceil(at + reach * self.scale - 0.5)))),
+        )
 
-    def disc(self, place: tuple[float, float], radius: float, colour: tuple[int, int, int], inner: float = 0.0) -> None:
+    def disc(
+        self,
+        place: tuple[float, float],
+        radius: float,
+        colour: tuple[int, int, int],
+        inner: float = 0.0,
+    ) -> None:
         """A disc, or a ring with the hole `inner`, in colour (R, G, B)."""
         edge = radius + 1.0 / self.scale
         (r0, r1), (c0, c1) = self._span(1, place[1], edge), self._span(0, place[0], edge)
@@ -80,25 +109,45 @@ class Canvas:
 def _checked_options(spec: EnvSpec) -> dict[str, Any]:
     for name in spec.options:
         if name not in _OPTIONS:
-            raise ConfigError(f"tiny/{spec.task}: expected options {', '.join(_OPTIONS)}, found {name!r}."
-                              f"{did_you_mean(name, _OPTIONS)}")
+            raise ConfigError(
+                f"tiny/{spec.task}: expected options {', '.join(_OPTIONS)}, found {name!r}."
+                f"{did_you_mean(name, _OPTIONS)}"
+            )
     options = {**_OPTIONS, **spec.options}
     if options["reward"] not in ("sparse", "shaped"):
-        raise ConfigError(f"tiny/{spec.task}: expected reward sparse or shaped, found {options['reward']!r}."
-                          f"{did_you_mean(options['reward'], ('sparse', 'shaped'))}")
+        raise ConfigError(
+            f"tiny/{spec.task}: expected reward sparse or shaped, found {options['reward']!r}."
+            f"{did_you_mean(options['reward'], ('sparse', 'shaped'))}"
+        )
     if not isinstance(options["stop_at_success"], bool):
-        raise ConfigError(f"tiny/{spec.task}: expected stop_at_success true or false, found {options['stop_at_success']!r}")
+        raise ConfigError(
+            f"tiny/{spec.task}: expected stop_at_success true or false, found {options['stop_at_success']!r}"
+        )
     if isinstance(options["discs"], bool) or options["discs"] not in (1, 2, 3, 4):
-        raise ConfigError(f"tiny/{spec.task}: expected discs from 1 to 4, found {options['discs']!r}")
+        raise ConfigError(
+            f"tiny/{spec.task}: expected discs from 1 to 4, found {options['discs']!r}"
+        )
     apart = options["apart"]
-    numbers = isinstance(apart, (list, tuple)) and len(apart) == 2 and all(isinstance(v, (int, float)) for v in apart)
+    numbers = (
+        isinstance(apart, (list, tuple))
+        and len(apart) == 2
+        and all(isinstance(v, (int, float)) for v in apart)
+    )
     if not numbers or not 0.3 <= apart[0] < apart[1] or apart[0] > 1.5:
-        raise ConfigError(f"tiny/{spec.task}: expected apart as [nearest, farthest] with 0.3 <= nearest < farthest and nearest up "
-                          f"to 1.5, found {apart!r}")
+        raise ConfigError(
+            f"tiny/{spec.task}: expected apart as [nearest, farthest] with 0.3 <= nearest < farthest and nearest up "
+            f"to 1.5, found {apart!r}"
+        )
     for name in ("tolerance", "render_s", "step_s", "reset_s"):
         value = options[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ConfigError(f"tiny/{spec.task}: expected {name} to be a number >= 0, found {value!r}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 <= value < float("inf")
+        ):
+            raise ConfigError(
+                f"tiny/{spec.task}: expected {name} to be a number >= 0, found {value!r}"
+            )
     return options
 
 
@@ -108,15 +157,22 @@ class TinySimulator(Simulator):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         if spec.task not in TASKS:
-            raise ConfigError(f"suite tiny: expected task {', '.join(TASKS)}, found {spec.task!r}.{did_you_mean(spec.task, TASKS)}")
+            raise ConfigError(
+                f"suite tiny: expected task {', '.join(TASKS)}, found {spec.task!r}.{did_you_mean(spec.task, TASKS)}"
+            )
         for camera in spec.cameras:
             if camera not in _CAMERAS:
-                raise ConfigError(f"tiny/{spec.task}: expected cameras {', '.join(_CAMERAS)}, found {camera!r}."
-                                  f"{did_you_mean(camera, _CAMERAS)}")
+                raise ConfigError(
+                    f"tiny/{spec.task}: expected cameras {', '.join(_CAMERAS)}, found {camera!r}."
+                    f"{did_you_mean(camera, _CAMERAS)}"
+                )
         self.options = _checked_options(spec)
         self.task: TinyTask = TASKS[spec.task](float(self.options["tolerance"]))
         if isinstance(self.task, ReachTask):
-            self.task.discs_wanted, self.task.apart = self.options["discs"], tuple(self.options["apart"])
+            self.task.discs_wanted, self.task.apart = (
+                self.options["discs"],
+                tuple(self.options["apart"]),
+            )
         self.steps = 0
         self._running = False
 
@@ -124,7 +180,9 @@ class TinySimulator(Simulator):
     def action_space(self) -> ActionSpace:
         """(dx, dy), for pick (dx, dy, gripper), all in [-1, 1]."""
         names = ("dx", "dy", "gripper") if self.task.gripper else ("dx", "dy")
-        return ActionSpace((-1.0,) * len(names), (1.0,) * len(names), names, 2 if self.task.gripper else None)
+        return ActionSpace(
+            (-1.0,) * len(names), (1.0,) * len(names), names, 2 if self.task.gripper else None
+        )
 
     @property
     def proprio_dim(self) -> int:
@@ -140,7 +198,9 @@ class TinySimulator(Simulator):
 
     def step(self, action_A: np.ndarray) -> StepResult:
         """Move the arm; values outside [-1, 1] are clipped."""
-        assert self._running, "expected a running episode, found none or one that has ended: reset first"
+        assert self._running, (
+            "expected a running episode, found none or one that has ended: reset first"
+        )
         _sleep(self.options["step_s"])
         before = self.task.potential()
         self.task.move([min(1.0, max(-1.0, float(value))) for value in action_A])
@@ -160,8 +220,11 @@ class TinySimulator(Simulator):
         images: dict[str, np.ndarray] = {}
         for camera in self.spec.cameras:
             _sleep(self.options["render_s"])
-            canvas = (Canvas(self.spec.image_size) if camera == "base" else
-                      Canvas(self.spec.image_size, self.task.arm, _WRIST_HALF))
+            canvas = (
+                Canvas(self.spec.image_size)
+                if camera == "base"
+                else Canvas(self.spec.image_size, self.task.arm, _WRIST_HALF)
+            )
             for shape in self.task.shapes():
                 canvas.disc(*shape)
             images[camera] = canvas.pixels
@@ -171,6 +234,7 @@ class TinySimulator(Simulator):
     def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Any:
         """Closed loop, for any state of the episode; `noise` is added to dx and dy before they are clipped to the bounds, never
         to the gripper."""
+
         def act() -> tuple[np.ndarray, np.ndarray]:
             clean = np.clip(np.asarray(self.task.advice(), np.float64), -1, 1)
             action = clean.copy()

@@ -9,6 +9,7 @@ the arm, by its larger coordinate, which is what control steps depend on). Touch
 pick: go over the block, close the gripper, carry it to the goal.
 Plain floats; places are (x, y) on the table [-1, 1] x [-1, 1].
 """
+
 from __future__ import annotations
 
 import math
@@ -22,7 +23,11 @@ SPEED = 0.15
 """Units of the table the arm moves per control step at action 1."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (214, 40, 40), "green": (52, 168, 83), "blue": (44, 92, 214), "yellow": (240, 190, 20)}
+    "red": (214, 40, 40),
+    "green": (52, 168, 83),
+    "blue": (44, 92, 214),
+    "yellow": (240, 190, 20),
+}
 """What instructions call the colours."""
 
 _ARM, _BLOCK, _GOAL = 0.10, 0.12, 0.20  # radii
@@ -76,7 +81,9 @@ class TinyTask:
 
     def move(self, action: Sequence[float]) -> None:
         """One control step."""
-        self.arm = _clip((self.arm[0] + SPEED * action[0], self.arm[1] + SPEED * action[1]), _ARM_LIMIT)
+        self.arm = _clip(
+            (self.arm[0] + SPEED * action[0], self.arm[1] + SPEED * action[1]), _ARM_LIMIT
+        )
 
     def potential(self) -> float:
         """Minus the distance still to go, for shaped rewards."""
@@ -119,15 +126,27 @@ class PushTask(TinyTask):
             apart = _distance(self.arm, self.block)
             if apart >= _ARM + _BLOCK:
                 continue
-            normal = ((self.block[0] - self.arm[0]) / apart, (self.block[1] - self.arm[1]) / apart) if apart else (1.0, 0.0)
+            normal = (
+                ((self.block[0] - self.arm[0]) / apart, (self.block[1] - self.arm[1]) / apart)
+                if apart
+                else (1.0, 0.0)
+            )
             away = _ARM + _BLOCK
-            self.block = _clip((self.arm[0] + away * normal[0], self.arm[1] + away * normal[1]), _BLOCK_LIMIT)
-            if _distance(self.arm, self.block) < away:  # the block is at a wall: the arm stops at it
-                self.arm = _clip((self.block[0] - away * normal[0], self.block[1] - away * normal[1]), _ARM_LIMIT)
+            self.block = _clip(
+                (self.arm[0] + away * normal[0], self.arm[1] + away * normal[1]), _BLOCK_LIMIT
+            )
+            if (
+                _distance(self.arm, self.block) < away
+            ):  # the block is at a wall: the arm stops at it
+                self.arm = _clip(
+                    (self.block[0] - away * normal[0], self.block[1] - away * normal[1]), _ARM_LIMIT
+                )
 
     def potential(self) -> float:
         """Block to goal, and half of arm to block."""
-        return -_distance(self.block, self.goal) - 0.5 * max(0.0, _distance(self.arm, self.block) - _ARM - _BLOCK)
+        return -_distance(self.block, self.goal) - 0.5 * max(
+            0.0, _distance(self.arm, self.block) - _ARM - _BLOCK
+        )
 
     def success(self) -> bool:
         """The block's centre lies near the goal's."""
@@ -135,24 +154,42 @@ class PushTask(TinyTask):
 
     def shapes(self) -> list[Shape]:
         """Goal, block, arm."""
-        return [(self.goal, _GOAL, COLOURS["green"], 0.0), (self.block, _BLOCK, COLOURS["red"], 0.0),
-                (self.arm, _ARM, _ARM_COLOUR, 0.0)]
+        return [
+            (self.goal, _GOAL, COLOURS["green"], 0.0),
+            (self.block, _BLOCK, COLOURS["red"], 0.0),
+            (self.arm, _ARM, _ARM_COLOUR, 0.0),
+        ]
 
     def advice(self) -> tuple[float, ...]:
         """Walk round the block until behind it as seen from the goal, then push, steering against the drift."""
         apart = max(1e-9, _distance(self.block, self.goal))
         ux, uy = (self.goal[0] - self.block[0]) / apart, (self.goal[1] - self.block[1]) / apart
         rx, ry = self.arm[0] - self.block[0], self.arm[1] - self.block[1]
-        along, across = rx * ux + ry * uy, -rx * uy + ry * ux  # the arm seen from the block, goal ahead
+        along, across = (
+            rx * ux + ry * uy,
+            -rx * uy + ry * ux,
+        )  # the arm seen from the block, goal ahead
         if along < 0 and abs(across) < 0.08:
             sideways = -2.5 * across
-            return _towards(self.arm, (self.arm[0] + SPEED * ux - sideways * uy, self.arm[1] + SPEED * uy + sideways * ux))
+            return _towards(
+                self.arm,
+                (
+                    self.arm[0] + SPEED * ux - sideways * uy,
+                    self.arm[1] + SPEED * uy + sideways * ux,
+                ),
+            )
         angle = math.atan2(ry, rx)
         turn = math.remainder(math.atan2(-uy, -ux) - angle, 2 * math.pi)
         if abs(turn) > 0.45:
             turn = math.copysign(0.45, turn)
         ring = _ARM + _BLOCK + 0.06
-        return _towards(self.arm, (self.block[0] + ring * math.cos(angle + turn), self.block[1] + ring * math.sin(angle + turn)))
+        return _towards(
+            self.arm,
+            (
+                self.block[0] + ring * math.cos(angle + turn),
+                self.block[1] + ring * math.sin(angle + turn),
+            ),
+        )
 
 
 class ReachTask(TinyTask):
@@ -163,15 +200,20 @@ class ReachTask(TinyTask):
 
     def lay(self, rng: np.random.Generator) -> None:
         """Different colours; the straight way from the arm to the named disc is free."""
-        names = [str(name) for name in rng.permutation(list(COLOURS))[:self.discs_wanted]]
+        names = [str(name) for name in rng.permutation(list(COLOURS))[: self.discs_wanted]]
         while True:
             places = [_draw(rng, 0.75) for _ in names]
             self.arm = _draw(rng, 0.85)
-            if min(_distance(a, b) for i, a in enumerate((*places, self.arm)) for b in places[:i]) >= 0.5 and (
-                    self.apart[0] <= _longest(places[0], self.arm) <= self.apart[1]) and all(
-                    self._clearance(places[0], other) >= 0.3 for other in places[1:]):
+            if (
+                min(_distance(a, b) for i, a in enumerate((*places, self.arm)) for b in places[:i])
+                >= 0.5
+                and (self.apart[0] <= _longest(places[0], self.arm) <= self.apart[1])
+                and all(self._clearance(places[0], other) >= 0.3 for other in places[1:])
+            ):
                 break
-        order = [int(i) for i in rng.permutation(len(names))]  # what is drawn first says nothing about the target
+        order = [
+            int(i) for i in rng.permutation(len(names))
+        ]  # what is drawn first says nothing about the target
         self.discs = [(names[i], places[i]) for i in order]
         self.target, self.colour = places[0], names[0]
         self.instruction = f"move to the {self.colour} disc"
@@ -179,7 +221,9 @@ class ReachTask(TinyTask):
     def _clearance(self, target: Place, other: Place) -> float:
         """Distance of `other` from the segment between arm and target."""
         dx, dy = target[0] - self.arm[0], target[1] - self.arm[1]
-        share = ((other[0] - self.arm[0]) * dx + (other[1] - self.arm[1]) * dy) / (dx * dx + dy * dy)
+        share = ((other[0] - self.arm[0]) * dx + (other[1] - self.arm[1]) * dy) / (
+            dx * dx + dy * dy
+        )
         share = min(1.0, max(0.0, share))
         return _distance(other, (self.arm[0] + share * dx, self.arm[1] + share * dy))
 
@@ -193,11 +237,18 @@ class ReachTask(TinyTask):
 
     def failure(self) -> bool:
         """The arm's centre lies near another disc's."""
-        return any(_distance(self.arm, place) <= self.tolerance for name, place in self.discs if name != self.colour)
+        return any(
+            _distance(self.arm, place) <= self.tolerance
+            for name, place in self.discs
+            if name != self.colour
+        )
 
     def shapes(self) -> list[Shape]:
         """Discs, arm."""
-        return [*((place, 0.15, COLOURS[name], 0.0) for name, place in self.discs), (self.arm, _ARM, _ARM_COLOUR, 0.0)]
+        return [
+            *((place, 0.15, COLOURS[name], 0.0) for name, place in self.discs),
+            (self.arm, _ARM, _ARM_COLOUR, 0.0),
+        ]
 
     def advice(self) -> tuple[float, ...]:
         """The straight way; when drift brought another disc near it, away from that one first."""
@@ -231,7 +282,10 @@ class PickTask(TinyTask):
         before = self.arm
         super().move(action)
         if self.held:
-            self.block = (self.block[0] + self.arm[0] - before[0], self.block[1] + self.arm[1] - before[1])
+            self.block = (
+                self.block[0] + self.arm[0] - before[0],
+                self.block[1] + self.arm[1] - before[1],
+            )
         was_open = self.width > 0
         self.width = min(1.0, max(0.0, self.width + (0.5 if action[2] > 0 else -0.5)))
         if self.width > 0:
@@ -241,7 +295,9 @@ class PickTask(TinyTask):
 
     def potential(self) -> float:
         """Block to goal, arm to block, and a quarter until it is held."""
-        return -_distance(self.block, self.goal) - (0.0 if self.held else 0.25 + _distance(self.arm, self.block))
+        return -_distance(self.block, self.goal) - (
+            0.0 if self.held else 0.25 + _distance(self.arm, self.block)
+        )
 
     def success(self) -> bool:
         """The block's centre lies near the goal's."""
@@ -251,9 +307,15 @@ class PickTask(TinyTask):
         """Goal, block, and the arm as a ring with two fingers that come together as it closes; black when it holds."""
         reach = 0.05 + 0.12 * self.width
         colour = (0, 0, 0) if self.width == 0 else _ARM_COLOUR
-        fingers: list[Shape] = [((self.arm[0] + side * reach, self.arm[1]), 0.05, colour, 0.0) for side in (-1, 1)]
-        return [(self.goal, _GOAL, COLOURS["green"], 0.0), (self.block, _BLOCK, COLOURS["red"], 0.0),
-                (self.arm, _ARM + 0.06, colour, 0.10), *fingers]
+        fingers: list[Shape] = [
+            ((self.arm[0] + side * reach, self.arm[1]), 0.05, colour, 0.0) for side in (-1, 1)
+        ]
+        return [
+            (self.goal, _GOAL, COLOURS["green"], 0.0),
+            (self.block, _BLOCK, COLOURS["red"], 0.0),
+            (self.arm, _ARM + 0.06, colour, 0.10),
+            *fingers,
+        ]
 
     def advice(self) -> tuple[float, ...]:
         """Over the block, close, carry; open again after a miss."""

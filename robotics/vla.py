@@ -12,6 +12,7 @@ rollout share one forward pass, `evaluate`.
 Legend: D decisions, U different prompts, N tokens of a decision (chunk steps x action dimensions), H hidden width; third axis
 of logits: bins, of values V: one per decision, or one per action step (algorithm.critic.level action).
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -96,22 +97,36 @@ class Choice:
 class VLAPolicy:
     """A Policy that acts. `core` is the language model with everything mmrl does with it (adapters, freezing, saving)."""
 
-    def __init__(self, core: Policy, codec: ActionCodec, settings: VLAConfig, value_head: ValueHead | None = None) -> None:
+    def __init__(
+        self,
+        core: Policy,
+        codec: ActionCodec,
+        settings: VLAConfig,
+        value_head: ValueHead | None = None,
+    ) -> None:
         self.core, self.codec, self.settings, self.value_head = core, codec, settings, value_head
         self.tokens_per_decision = codec.tokens
         vocabulary = core.processor.tokenizer.get_vocab()
         wanted = [action_token(i) for i in range(codec.bins)]
         missing = [t for t in wanted if t not in vocabulary]
         if missing:
-            raise ConfigError(f"expected {codec.bins} action tokens in the vocabulary, found {codec.bins - len(missing)}; this "
-                              "model was made with fewer bins: warm-start it with mmrl sft, or set action.bins to the model's")
+            raise ConfigError(
+                f"expected {codec.bins} action tokens in the vocabulary, found {codec.bins - len(missing)}; this "
+                "model was made with fewer bins: warm-start it with mmrl sft, or set action.bins to the model's"
+            )
         self.action_ids = torch.tensor([vocabulary[t] for t in wanted], device=core.device)
-        self.query_ids = tuple(vocabulary.get(_query_token(i), -1) for i in range(self.tokens_per_decision))
+        self.query_ids = tuple(
+            vocabulary.get(_query_token(i), -1) for i in range(self.tokens_per_decision)
+        )
         if settings.decode == "parallel" and -1 in self.query_ids:
-            raise ConfigError(f"expected {self.tokens_per_decision} query tokens in the vocabulary for decode: parallel, found "
-                              f"{self.tokens_per_decision - self.query_ids.count(-1)}; warm-start the model with these settings")
+            raise ConfigError(
+                f"expected {self.tokens_per_decision} query tokens in the vocabulary for decode: parallel, found "
+                f"{self.tokens_per_decision - self.query_ids.count(-1)}; warm-start the model with these settings"
+            )
         rows = core.base.lm_head.weight.shape[0]
-        others = torch.ones(rows, dtype=torch.bool, device=core.device).index_fill_(0, self.action_ids, False)
+        others = torch.ones(rows, dtype=torch.bool, device=core.device).index_fill_(
+            0, self.action_ids, False
+        )
         core.banned = others.nonzero()[:, 0]  # nothing but action tokens is ever sampled
         self._templates: dict[Any, Prompt] = {}
         self._engine = PrefillOnceEngine(core)
@@ -166,13 +181,21 @@ class VLAPolicy:
         yield from self._of_heads()
 
     def _of_heads(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return [(f"{name}.{n}", p) for name, head in self.heads.items() for n, p in head.named_parameters()]
+        return [
+            (f"{name}.{n}", p)
+            for name, head in self.heads.items()
+            for n, p in head.named_parameters()
+        ]
 
     def whole_copy(self, device: torch.device | None = None) -> VLAPolicy:
         """A policy of its own to act, be evaluated and be saved, where this one's weights are about to be sharded (see Policy)."""
         head = copy.deepcopy(self.value_head)
-        return VLAPolicy(self.core.whole_copy(device), self.codec, self.settings, head if device is None or head is None
-                         else head.to(device))
+        return VLAPolicy(
+            self.core.whole_copy(device),
+            self.codec,
+            self.settings,
+            head if device is None or head is None else head.to(device),
+        )
 
     def publish(self) -> int:
         """Name the current weights by the next version; returns it."""
@@ -193,9 +216,13 @@ class VLAPolicy:
         """The encoded prompt of an observation. Raises ConfigError for a camera or proprioception it lacks."""
         lacking = [c for c in self.settings.cameras if c not in observation.images]
         if lacking:
-            raise ConfigError(f"expected pictures of cameras {', '.join(self.settings.cameras)}, found "
-                              f"{', '.join(observation.images)}; add them to env.cameras or drop them from vla.cameras")
-        visuals = tuple(self.core.encoder.visuals.frame(observation.images[c]) for c in self.settings.cameras)
+            raise ConfigError(
+                f"expected pictures of cameras {', '.join(self.settings.cameras)}, found "
+                f"{', '.join(observation.images)}; add them to env.cameras or drop them from vla.cameras"
+            )
+        visuals = tuple(
+            self.core.encoder.visuals.frame(observation.images[c]) for c in self.settings.cameras
+        )
         key = (observation.instruction, tuple(v.grid_thw for v in visuals))
         if key not in self._templates:
             self._templates[key] = self._template(observation.instruction, visuals)
@@ -210,13 +237,17 @@ class VLAPolicy:
         if self.settings.proprio:
             text += " " + action_token(0) * self.settings.proprio_dim
         content = [{"type": "image"} for _ in visuals] + [{"type": "text", "text": text}]
-        return self.core.encoder.prompt_of([{"role": "user", "content": content}], visuals, f"instruction {instruction!r}")
+        return self.core.encoder.prompt_of(
+            [{"role": "user", "content": content}], visuals, f"instruction {instruction!r}"
+        )
 
     def _with_proprio(self, ids_P: torch.Tensor, proprio_S: np.ndarray) -> torch.Tensor:
         s = self.settings
         if len(proprio_S) != s.proprio_dim:
-            raise ConfigError(f"expected {s.proprio_dim} proprioception values, found {len(proprio_S)}; the policy was made for "
-                              "another robot or suite")
+            raise ConfigError(
+                f"expected {s.proprio_dim} proprioception values, found {len(proprio_S)}; the policy was made for "
+                "another robot or suite"
+            )
         low, high = np.asarray(s.proprio_low), np.asarray(s.proprio_high)
         share = (np.asarray(proprio_S, np.float64) - low) / np.maximum(high - low, 1e-9)
         index_S = np.clip((share * self.codec.bins).astype(int), 0, self.codec.bins - 1)
@@ -226,32 +257,53 @@ class VLAPolicy:
 
     # the one forward pass
 
-    def _hidden(self, prompts: Sequence[Prompt], completions: Sequence[tuple[tuple[int, ...], ...]]) -> tuple[torch.Tensor, ...]:
+    def _hidden(
+        self, prompts: Sequence[Prompt], completions: Sequence[tuple[tuple[int, ...], ...]]
+    ) -> tuple[torch.Tensor, ...]:
         """Hidden states that predict each token of each completion, (B, N, H), and of each prompt's last token, (U, H)."""
         parallel = self.settings.decode == "parallel"
-        batch = pack([PackItem(p, c) for p, c in zip(prompts, completions, strict=True)], causal=not parallel).to(self.core.device)
+        batch = pack(
+            [PackItem(p, c) for p, c in zip(prompts, completions, strict=True)], causal=not parallel
+        ).to(self.core.device)
         hidden = self.core.hidden(batch)
         count = self.tokens_per_decision
         where = (batch.place_N if parallel else batch.source_N).view(-1, count)
         first = torch.tensor([0, *(len(c) for c in completions[:-1])]).cumsum(0).to(where.device)
-        last_U = batch.source_N.view(-1, count)[first, 0]  # the first token of a completion is predicted by its prompt's last
+        last_U = batch.source_N.view(-1, count)[
+            first, 0
+        ]  # the first token of a completion is predicted by its prompt's last
         return hidden[where], hidden[last_U]
 
     def _logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
         """fp32 logits over the bins."""
         head = self.core.base.lm_head
         if hasattr(head, "base_layer"):
-            return self.core.logits(hidden.flatten(0, -2))[:, self.action_ids].view(*hidden.shape[:-1], -1) / temperature
+            return (
+                self.core.logits(hidden.flatten(0, -2))[:, self.action_ids].view(
+                    *hidden.shape[:-1], -1
+                )
+                / temperature
+            )
         with torch.autocast(self.core.device.type, enabled=False):
-            return torch.nn.functional.linear(hidden.float(), head.weight[self.action_ids].float()) / temperature
+            return (
+                torch.nn.functional.linear(hidden.float(), head.weight[self.action_ids].float())
+                / temperature
+            )
 
     def _values(self, hidden_UH: torch.Tensor) -> torch.Tensor:
         if self.value_head is None:
             return hidden_UH.new_zeros((len(hidden_UH), 1), dtype=torch.float32)
         return self.value_head(hidden_UH)
 
-    def evaluate(self, prompts: Sequence[Prompt], tokens_DN: Sequence[Sequence[int]], temperature: float = 1.0, *,
-                 entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        tokens_DN: Sequence[Sequence[int]],
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        detach_values: bool = False,
+    ) -> Evaluated:
         """Log-probs and entropies (nats) of chosen tokens, and values; decisions of equal prompts share one forward pass. With
         `detach_values` the values' gradient ends at the value head."""
         chosen, owner_D = _distinct(prompts)
@@ -264,7 +316,9 @@ class VLAPolicy:
         else:  # completions of one prompt stand behind it together
             order = sorted(range(len(prompts)), key=lambda d: owner_D[d])
             ids = self.action_ids[tokens].tolist()
-            completions = [tuple(tuple(ids[d]) for d in order if owner_D[d] == u) for u in range(len(chosen))]
+            completions = [
+                tuple(tuple(ids[d]) for d in order if owner_D[d] == u) for u in range(len(chosen))
+            ]
         owner = torch.tensor(owner_D, device=self.core.device)
         with self.core.autocast():
             hidden, last_UH = self._hidden(chosen, completions)
@@ -290,8 +344,14 @@ class VLAPolicy:
     # acting
 
     @torch.no_grad()
-    def act(self, observations: Sequence[Observation], keys: Sequence[tuple[int, ...]], *, greedy: bool = False,
-            temperature: float = 1.0) -> list[Choice]:
+    def act(
+        self,
+        observations: Sequence[Observation],
+        keys: Sequence[tuple[int, ...]],
+        *,
+        greedy: bool = False,
+        temperature: float = 1.0,
+    ) -> list[Choice]:
         """One choice per observation; `keys` seed the noise of each, so that it does not depend on what stands beside it."""
         if not observations:
             return []
@@ -306,26 +366,47 @@ class VLAPolicy:
         logps_UNV = logits_UNV.log_softmax(-1)
         choices = []
         for prompt, u, key in zip(prompts, owner, keys, strict=True):
-            noise = None if greedy else row_noise(key, 1, self.tokens_per_decision)[0].to(self.core.device)
+            noise = (
+                None
+                if greedy
+                else row_noise(key, 1, self.tokens_per_decision)[0].to(self.core.device)
+            )
             token_N = choose(logits_UNV[u], noise)
             logp_N = logps_UNV[u].gather(-1, token_N[:, None])[:, 0]
-            choices.append(Choice(tuple(token_N.tolist()), tuple(logp_N.tolist()), tuple(values_UV[u]), prompt))
+            choices.append(
+                Choice(tuple(token_N.tolist()), tuple(logp_N.tolist()), tuple(values_UV[u]), prompt)
+            )
         return choices
 
-    def _write(self, prompts: Sequence[Prompt], keys: Sequence[tuple[int, ...]], greedy: bool, temperature: float) -> list[Choice]:
-        settings = SamplingSettings(temperature=temperature, max_new_tokens=self.tokens_per_decision)
+    def _write(
+        self,
+        prompts: Sequence[Prompt],
+        keys: Sequence[tuple[int, ...]],
+        greedy: bool,
+        temperature: float,
+    ) -> list[Choice]:
+        settings = SamplingSettings(
+            temperature=temperature, max_new_tokens=self.tokens_per_decision
+        )
         requests = [Request(p, 1, k, greedy) for p, k in zip(prompts, keys, strict=True)]
         written = [c[0] for c in self._engine.generate(requests, settings)]
         index = {int(v): i for i, v in enumerate(self.action_ids)}
         tokens = [tuple(index[t] for t in c.token_ids) for c in written]
         values = [[0.0]] * len(prompts)
         if self.value_head is not None:
-            values = self.evaluate(prompts, tokens, temperature).values_M.view(len(prompts), -1).tolist()
-        return [Choice(t, c.logps, tuple(v), p) for t, c, v, p in zip(tokens, written, values, prompts, strict=True)]
+            values = (
+                self.evaluate(prompts, tokens, temperature).values_M.view(len(prompts), -1).tolist()
+            )
+        return [
+            Choice(t, c.logps, tuple(v), p)
+            for t, c, v, p in zip(tokens, written, values, prompts, strict=True)
+        ]
 
     def actions(self, choice: Choice) -> np.ndarray:
         """Control steps (chunk * repeat, A) of a choice, for the simulator."""
-        return self.codec.decode(np.asarray(choice.tokens).reshape(self.codec.chunk, self.codec.dim))
+        return self.codec.decode(
+            np.asarray(choice.tokens).reshape(self.codec.chunk, self.codec.dim)
+        )
 
     # files
 
@@ -333,7 +414,11 @@ class VLAPolicy:
         """Hugging Face files, vla.json (how to act) and value_head.safetensors where there is a head."""
         folder = Path(folder)
         self.core.save(folder)
-        description = {"format": 1, "vla": self.settings.model_dump(mode="json"), "action": self.codec.to_dict()}
+        description = {
+            "format": 1,
+            "vla": self.settings.model_dump(mode="json"),
+            "action": self.codec.to_dict(),
+        }
         (folder / "vla.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         if self.value_head is not None:
             self.value_head.save(folder)

@@ -2,6 +2,7 @@
 
 Of several processes the main one records and saves; each clones its share of every batch (mmrl.robotics.sft).
 """
+
 from __future__ import annotations
 
 import json
@@ -18,7 +19,13 @@ from mmrl.distributed.engines import accelerator_options
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, initial_states, make_simulator
+from mmrl.robotics.contract import (
+    ActionSpace,
+    EnvSpec,
+    InitialState,
+    initial_states,
+    make_simulator,
+)
 from mmrl.robotics.datasets import open_demonstrations
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.sft import DemoEpisode, DemoSteps, clone
@@ -42,7 +49,9 @@ def demo_states(config: EmbodiedConfig, spec: EnvSpec) -> list[InitialState]:
     return [known[i % len(known)] for i in range(config.demos.episodes)]
 
 
-def record_demos(config: EmbodiedConfig, on_episode: Callable[[int, int], None] | None = None) -> Path:
+def record_demos(
+    config: EmbodiedConfig, on_episode: Callable[[int, int], None] | None = None
+) -> Path:
     """Record the scripted expert of every task, unless the folder is there. Raises ConfigError for a task without expert."""
     folder = demo_folder(config)
     if folder.exists():
@@ -50,19 +59,33 @@ def record_demos(config: EmbodiedConfig, on_episode: Callable[[int, int], None] 
             _check_recorded(config, folder)
         return folder
     if config.demos.path is not None:
-        raise ConfigError(f"expected demonstrations at demos.path, found nothing at {folder}; remove demos.path to record some")
+        raise ConfigError(
+            f"expected demonstrations at demos.path, found nothing at {folder}; remove demos.path to record some"
+        )
     from mmrl.robotics.datasets.record import record
 
     specs = _wanted_specs(config)
     states = demo_states(config, specs[0])
-    record(specs, states, folder, workers=config.env.workers, noise=config.demos.noise, speed=config.demos.speed,
-           every=config.demos.every, seed=config.seed, on_episode=on_episode)
+    record(
+        specs,
+        states,
+        folder,
+        workers=config.env.workers,
+        noise=config.demos.noise,
+        speed=config.demos.speed,
+        every=config.demos.every,
+        seed=config.seed,
+        on_episode=on_episode,
+    )
     return folder
 
 
-def _recorded(config: EmbodiedConfig, on_episode: Callable[[int, int], None] | None, world: World) -> Path:
+def _recorded(
+    config: EmbodiedConfig, on_episode: Callable[[int, int], None] | None, world: World
+) -> Path:
     """`record_demos` in the main process, for which the others wait: from episode to episode, since a wait has a limit (World)."""
     if world.is_main:
+
         def told(done: int, total: int) -> None:
             world.gather([False])
             if on_episode is not None:
@@ -78,24 +101,39 @@ def _recorded(config: EmbodiedConfig, on_episode: Callable[[int, int], None] | N
 
 
 def _wanted_specs(config: EmbodiedConfig) -> list[EnvSpec]:
-    return [replace(spec, horizon=config.demos.horizon or spec.horizon) for spec in env_specs(config)]
+    return [
+        replace(spec, horizon=config.demos.horizon or spec.horizon) for spec in env_specs(config)
+    ]
 
 
 def _check_recorded(config: EmbodiedConfig, folder: Path) -> None:
     """Raises ConfigError when the recording that is there was made with other settings than these."""
     d = config.demos
-    wanted = {"environments": [asdict(spec) for spec in _wanted_specs(config)], "noise": d.noise, "speed": d.speed,
-              "every": d.every, "seed": config.seed}
+    wanted = {
+        "environments": [asdict(spec) for spec in _wanted_specs(config)],
+        "noise": d.noise,
+        "speed": d.speed,
+        "every": d.every,
+        "seed": config.seed,
+    }
     try:
-        found = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))["mmrl"]["recorded"]
+        found = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))["mmrl"][
+            "recorded"
+        ]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"expected demonstrations recorded by mmrl in {folder}, found something else ({error}); name them with "
-                          "demos.path, or remove the folder") from error
+        raise ConfigError(
+            f"expected demonstrations recorded by mmrl in {folder}, found something else ({error}); name them with "
+            "demos.path, or remove the folder"
+        ) from error
     wanted = json.loads(json.dumps(wanted))
-    changed = [f"{k} was {found.get(k)!r}, now {v!r}" for k, v in wanted.items() if found.get(k) != v]
+    changed = [
+        f"{k} was {found.get(k)!r}, now {v!r}" for k, v in wanted.items() if found.get(k) != v
+    ]
     if changed:
-        raise ConfigError(f"{folder} holds demonstrations of other settings: {'; '.join(changed)}. Remove the folder to record "
-                          "anew, or use them as they are with demos.path")
+        raise ConfigError(
+            f"{folder} holds demonstrations of other settings: {'; '.join(changed)}. Remove the folder to record "
+            "anew, or use them as they are with demos.path"
+        )
 
 
 def load_demos(folder: Path, cameras: list[str], *, executed: bool = False) -> list[DemoEpisode]:
@@ -106,13 +144,25 @@ def load_demos(folder: Path, cameras: list[str], *, executed: bool = False) -> l
         steps = np.asarray(demo.steps_P)
         images = {camera: demo.pictures(camera) for camera in cameras}
         actions = demo.executed_TA if executed and demo.executed_TA is not None else demo.actions_TA
-        found.append(DemoEpisode(demo.instruction, images, np.asarray(demo.proprio_TS)[steps], np.asarray(actions), steps))
+        found.append(
+            DemoEpisode(
+                demo.instruction,
+                images,
+                np.asarray(demo.proprio_TS)[steps],
+                np.asarray(actions),
+                steps,
+            )
+        )
     return found
 
 
-def warm_start(config: EmbodiedConfig, *, on_step: Callable[[int, dict[str, Any]], None] | None = None,
-               on_episode: Callable[[int, int], None] | None = None,
-               world: World | None = None) -> tuple[VLAPolicy, dict[str, float]]:
+def warm_start(
+    config: EmbodiedConfig,
+    *,
+    on_step: Callable[[int, dict[str, Any]], None] | None = None,
+    on_episode: Callable[[int, int], None] | None = None,
+    world: World | None = None,
+) -> tuple[VLAPolicy, dict[str, float]]:
     """The cloned policy and the last step's metrics. Of several processes (`world`, by default those of the launcher) the main one
     records and calls on_episode and on_step; all must see the folder of the demonstrations."""
     if world is None:
@@ -135,8 +185,10 @@ def _opened(config: EmbodiedConfig, folder: Path, world: World) -> tuple[VLAPoli
         proprio = (low.tolist(), high.tolist())
     vla = load_vla(config, space=_action_space(config, world), proprio=proprio, device=world.device)
     if episodes[0].actions.shape[1] != vla.codec.dim:
-        raise ConfigError(f"expected demonstrations of {vla.codec.dim} action dimensions, found "
-                          f"{episodes[0].actions.shape[1]} in {folder}; record them with this configuration's env.options")
+        raise ConfigError(
+            f"expected demonstrations of {vla.codec.dim} action dimensions, found "
+            f"{episodes[0].actions.shape[1]} in {folder}; record them with this configuration's env.options"
+        )
     return vla, DemoSteps(episodes, vla)
 
 

@@ -9,6 +9,7 @@ A slot's shared memory is an anonymous file whose descriptor the worker inherits
 behind, and the size of /dev/shm (64 MiB in many containers) does not bound it. It holds the pictures of the spec's cameras
 in order, then, when frames were asked for, one base-camera picture per executed control step.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -130,13 +131,17 @@ class Area:
     def write(self, number: int, picture: np.ndarray) -> None:
         """Put picture `number`; all pictures of an area are of one size."""
         assert self._map is not None
-        np.frombuffer(self._map, np.uint8, picture.size, number * picture.size).reshape(picture.shape)[:] = picture
+        np.frombuffer(self._map, np.uint8, picture.size, number * picture.size).reshape(
+            picture.shape
+        )[:] = picture
 
     def read(self, number: int, side: int) -> np.ndarray:
         """A copy of picture `number`, uint8 (side, side, 3)."""
         assert self._map is not None
         count = side * side * 3
-        return np.frombuffer(self._map, np.uint8, count, number * count).reshape(side, side, 3).copy()
+        return (
+            np.frombuffer(self._map, np.uint8, count, number * count).reshape(side, side, 3).copy()
+        )
 
     def close(self) -> None:
         """Unmap; the descriptor stays open."""
@@ -166,7 +171,13 @@ class _Slot:
         assert self.simulator is not None
         self.simulator.reset(command.state)
         observation = self.simulator.observe()
-        facts = Facts(self.simulator.action_space, self.simulator.proprio_dim, self.simulator.versions()) if fresh else None
+        facts = (
+            Facts(
+                self.simulator.action_space, self.simulator.proprio_dim, self.simulator.versions()
+            )
+            if fresh
+            else None
+        )
         return observation, facts
 
     def publish(self, pictures: list[np.ndarray]) -> None:
@@ -174,8 +185,10 @@ class _Slot:
         side = self.simulator.spec.image_size
         for number, picture in enumerate(pictures):
             if picture.shape != (side, side, 3) or picture.dtype != np.uint8:
-                raise ValueError(f"simulator {self.simulator.spec.suite}: expected pictures uint8 ({side}, {side}, 3), found "
-                                 f"{picture.dtype} {picture.shape}")
+                raise ValueError(
+                    f"simulator {self.simulator.spec.suite}: expected pictures uint8 ({side}, {side}, 3), found "
+                    f"{picture.dtype} {picture.shape}"
+                )
             self.area.write(number, picture)
 
     def answer(self, command: Command, started: float) -> Answer:
@@ -190,18 +203,41 @@ class _Slot:
             observation = chunk.observation
         assert self.simulator is not None
         frames = list(chunk.frames) if chunk else []
-        self.publish([observation.images[camera] for camera in self.simulator.spec.cameras] + frames)
-        steps = {} if chunk is None else {name: getattr(chunk, name) for name in (
-            "rewards_C", "terminated_C", "truncated_C", "success_C", "valid_C")}
-        return Answer(command.slot, started, time.monotonic(), resident_gib(), np.asarray(observation.proprio, np.float32),
-                      observation.instruction, steps, len(frames), facts)
+        self.publish(
+            [observation.images[camera] for camera in self.simulator.spec.cameras] + frames
+        )
+        steps = (
+            {}
+            if chunk is None
+            else {
+                name: getattr(chunk, name)
+                for name in ("rewards_C", "terminated_C", "truncated_C", "success_C", "valid_C")
+            }
+        )
+        return Answer(
+            command.slot,
+            started,
+            time.monotonic(),
+            resident_gib(),
+            np.asarray(observation.proprio, np.float32),
+            observation.instruction,
+            steps,
+            len(frames),
+            facts,
+        )
 
 
 def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> Answer:
     """An exception as an answer: a mistake of the user in words, anything else with its traceback."""
-    kinds: tuple[tuple[type[Exception], Cause], ...] = ((ActionError, "action"), (DataError, "state"), (MMRLError, "setup"))
+    kinds: tuple[tuple[type[Exception], Cause], ...] = (
+        (ActionError, "action"),
+        (DataError, "state"),
+        (MMRLError, "setup"),
+    )
     cause: Cause = next((name for kind, name in kinds if isinstance(error, kind)), "exception")
-    text = str(error) if cause != "exception" else "".join(traceback.format_exception(error))[-_TEXT:]
+    text = (
+        str(error) if cause != "exception" else "".join(traceback.format_exception(error))[-_TEXT:]
+    )
     error.__traceback__ = None  # it holds the simulator
     if cause != "action":
         try:
@@ -220,22 +256,35 @@ def _watch(plan: WorkerPlan) -> None:
             os._exit(1)
         used = resident_gib()
         if plan.hard_gib and used > plan.hard_gib:
-            os.write(2, f"memory {used:.2f} GiB is above the limit of {plan.hard_gib:.2f} GiB for one episode\n".encode())
+            os.write(
+                2,
+                f"memory {used:.2f} GiB is above the limit of {plan.hard_gib:.2f} GiB for one episode\n".encode(),
+            )
             os._exit(MEMORY_EXIT)
 
 
 def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
     """Answer commands until the pipe ends or brings None."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all processes
-        signal.signal(number, signal.SIG_IGN)  # .. the parent finishes its step with us and ends us in its own order
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # terminals and schedulers send them to all processes
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # .. the parent finishes its step with us and ends us in its own order
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks where a worker hangs
     plan = WorkerPlan(**plan_fields)
     for fd in (connection_fd, *plan.areas.values()):
         os.set_inheritable(fd, False)
     threading.Thread(target=_watch, args=(plan,), daemon=True, name="watch").start()
-    connection, slots = Connection(connection_fd), {number: _Slot(fd) for number, fd in plan.areas.items()}
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
+    connection, slots = (
+        Connection(connection_fd),
+        {number: _Slot(fd) for number, fd in plan.areas.items()},
+    )
+    with contextlib.suppress(
+        EOFError, BrokenPipeError, ConnectionResetError
+    ):  # the parent is gone: so are we
         connection.send(resident_gib())
         while (command := connection.recv()) is not None:
             started, slot = time.monotonic(), slots[command.slot]

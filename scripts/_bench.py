@@ -9,6 +9,7 @@ A benchmark compares systems only by ratios of runs that alternate in one sessio
 The parent must stay light (no torch): on Linux a child's `ru_maxrss` starts at the memory of the process it was forked
 from. Children call `finish_child(row)`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,8 +28,21 @@ from typing import Any
 
 from mmrl.operations.versions import versions
 
-__all__ = ["RESULTS", "ROOT", "UNRECORDED", "alternation", "finish_child", "machine", "parse", "peak_mib", "print_table",
-           "results_folder", "run_child", "spread", "write_results"]
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "UNRECORDED",
+    "alternation",
+    "finish_child",
+    "machine",
+    "parse",
+    "peak_mib",
+    "print_table",
+    "results_folder",
+    "run_child",
+    "spread",
+    "write_results",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "assets" / "results"
@@ -36,8 +50,14 @@ UNRECORDED = ROOT / "runs" / "results"
 """Where results go that are less than what a record stands for; see `parse`."""
 _less: list[str] = []  # what makes this run's results so
 _ROW_FILE = "MMRL_BENCH_ROW"
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-               "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
 
 def machine() -> dict[str, Any]:
@@ -46,13 +66,23 @@ def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     if info.exists():
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+            name,
+        )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {"cpu": name, "cores": os.cpu_count(), "memory_gib": round(memory, 1), "platform": platform.platform(),
-            "load_1min": round(os.getloadavg()[0], 2)}
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "platform": platform.platform(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, *, least: Sequence[str] = ()) -> argparse.Namespace:
+def parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, *, least: Sequence[str] = ()
+) -> argparse.Namespace:
     """A script's arguments. Every script that records parses them here, so that no shorter run replaces a record.
 
     With --quick or --smoke, configuration overrides, or a value below its default of one of the options named in `least`,
@@ -61,7 +91,11 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, *,
     options = parser.parse_intermixed_args(argv)  # overrides may follow options
     _less[:] = [f"--{name}" for name in ("quick", "smoke") if getattr(options, name, False)]
     _less.extend(getattr(options, "overrides", None) or ())
-    _less.extend(f"--{name} {getattr(options, name)}" for name in least if getattr(options, name) < parser.get_default(name))
+    _less.extend(
+        f"--{name} {getattr(options, name)}"
+        for name in least
+        if getattr(options, name) < parser.get_default(name)
+    )
     return options
 
 
@@ -79,11 +113,21 @@ def run_child(module: str, arguments: Sequence[str], *, timeout: float = 1800) -
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as folder:
         row = Path(folder) / "row.json"
         environment = {**os.environ, **_ONE_THREAD, _ROW_FILE: str(row)}
-        done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            check=False,
+        )
         if done.returncode or not row.exists():
-            raise RuntimeError(f"python -m {module} {' '.join(arguments)} ended with status {done.returncode}:\n"
-                               f"{done.stdout[-4000:]}")
+            raise RuntimeError(
+                f"python -m {module} {' '.join(arguments)} ended with status {done.returncode}:\n"
+                f"{done.stdout[-4000:]}"
+            )
         return dict(json.loads(row.read_text(encoding="utf-8")))
 
 
@@ -99,13 +143,18 @@ def finish_child(row: Mapping[str, Any]) -> None:
 
 def peak_mib() -> float:
     """Largest resident memory of this process so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     """Median, smallest and largest value."""
-    return {"median": round(statistics.median(values), digits), "min": round(min(values), digits),
-            "max": round(max(values), digits)}
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
 
 
 def results_folder() -> Path:
@@ -124,9 +173,12 @@ def write_results(name: str, value: Mapping[str, Any], *libraries: str) -> Path:
     """
     path = results_folder() / f"{name}.json"
     arguments = "".join(f" {a}" for a in sys.argv[1:])
-    head = {"date": datetime.now(timezone.utc).date().isoformat(),
-            "command": f"python -m scripts.{Path(sys.argv[0]).stem}{arguments}", "machine": machine(),
-            "versions": versions(libraries)}
+    head = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "command": f"python -m scripts.{Path(sys.argv[0]).stem}{arguments}",
+        "machine": machine(),
+        "versions": versions(libraries),
+    }
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps({**head, **value}, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)
@@ -138,6 +190,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     cells = [[str(c) for c in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for number, row in enumerate(cells):
-        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))))
+        print(
+            "  ".join(
+                c.ljust(w) if i == 0 else c.rjust(w)
+                for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
+        )
         if number == 0:
             print("  ".join("-" * w for w in widths))

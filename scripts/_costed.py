@@ -6,6 +6,7 @@ each group's gradient; a picture of the tiny simulator costs its option `render_
 machine, and how the run is scheduled is the run's own business: whether inference and training take turns, how many stages of
 environments there are, what a step may overlap with.
 """
+
 from __future__ import annotations
 
 import time
@@ -31,13 +32,32 @@ from mmrl.training.trainer import Trainer
 
 __all__ = ["QUIET", "CostedRollouts", "Costs", "config_of", "run", "saved_vla"]
 
-QUIET = ("train.save_every=0", "train.log_rollouts=0", "train.token_budget=100000", "eval.every=0", "eval.samples=0",
-         "eval.gallery=0", "eval_states=1", "eval.best_metric=greedy/success_once", "algorithm.dynamic_sampling=false",
-         "optim.lr=1e-9", "model.device=cpu", "threads=1", "model.system=''")
+QUIET = (
+    "train.save_every=0",
+    "train.log_rollouts=0",
+    "train.token_budget=100000",
+    "eval.every=0",
+    "eval.samples=0",
+    "eval.gallery=0",
+    "eval_states=1",
+    "eval.best_metric=greedy/success_once",
+    "algorithm.dynamic_sampling=false",
+    "optim.lr=1e-9",
+    "model.device=cpu",
+    "threads=1",
+    "model.system=''",
+)
 """Overrides of a run that is made for its timeline: every group is trained on, next to nothing is evaluated or written."""
 
-_COMMON = ("env.suite=tiny", "env.tasks=[push]", "env.image_size=16", "action.bins=9", "action.chunk=1", "action.repeat=1",
-           *QUIET)
+_COMMON = (
+    "env.suite=tiny",
+    "env.tasks=[push]",
+    "env.image_size=16",
+    "action.bins=9",
+    "action.chunk=1",
+    "action.repeat=1",
+    *QUIET,
+)
 
 
 @dataclass(frozen=True)
@@ -84,12 +104,33 @@ def saved_vla(folder: Path, spec: TinySpec, overrides: Sequence[str]) -> Path:
 
 def config_of(costs: Costs, folder: Path, *schedule: str) -> EmbodiedConfig:
     """The run's configuration, as `mmrl train` would load it; `schedule` holds overrides. The model is made in `folder`."""
-    spec = TinySpec(hidden=32, layers=1, heads=2, kv=1, vision_hidden=16, vision_layers=1, vision_heads=1, patch_size=8,
-                    min_patches=1, max_patches=1)
-    return load_embodied(None, [
-        *_COMMON, f"model.path={saved_vla(folder, spec, _COMMON)}", f"dir={folder}", f"train.prompts_per_step={costs.groups}",
-        f"rollout.group_size={costs.members}", f"env.horizon={costs.decisions}", f"env.slots={costs.slots}",
-        f"env.workers={costs.workers}", f"env.options={{render_s: {costs.render_s!r}, stop_at_success: false}}", *schedule])
+    spec = TinySpec(
+        hidden=32,
+        layers=1,
+        heads=2,
+        kv=1,
+        vision_hidden=16,
+        vision_layers=1,
+        vision_heads=1,
+        patch_size=8,
+        min_patches=1,
+        max_patches=1,
+    )
+    return load_embodied(
+        None,
+        [
+            *_COMMON,
+            f"model.path={saved_vla(folder, spec, _COMMON)}",
+            f"dir={folder}",
+            f"train.prompts_per_step={costs.groups}",
+            f"rollout.group_size={costs.members}",
+            f"env.horizon={costs.decisions}",
+            f"env.slots={costs.slots}",
+            f"env.workers={costs.workers}",
+            f"env.options={{render_s: {costs.render_s!r}, stop_at_success: false}}",
+            *schedule,
+        ],
+    )
 
 
 def _and_sleep(work: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
@@ -110,7 +151,10 @@ class CostedRollouts(EpisodeRollouts):
 
     def load_policy(self, weights: Path | None) -> VLAPolicy:
         vla = super().load_policy(weights)
-        act = _and_sleep(vla.act, lambda observations, *rest: self.sleeping * self.costs.infer_s * len(observations))
+        act = _and_sleep(
+            vla.act,
+            lambda observations, *rest: self.sleeping * self.costs.infer_s * len(observations),
+        )
         vla.act = act  # type: ignore[method-assign]
         return vla
 
@@ -129,8 +173,9 @@ class CostedRollouts(EpisodeRollouts):
         return super().evaluate(step, limit=limit, folder=folder)
 
 
-def run(config: EmbodiedConfig, steps: int, rollouts: Callable[..., Any] | None = None
-        ) -> tuple[list[dict[str, Any]], PipelineSettings]:
+def run(
+    config: EmbodiedConfig, steps: int, rollouts: Callable[..., Any] | None = None
+) -> tuple[list[dict[str, Any]], PipelineSettings]:
     """Timeline summaries of `steps` steps of a run behind its first, which warms it up, and what its executor was made of. An async
     run takes one step more, so that each of them has a next one to roll out."""
     last = 1 + steps + (config.schedule.kind == "async")
@@ -140,7 +185,10 @@ def run(config: EmbodiedConfig, steps: int, rollouts: Callable[..., Any] | None 
 
     def note(kind: str, row: Any) -> None:
         if kind == "step":
-            assert row["train/groups/trained"] == config.train.prompts_per_step and row["train/failed_attempts"] == 0, row
+            assert (
+                row["train/groups/trained"] == config.train.prompts_per_step
+                and row["train/failed_attempts"] == 0
+            ), row
             summaries[row["step"]] = trainer.rollouts.timeline.summary(row["step"])
             made[:] = [trainer.pipeline.settings]
 

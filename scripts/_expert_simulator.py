@@ -4,6 +4,7 @@
 
 For scripts/check_experts.py. Imported in worker processes, so it stays light.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult, make_simulator
+from mmrl.robotics.contract import (
+    ActionSpace,
+    EnvSpec,
+    InitialState,
+    Observation,
+    Simulator,
+    StepResult,
+    make_simulator,
+)
 
 __all__ = ["EXPERT", "ExpertSimulator"]
 

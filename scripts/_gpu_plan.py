@@ -3,6 +3,7 @@
 A share is what the plan's own formulas need, over what was measured: planning with it gives the measured seconds again. Where a
 model was measured in several ways, full fine-tuning counts before LoRA, and the recipes' attention before the fastest.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,17 +18,33 @@ __all__ = ["plan_shares"]
 
 def _forward(shape: str, prompt: int, setting: Setting) -> float:
     """FLOPs of one forward of the step, prompts counted once."""
-    return update_flops(shape_config(shape), prompt=prompt, completion=setting.new_tokens, group_size=setting.group_size,
-                        groups=setting.groups, mode="full", shared=True) / 3
+    return (
+        update_flops(
+            shape_config(shape),
+            prompt=prompt,
+            completion=setting.new_tokens,
+            group_size=setting.group_size,
+            groups=setting.groups,
+            mode="full",
+            shared=True,
+        )
+        / 3
+    )
 
 
 def _update(row: dict[str, Any], setting: Setting, peak: float) -> float | None:
     """Share of peak with recomputation counted as work: forward, forward again, backward (half of it with LoRA)."""
-    shared = next((u for u in row.get("updates", ()) if u["forward"] == "shared" and "seconds" in u), None)
+    shared = next(
+        (u for u in row.get("updates", ()) if u["forward"] == "shared" and "seconds" in u), None
+    )
     if shared is None:
         return None
     passes = 4 if row["mode"] == "full" else 3
-    return passes * _forward(row["shape"], row["prompt_tokens"], setting) / (shared["seconds"]["median"] * peak)
+    return (
+        passes
+        * _forward(row["shape"], row["prompt_tokens"], setting)
+        / (shared["seconds"]["median"] * peak)
+    )
 
 
 def _prefill(row: dict[str, Any], setting: Setting, peak: float) -> float | None:
@@ -44,12 +61,17 @@ def _decode(row: dict[str, Any], setting: Setting, bandwidth: float) -> float | 
     if "first_seconds" not in row or "seconds" not in row:
         return None
     seconds = row["seconds"]["median"] - row["first_seconds"]["median"]
-    one = decode_bytes(shape_of(row["shape"]), setting.groups * setting.group_size, row["prompt_tokens"] + setting.new_tokens / 2)
+    one = decode_bytes(
+        shape_of(row["shape"]),
+        setting.groups * setting.group_size,
+        row["prompt_tokens"] + setting.new_tokens / 2,
+    )
     return (setting.new_tokens - 1) * one / (seconds * bandwidth) if seconds > 0 else None
 
 
-def plan_shares(rows: list[dict[str, Any]], setting: Setting, peak: float | None,
-                bandwidth: float | None) -> dict[str, dict[str, Any]]:
+def plan_shares(
+    rows: list[dict[str, Any]], setting: Setting, peak: float | None, bandwidth: float | None
+) -> dict[str, dict[str, Any]]:
     """model -> update_share, prefill_share, decode_share, those that were measured, and `update_of`: which rows gave the first.
 
     peak: dense bf16 TFLOP/s of the GPU; bandwidth: of its memory, TB/s. Without them there are no shares of them. `rows` that
@@ -64,8 +86,16 @@ def plan_shares(rows: list[dict[str, Any]], setting: Setting, peak: float | None
 
     known = [row for row in rows if row["shape"] in SHAPES]
     if peak:
-        updates = [(share, row) for row in known if row["part"] == "update" and (share := _update(row, setting, peak * 1e12))]
-        for share, row in sorted(updates, key=lambda u: (u[1]["mode"] == "full", u[1]["attn"] == usual, u[0]), reverse=True):
+        updates = [
+            (share, row)
+            for row in known
+            if row["part"] == "update" and (share := _update(row, setting, peak * 1e12))
+        ]
+        for share, row in sorted(
+            updates,
+            key=lambda u: (u[1]["mode"] == "full", u[1]["attn"] == usual, u[0]),
+            reverse=True,
+        ):
             keep(row, "update_share", share)
             found[row["shape"]].setdefault("update_of", f"{row['mode']} {row['attn']}")
     for row in known:

@@ -3,6 +3,7 @@
 Times are medians of `repeats` after `warm_up` runs, between two torch.cuda.synchronize(). Memory is torch's own count
 (torch.cuda.max_memory_allocated), reset before each phase.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +25,15 @@ from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.tasks.choice import Choice
 from mmrl.training.optim import build_optimizer
 from scripts import _bench as bench
-from scripts._gpu_kit import SMOKE, Setting, build_policy, make_clip, make_pictures, run_of, update_flops
+from scripts._gpu_kit import (
+    SMOKE,
+    Setting,
+    build_policy,
+    make_clip,
+    make_pictures,
+    run_of,
+    update_flops,
+)
 
 __all__ = ["WORK"]
 
@@ -72,15 +81,22 @@ def guarded(setting: Setting, row: dict[str, Any]) -> Iterator[None]:
 def _prompts(policy: Any, setting: Setting, folder: Path) -> list[Any]:
     task, asked = Choice(), "Which letter is the right one?"
     params = {"options": ["left", "right"]}
-    return [policy.encoder(Sample(str(n), "choice", "bench", asked, "A", (path,), params=params), task)
-            for n, path in enumerate(make_pictures(folder, setting.groups, setting.pixels))]
+    return [
+        policy.encoder(Sample(str(n), "choice", "bench", asked, "A", (path,), params=params), task)
+        for n, path in enumerate(make_pictures(folder, setting.groups, setting.pixels))
+    ]
 
 
 def _items(policy: Any, setting: Setting, prompts: list[Any]) -> list[PackItem]:
     draw = torch.Generator().manual_seed(0)
     tokens = [t for t in range(256) if t not in policy.banned.tolist()]
+
     def completion() -> tuple[int, ...]:
-        return tuple(tokens[i] for i in torch.randint(len(tokens), (setting.new_tokens,), generator=draw).tolist())
+        return tuple(
+            tokens[i]
+            for i in torch.randint(len(tokens), (setting.new_tokens,), generator=draw).tolist()
+        )
+
     return [PackItem(p, tuple(completion() for _ in range(setting.group_size))) for p in prompts]
 
 
@@ -92,7 +108,9 @@ def _padded(setting: Setting, items: list[PackItem]) -> list[Any]:
     """The usual batch under the same number of tokens, each row with its own copy of the prompt."""
     rows = [PackItem(item.prompt, (c,)) for item in items for c in item.completions]
     widths = [row.prompt.length + setting.new_tokens for row in rows]
-    return [pack_padded([rows[i] for i in part]) for part in within_budget(widths, setting.token_budget)]
+    return [
+        pack_padded([rows[i] for i in part]) for part in within_budget(widths, setting.token_budget)
+    ]
 
 
 def _forward_backward(policy: Any, batches: list[Any]) -> None:
@@ -100,19 +118,34 @@ def _forward_backward(policy: Any, batches: list[Any]) -> None:
         policy.logp(batch).logp_N.sum().backward()
 
 
-def _update_row(policy: Any, setting: Setting, items: list[PackItem], batches: list[Any], forward: str) -> dict[str, Any]:
+def _update_row(
+    policy: Any, setting: Setting, items: list[PackItem], batches: list[Any], forward: str
+) -> dict[str, Any]:
     row: dict[str, Any] = {"forward": forward, "micro_batches": len(batches)}
     with guarded(setting, row):
+
         def once() -> None:
             policy.model.zero_grad(set_to_none=True)
             _forward_backward(policy, batches)
 
         row["seconds"] = timed(setting, once)
         median = row["seconds"]["median"]
-        flops = update_flops(policy.base.config, prompt=items[0].prompt.length, completion=setting.new_tokens,
-                             group_size=setting.group_size, groups=len(items), mode=setting.mode, shared=forward == "shared")
-        row |= {"tokens": sum(b.num_tokens for b in batches), "tflops": round(flops / median / 1e12, 3),
-                "completion_tokens_per_s": round(len(items) * setting.group_size * setting.new_tokens / median, 1)}
+        flops = update_flops(
+            policy.base.config,
+            prompt=items[0].prompt.length,
+            completion=setting.new_tokens,
+            group_size=setting.group_size,
+            groups=len(items),
+            mode=setting.mode,
+            shared=forward == "shared",
+        )
+        row |= {
+            "tokens": sum(b.num_tokens for b in batches),
+            "tflops": round(flops / median / 1e12, 3),
+            "completion_tokens_per_s": round(
+                len(items) * setting.group_size * setting.new_tokens / median, 1
+            ),
+        }
     return row
 
 
@@ -133,14 +166,24 @@ def update(setting: Setting) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
         items = _items(policy, setting, _prompts(policy, setting, Path(folder)))
-        row: dict[str, Any] = {"prompt_tokens": items[0].prompt.length, "weights_gib": round(sum(
-            p.numel() * p.element_size() for p in policy.model.parameters()) / _GIB, 3), "updates": []}
-        for forward, batches in (("shared", _shared(setting, items)), ("padded", _padded(setting, items))):
+        row: dict[str, Any] = {
+            "prompt_tokens": items[0].prompt.length,
+            "weights_gib": round(
+                sum(p.numel() * p.element_size() for p in policy.model.parameters()) / _GIB, 3
+            ),
+            "updates": [],
+        }
+        for forward, batches in (
+            ("shared", _shared(setting, items)),
+            ("padded", _padded(setting, items)),
+        ):
             row["updates"].append(_update_row(policy, setting, items, batches, forward))
         if setting.shape != SMOKE:
             found = estimate(run_of(setting), kind="cuda", prompt_tokens=items[0].prompt.length)
             phases = {n: sum(p.values()) for n, p in found.phases.items() if n != "rollout"}
-            held = sum(found.parts.values()) - found.parts["libraries"]  # torch does not count the GPU context
+            held = (
+                sum(found.parts.values()) - found.parts["libraries"]
+            )  # torch does not count the GPU context
             row["estimate_gib"] = round((held + max(phases.values())) / _GIB, 3)
         policy.model.zero_grad(set_to_none=True)
         row["step"] = _steps(policy, setting, _shared(setting, items))
@@ -151,11 +194,21 @@ def rollout(setting: Setting) -> dict[str, Any]:
     """Tokens per second of mmrl's own engine, and the seconds to the first token of all rows."""
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
-        requests = [Request(p, setting.group_size, (n,)) for n, p in enumerate(_prompts(policy, setting, Path(folder)))]
-        engine, sampling, row = PrefillOnceEngine(policy), SamplingSettings(max_new_tokens=setting.new_tokens), dict[str, Any]()
+        requests = [
+            Request(p, setting.group_size, (n,))
+            for n, p in enumerate(_prompts(policy, setting, Path(folder)))
+        ]
+        engine, sampling, row = (
+            PrefillOnceEngine(policy),
+            SamplingSettings(max_new_tokens=setting.new_tokens),
+            dict[str, Any](),
+        )
         with guarded(setting, row):
             row["seconds"] = timed(setting, lambda: engine.generate(requests, sampling))
-            row["tokens_per_s"] = round(setting.groups * setting.group_size * setting.new_tokens / row["seconds"]["median"], 1)
+            row["tokens_per_s"] = round(
+                setting.groups * setting.group_size * setting.new_tokens / row["seconds"]["median"],
+                1,
+            )
             one = SamplingSettings(max_new_tokens=1)
             row["first_seconds"] = timed(setting, lambda: engine.generate(requests, one))
         return {"engine": "own", "prompt_tokens": requests[0].prompt.length, **row}
@@ -170,24 +223,37 @@ def vllm(setting: Setting) -> dict[str, Any]:
         return {"engine": "vllm", "missing": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
-        model = Path(folder) / "model"  # vLLM reads no weights (load_format dummy): configuration and processor are enough
+        model = (
+            Path(folder) / "model"
+        )  # vLLM reads no weights (load_format dummy): configuration and processor are enough
         policy.base.config.architectures = [type(policy.base).__name__]
         policy.base.config.save_pretrained(model)
         policy.processor.save_pretrained(model)
         asked = _prompts(policy, setting, Path(folder) / "pictures")
         prompts = [wire_prompt(policy, p) for p in asked]
-        sampling = WireSampling(setting.group_size, 0, 1.0, setting.new_tokens, (), tuple(policy.banned.tolist()))
+        sampling = WireSampling(
+            setting.group_size, 0, 1.0, setting.new_tokens, (), tuple(policy.banned.tolist())
+        )
         row: dict[str, Any] = {"engine": "vllm"}
         with guarded(setting, row):
             try:
                 length = prompts[0].positions_3P.shape[-1] + setting.new_tokens + 16
-                backend = VLLMBackend(VLLMSettings(str(model), "bfloat16", length, memory=0.5, sleep=False))
+                backend = VLLMBackend(
+                    VLLMSettings(str(model), "bfloat16", length, memory=0.5, sleep=False)
+                )
             except MissingExtraError as error:
                 return {"engine": "vllm", "missing": str(error)}
-            row["seconds"] = timed(setting, lambda: backend.generate([(p, sampling) for p in prompts]))
-            row["tokens_per_s"] = round(setting.groups * setting.group_size * setting.new_tokens / row["seconds"]["median"], 1)
+            row["seconds"] = timed(
+                setting, lambda: backend.generate([(p, sampling) for p in prompts])
+            )
+            row["tokens_per_s"] = round(
+                setting.groups * setting.group_size * setting.new_tokens / row["seconds"]["median"],
+                1,
+            )
             one = replace(sampling, max_tokens=1)
-            row["first_seconds"] = timed(setting, lambda: backend.generate([(p, one) for p in prompts]))
+            row["first_seconds"] = timed(
+                setting, lambda: backend.generate([(p, one) for p in prompts])
+            )
             row["prompt_tokens"] = asked[0].length
         return row
 
@@ -196,15 +262,34 @@ def cache(setting: Setting) -> dict[str, Any]:
     """Seconds until a clip's features are on the device: decoded each time, from cached pixels, from cached features."""
     smoke = setting.shape == SMOKE
     with tempfile.TemporaryDirectory() as folder:
-        clip = make_clip(Path(folder) / "clip.mp4", 0, (320, 192) if smoke else (1280, 720), 2 if smoke else 10, 8 if smoke else 30)
+        clip = make_clip(
+            Path(folder) / "clip.mp4",
+            0,
+            (320, 192) if smoke else (1280, 720),
+            2 if smoke else 10,
+            8 if smoke else 30,
+        )
         policy, task = build_policy(setting), Choice()
         visuals = policy.encoder.visuals
-        sample = Sample("0", "choice", "bench", "Which way?", "A", videos=(clip,), params={
-            "options": ["left", "right"], "video": {"kind": "uniform", "num_frames": 8 if smoke else 16}})
+        sample = Sample(
+            "0",
+            "choice",
+            "bench",
+            "Which way?",
+            "A",
+            videos=(clip,),
+            params={
+                "options": ["left", "right"],
+                "video": {"kind": "uniform", "num_frames": 8 if smoke else 16},
+            },
+        )
         prompt = policy.encoder(sample, task)
 
         def seen(*, forget_pixels: bool, forget_features: bool) -> None:
-            for forgotten, memory in ((forget_pixels, visuals._pixels), (forget_features, visuals._features)):
+            for forgotten, memory in (
+                (forget_pixels, visuals._pixels),
+                (forget_features, visuals._features),
+            ):
                 if forgotten:
                     memory.clear()
             if forget_pixels:  # the encoder remembers prompts, whose making decodes the clip
@@ -215,9 +300,20 @@ def cache(setting: Setting) -> dict[str, Any]:
                 policy.media(policy.encoder(sample, task).visuals)
 
         levels = {"none": (True, True), "pixels": (False, True), "features": (False, False)}
-        return {"prompt_tokens": prompt.length, "seconds": {
-            name: timed(setting, lambda p=pixels, f=features: seen(forget_pixels=p, forget_features=f))  # type: ignore[misc]
-            for name, (pixels, features) in levels.items()}}
+        return {
+            "prompt_tokens": prompt.length,
+            "seconds": {
+                name: timed(
+                    setting, lambda p=pixels, f=features: seen(forget_pixels=p, forget_features=f)
+                )  # type: ignore[misc]
+                for name, (pixels, features) in levels.items()
+            },
+        }
 
 
-WORK: dict[str, Callable[[Setting], dict[str, Any]]] = {"update": update, "rollout": rollout, "vllm": vllm, "cache": cache}
+WORK: dict[str, Callable[[Setting], dict[str, Any]]] = {
+    "update": update,
+    "rollout": rollout,
+    "vllm": vllm,
+    "cache": cache,
+}

@@ -3,6 +3,7 @@
 A guess knows the form of the question (the categories and options it names, the clip's length, a first box that it gives) and the
 truths of other questions, never the truth of its own; guesses marked `known` also know how many objects there are.
 """
+
 from __future__ import annotations
 
 import random
@@ -18,7 +19,17 @@ __all__ = ["Guess", "form_of", "kind_of", "loose", "moved", "seeds", "spell", "t
 
 Gene = tuple[float, ...]
 _MOST_ITEMS = 60
-_SIZES = {"box": 4, "objects": 5, "points": 2, "point": 2, "span": 2, "spans": 2, "track": 8, "tube": 10, "grounded": 3}
+_SIZES = {
+    "box": 4,
+    "objects": 5,
+    "points": 2,
+    "point": 2,
+    "span": 2,
+    "spans": 2,
+    "track": 8,
+    "tube": 10,
+    "grounded": 3,
+}
 _LISTS = ("objects", "points", "spans")
 _TOKENS = re.compile(r"-?\d+(?:\.\d+)?|\w+|\s+|[^\w\s]")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -37,8 +48,13 @@ class Guess:
 
 def kind_of(task: Any) -> str:
     """What a task's answers are made of: a key of the items' sizes, or 'text'."""
-    kinds = {"grounding": "box", "detection": "objects", "tracking": "track", "st_grounding": "tube",
-             "grounded_qa": "grounded"}
+    kinds = {
+        "grounding": "box",
+        "detection": "objects",
+        "tracking": "track",
+        "st_grounding": "tube",
+        "grounded_qa": "grounded",
+    }
     if task.name == "counting":
         return "points" if task.settings["mode"] == "points" else "text"
     if task.name == "gui_grounding":
@@ -66,12 +82,20 @@ def _track(guess: Guess, one: Asked) -> dict[str, Any]:
     keys = list(true)  # the question names the times
     if guess.given and one.sample.params.get("first_box"):
         return {"boxes": dict.fromkeys(keys, true[keys[0]])}
-    return {"boxes": {key: _line(guess.items[0], i / max(1, len(keys) - 1)) for i, key in enumerate(keys)}}
+    return {
+        "boxes": {
+            key: _line(guess.items[0], i / max(1, len(keys) - 1)) for i, key in enumerate(keys)
+        }
+    }
 
 
 def _tube(item: Gene, duration: float) -> dict[str, Any]:
-    return {"time": [item[8] * duration, item[9] * duration],
-            "boxes": {str(second): _line(item, second / duration) for second in range(int(duration) + 1)}}
+    return {
+        "time": [item[8] * duration, item[9] * duration],
+        "boxes": {
+            str(second): _line(item, second / duration) for second in range(int(duration) + 1)
+        },
+    }
 
 
 def _count(one: Asked) -> int:
@@ -85,7 +109,10 @@ def truth_of(kind: str, guess: Guess, one: Asked) -> tuple[Any, dict[str, Any]]:
         items = tuple(items[i % len(items)] for i in range(_count(one))) if items else ()
     if kind == "objects":
         names = params["categories"]
-        return [{"bbox": _box(item), "label": names[int(item[4] * len(names)) % len(names)]} for item in items], {}
+        return [
+            {"bbox": _box(item), "label": names[int(item[4] * len(names)) % len(names)]}
+            for item in items
+        ], {}
     if kind == "points":
         return len(items), {"points": [[x * WIDTH, y * HEIGHT] for x, y in items]}
     if kind == "point":
@@ -117,8 +144,19 @@ def form_of(kind: str, guess: Guess, one: Asked) -> Hashable:
     params = one.sample.params
     names = tuple(params["categories"]) if kind == "objects" else ()
     keys = tuple(one.sample.answer["boxes"]) if kind == "track" else ()
-    box = tuple(one.sample.answer["boxes"][keys[0]]) if guess.given and keys and params.get("first_box") else ()
-    return one.sample.question, params.get("duration"), names, keys, box, _count(one) if guess.known else 0
+    box = (
+        tuple(one.sample.answer["boxes"][keys[0]])
+        if guess.given and keys and params.get("first_box")
+        else ()
+    )
+    return (
+        one.sample.question,
+        params.get("duration"),
+        names,
+        keys,
+        box,
+        _count(one) if guess.known else 0,
+    )
 
 
 # where a search begins
@@ -128,8 +166,14 @@ def _boxes(rng: random.Random) -> Iterator[tuple[str, Gene]]:
     yield "whole picture", (0.0, 0.0, 1.0, 1.0)
     for side in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
         yield "centre", (0.5 - side / 2, 0.5 - side / 2, 0.5 + side / 2, 0.5 + side / 2)
-    for degenerate in ((0.5, 0.5, 0.5, 0.5), (0.0, 0.0, 0.0, 0.0), (0.0, 0.5, 1.0, 0.5), (0.8, 0.8, 0.2, 0.2),
-                       (-9.0, -9.0, 9.0, 9.0), (0.5, 0.5, 0.501, 0.501)):
+    for degenerate in (
+        (0.5, 0.5, 0.5, 0.5),
+        (0.0, 0.0, 0.0, 0.0),
+        (0.0, 0.5, 1.0, 0.5),
+        (0.8, 0.8, 0.2, 0.2),
+        (-9.0, -9.0, 9.0, 9.0),
+        (0.5, 0.5, 0.501, 0.501),
+    ):
         yield "degenerate", degenerate
     for _ in range(40):
         x, y, w, h = (rng.random() for _ in range(4))
@@ -138,11 +182,15 @@ def _boxes(rng: random.Random) -> Iterator[tuple[str, Gene]]:
 
 def _grid(count: int, size: int, rng: random.Random) -> list[Gene]:
     """Boxes (4 numbers, 5 with a label) or points side by side."""
-    side, out = max(1, round(count ** 0.5)), []
+    side, out = max(1, round(count**0.5)), []
     for i in range(count):
         x, y = (i % side) / side, (i // side % side) / side
         corner = (x, y, x + 1 / side, y + 1 / side)
-        out.append((x + 0.5 / side, y + 0.5 / side) if size == 2 else (*corner, *((rng.random(),) if size == 5 else ())))
+        out.append(
+            (x + 0.5 / side, y + 0.5 / side)
+            if size == 2
+            else (*corner, *((rng.random(),) if size == 5 else ()))
+        )
     return out
 
 
@@ -155,8 +203,13 @@ def _lists(kind: str, rng: random.Random) -> Iterator[Guess]:
         near = [tuple(v + 0.001 * i for v in plain[0]) for i in range(count)]
         flat = [(0.3 + 0.01 * i,) * 4 + (0.1 * i,) for i in range(count)] if size == 5 else near
         loose = [tuple(rng.random() for _ in range(size)) for _ in range(count)]
-        families = {"copies": plain, "copies moved by one": near, "degenerate": flat, "scattered": _ordered(loose, size),
-                    "grid": _grid(count, size, rng)}
+        families = {
+            "copies": plain,
+            "copies moved by one": near,
+            "degenerate": flat,
+            "scattered": _ordered(loose, size),
+            "grid": _grid(count, size, rng),
+        }
         for family, items in families.items():
             yield Guess(family, tuple(items))
             if count >= 12:
@@ -240,9 +293,14 @@ def _graphs(rng: random.Random) -> Iterator[dict[str, Any]]:
     """Graphs that name everything: few to very many objects of every label, in boxes of every size, joined in every way."""
     for count, edges in ((3, 2), (6, 6), (6, 60), (24, 100), (60, 200), (120, 390), (200, 400)):
         boxes = _grid(count, 4, rng) if count % 2 else [loose("box", rng) for _ in range(count)]
-        items = [{"id": str(i), "label": LABELS[i % len(LABELS)], "bbox": _box(box)}
-                 for i, box in enumerate(boxes)]
-        pairs = [[str(rng.randrange(count)), rng.choice(PREDICATES), str(rng.randrange(count))] for _ in range(edges)]
+        items = [
+            {"id": str(i), "label": LABELS[i % len(LABELS)], "bbox": _box(box)}
+            for i, box in enumerate(boxes)
+        ]
+        pairs = [
+            [str(rng.randrange(count)), rng.choice(PREDICATES), str(rng.randrange(count))]
+            for _ in range(edges)
+        ]
         yield {"objects": items, "relations": pairs}
 
 
@@ -252,7 +310,7 @@ def _with_text(task: Any, train: Sequence[Asked], rng: random.Random) -> Iterato
         yield Guess("another truth", text=text)
     for text in {task.wrong_answer(one.sample, one.ctx) for one in train}:
         yield Guess("a wrong answer", text=text)
-    for number in (*range(0, 31), *(2 ** k for k in range(5, 11))):
+    for number in (*range(0, 31), *(2**k for k in range(5, 11))):
         yield Guess("a number", text=str(number))
     words = [word for word, _ in Counter(w for text in golds for w in text.split()).most_common()]
     for count in (1, 2, 3, 5, 8, 13, 30, 60, 200):
@@ -287,10 +345,16 @@ def _moved_items(kind: str, guess: Guess, rng: random.Random) -> Guess:
         items[place] = loose(kind, rng)
     elif what < 0.6:
         which = rng.randrange(size)
-        items[place] = tuple(v + (i == which) * rng.gauss(0, 3 * scale) for i, v in enumerate(items[place]))
+        items[place] = tuple(
+            v + (i == which) * rng.gauss(0, 3 * scale) for i, v in enumerate(items[place])
+        )
     elif what < 0.65 and kind in ("objects", "points"):
-        return replace(guess, known=not guess.known, family=guess.family.removesuffix(", number known") + (
-            "" if guess.known else ", number known"))
+        return replace(
+            guess,
+            known=not guess.known,
+            family=guess.family.removesuffix(", number known")
+            + ("" if guess.known else ", number known"),
+        )
     else:
         items[place] = tuple(v + rng.gauss(0, scale) for v in items[place])
     return replace(guess, items=tuple(items))
@@ -299,8 +363,12 @@ def _moved_items(kind: str, guess: Guess, rng: random.Random) -> Guess:
 def _number(token: str, others: Sequence[str], rng: random.Random) -> str:
     value = float(token)
     changes: tuple[Callable[[], float], ...] = (
-        lambda: value + rng.choice((-1, 1)), lambda: value + round(rng.gauss(0, 30)), lambda: value * rng.uniform(0.5, 2),
-        lambda: float(rng.randrange(1000)), lambda: float(rng.choice(others)))
+        lambda: value + rng.choice((-1, 1)),
+        lambda: value + round(rng.gauss(0, 30)),
+        lambda: value * rng.uniform(0.5, 2),
+        lambda: float(rng.randrange(1000)),
+        lambda: float(rng.choice(others)),
+    )
     new = rng.choice(changes)()
     return f"{new:.2f}".rstrip("0").rstrip(".") if "." in token else str(round(new))
 
@@ -326,7 +394,7 @@ def _moved_text(guess: Guess, others: Sequence[str], rng: random.Random) -> Gues
             tokens[end:end] = [tokens[place - 1] if place else " ", *tokens[place:end]]
         else:
             start = rng.randrange(len(pool))
-            tokens[place:place + rng.randrange(2)] = pool[start:start + rng.randrange(1, 8)]
+            tokens[place : place + rng.randrange(2)] = pool[start : start + rng.randrange(1, 8)]
     return replace(guess, text="".join(tokens)[:4000])
 
 

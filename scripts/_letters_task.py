@@ -1,4 +1,5 @@
 """A task for benchmarks of engines: random text earns different rewards, so that groups of an untrained model have signal."""
+
 from __future__ import annotations
 
 from typing import Any, ClassVar

@@ -4,6 +4,7 @@
 
 Nothing of the project itself is imported before the fork, so that each run sees its files as they then are.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -19,11 +20,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ("hypothesis", "numpy", "PIL.Image", "pydantic", "pytest", "safetensors.torch", "scipy.optimize", "torch", "torch.optim",
-           "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "transformers.models.qwen2_5_vl.processing_qwen2_5_vl", "typer",
-           "yaml")
+PRELOAD = (
+    "hypothesis",
+    "numpy",
+    "PIL.Image",
+    "pydantic",
+    "pytest",
+    "safetensors.torch",
+    "scipy.optimize",
+    "torch",
+    "torch.optim",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
+    "typer",
+    "yaml",
+)
 """What is imported once, before any fork."""
-_THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
 
 
 class Zygote:
@@ -31,17 +49,30 @@ class Zygote:
 
     def __init__(self, folder: Path, preload: Sequence[str] = PRELOAD) -> None:
         self.folder = folder
-        environment = {**os.environ, **_THREADS, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            **_THREADS,
+            "PYTHONPATH": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         command = [sys.executable, str(Path(__file__).resolve()), str(folder), *preload]
-        self._process = subprocess.Popen(command, cwd=folder, text=True, env=environment, stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            text=True,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def run(self, tests: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
         """pytest's exit status (None: it took longer than `timeout_s`) and its output, up to the first failure."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"tests": list(tests), "timeout_s": timeout_s}) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or '{"status": -1, "output": "the worker died"}')
+        answer = json.loads(
+            self._process.stdout.readline() or '{"status": -1, "output": "the worker died"}'
+        )
         return answer["status"], answer["output"]
 
     def close(self) -> None:
@@ -89,7 +120,9 @@ def _answer(tests: Sequence[str], timeout_s: float, output: Path) -> int | None:
         os.killpg(child, signal.SIGKILL)  # with what the tests left behind
     if status is None:
         os.waitpid(child, 0)
-    return 1 if status is not None and status < 0 else status  # a mutant that kills the test process is noticed, too
+    return (
+        1 if status is not None and status < 0 else status
+    )  # a mutant that kills the test process is noticed, too
 
 
 def main() -> None:
@@ -97,7 +130,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what imports print must not be read as an answer
-    sys.path[:] = [str(folder), *(p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent)]
+    sys.path[:] = [
+        str(folder),
+        *(p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent),
+    ]
     for name in sys.argv[2:]:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mmrl-mutant-") as scratch:

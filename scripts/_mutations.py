@@ -1,4 +1,5 @@
 """Text mutations for the reward fuzzer: what models write when they go wrong, and what people write to break parsers."""
+
 from __future__ import annotations
 
 import json
@@ -9,15 +10,65 @@ from typing import Any
 
 __all__ = ["GARBAGE", "JUNK", "answer_of", "flooded", "mutate", "with_answer"]
 
-_ALPHABET = [*"0123456789.,-+eE[](){}<>/\\\"'`:;|*#%$ \n\t_abcXYZ", "<answer>", "</answer>", "<think>", "</think>", "<|im_end|>",
-             "<|box_start|>", "<|box_end|>", "```json\n", "```", "\\boxed{", "nan", "Infinity", "1e999", "null", "True",
-             "٣", "²", "½", "\u200b", "\u202e", "\x00", "🙂", "é", "中", "__import__('os')",
-             "bbox_2d", "label", "yes", "no", "A", "B"]
-_NUMBERS = ["0", "-1", "1e9", "999999999999", "NaN", "0.5", "-0.0", "1e-320", "3.14159", "007", "１２"]
+_ALPHABET = [
+    *"0123456789.,-+eE[](){}<>/\\\"'`:;|*#%$ \n\t_abcXYZ",
+    "<answer>",
+    "</answer>",
+    "<think>",
+    "</think>",
+    "<|im_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "```json\n",
+    "```",
+    "\\boxed{",
+    "nan",
+    "Infinity",
+    "1e999",
+    "null",
+    "True",
+    "٣",
+    "²",
+    "½",
+    "\u200b",
+    "\u202e",
+    "\x00",
+    "🙂",
+    "é",
+    "中",
+    "__import__('os')",
+    "bbox_2d",
+    "label",
+    "yes",
+    "no",
+    "A",
+    "B",
+]
+_NUMBERS = [
+    "0",
+    "-1",
+    "1e9",
+    "999999999999",
+    "NaN",
+    "0.5",
+    "-0.0",
+    "1e-320",
+    "3.14159",
+    "007",
+    "１２",
+]
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _ANSWER = re.compile(r"(<answer>)(.*?)(</answer>)", re.DOTALL)
 
-GARBAGE = ("\u2603\u2603\u2603", " zzz qqq zzz", "\n\nI am quite sure of this.", " " + "\u2603" * 500, "\n#####\n", " [[[[", " }{ ")
+GARBAGE = (
+    "\u2603\u2603\u2603",
+    " zzz qqq zzz",
+    "\n\nI am quite sure of this.",
+    " " + "\u2603" * 500,
+    "\n#####\n",
+    " [[[[",
+    " }{ ",
+)
 """Text that is part of no right answer and closes no tag, to stand behind an answer."""
 JUNK = ("\u2603\u2603\u2603", "\u2603" * 40, "\u00a7\u00a7")
 """The same to stand inside an answer: no character of it is in any truth, not even a space, so that nothing may match."""
@@ -36,7 +87,7 @@ def answer_of(text: str) -> str:
 def with_answer(text: str, answer: str) -> str:
     """`text` with another answer inside its envelope."""
     found = _ANSWER.search(text, _behind_thoughts(text))
-    return text[:found.start(2)] + answer + text[found.end(2):] if found else answer
+    return text[: found.start(2)] + answer + text[found.end(2) :] if found else answer
 
 
 def flooded(answer: str, rng: random.Random, copies: int) -> list[str]:
@@ -54,11 +105,18 @@ def flooded(answer: str, rng: random.Random, copies: int) -> list[str]:
             return {k: near(v) for k, v in item.items()}
         if isinstance(item, list):
             return [near(v) for v in item]
-        return item + rng.randint(-3, 3) if isinstance(item, int) and not isinstance(item, bool) else item
+        return (
+            item + rng.randint(-3, 3)
+            if isinstance(item, int) and not isinstance(item, bool)
+            else item
+        )
 
     try:
-        return [json.dumps(items + items), json.dumps(items + [items[0]] * copies),
-                json.dumps(items + [near(rng.choice(items)) for _ in range(copies)])]
+        return [
+            json.dumps(items + items),
+            json.dumps(items + [items[0]] * copies),
+            json.dumps(items + [near(rng.choice(items)) for _ in range(copies)]),
+        ]
     except RecursionError:  # nested as deep as a parser allows: no list of answers
         return []
 
@@ -89,20 +147,22 @@ def _number(text: str, rng: random.Random, others: Sequence[str]) -> str:
         return text
     spot = rng.choice(found)
     new = rng.choice(_NUMBERS) if rng.random() < 0.3 else str(rng.randrange(0, 1200))
-    return text[:spot.start()] + new + text[spot.end():]
+    return text[: spot.start()] + new + text[spot.end() :]
 
 
 def _nudge(text: str, rng: random.Random, others: Sequence[str]) -> str:
-    return _NUMBER.sub(lambda m: f"{float(m[0]) + rng.randint(-9, 9):g}" if len(m[0]) < 8 else m[0], text)
+    return _NUMBER.sub(
+        lambda m: f"{float(m[0]) + rng.randint(-9, 9):g}" if len(m[0]) < 8 else m[0], text
+    )
 
 
 def _cut(text: str, rng: random.Random, others: Sequence[str]) -> str:
-    return text[:rng.randrange(len(text) + 1)]
+    return text[: rng.randrange(len(text) + 1)]
 
 
 def _splice(text: str, rng: random.Random, others: Sequence[str]) -> str:
     other = rng.choice(others)
-    return text[:rng.randrange(len(text) + 1)] + other[rng.randrange(len(other) + 1):]
+    return text[: rng.randrange(len(text) + 1)] + other[rng.randrange(len(other) + 1) :]
 
 
 def _case(text: str, rng: random.Random, others: Sequence[str]) -> str:
@@ -115,7 +175,9 @@ def _repeat(text: str, rng: random.Random, others: Sequence[str]) -> str:
 
 def _deep(text: str, rng: random.Random, others: Sequence[str]) -> str:
     depth = rng.randrange(2, 300)
-    return with_answer(text, "[" * depth + answer_of(text) + "]" * (depth if rng.random() < 0.5 else 0))
+    return with_answer(
+        text, "[" * depth + answer_of(text) + "]" * (depth if rng.random() < 0.5 else 0)
+    )
 
 
 def _think(text: str, rng: random.Random, others: Sequence[str]) -> str:
@@ -132,8 +194,23 @@ def _quote(text: str, rng: random.Random, others: Sequence[str]) -> str:
 
 
 _MUTATIONS: tuple[Callable[[str, random.Random, Sequence[str]], str], ...] = (
-    _drop, _double, _insert, _insert, _number, _number, _nudge, _nudge, _cut, _splice, _case, _repeat, _deep, _think, _quote,
-    _accents)
+    _drop,
+    _double,
+    _insert,
+    _insert,
+    _number,
+    _number,
+    _nudge,
+    _nudge,
+    _cut,
+    _splice,
+    _case,
+    _repeat,
+    _deep,
+    _think,
+    _quote,
+    _accents,
+)
 
 
 def mutate(text: str, rng: random.Random, others: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 A driver gets the folder of a checkout and of the files mmrl wrote, and prints one JSON object. What a program imports for its
 model, its storage or its terminal is a stand-in; a model's stand-in answers with the recorded text. No line of a program is here.
 """
+
 from __future__ import annotations
 
 import json
@@ -78,18 +79,24 @@ def shares(ious, above=lambda a, b: a >= b):
 truths = [json.loads(line)["truth"] for line in open(f"{files}/answers.jsonl")]
 """
 
-_TALL = _FUNCTION + """
+_TALL = (
+    _FUNCTION
+    + """
 iou = function(f"{program}/main.py", "calculate_IoU")
 lines = [line.split("##")[0].split()[1:] for line in open(f"{files}/temporal_grounding.txt")]
 print(json.dumps(shares([max(0.0, iou(truth, [float(v) for v in line])) for truth, line in zip(truths, lines, strict=True)])))
 """
+)
 
-_2D_TAN = _FUNCTION + """
+_2D_TAN = (
+    _FUNCTION
+    + """
 iou = function(f"{program}/2D-TAN/lib/core/eval.py", "iou")
 lines = [line.split("##")[0].split()[1:] for line in open(f"{files}/temporal_grounding.txt")]
 ious = [float(iou([float(v) for v in line], list(truth))) for truth, line in zip(truths, lines, strict=True)]
 print(json.dumps(shares(ious, lambda a, b: a > b)))
 """
+)
 
 _LMMS_EVAL = """
 import json, sys, types
@@ -111,14 +118,36 @@ print(json.dumps({name: getattr(utils, f"temporal_grounding_aggregate_{end}")(re
 """
 
 PROGRAMS: Mapping[str, tuple[str, str, str]] = {
-    "moment_detr": ("jayleicn/moment_detr", "standalone_eval/eval.py, whole, on hl_submission.jsonl", _MOMENT_DETR),
-    "NExT-GQA": ("doc-doc/NExT-GQA", "code/TempGQA/eval_ground.py, eval_ground, on nextgqa_ground.json and nextgqa_res.json",
-                 _NEXT_GQA),
-    "VideoChat-R1": ("OpenGVLab/VideoChat-R1", "src_eval/evaluate_grounding.py, process_work_items, on the answers' texts",
-                     _VIDEOCHAT_R1),
-    "TALL": ("jiyanggao/TALL", "main.py, calculate_IoU (the authors of Charades-STA), on temporal_grounding.txt", _TALL),
-    "VideoX": ("microsoft/VideoX", "2D-TAN/lib/core/eval.py, iou with > (not >=), on temporal_grounding.txt", _2D_TAN),
-    "lmms-eval": ("EvolvingLMMs-Lab/lmms-eval", "lmms_eval/tasks/charades_sta/utils.py, on the text inside <answer>", _LMMS_EVAL),
+    "moment_detr": (
+        "jayleicn/moment_detr",
+        "standalone_eval/eval.py, whole, on hl_submission.jsonl",
+        _MOMENT_DETR,
+    ),
+    "NExT-GQA": (
+        "doc-doc/NExT-GQA",
+        "code/TempGQA/eval_ground.py, eval_ground, on nextgqa_ground.json and nextgqa_res.json",
+        _NEXT_GQA,
+    ),
+    "VideoChat-R1": (
+        "OpenGVLab/VideoChat-R1",
+        "src_eval/evaluate_grounding.py, process_work_items, on the answers' texts",
+        _VIDEOCHAT_R1,
+    ),
+    "TALL": (
+        "jiyanggao/TALL",
+        "main.py, calculate_IoU (the authors of Charades-STA), on temporal_grounding.txt",
+        _TALL,
+    ),
+    "VideoX": (
+        "microsoft/VideoX",
+        "2D-TAN/lib/core/eval.py, iou with > (not >=), on temporal_grounding.txt",
+        _2D_TAN,
+    ),
+    "lmms-eval": (
+        "EvolvingLMMs-Lab/lmms-eval",
+        "lmms_eval/tasks/charades_sta/utils.py, on the text inside <answer>",
+        _LMMS_EVAL,
+    ),
 }
 """Name of a checkout -> repository, what is run, its driver."""
 
@@ -131,10 +160,30 @@ def run_program(name: str, programs: Path, files: Path) -> dict[str, Any]:
     repository, what, driver = PROGRAMS[name]
     folder = programs / name
     mark = folder / "COMMIT"
-    commit = mark.read_text().strip() if mark.is_file() else subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    done = subprocess.run([sys.executable, "-c", driver, str(folder.resolve()), str(files.resolve())], capture_output=True,
-                          text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, check=False)
+    commit = (
+        mark.read_text().strip()
+        if mark.is_file()
+        else subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", driver, str(folder.resolve()), str(files.resolve())],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        check=False,
+    )
     if done.returncode:
-        raise RuntimeError(f"{repository} {what}: exit status {done.returncode}\n{done.stderr[-2000:]}")
-    return {"repository": repository, "commit": commit, "what": what, "numbers": json.loads(done.stdout.splitlines()[-1])}
+        raise RuntimeError(
+            f"{repository} {what}: exit status {done.returncode}\n{done.stderr[-2000:]}"
+        )
+    return {
+        "repository": repository,
+        "commit": commit,
+        "what": what,
+        "numbers": json.loads(done.stdout.splitlines()[-1]),
+    }

@@ -1,4 +1,5 @@
 """mmrl's presets on the recorded completions of their peers: the same text, untouched, and both values side by side."""
+
 from __future__ import annotations
 
 import json
@@ -47,7 +48,9 @@ class Value:
     @property
     def switch_gives_it(self) -> bool:
         """The published settings agree with the peer to 1e-6."""
-        return self.peer is not None and self.switched is not None and _same(self.peer, self.switched)
+        return (
+            self.peer is not None and self.switched is not None and _same(self.peer, self.switched)
+        )
 
 
 def _same(a: tuple[float, float], b: tuple[float, float]) -> bool:
@@ -58,7 +61,9 @@ def fixtures() -> Iterator[Fixture]:
     """All recorded presets, by name."""
     for path in sorted(FIXTURES.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
-        name = f"{data['task']}:{data['preset']}" + (f" {data['variant']}" if data["variant"] else "")
+        name = f"{data['task']}:{data['preset']}" + (
+            f" {data['variant']}" if data["variant"] else ""
+        )
         yield Fixture(name, {k: v for k, v in data.items() if k != "cases"}, tuple(data["cases"]))
 
 
@@ -68,16 +73,28 @@ def _sample(fixture: Fixture, case: Mapping[str, Any]) -> tuple[Sample, RewardCo
     task, clip = fixture.head["task"], "duration" in params
     if task == "detection":
         params["categories"] = ["cat", "dog", "sofa"]
-    sample = Sample("case", task, "peers", "?", case["truth"], () if clip else ("a.png",), ("a.mp4",) if clip else (),
-                    params=params)
+    sample = Sample(
+        "case",
+        task,
+        "peers",
+        "?",
+        case["truth"],
+        () if clip else ("a.png",),
+        ("a.mp4",) if clip else (),
+        params=params,
+    )
     frame = CoordFrame.ABS_ORIG if clip else CoordFrame.ABS_RESIZED
     images = () if clip else (ImageSize(size, resized),)
     videos = (VideoSize(size, resized, float(params["duration"])),) if clip else ()
     step, total = case.get("progress", (100, 100))
-    return sample, RewardContext(step, total, frame, images, num_tokens=24, max_tokens=1024, videos=videos)
+    return sample, RewardContext(
+        step, total, frame, images, num_tokens=24, max_tokens=1024, videos=videos
+    )
 
 
-def _score(task: Task, fixture: Fixture, case: Mapping[str, Any]) -> tuple[tuple[float, float], str | None]:
+def _score(
+    task: Task, fixture: Fixture, case: Mapping[str, Any]
+) -> tuple[tuple[float, float], str | None]:
     sample, ctx = _sample(fixture, case)
     score = task.score(sample, case["text"], ctx)
     return (score.parts["format"], score.value), score.reason
@@ -85,14 +102,28 @@ def _score(task: Task, fixture: Fixture, case: Mapping[str, Any]) -> tuple[tuple
 
 def values(fixture: Fixture) -> list[Value]:
     """Both values of every completion of a preset, in order."""
-    made = task_from_spec(fixture.head["task"], {"preset": fixture.head["preset"], **fixture.head["settings"]})
+    made = task_from_spec(
+        fixture.head["task"], {"preset": fixture.head["preset"], **fixture.head["settings"]}
+    )
     published = fixture.head["published"]
-    switched = task_from_spec(fixture.head["task"], {"preset": fixture.head["preset"], **published}) if published else None
+    switched = (
+        task_from_spec(fixture.head["task"], {"preset": fixture.head["preset"], **published})
+        if published
+        else None
+    )
     found = []
     for case in fixture.cases:
         peer = case["peer"]
         ours, reason = _score(made, fixture, case)
         other = None if switched is None else _score(switched, fixture, case)[0]
-        found.append(Value(case["what"], case["text"], None if peer is None else (peer["format"], peer["total"]), ours, reason,
-                           other))
+        found.append(
+            Value(
+                case["what"],
+                case["text"],
+                None if peer is None else (peer["format"], peer["total"]),
+                ours,
+                reason,
+                other,
+            )
+        )
     return found

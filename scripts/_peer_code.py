@@ -4,6 +4,7 @@ Their files import trainers, flash attention and clients of servers. `load` ther
 here, the assignments that succeed and the functions and methods asked for, and nothing else; no line of theirs is kept in this
 project. A checkout is `FOLDER/NAME` of the repository's last name, at the commit that `REPOSITORIES` names.
 """
+
 from __future__ import annotations
 
 import ast
@@ -18,7 +19,10 @@ from typing import Any
 __all__ = ["REPOSITORIES", "load", "quiet"]
 
 REPOSITORIES: Mapping[str, tuple[str, str]] = {
-    "One-RL-to-See-Them-All": ("MiniMax-AI/One-RL-to-See-Them-All", "39bcf0d0537d7aa211d2f6ce73c8e51c396c1adb"),
+    "One-RL-to-See-Them-All": (
+        "MiniMax-AI/One-RL-to-See-Them-All",
+        "39bcf0d0537d7aa211d2f6ce73c8e51c396c1adb",
+    ),
     "VideoChat-R1": ("OpenGVLab/VideoChat-R1", "73b2ea9ac83ad5c0bcd893bffd1cbb2e7c167068"),
     "EasyVideoR1": ("cyuQ1n/EasyVideoR1", "7ab338b33f29e18039e105daa61e9ebabe003c62"),
     "R1-SGG": ("gpt4vision/R1-SGG", "e4de64d4c4c97edec648021d012198b21a9b1864"),
@@ -34,24 +38,60 @@ REPOSITORIES: Mapping[str, tuple[str, str]] = {
 }
 """Folder -> (repository, commit) that the recorded values come from."""
 
-_IMPORTS = frozenset((
-    "abc", "ast", "copy", "collections", "dataclasses", "datetime", "functools", "itertools", "json", "logging", "math",
-    "mathruler",
-    "math_verify", "latex2sympy2_extended", "numpy", "os", "pathlib", "random", "re", "rouge_score", "scipy", "signal", "sys",
-    "torch", "torchvision", "typing", "PIL", "warnings"))
+_IMPORTS = frozenset(
+    (
+        "abc",
+        "ast",
+        "copy",
+        "collections",
+        "dataclasses",
+        "datetime",
+        "functools",
+        "itertools",
+        "json",
+        "logging",
+        "math",
+        "mathruler",
+        "math_verify",
+        "latex2sympy2_extended",
+        "numpy",
+        "os",
+        "pathlib",
+        "random",
+        "re",
+        "rouge_score",
+        "scipy",
+        "signal",
+        "sys",
+        "torch",
+        "torchvision",
+        "typing",
+        "PIL",
+        "warnings",
+    )
+)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Their prints go nowhere."""
-    with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w", encoding="utf-8") as null, \
-            contextlib.redirect_stderr(null):
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        open(os.devnull, "w", encoding="utf-8") as null,
+        contextlib.redirect_stderr(null),
+    ):
         yield
 
 
 def _import(node: ast.Import | ast.ImportFrom, space: dict[str, Any]) -> None:
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-    if (isinstance(node, ast.ImportFrom) and node.level) or not all(name.partition(".")[0] in _IMPORTS for name in names):
+    names = (
+        [alias.name for alias in node.names]
+        if isinstance(node, ast.Import)
+        else [node.module or ""]
+    )
+    if (isinstance(node, ast.ImportFrom) and node.level) or not all(
+        name.partition(".")[0] in _IMPORTS for name in names
+    ):
         return
     for name in names:
         importlib.import_module(name)
@@ -70,7 +110,9 @@ def _methods(node: ast.ClassDef, wanted: Sequence[str]) -> Iterator[ast.Function
             yield item
 
 
-def load(file: Path, names: Sequence[str] = (), classes: Sequence[str] = (), **given: Any) -> dict[str, Any]:
+def load(
+    file: Path, names: Sequence[str] = (), classes: Sequence[str] = (), **given: Any
+) -> dict[str, Any]:
     """The namespace of a peer's file: all its functions, the static methods `names`, the `classes`; `given` names stand first.
 
     Raises FileNotFoundError for a missing checkout and KeyError when a name is not in the file.
@@ -92,5 +134,7 @@ def load(file: Path, names: Sequence[str] = (), classes: Sequence[str] = (), **g
                 _run(node, space)
     missing = [name for name in (*names, *classes) if name not in space]
     if missing:
-        raise KeyError(f"expected {', '.join(missing)} in {file}, found {', '.join(sorted(space))[:300]}; is the commit right?")
+        raise KeyError(
+            f"expected {', '.join(missing)} in {file}, found {', '.join(sorted(space))[:300]}; is the commit right?"
+        )
     return space

@@ -2,6 +2,7 @@
 
 Each maker takes the folder of a checkout. The truth is spelled as the peer's data holds it; the sum of the parts is the peer's.
 """
+
 from __future__ import annotations
 
 import json
@@ -17,8 +18,26 @@ from scripts._peer_cases import Case, objects
 from scripts._peer_code import load
 
 __all__ = [
-    "Judge", "easyvideo", "easyvideo_unified", "fenced", "gui_g2", "gui_r1", "onethinker", "pr1", "pr1_counting", "pr1_detection",
-    "r1_sgg", "r1_v", "temporal_r1", "ui_r1", "v_triune", "v_triune_math", "video_r1", "videochat", "vlm_r1_od", "vlm_r1_rec",
+    "Judge",
+    "easyvideo",
+    "easyvideo_unified",
+    "fenced",
+    "gui_g2",
+    "gui_r1",
+    "onethinker",
+    "pr1",
+    "pr1_counting",
+    "pr1_detection",
+    "r1_sgg",
+    "r1_v",
+    "temporal_r1",
+    "ui_r1",
+    "v_triune",
+    "v_triune_math",
+    "video_r1",
+    "videochat",
+    "vlm_r1_od",
+    "vlm_r1_rec",
 ]
 
 Judge = Callable[[Case], tuple[float, float]]
@@ -58,14 +77,21 @@ def v_triune(folder: Path, label: str | None = None, term: str = "iou_max_label_
     os.environ["DET_IOU_THRESHOLD"] = "dynamic"
     helper = load(folder / "reward_server/utils/det_helper.py")
     kept = {k: v for k, v in helper.items() if callable(v) and not k.startswith("__")}
-    space = load(folder / "reward_server/verify.py", classes=("Verifier", "BaseVerifier", "DetectionVerifier",
-        "MathVerifyVerifier"),
-                 **kept, **_Coco.classes())
+    space = load(
+        folder / "reward_server/verify.py",
+        classes=("Verifier", "BaseVerifier", "DetectionVerifier", "MathVerifyVerifier"),
+        **kept,
+        **_Coco.classes(),
+    )
 
     def judge(case: Case) -> tuple[float, float]:
         step, total = case.progress
-        verifier = space["DetectionVerifier"](is_training=True, step=step, total_steps=total, det_reward_ratio={
-            term: 1.0, "iou_completeness": 0.3})
+        verifier = space["DetectionVerifier"](
+            is_training=True,
+            step=step,
+            total_steps=total,
+            det_reward_ratio={term: 1.0, "iou_completeness": 0.3},
+        )
         rows = [{"bbox": case.truth, "label": label}] if label else case.truth
         truth = objects([(row["label"], row["bbox"]) for row in rows], "'")
         form = verifier.verify_format(case.text)
@@ -76,12 +102,17 @@ def v_triune(folder: Path, label: str | None = None, term: str = "iou_max_label_
 
 
 def v_triune_math(folder: Path) -> Judge:
-    space = load(folder / "reward_server/verify.py", classes=("Verifier", "BaseVerifier", "MathVerifyVerifier"))
+    space = load(
+        folder / "reward_server/verify.py",
+        classes=("Verifier", "BaseVerifier", "MathVerifyVerifier"),
+    )
     verifier = space["MathVerifyVerifier"](is_training=True, step=1, total_steps=1)
 
     def judge(case: Case) -> tuple[float, float]:
         form = verifier.verify_format(case.text)
-        return form, (verifier.verify_accuracy(case.text, rf"\boxed{{{case.truth}}}") + 0.1 * form) / 1.1
+        return form, (
+            verifier.verify_accuracy(case.text, rf"\boxed{{{case.truth}}}") + 0.1 * form
+        ) / 1.1
 
     return judge
 
@@ -89,31 +120,48 @@ def v_triune_math(folder: Path) -> Judge:
 def pr1(folder: Path) -> Judge:
     os.environ["LOG_DIR"] = tempfile.mkdtemp()
     helper = load(folder / "src/open_r1/utils.py")
-    space = load(folder / "src/open_r1/rewards.py", extract_bbox_answer=helper["extract_bbox_answer"],
-                 compute_iou=helper["compute_iou"])
+    space = load(
+        folder / "src/open_r1/rewards.py",
+        extract_bbox_answer=helper["extract_bbox_answer"],
+        compute_iou=helper["compute_iou"],
+    )
 
     def judge(case: Case) -> tuple[float, float]:
         form = space["pr1_grounding_format_reward"](_chat(case.text))[0]
-        return form, form + space["pr1_grounding_reward"](_chat(case.text), [str(list(case.truth))])[0]
+        return form, form + space["pr1_grounding_reward"](
+            _chat(case.text), [str(list(case.truth))]
+        )[0]
 
     return judge
 
 
 def pr1_counting(folder: Path) -> Judge:
     helper = load(folder / "src/open_r1/utils.py")
-    space = load(folder / "src/open_r1/rewards.py", **{name: helper[name] for name in (
-        "pr1_counting_format_reward", "extract_boxes", "num_scale")})
+    space = load(
+        folder / "src/open_r1/rewards.py",
+        **{
+            name: helper[name]
+            for name in ("pr1_counting_format_reward", "extract_boxes", "num_scale")
+        },
+    )
 
     def judge(case: Case) -> tuple[float, float]:
         chat = [[{"content": case.text}]]
-        return space["pr1_counting_format_reward"](chat)[0], space["pr1_counting_reward"](chat, [case.params["points"]])[0]
+        return space["pr1_counting_format_reward"](chat)[0], space["pr1_counting_reward"](
+            chat, [case.params["points"]]
+        )[0]
 
     return judge
 
 
 def pr1_detection(folder: Path, penalty: bool) -> Judge:
-    os.environ.update(LOG_DIR=tempfile.mkdtemp(), DO_PENAIlty=str(penalty))  # the switch is spelled so
-    helper, forms = load(folder / "src/open_r1/utils.py", classes=("HungarianMatcher",)), list[float]()
+    os.environ.update(
+        LOG_DIR=tempfile.mkdtemp(), DO_PENAIlty=str(penalty)
+    )  # the switch is spelled so
+    helper, forms = (
+        load(folder / "src/open_r1/utils.py", classes=("HungarianMatcher",)),
+        list[float](),
+    )
     ids = {**helper["get_cate_to_id"](), "sofa": 63}  # couch there
 
     def parse_json(*args: Any) -> Any:
@@ -121,13 +169,19 @@ def pr1_detection(folder: Path, penalty: bool) -> Judge:
         forms[:] = [float(found[2])] if len(found) == 3 else []
         return found
 
-    space = load(folder / "src/open_r1/rewards.py", parse_json=parse_json, get_cate_to_id=lambda: ids, **{
-        name: helper[name] for name in ("HungarianMatcher", "calculate_reward")})
+    space = load(
+        folder / "src/open_r1/rewards.py",
+        parse_json=parse_json,
+        get_cate_to_id=lambda: ids,
+        **{name: helper[name] for name in ("HungarianMatcher", "calculate_reward")},
+    )
 
     def judge(case: Case) -> tuple[float, float]:
         forms.clear()
-        truth = {"target_id": [ids[row["label"]] for row in case.truth],
-                 "target_box": [[float(v) for v in row["bbox"]] for row in case.truth]}
+        truth = {
+            "target_id": [ids[row["label"]] for row in case.truth],
+            "target_box": [[float(v) for v in row["bbox"]] for row in case.truth],
+        }
         total = space["pr1_detection_reward"](_chat(case.text), [truth])[0]
         return sum(forms), total
 
@@ -137,8 +191,11 @@ def pr1_detection(folder: Path, penalty: bool) -> Judge:
 def vlm_r1_rec(folder: Path) -> Judge:
     from PIL import Image
 
-    space = load(folder / "src/open-r1-multimodal/src/open_r1/vlm_modules/qwen_module.py", ("iou_reward", "format_reward_rec"),
-                 Dict=dict)
+    space = load(
+        folder / "src/open-r1-multimodal/src/open_r1/vlm_modules/qwen_module.py",
+        ("iou_reward", "format_reward_rec"),
+        Dict=dict,
+    )
     images = Path(tempfile.mkdtemp())
 
     def judge(case: Case) -> tuple[float, float]:
@@ -146,8 +203,12 @@ def vlm_r1_rec(folder: Path) -> Judge:
         if not path.exists():
             Image.new("RGB", case.size).save(path)
         form = space["format_reward_rec"](_chat(case.text))[0]
-        value = space["iou_reward"](_chat(case.text), [f"<answer> {list(case.truth)} </answer>"], image_path=[[str(path)]],
-                                    image_grid_thw=[[1, height / 14, width / 14]])[0]
+        value = space["iou_reward"](
+            _chat(case.text),
+            [f"<answer> {list(case.truth)} </answer>"],
+            image_path=[[str(path)]],
+            image_grid_thw=[[1, height / 14, width / 14]],
+        )[0]
         return form, form + value
 
     return judge
@@ -159,7 +220,9 @@ def vlm_r1_od(folder: Path, method: str) -> Judge:
     def judge(case: Case) -> tuple[float, float]:
         truth = fenced([(row["label"], row["bbox"]) for row in case.truth])
         form = space["format_reward"](_chat(case.text))[0]
-        value = space["accuracy_reward"](_chat(case.text), [f"<answer> {truth} </answer>"], accu_reward_method=[method])[0]
+        value = space["accuracy_reward"](
+            _chat(case.text), [f"<answer> {truth} </answer>"], accu_reward_method=[method]
+        )[0]
         return form, form + float(value)
 
     return judge
@@ -181,13 +244,25 @@ def r1_sgg(folder: Path, functions: Sequence[str]) -> Judge:
     space["category_semantic_similarity"] = same  # in place of spaCy's word vectors: see the note
 
     def judge(case: Case) -> tuple[float, float]:
-        truth = {"objects": [{"id": o["id"], "bbox": [v / s for v, s in zip(o["bbox"], case.size * 2, strict=True)]}
-                             for o in case.truth["objects"]],
-                 "relationships": [dict(zip(("subject", "predicate", "object"), r, strict=True)) for r in case.truth["relations"]]}
+        truth = {
+            "objects": [
+                {
+                    "id": o["id"],
+                    "bbox": [v / s for v, s in zip(o["bbox"], case.size * 2, strict=True)],
+                }
+                for o in case.truth["objects"]
+            ],
+            "relationships": [
+                dict(zip(("subject", "predicate", "object"), r, strict=True))
+                for r in case.truth["relations"]
+            ],
+        }
         given = {"image_id": [0], "task_type_list": ["sgg"]}
         form = space["format_reward"](_chat(case.text), **given)[0]
-        return form, form + sum(float(space[name](_chat(case.text), [truth], box_scale=[case.resized],
-                                                  **given)[0]) for name in functions)
+        return form, form + sum(
+            float(space[name](_chat(case.text), [truth], box_scale=[case.resized], **given)[0])
+            for name in functions
+        )
 
     return judge
 
@@ -199,12 +274,17 @@ def ui_r1(folder: Path, click: bool) -> Judge:
     space = load(folder / "src/ui_r1/src/open_r1/grpo_json_action_coord.py")
 
     def judge(case: Case) -> tuple[float, float]:
-        truth = case.truth if isinstance(case.truth, dict) else {"action": "click", "bbox": case.truth}
+        truth = (
+            case.truth if isinstance(case.truth, dict) else {"action": "click", "bbox": case.truth}
+        )
         name = {"type": "input_text"}.get(truth["action"], truth["action"])
         box = truth.get("bbox", [0, 0, 0, 0])
         solution = [f"<answer>[{{'action': '{name}' ,'coordinate': {list(box)} }}]</answer>"]
         form = space["format_reward"](_chat(case.text))[0]
-        kind, place = (space[f"accuracy_reward_{part}"](_chat(case.text), solution, [[1, 1]])[0] for part in ("action", "coord"))
+        kind, place = (
+            space[f"accuracy_reward_{part}"](_chat(case.text), solution, [[1, 1]])[0]
+            for part in ("action", "coord")
+        )
         return form, form + place + (0.0 if click else kind)
 
     return judge
@@ -215,11 +295,21 @@ def gui_r1(folder: Path) -> Judge:
     names = {"navigate_back": "press_back", "navigate_home": "press_home"}
 
     def judge(case: Case) -> tuple[float, float]:
-        truth = case.truth if isinstance(case.truth, dict) else {"action": "click", "bbox": case.truth}
+        truth = (
+            case.truth if isinstance(case.truth, dict) else {"action": "click", "bbox": case.truth}
+        )
         said = truth.get("text") or truth.get("app") or truth.get("direction") or "no input text"
         place = truth.get("bbox") or truth.get("point") or [-100, -100]
-        found = space["r1gui_compute_score"](case.text, json.dumps(
-            {"action": names.get(truth["action"], truth["action"]), "gt_bbox": place, "input_text": said}))
+        found = space["r1gui_compute_score"](
+            case.text,
+            json.dumps(
+                {
+                    "action": names.get(truth["action"], truth["action"]),
+                    "gt_bbox": place,
+                    "input_text": said,
+                }
+            ),
+        )
         return found["format"], found["overall"]
 
     return judge
@@ -230,8 +320,10 @@ def gui_g2(folder: Path) -> Judge:
 
     def judge(case: Case) -> tuple[float, float]:
         form = space["format_reward"](_chat(case.text))[0]
-        return form, form + sum(float(space[f"gaussian_{part}_reward"](_chat(case.text), [case.truth])[0]) for part in ("point",
-            "plane"))
+        return form, form + sum(
+            float(space[f"gaussian_{part}_reward"](_chat(case.text), [case.truth])[0])
+            for part in ("point", "plane")
+        )
 
     return judge
 
@@ -244,7 +336,9 @@ def video_r1(folder: Path, kind: str) -> Judge:
 
     def judge(case: Case) -> tuple[float, float]:
         form = space["format_reward"](_chat(case.text))[0]
-        return form, form + space["accuracy_reward"](_chat(case.text), [f"<answer>{case.truth}</answer>"], problem_type=[kind])[0]
+        return form, form + space["accuracy_reward"](
+            _chat(case.text), [f"<answer>{case.truth}</answer>"], problem_type=[kind]
+        )[0]
 
     return judge
 
@@ -254,7 +348,9 @@ def r1_v(folder: Path) -> Judge:
 
     def judge(case: Case) -> tuple[float, float]:
         form = space["format_reward"](_chat(case.text))[0]
-        return form, form + space["accuracy_reward"](_chat(case.text), [f"<answer> {case.truth} </answer>"])[0]
+        return form, form + space["accuracy_reward"](
+            _chat(case.text), [f"<answer> {case.truth} </answer>"]
+        )[0]
 
     return judge
 
@@ -277,8 +373,18 @@ def _spelled(case: Case, kind: str) -> str:
 
 def _batch(score: Callable[..., Any], kind: str, **options: Any) -> Judge:
     def judge(case: Case) -> tuple[float, float]:
-        found = score([{"response": case.text, "ground_truth": _spelled(case, kind), "data_type": "video", "problem_type": kind,
-                        "response_length": len(case.text)}], **options)[0]
+        found = score(
+            [
+                {
+                    "response": case.text,
+                    "ground_truth": _spelled(case, kind),
+                    "data_type": "video",
+                    "problem_type": kind,
+                    "response_length": len(case.text),
+                }
+            ],
+            **options,
+        )[0]
         return found["format"], found["overall"]
 
     return judge
@@ -297,7 +403,9 @@ def easyvideo_unified(folder: Path, kind: str) -> Judge:
 
 
 def onethinker(folder: Path, kind: str) -> Judge:
-    score = load(folder / "EasyR1/verl/reward_function/onethinker_reward.py", RewardModelClient=None)["compute_score"]
+    score = load(
+        folder / "EasyR1/verl/reward_function/onethinker_reward.py", RewardModelClient=None
+    )["compute_score"]
     return _batch(score, kind)
 
 
@@ -317,9 +425,11 @@ def temporal_r1(folder: Path) -> Judge:
 
 def videochat(folder: Path, kind: str) -> Judge:
     space = load(folder / "src/open_r1/grpo_tasks.py")
-    parts = {"tg": ("format_reward_tg", ("iou_timestamp_reward",)), "tracking": ("tracking_format_reward",
-        ("tracking_iou_reward",)),
-             "gqa": ("format_reward_gqa", ("answer_reward", "iou_glue_reward"))}[kind]
+    parts = {
+        "tg": ("format_reward_tg", ("iou_timestamp_reward",)),
+        "tracking": ("tracking_format_reward", ("tracking_iou_reward",)),
+        "gqa": ("format_reward_gqa", ("answer_reward", "iou_glue_reward")),
+    }[kind]
 
     def truth(case: Case) -> Any:
         if kind == "tg":
@@ -332,7 +442,9 @@ def videochat(folder: Path, kind: str) -> Judge:
         form = space[parts[0]]([case.text])[0]
         total = form
         for name in parts[1]:
-            total += float(space[name]([case.text], [truth(case)], durations=[case.params["duration"]])[0])
+            total += float(
+                space[name]([case.text], [truth(case)], durations=[case.params["duration"]])[0]
+            )
         return form, total
 
     return judge

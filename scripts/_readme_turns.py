@@ -1,4 +1,5 @@
 """The README's tables of rollouts of several turns; scripts/update_readme.py puts them in their places."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,27 +9,52 @@ __all__ = ["turns", "turns_cost"]
 
 def turns(found: dict[str, Any]) -> str:
     """What two turns learned with their rewards, and with permuted ones."""
-    lines = ["| rewards | right name, before | after | right quarter, before | after |", "|---|---|---|---|---|"]
+    lines = [
+        "| rewards | right name, before | after | right quarter, before | after |",
+        "|---|---|---|---|---|",
+    ]
     for name, words in (("real", "as they are"), ("shuffled", "permuted within each group")):
         run = found[name]
-        cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*run[when][metric])
-                 for metric in ("correct", "found") for when in ("before", "after")]
+        cells = [
+            "{:.2f} [{:.2f}, {:.2f}]".format(*run[when][metric])
+            for metric in ("correct", "found")
+            for when in ("before", "after")
+        ]
         lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", (
-        f"{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} rollouts, {found['held_out']} "
-        f"held-out pictures, sampled, brackets of 95 %, seed {found['seed']}; {found['real']['seconds']:.0f} s beside other "
-        "work.")])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} rollouts, {found['held_out']} "  # noqa: E501
+                f"held-out pictures, sampled, brackets of 95 %, seed {found['seed']}; {found['real']['seconds']:.0f} s beside other "  # noqa: E501
+                "work."
+            ),
+        ]
+    )
 
 
 def turns_cost(found: dict[str, Any]) -> str:
     """Turns packed against turns encoded anew."""
-    lines = ["| turns, vision tower | packed | every turn anew | a row per turn |", "|---|---|---|---|"]
+    lines = [
+        "| turns, vision tower | packed | every turn anew | a row per turn |",
+        "|---|---|---|---|",
+    ]
     for row in found["rows"]:
         cells = [f"{row['cpu_s'][way]['median']:.2f} s" for way in ("packed", "turns", "rows")]
         ratio = row["ratio"]
-        lines.append(f"| {row['turns']}, {row['vision']} | {cells[0]} | {cells[1]} ({ratio['turns']:.1f} x) | {cells[2]} "
-                     f"({ratio['rows']:.1f} x) |")
+        lines.append(
+            f"| {row['turns']}, {row['vision']} | {cells[0]} | {cells[1]} ({ratio['turns']:.1f} x) | {cells[2]} "
+            f"({ratio['rows']:.1f} x) |"
+        )
     worst = max(row["largest_difference"] for row in found["rows"])
-    return "\n".join([*lines, "", (
-        f"CPU seconds of forward and backward of one group of {found['settings']['group_size']}, one thread of "
-        f"{found['machine']['cpu']}; log-probs differ by at most {worst:.0e}.")])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"CPU seconds of forward and backward of one group of {found['settings']['group_size']}, one thread of "
+                f"{found['machine']['cpu']}; log-probs differ by at most {worst:.0e}."
+            ),
+        ]
+    )

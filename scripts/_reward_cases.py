@@ -2,6 +2,7 @@
 
 A new task or preset must appear here: tests/test_fuzz_rewards.py compares this list with the registry and the presets.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -20,16 +21,27 @@ from mmrl.video.media import image_size
 __all__ = ["MODES", "RewardCase", "all_cases", "contexts", "example_samples"]
 
 MODES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "grounding": tuple({"mode": m} for m in ("iou", "giou", "static", "dynamic", "average", "smooth")),
-    "detection": ({"accuracy": {"threshold": "dynamic"}}, {"mode": "vlm_r1_map"}, {"mode": "od_length"}, {"mode": "weighted_sum"}),
+    "grounding": tuple(
+        {"mode": m} for m in ("iou", "giou", "static", "dynamic", "average", "smooth")
+    ),
+    "detection": (
+        {"accuracy": {"threshold": "dynamic"}},
+        {"mode": "vlm_r1_map"},
+        {"mode": "od_length"},
+        {"mode": "weighted_sum"},
+    ),
     "counting": ({"mode": "smooth"}, {"mode": "relative"}, {"mode": "points"}),
     # not ocr's ned, cer and anls: where missing characters are as dear as wrong ones, a guessed character never costs and may
     # match, so junk can pay a little; the default, indel, is there for that reason
     "ocr": ({"mode": "exact"}, {"mode": "token_f1"}, {"mode": "wer"}),
     "open_text": ({"mode": "rouge"}, {"mode": "token_f1"}),
     "temporal_grounding": (
-        {"mode": "matched"}, {"mode": "near"}, {"time_frame": "rel1", "spans": "one"}, {"spelling": "clock", "spans": "one"},
-        {"answer_format": "think", "weights": {"accuracy": 0.8, "format": 0.1, "anchors": 0.1}}),
+        {"mode": "matched"},
+        {"mode": "near"},
+        {"time_frame": "rel1", "spans": "one"},
+        {"spelling": "clock", "spans": "one"},
+        {"answer_format": "think", "weights": {"accuracy": 0.8, "format": 0.1, "anchors": 0.1}},
+    ),
     "grounded_qa": ({"mode": "gated"},),
     "st_grounding": ({"mode": "viou"},),
     "tracking": ({"mode": "viou"}, {"count_first": True}),
@@ -79,13 +91,22 @@ _SIZES: dict[tuple[str, int], tuple[int, int]] = {}
 
 def contexts(sample: Sample) -> list[RewardContext]:
     """Contexts of a finished answer in every coordinate frame, the resize of pictures and clips being a mild one."""
+
     def resized(width: int, height: int) -> tuple[int, int]:
         return max(28, round(width / 28) * 28), max(28, round(height / 28) * 28)
 
-    images = tuple(ImageSize(size, resized(*size)) for size in (_SIZES[sample.id, n] for n in range(len(sample.images))))
+    images = tuple(
+        ImageSize(size, resized(*size))
+        for size in (_SIZES[sample.id, n] for n in range(len(sample.images)))
+    )
     size = (sample.params.get("width", 0), sample.params.get("height", 0))
-    videos = tuple(VideoSize(size, resized(*size), float(sample.params["duration"])) for _ in sample.videos)
-    return [RewardContext(1, 1, frame, images, num_tokens=24, max_tokens=1024, videos=videos) for frame in CoordFrame]
+    videos = tuple(
+        VideoSize(size, resized(*size), float(sample.params["duration"])) for _ in sample.videos
+    )
+    return [
+        RewardContext(1, 1, frame, images, num_tokens=24, max_tokens=1024, videos=videos)
+        for frame in CoordFrame
+    ]
 
 
 def results_folder() -> Path:

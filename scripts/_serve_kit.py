@@ -1,4 +1,5 @@
 """A real `mmrl serve` to attack, the client beside the attacker, and what the server's processes hold."""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +23,20 @@ from typing import Any
 
 import psutil
 
-__all__ = ["HEAD", "MODEL", "Attacking", "Beside", "Server", "ask", "beside", "ending", "post", "raw", "said", "serving"]
+__all__ = [
+    "HEAD",
+    "MODEL",
+    "Attacking",
+    "Beside",
+    "Server",
+    "ask",
+    "beside",
+    "ending",
+    "post",
+    "raw",
+    "said",
+    "serving",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "assets/tiny_vlm"
@@ -46,7 +60,11 @@ class Server:
     @property
     def readers(self) -> list[psutil.Process]:
         """The processes that read requests: children of the fork server."""
-        return [reader for child in psutil.Process(self.process.pid).children() for reader in child.children()]
+        return [
+            reader
+            for child in psutil.Process(self.process.pid).children()
+            for reader in child.children()
+        ]
 
     def held_mib(self) -> float:
         """Memory of all its processes but for mapped files. Pages that they still share since a fork count for each, which is the
@@ -62,10 +80,34 @@ class Server:
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Server]:
     """A server of the tiny model at a free port; killed at the end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-                   "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-m", "mmrl.cli.main", "serve", MODEL, "--config", "configs/demo.yaml", "--port",
-                                "0", "--engine", "own", *options], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": str(ROOT),
+    }
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "mmrl.cli.main",
+            "serve",
+            MODEL,
+            "--config",
+            "configs/demo.yaml",
+            "--port",
+            "0",
+            "--engine",
+            "own",
+            *options,
+        ],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -82,9 +124,13 @@ def serving(*options: str) -> Iterator[Server]:
 
 def post(server: Server, body: bytes, timeout_s: float = 120.0) -> tuple[int, Any]:
     """Status and document of an answer; 0 where the connection ended without one."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout_s, source_address=(_source, 0))
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", server.port, timeout=timeout_s, source_address=(_source, 0)
+    )
     try:
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read() or b"{}")
     except (OSError, http.client.HTTPException):
@@ -95,12 +141,21 @@ def post(server: Server, body: bytes, timeout_s: float = 120.0) -> tuple[int, An
 
 def ask(content: Any, **options: Any) -> bytes:
     """The body of a question, greedy unless told otherwise."""
-    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, **options}).encode()
+    return json.dumps(
+        {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            **options,
+        }
+    ).encode()
 
 
 def raw(port: int, data: bytes, timeout_s: float = 120.0) -> socket.socket:
     """A connection to a server of this machine over which `data` was sent; nothing for so many seconds is a TimeoutError."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s, source_address=(_source, 0))
+    connection = socket.create_connection(
+        ("127.0.0.1", port), timeout=timeout_s, source_address=(_source, 0)
+    )
     connection.sendall(data)
     return connection
 
@@ -144,11 +199,16 @@ class Beside:
 
     def figures(self) -> dict[str, Any]:
         """For the table."""
-        return {"quiet_median_s": round(statistics.median(self.quiet_s), 4),
-                "attacked_median_s": round(statistics.median(self.attacked_s), 4),
-                "attacked_worst_s": round(max(self.attacked_s), 3),
-                "times": round(self.times, 2), "answers": len(self.attacked_s), "failed": self.failed,
-                "before_mib": round(self.before_mib), "peak_mib": round(self.peak_mib)}
+        return {
+            "quiet_median_s": round(statistics.median(self.quiet_s), 4),
+            "attacked_median_s": round(statistics.median(self.attacked_s), 4),
+            "attacked_worst_s": round(max(self.attacked_s), 3),
+            "times": round(self.times, 2),
+            "answers": len(self.attacked_s),
+            "failed": self.failed,
+            "before_mib": round(self.before_mib),
+            "peak_mib": round(self.peak_mib),
+        }
 
 
 def _attack(server: Server, attacks: Sequence[Attacking], over: Any, found: Any) -> None:
@@ -161,8 +221,9 @@ def _attack(server: Server, attacks: Sequence[Attacking], over: Any, found: Any)
     found.put(sum(counts, Counter()))
 
 
-def beside(server: Server, attacks: Sequence[Attacking], quiet_s: float = 5.0,
-           seconds: float = 20.0) -> tuple[Beside, Counter[Any]]:
+def beside(
+    server: Server, attacks: Sequence[Attacking], quiet_s: float = 5.0, seconds: float = 20.0
+) -> tuple[Beside, Counter[Any]]:
     """Ask for one token again and again, in quiet before and after, and while the `attacks` run in another process (each in a
     thread, told when to end). Also what the attackers counted."""
     context = multiprocessing.get_context("fork")
@@ -198,5 +259,7 @@ def beside(server: Server, attacks: Sequence[Attacking], quiet_s: float = 5.0,
     attacker.join(30)
     watched.set()
     watcher.join(30)
-    measure(seen.quiet_s, time.monotonic() + quiet_s)  # again: the machine may have had other work before
+    measure(
+        seen.quiet_s, time.monotonic() + quiet_s
+    )  # again: the machine may have had other work before
     return seen, counts

@@ -3,6 +3,7 @@
 Everything it counts lies in memory shared with the parent, one row per process, so that a SIGKILL loses nothing and no lock
 can be left held.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,11 +28,33 @@ if TYPE_CHECKING:
 
     from mmrl.video.store import TensorStore
 
-__all__ = ["Answer", "Board", "PHASES", "Plan", "answer", "edit_source", "run_worker", "source_path", "write_sources"]
+__all__ = [
+    "Answer",
+    "Board",
+    "PHASES",
+    "Plan",
+    "answer",
+    "edit_source",
+    "run_worker",
+    "source_path",
+    "write_sources",
+]
 
 PHASES = ("starting", "asking", "building", "using")
-_COUNTS = ("checked", "wrong", "lost in use", "edited under way", "hits", "misses", "builds", "rebuilt", "evicted", "waited",
-           "uncached", "damaged")
+_COUNTS = (
+    "checked",
+    "wrong",
+    "lost in use",
+    "edited under way",
+    "hits",
+    "misses",
+    "builds",
+    "rebuilt",
+    "evicted",
+    "waited",
+    "uncached",
+    "damaged",
+)
 _SOURCE_BYTES = 2048
 
 
@@ -101,8 +124,12 @@ def _tensors(content: bytes, processor: int) -> dict[str, torch.Tensor]:
     seed = hashlib.blake2b(content + bytes([processor]), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
     frames = 2 + seed[0] % 5
-    return {"pixels": torch.randint(0, 256, (frames, 3, 48, 64), dtype=torch.uint8, generator=generator),
-            "features": torch.randn(frames, 12, 32, generator=generator).to(torch.bfloat16)}
+    return {
+        "pixels": torch.randint(
+            0, 256, (frames, 3, 48, 64), dtype=torch.uint8, generator=generator
+        ),
+        "features": torch.randn(frames, 12, 32, generator=generator).to(torch.bfloat16),
+    }
 
 
 def write_sources(plan: Plan) -> int:
@@ -110,7 +137,10 @@ def write_sources(plan: Plan) -> int:
     plan.sources_in.mkdir(parents=True)
     for number in range(plan.sources):
         source_path(plan, number).write_bytes(_content(number, 0))
-    sizes = [sum(t.nbytes for t in _tensors(_content(n, 0), 0).values()) for n in range(min(20, plan.sources))]
+    sizes = [
+        sum(t.nbytes for t in _tensors(_content(n, 0), 0).values())
+        for n in range(min(20, plan.sources))
+    ]
     return sum(sizes) // len(sizes)
 
 
@@ -142,7 +172,14 @@ class Answer:
     kept: bool = True
 
 
-def answer(store: TensorStore, plan: Plan, number: int, processor: int, phase: Any = None, use_s: float = 0.0) -> Answer:
+def answer(
+    store: TensorStore,
+    plan: Plan,
+    number: int,
+    processor: int,
+    phase: Any = None,
+    use_s: float = 0.0,
+) -> Answer:
     """Ask for one entry as training does, and compare it with what its source stands for. `phase` is told what happens."""
     from mmrl.video.store import content_digest, make_key
 
@@ -167,7 +204,11 @@ def answer(store: TensorStore, plan: Plan, number: int, processor: int, phase: A
     tell(3)
     now = int(path.read_bytes().split()[3])
     of = [v for v in range(max(0, now - 50), now + 1) if _digest(_content(number, v)) == digest]
-    right = len(of) == 1 and entry.key == key and _same(entry.tensors, _tensors(_content(number, of[0]), processor))
+    right = (
+        len(of) == 1
+        and entry.key == key
+        and _same(entry.tensors, _tensors(_content(number, of[0]), processor))
+    )
     time.sleep(use_s)
     kept = not entry.cached or (plan.cache / "tensors-v1" / key[:2] / f"{key}.safetensors").exists()
     with entry:
@@ -178,7 +219,11 @@ def _same(got: Any, want: dict[str, torch.Tensor]) -> bool:
     import torch
 
     return set(got) == set(want) and all(
-        got[k].dtype == want[k].dtype and got[k].shape == want[k].shape and torch.equal(got[k], want[k]) for k in want)
+        got[k].dtype == want[k].dtype
+        and got[k].shape == want[k].shape
+        and torch.equal(got[k], want[k])
+        for k in want
+    )
 
 
 @contextmanager
@@ -207,7 +252,9 @@ def run_worker(plan: Plan, board: Board, slot: int, seed: int) -> None:
         if plan.file_limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (plan.file_limit, plan.file_limit))
         rng = random.Random(seed)
-        store = TensorStore(plan.cache, limit_bytes=plan.limit_bytes, verify=plan.verify, wait_s=600.0)  # type: ignore[arg-type]
+        store = TensorStore(
+            plan.cache, limit_bytes=plan.limit_bytes, verify=plan.verify, wait_s=600.0
+        )  # type: ignore[arg-type]
         begin = {name: board.value(slot, name) for name in _COUNTS}
         order: list[int] = []
 
@@ -218,8 +265,12 @@ def run_worker(plan: Plan, board: Board, slot: int, seed: int) -> None:
             order = order or rng.sample(range(plan.sources), plan.sources)
             number = order.pop() if plan.sequence else rng.randrange(plan.sources)
             got = answer(store, plan, number, board.processor.value, phase, rng.random() * 0.004)
-            counts = {"checked": got.right is not None, "wrong": got.right is False, "lost in use": not got.kept,
-                      "edited under way": got.right is None}
+            counts = {
+                "checked": got.right is not None,
+                "wrong": got.right is False,
+                "lost in use": not got.kept,
+                "edited under way": got.right is None,
+            }
             for name, more in counts.items():
                 board.set(slot, name, board.value(slot, name) + more)
             for name, n in store.counts.items():

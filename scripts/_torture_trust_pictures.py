@@ -1,4 +1,5 @@
 """Pictures that cost far more to decode than they weigh. See scripts/torture_trust.py."""
+
 from __future__ import annotations
 
 import io
@@ -24,7 +25,17 @@ def progressive_jpeg(side: int, more: int) -> bytes:
 
 
 ATTACKS = [
-    stalling("serve_progressive_picture", "a progressive JPEG of 7000 x 7000 in 10,000 scans, each a pass over the picture",
-             lambda: ask([{"type": "image_url", "image_url": {"url": data_url("image/jpeg", progressive_jpeg(7000, 10_000))}},
-                          TEXT])),
+    stalling(
+        "serve_progressive_picture",
+        "a progressive JPEG of 7000 x 7000 in 10,000 scans, each a pass over the picture",
+        lambda: ask(
+            [
+                {
+                    "type": "image_url",
+                    "image_url": {"url": data_url("image/jpeg", progressive_jpeg(7000, 10_000))},
+                },
+                TEXT,
+            ]
+        ),
+    ),
 ]

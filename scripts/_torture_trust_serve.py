@@ -1,5 +1,6 @@
 """Attacks on `mmrl serve` by one client while another asks for one token at a time: what stalled the server, filled its memory or
 made it fetch what it should not. See scripts/torture_trust.py."""
+
 from __future__ import annotations
 
 import base64
@@ -22,7 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from scripts._serve_kit import HEAD, Attacking, Beside, Server, ask, beside, ending, post, raw, said, serving
+from scripts._serve_kit import (
+    HEAD,
+    Attacking,
+    Beside,
+    Server,
+    ask,
+    beside,
+    ending,
+    post,
+    raw,
+    said,
+    serving,
+)
 from scripts._torture_trust import Attack, Outcome, attack
 
 __all__ = ["ATTACKS", "TEXT", "data_url", "stalling"]
@@ -41,7 +54,11 @@ def _png(side: int, mode: str = "L") -> dict[str, Any]:
     from PIL import Image
 
     stream = io.BytesIO()
-    picture = Image.fromarray(np.zeros((side, side), np.uint16)) if mode == "I;16" else Image.new(mode, (side, side))
+    picture = (
+        Image.fromarray(np.zeros((side, side), np.uint16))
+        if mode == "I;16"
+        else Image.new(mode, (side, side))
+    )
     picture.save(stream, "PNG")
     return {"type": "image_url", "image_url": {"url": data_url("image/png", stream.getvalue())}}
 
@@ -56,8 +73,12 @@ def _clip(frames: int, side: int, damage: bool = False) -> dict[str, Any]:
             stream.width = stream.height = side
             stream.pix_fmt = "rgb24" if side > 500 else "yuv420p"
             rng = np.random.default_rng(0)
-            noise = [rng.integers(0, 255, (side, side, 3), np.uint8) if side <= 500 else np.zeros((side, side, 3), np.uint8)
-                     for _ in range(min(frames, 16 if side <= 500 else 1))]
+            noise = [
+                rng.integers(0, 255, (side, side, 3), np.uint8)
+                if side <= 500
+                else np.zeros((side, side, 3), np.uint8)
+                for _ in range(min(frames, 16 if side <= 500 else 1))
+            ]
             for n in range(frames):
                 frame = av.VideoFrame.from_ndarray(noise[n % len(noise)], format="rgb24")
                 frame.pts = n
@@ -68,12 +89,13 @@ def _clip(frames: int, side: int, damage: bool = False) -> dict[str, Any]:
         data = bytearray(path.read_bytes())
     if damage:
         middle = len(data) // 3
-        data[middle:middle + len(data) // 8] = np.random.default_rng(1).bytes(len(data) // 8)
+        data[middle : middle + len(data) // 8] = np.random.default_rng(1).bytes(len(data) // 8)
     return {"type": "video_url", "video_url": {"url": data_url("video/mp4", bytes(data))}}
 
 
 def _again(body: bytes) -> Attacking:
     """Asks the same until it is over, and counts the answers by status and code."""
+
     def run(server: Server, over: Any) -> Counter[Any]:
         seen: Counter[Any] = Counter()
         while not over.is_set():
@@ -84,29 +106,52 @@ def _again(body: bytes) -> Attacking:
     return run
 
 
-def _judged(seen: Beside, answers: Counter[Any] | None = None, *, statuses: tuple[int, ...] = (400,),
-            growth_mib: float = _GROWTH_MIB) -> Outcome:
+def _judged(
+    seen: Beside,
+    answers: Counter[Any] | None = None,
+    *,
+    statuses: tuple[int, ...] = (400,),
+    growth_mib: float = _GROWTH_MIB,
+) -> Outcome:
     """Held when the second client was hardly slower, nothing failed for it, memory was bounded and the answers are as expected."""
     grown = seen.peak_mib - seen.before_mib
     wrong = {k: n for k, n in (answers or {}).items() if k[0] not in statuses}
     held = seen.times < _TIMES and not seen.failed and grown < growth_mib and not wrong
-    got = _listed(Counter({f"{status} {code or ''}".strip(): n for (status, code), n in (answers or {}).items()}))
-    words = (f"the other client's answer took {statistics.median(seen.attacked_s) * 1000:.0f} ms instead of "
-             f"{statistics.median(seen.quiet_s) * 1000:.0f} ms ({seen.times:.2f} times, the worst {max(seen.attacked_s):.2f} s), "
-             f"{seen.failed} failed; memory +{grown:.0f} MiB")
+    got = _listed(
+        Counter(
+            {f"{status} {code or ''}".strip(): n for (status, code), n in (answers or {}).items()}
+        )
+    )
+    words = (
+        f"the other client's answer took {statistics.median(seen.attacked_s) * 1000:.0f} ms instead of "
+        f"{statistics.median(seen.quiet_s) * 1000:.0f} ms ({seen.times:.2f} times, the worst {max(seen.attacked_s):.2f} s), "
+        f"{seen.failed} failed; memory +{grown:.0f} MiB"
+    )
     return Outcome(held, words + (f"; the attacker got {got}" if got else ""), seen.figures())
 
 
-def stalling(name: str, what: str, body: Callable[[], bytes], threads: int = 4, statuses: tuple[int, ...] = (400,)) -> Attack:
+def stalling(
+    name: str,
+    what: str,
+    body: Callable[[], bytes],
+    threads: int = 4,
+    statuses: tuple[int, ...] = (400,),
+) -> Attack:
     """An attack by the same request from several connections at once."""
+
     def run(options: Any) -> Outcome:
         sent = body()
         with serving() as server:
             outcome = _judged(*beside(server, [_again(sent)] * threads), statuses=statuses)
-        return Outcome(outcome.held, outcome.result, {**outcome.figures, "request_kib": len(sent) >> 10})
+        return Outcome(
+            outcome.held, outcome.result, {**outcome.figures, "request_kib": len(sent) >> 10}
+        )
 
     run.__name__ = name
-    return attack(what, f"the other client's answer takes less than {_TIMES:g} times its quiet time, memory is bounded")(run)
+    return attack(
+        what,
+        f"the other client's answer takes less than {_TIMES:g} times its quiet time, memory is bounded",
+    )(run)
 
 
 def serve_half_heads(options: Any) -> Outcome:
@@ -118,8 +163,11 @@ def serve_half_heads(options: Any) -> Outcome:
     with serving() as server:
         seen, ends = beside(server, [open_them], seconds=15)
     outcome = _judged(seen)
-    return Outcome(outcome.held and ends["408"] + ends["closed"] == 300, f"{outcome.result}; 300 ended with {_listed(ends)}",
-                   outcome.figures)
+    return Outcome(
+        outcome.held and ends["408"] + ends["closed"] == 300,
+        f"{outcome.result}; 300 ended with {_listed(ends)}",
+        outcome.figures,
+    )
 
 
 def _listed(counts: Counter[Any]) -> str:
@@ -137,15 +185,21 @@ def serve_bodies(options: Any) -> Outcome:
     with serving() as server:
         seen, ends = beside(server, [send] * 20, seconds=75)
     outcome = _judged(seen, growth_mib=1400)
-    return Outcome(outcome.held and sum(ends.values()) == 20 and not ends["open"],
-                   f"{outcome.result}; the 20 bodies ended with {_listed(ends)}", outcome.figures)
+    return Outcome(
+        outcome.held and sum(ends.values()) == 20 and not ends["open"],
+        f"{outcome.result}; the 20 bodies ended with {_listed(ends)}",
+        outcome.figures,
+    )
 
 
 def serve_one_byte_chunks(options: Any) -> Outcome:
     def send(server: Server, over: Any) -> Counter[Any]:
         ends: Counter[Any] = Counter()
         while not over.is_set():
-            with contextlib.suppress(OSError), raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as connection:
+            with (
+                contextlib.suppress(OSError),
+                raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as connection,
+            ):
                 with contextlib.suppress(OSError):
                     for _ in range(200):
                         connection.sendall(b"1\r\nx\r\n" * 10_000)
@@ -155,11 +209,23 @@ def serve_one_byte_chunks(options: Any) -> Outcome:
     with serving() as server:
         seen, ends = beside(server, [send] * 2)
     outcome = _judged(seen)
-    return Outcome(outcome.held and not ends["open"], f"{outcome.result}; ended with {_listed(ends)}", outcome.figures)
+    return Outcome(
+        outcome.held and not ends["open"],
+        f"{outcome.result}; ended with {_listed(ends)}",
+        outcome.figures,
+    )
 
 
 def serve_unread_answers(options: Any) -> Outcome:
-    body = ask("red circle", stream=True, n=8, logprobs=True, top_logprobs=20, temperature=10.0, max_tokens=200)
+    body = ask(
+        "red circle",
+        stream=True,
+        n=8,
+        logprobs=True,
+        top_logprobs=20,
+        temperature=10.0,
+        max_tokens=200,
+    )
 
     def open_them(server: Server, over: Any) -> Counter[Any]:
         sockets = []
@@ -182,7 +248,11 @@ def serve_unread_answers(options: Any) -> Outcome:
     with serving("--send-timeout", "5") as server:
         seen, ends = beside(server, [open_them], seconds=30)
     outcome = _judged(seen)
-    return Outcome(outcome.held and not ends["open"], f"{outcome.result}; of 30 streams {_listed(ends)}", outcome.figures)
+    return Outcome(
+        outcome.held and not ends["open"],
+        f"{outcome.result}; of 30 streams {_listed(ends)}",
+        outcome.figures,
+    )
 
 
 def serve_long_answers(options: Any) -> Outcome:
@@ -220,8 +290,14 @@ def _dripping(every_s: float, head: bytes) -> Iterator[int]:
 
 def serve_drip(options: Any) -> Outcome:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 1000000\r\n\r\n"
-    with _dripping(2.0, head) as port, serving("--allow-media-hosts", f"127.0.0.1:{port}", "--fetch-timeout", "8") as server:
-        body = ask([{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}, TEXT], max_tokens=1)
+    with (
+        _dripping(2.0, head) as port,
+        serving("--allow-media-hosts", f"127.0.0.1:{port}", "--fetch-timeout", "8") as server,
+    ):
+        body = ask(
+            [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}, TEXT],
+            max_tokens=1,
+        )
         seen, answers = beside(server, [_again(body)] * 48, seconds=25)
     return _judged(seen, answers)
 
@@ -235,32 +311,86 @@ def serve_private_addresses(options: Any) -> Outcome:
             self.request.sendall(b"220 banner of a service inside\r\n")
 
     answers = set()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as site, serving("--allow-remote-media") as server:
+    with (
+        socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as site,
+        serving("--allow-remote-media") as server,
+    ):
         threading.Thread(target=site.serve_forever, daemon=True).start()
         port = site.server_address[1]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             closed = free.getsockname()[1]
-        urls = [f"http://{host}:{p}/" for p in (port, closed) for host in (
-            "127.0.0.1", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]", "[::ffff:127.0.0.1]",
-            socket.gethostname())]
-        for url in [*urls, "http://169.254.169.254/latest/meta-data/", f"https://localhost:{port}/"]:
-            status, answer = post(server, ask([{"type": "image_url", "image_url": {"url": url}}, TEXT]))
+        urls = [
+            f"http://{host}:{p}/"
+            for p in (port, closed)
+            for host in (
+                "127.0.0.1",
+                "localhost",
+                "2130706433",
+                "0x7f000001",
+                "0177.0.0.1",
+                "127.1",
+                "[::1]",
+                "[::ffff:127.0.0.1]",
+                socket.gethostname(),
+            )
+        ]
+        for url in [
+            *urls,
+            "http://169.254.169.254/latest/meta-data/",
+            f"https://localhost:{port}/",
+        ]:
+            status, answer = post(
+                server, ask([{"type": "image_url", "image_url": {"url": url}}, TEXT])
+            )
             answers.add((status, answer.get("error", {}).get("message", "").replace(url, "URL")))
         site.shutdown()
     held = not heard and len(answers) == 1 and next(iter(answers))[0] == 400
-    return Outcome(held, f"{len(urls) + 2} spellings: {len(heard)} connections, {len(answers)} different answers, status "
-                   f"{sorted({status for status, _ in answers})}")
+    return Outcome(
+        held,
+        f"{len(urls) + 2} spellings: {len(heard)} connections, {len(answers)} different answers, status "
+        f"{sorted({status for status, _ in answers})}",
+    )
 
 
 def serve_malformed(options: Any) -> Outcome:
-    bodies = [b'{"seed": ' + b"9" * 5000 + b"}", b'{"temperature": 1' + b"0" * 400 + b"}", b'{"user": "\\ud800"}', b"[" * 1_000_000,
-              b"{" * 100_000, b"\xff" * 1000, b"", b"null", json.dumps({"model": "\ud800"}).encode(),
-              b"[" + b"[]," * 5_000_000 + b"0]",
-              ask("\ud800"), ask("?", stop=["\udfff"]), ask("?", seed=10**4299), ask("?", metadata={"\ud800": 1}),
-              ask("?" * 3_000_000),
-              ask([{"type": "image_url", "image_url": {"url": data_url("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage")}}, TEXT]),
-              ask([{"type": "image_url", "image_url": {"url": data_url("image/png", b"\x89PNG\r\n\x1a\n" + b"x" * 99)}}, TEXT])]
+    bodies = [
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b'{"temperature": 1' + b"0" * 400 + b"}",
+        b'{"user": "\\ud800"}',
+        b"[" * 1_000_000,
+        b"{" * 100_000,
+        b"\xff" * 1000,
+        b"",
+        b"null",
+        json.dumps({"model": "\ud800"}).encode(),
+        b"[" + b"[]," * 5_000_000 + b"0]",
+        ask("\ud800"),
+        ask("?", stop=["\udfff"]),
+        ask("?", seed=10**4299),
+        ask("?", metadata={"\ud800": 1}),
+        ask("?" * 3_000_000),
+        ask(
+            [
+                {
+                    "type": "image_url",
+                    "image_url": {
+                        "url": data_url("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage")
+                    },
+                },
+                TEXT,
+            ]
+        ),
+        ask(
+            [
+                {
+                    "type": "image_url",
+                    "image_url": {"url": data_url("image/png", b"\x89PNG\r\n\x1a\n" + b"x" * 99)},
+                },
+                TEXT,
+            ]
+        ),
+    ]
     with serving() as server:
         statuses = Counter(post(server, body)[0] for body in bodies)
     words = ", ".join(f"{n} x {s}" for s, n in sorted(statuses.items()))
@@ -272,7 +402,10 @@ def serve_damaged_clip(options: Any) -> Outcome:
         status, answer = post(server, ask([_clip(300, 96, damage=True), TEXT], max_tokens=1))
         fine, _ = post(server, ask([_clip(20, 96), TEXT], max_tokens=1))
     words = answer.get("error", {}).get("message", "")[:160]
-    return Outcome(status == 400 and "damage" in words and fine == 200, f"status {status}: {words}; the same undamaged: {fine}")
+    return Outcome(
+        status == 400 and "damage" in words and fine == 200,
+        f"status {status}: {words}; the same undamaged: {fine}",
+    )
 
 
 def serve_killed_readers(options: Any) -> Outcome:
@@ -287,16 +420,27 @@ def serve_killed_readers(options: Any) -> Outcome:
         seen, _ = beside(server, [kill], seconds=30)
         end, _ = post(server, ask("red circle", max_tokens=1))
     held = end == 200 and seen.failed <= 40 and seen.times < _TIMES
-    return Outcome(held, f"killed every 5 s: {seen.failed} of {len(seen.attacked_s)} answers failed, the median took "
-                   f"{seen.times:.2f} times its quiet time, and the server went on ({end})", seen.figures())
+    return Outcome(
+        held,
+        f"killed every 5 s: {seen.failed} of {len(seen.attacked_s)} answers failed, the median took "
+        f"{seen.times:.2f} times its quiet time, and the server went on ({end})",
+        seen.figures(),
+    )
 
 
 def serve_disconnects(options: Any) -> Outcome:
     rng = np.random.default_rng(0)
-    questions = [f"{colour} {shape}" for colour in ("red", "blue", "green", "yellow") for shape in ("circle", "square", "triangle")]
+    questions = [
+        f"{colour} {shape}"
+        for colour in ("red", "blue", "green", "yellow")
+        for shape in ("circle", "square", "triangle")
+    ]
     before = set(Path(tempfile.gettempdir()).glob("mmrl-serve-*"))
     with serving() as server:
-        alone = {q: post(server, ask(q, max_tokens=24))[1]["choices"][0]["message"]["content"] for q in questions}
+        alone = {
+            q: post(server, ask(q, max_tokens=24))[1]["choices"][0]["message"]["content"]
+            for q in questions
+        }
         wrong: list[str] = []
         done: Counter[str] = Counter()
 
@@ -304,7 +448,9 @@ def serve_disconnects(options: Any) -> Outcome:
             q = questions[n % len(questions)]
             if n % 2:
                 body = ask(q, max_tokens=2000, stream=True, temperature=1.0)
-                with raw(server.port, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as connection:
+                with raw(
+                    server.port, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+                ) as connection:
                     connection.recv(int(rng.integers(1, 4000)))
                 done["left"] += 1
                 return
@@ -317,17 +463,29 @@ def serve_disconnects(options: Any) -> Outcome:
             list(pool.map(one, range(256)))
         time.sleep(3)
         left = set(Path(tempfile.gettempdir()).glob("mmrl-serve-*")) - before
-    return Outcome(not wrong and not left, f"64 clients at once, {done['left']} left mid-stream, {done['answered']} greedy "
-                   f"answers: {len(wrong)} differ from alone; {len(left)} temporary folders left")
+    return Outcome(
+        not wrong and not left,
+        f"64 clients at once, {done['left']} left mid-stream, {done['answered']} greedy "
+        f"answers: {len(wrong)} differ from alone; {len(left)} temporary folders left",
+    )
 
 
 def serve_soak(options: Any) -> Outcome:
     """Everything at once for --minutes; memory is read every 5 s and its middle compared with its end."""
-    mix = [ask([_png(200), TEXT], max_tokens=4), ask([_clip(60, 64), TEXT], max_tokens=4), ask("red circle", max_tokens=8),
-           ask([_png(7000), TEXT], max_tokens=1), ask("x" * 300_000), ask([_png(3000, "I;16"), TEXT]), b'{"user": "\\ud800"}',
-           ask([_clip(30, 64, damage=True), TEXT]), ask("?", stop=["x" * 10_000])]
+    mix = [
+        ask([_png(200), TEXT], max_tokens=4),
+        ask([_clip(60, 64), TEXT], max_tokens=4),
+        ask("red circle", max_tokens=8),
+        ask([_png(7000), TEXT], max_tokens=1),
+        ask("x" * 300_000),
+        ask([_png(3000, "I;16"), TEXT]),
+        b'{"user": "\\ud800"}',
+        ask([_clip(30, 64, damage=True), TEXT]),
+        ask("?", stop=["x" * 10_000]),
+    ]
     held, answers, over = [], Counter[int](), threading.Event()
     with serving() as server:
+
         def run(first: int) -> None:
             n = first
             while not over.is_set():
@@ -346,42 +504,97 @@ def serve_soak(options: Any) -> Outcome:
         for thread in threads:
             thread.join(150)
     fifth = max(1, len(held) // 5)
-    early, late = statistics.median(held[fifth:2 * fifth]), statistics.median(held[-fifth:])
-    good = late - early < 48 and set(answers) <= {200, 400} and max(files[-fifth:]) <= max(files[:2 * fifth]) + 4
-    return Outcome(good, f"{sum(answers.values())} requests in {options.minutes:g} minutes "
-                   f"({', '.join(f'{n} x {s}' for s, n in sorted(answers.items()))}): {early:.0f} MiB in the second fifth, "
-                   f"{late:.0f} MiB in the last, most {max(held):.0f}; {files[0]} files open at first, {files[-1]} at last",
-                   {"minutes": options.minutes, "mib": [round(h) for h in held[::max(1, len(held) // 60)]]})
+    early, late = statistics.median(held[fifth : 2 * fifth]), statistics.median(held[-fifth:])
+    good = (
+        late - early < 48
+        and set(answers) <= {200, 400}
+        and max(files[-fifth:]) <= max(files[: 2 * fifth]) + 4
+    )
+    return Outcome(
+        good,
+        f"{sum(answers.values())} requests in {options.minutes:g} minutes "
+        f"({', '.join(f'{n} x {s}' for s, n in sorted(answers.items()))}): {early:.0f} MiB in the second fifth, "
+        f"{late:.0f} MiB in the last, most {max(held):.0f}; {files[0]} files open at first, {files[-1]} at last",
+        {"minutes": options.minutes, "mib": [round(h) for h in held[:: max(1, len(held) // 60)]]},
+    )
 
 
 _FREE = "the other client's answer takes less than 3 times its quiet time, memory is bounded"
 ATTACKS = [
-    stalling("serve_stop_text", "a stop text of 1 MB", lambda: ask("red circle", stop=["x" * 1_000_000])),
-    stalling("serve_stop_texts", "16 stop texts that overlap themselves, as long as allowed, over long answers",
-              lambda: ask("red circle", stop=["<" * 255 + chr(97 + n) for n in range(16)], max_tokens=200), statuses=(200,)),
+    stalling(
+        "serve_stop_text", "a stop text of 1 MB", lambda: ask("red circle", stop=["x" * 1_000_000])
+    ),
+    stalling(
+        "serve_stop_texts",
+        "16 stop texts that overlap themselves, as long as allowed, over long answers",
+        lambda: ask(
+            "red circle", stop=["<" * 255 + chr(97 + n) for n in range(16)], max_tokens=200
+        ),
+        statuses=(200,),
+    ),
     stalling("serve_text", "20 MB of text", lambda: ask("a " * 10_000_000)),
     stalling("serve_text_as_allowed", "as much text as is tokenised", lambda: ask("ab" * 130_000)),
     stalling("serve_pictures", "6 pictures of 9400 x 9400", lambda: ask([*[_png(9400)] * 6, TEXT])),
-    stalling("serve_pictures_as_allowed", "6 pictures of 7000 x 7000, which are decoded",
-              lambda: ask([*[_png(7000)] * 6, TEXT], max_tokens=1), statuses=(200, 400)),
-    stalling("serve_deep_picture", "a picture of 9400 x 9400 in 16 bits", lambda: ask([_png(9400, "I;16"), TEXT])),
-    stalling("serve_deep_picture_as_allowed", "a picture of 7000 x 7000 in 16 bits",
-              lambda: ask([_png(7000, "I;16"), TEXT], max_tokens=1), statuses=(200,)),
-    stalling("serve_many_frames", "a clip of 10,000 frames of 64 x 64", lambda: ask([_clip(10_000, 64), TEXT]),
-              statuses=(200, 400)),
-    stalling("serve_large_frames", "a clip of 4 frames of 8000 x 8000", lambda: ask([_clip(4, 8000), TEXT])),
-    stalling("serve_largest_frames", "a clip of 1 frame of 16000 x 16000", lambda: ask([_clip(1, 16000), TEXT]), threads=2),
-    attack("300 connections with half a head", f"closed after --header-timeout; {_FREE}")(serve_half_heads),
-    attack("20 bodies of 190 MB that do not end", f"at most --max-held-mib are held; {_FREE}")(serve_bodies),
+    stalling(
+        "serve_pictures_as_allowed",
+        "6 pictures of 7000 x 7000, which are decoded",
+        lambda: ask([*[_png(7000)] * 6, TEXT], max_tokens=1),
+        statuses=(200, 400),
+    ),
+    stalling(
+        "serve_deep_picture",
+        "a picture of 9400 x 9400 in 16 bits",
+        lambda: ask([_png(9400, "I;16"), TEXT]),
+    ),
+    stalling(
+        "serve_deep_picture_as_allowed",
+        "a picture of 7000 x 7000 in 16 bits",
+        lambda: ask([_png(7000, "I;16"), TEXT], max_tokens=1),
+        statuses=(200,),
+    ),
+    stalling(
+        "serve_many_frames",
+        "a clip of 10,000 frames of 64 x 64",
+        lambda: ask([_clip(10_000, 64), TEXT]),
+        statuses=(200, 400),
+    ),
+    stalling(
+        "serve_large_frames",
+        "a clip of 4 frames of 8000 x 8000",
+        lambda: ask([_clip(4, 8000), TEXT]),
+    ),
+    stalling(
+        "serve_largest_frames",
+        "a clip of 1 frame of 16000 x 16000",
+        lambda: ask([_clip(1, 16000), TEXT]),
+        threads=2,
+    ),
+    attack("300 connections with half a head", f"closed after --header-timeout; {_FREE}")(
+        serve_half_heads
+    ),
+    attack("20 bodies of 190 MB that do not end", f"at most --max-held-mib are held; {_FREE}")(
+        serve_bodies
+    ),
     attack("bodies in chunks of one byte", _FREE)(serve_one_byte_chunks),
     attack("30 streams that nobody reads", _FREE)(serve_unread_answers),
     attack("8 requests for 64 answers of 6000 tokens each", _FREE)(serve_long_answers),
-    attack("48 pictures from a server that sends a byte every 2 s", f"one deadline holds; {_FREE}")(serve_drip),
-    attack("addresses of this machine and of metadata services, spelled in many ways",
-           "no connection, one answer for all")(serve_private_addresses),
+    attack("48 pictures from a server that sends a byte every 2 s", f"one deadline holds; {_FREE}")(
+        serve_drip
+    ),
+    attack(
+        "addresses of this machine and of metadata services, spelled in many ways",
+        "no connection, one answer for all",
+    )(serve_private_addresses),
     attack("malformed requests", "status 400, never 500")(serve_malformed),
     attack("a clip damaged in the middle", "status 400 that says so")(serve_damaged_clip),
-    attack("processes that read requests killed every 5 s", "they are replaced, the server goes on")(serve_killed_readers),
-    attack("64 clients, half of which leave in the middle", "greedy answers as alone, nothing left behind")(serve_disconnects),
-    attack("a soak of everything together", "memory is flat, no status but 200 and 400")(serve_soak),
+    attack(
+        "processes that read requests killed every 5 s", "they are replaced, the server goes on"
+    )(serve_killed_readers),
+    attack(
+        "64 clients, half of which leave in the middle",
+        "greedy answers as alone, nothing left behind",
+    )(serve_disconnects),
+    attack("a soak of everything together", "memory is flat, no status but 200 and 400")(
+        serve_soak
+    ),
 ]

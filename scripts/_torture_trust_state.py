@@ -3,6 +3,7 @@
 Each works on runs of a tiny model in a scratch folder. A file system of its own (tmpfs) is mounted where that is allowed, else the
 size of files is limited, which fails the same writes.
 """
+
 from __future__ import annotations
 
 import json
@@ -89,11 +90,17 @@ def torn(run: Path) -> list[str]:
             elif file.suffix == ".jsonl":
                 text = file.read_text(encoding="utf-8")
                 [json.loads(line) for line in text.splitlines()]
-                found += [f"{name}: the last line has no end"] if text and not text.endswith("\n") else []
+                found += (
+                    [f"{name}: the last line has no end"]
+                    if text and not text.endswith("\n")
+                    else []
+                )
         except ValueError as error:
             found.append(f"{name}: {error}")
     for folder in sorted((run / "checkpoints").glob("step_*")):
-        found += [f"{folder.name}: {fault}" for fault in problems(folder, step=int(folder.name[5:]))]
+        found += [
+            f"{folder.name}: {fault}" for fault in problems(folder, step=int(folder.name[5:]))
+        ]
     return found
 
 
@@ -129,8 +136,10 @@ def _train(config: Path, *overrides: str, resume: bool = False, on_event: Any = 
     return trainer
 
 
-@attack("100 random single-bit flips over all files of a checkpoint (50 with files drawn alike, 50 by their size), then a resume",
-        "each is noticed and names its file; the run goes on from the checkpoint before and ends as the undisturbed one")
+@attack(
+    "100 random single-bit flips over all files of a checkpoint (50 with files drawn alike, 50 by their size), then a resume",
+    "each is noticed and names its file; the run goes on from the checkpoint before and ends as the undisturbed one",
+)
 def state_bit_flips(options: Any) -> Outcome:
     """Every flip is a start of its own in this process; ten of the runs go on to their end and are compared with the calm one."""
     import torch
@@ -161,8 +170,14 @@ def state_bit_flips(options: Any) -> Outcome:
                 trainer = _train(config, f"name={run.name}", resume=True)
                 verdicts = differences(calm, run)
                 verdicts.pop("alarms.jsonl")  # says what was found
-                said = json.loads((run / "run.json").read_text(encoding="utf-8")).get("damaged_checkpoints", {})
-                if trainer.start_step != 3 or name.name not in said.get("4", "") or not all(verdicts.values()):
+                said = json.loads((run / "run.json").read_text(encoding="utf-8")).get(
+                    "damaged_checkpoints", {}
+                )
+                if (
+                    trainer.start_step != 3
+                    or name.name not in said.get("4", "")
+                    or not all(verdicts.values())
+                ):
                     wrong.append(f"{name} bit {bit}: {verdicts}")
                 shutil.rmtree(run)
                 continue
@@ -170,16 +185,27 @@ def state_bit_flips(options: Any) -> Outcome:
             flip_bit(last / name, bit)
             if start.step != 3 or name.name not in start.damaged.get(4, ""):
                 missed.append(f"{name} bit {bit}")
-    figures = {"flips": len(drawn), "files": len(files), "bytes": sum(sizes), "missed": missed, "runs_to_the_end": 10,
-               "wrong": wrong}
-    return Outcome(not missed and not wrong,
-                   f"{len(drawn)} flips in {len(files)} files ({sum(sizes):,} bytes): {len(missed)} missed; 10 runs went on to "
-                   f"their end, {10 - len(wrong)} of them bit for bit as the undisturbed one", figures)
+    figures = {
+        "flips": len(drawn),
+        "files": len(files),
+        "bytes": sum(sizes),
+        "missed": missed,
+        "runs_to_the_end": 10,
+        "wrong": wrong,
+    }
+    return Outcome(
+        not missed and not wrong,
+        f"{len(drawn)} flips in {len(files)} files ({sum(sizes):,} bytes): {len(missed)} missed; 10 runs went on to "
+        f"their end, {10 - len(wrong)} of them bit for bit as the undisturbed one",
+        figures,
+    )
 
 
-@attack("a disk that has 0, 1, 2 ... pages left when a step ends: every later write fails in turn",
-        "a StorageError or CheckpointError in words, a truthful run.json, nothing torn; with room again the resumed run ends as "
-        "the undisturbed one")
+@attack(
+    "a disk that has 0, 1, 2 ... pages left when a step ends: every later write fails in turn",
+    "a StorageError or CheckpointError in words, a truthful run.json, nothing torn; with room again the resumed run ends as "
+    "the undisturbed one",
+)
 def state_disk_full(options: Any) -> Outcome:
     """The filler comes after the second step of four, and goes before the resume."""
     from mmrl.errors import MMRLError
@@ -223,12 +249,18 @@ def state_disk_full(options: Any) -> Outcome:
         mounted = os.path.ismount(disk)
     figures = {"tried": sum(ends.values()), "ends": ends, "own_file_system": mounted, "bad": bad}
     said = ", ".join(f"{count} {name}" for name, count in sorted(ends.items()))
-    return Outcome(not bad, f"{sum(ends.values())} runs ended: {said}; {len(bad)} of them torn, untruthful or other after the "
-                   "resume", figures)
+    return Outcome(
+        not bad,
+        f"{sum(ends.values())} runs ended: {said}; {len(bad)} of them torn, untruthful or other after the "
+        "resume",
+        figures,
+    )
 
 
-@attack("a disk that becomes read-only after the second step",
-        "a StorageError in words, nothing torn; writable again, the run goes on")
+@attack(
+    "a disk that becomes read-only after the second step",
+    "a StorageError in words, nothing torn; writable again, the run goes on",
+)
 def state_read_only(options: Any) -> Outcome:
     """Remounted, which root cannot write to either."""
     from mmrl.errors import MMRLError
@@ -258,8 +290,11 @@ def state_read_only(options: Any) -> Outcome:
         _train(config, f"dir={disk / 'runs'}", "name=run", resume=True)
         other = [k for k, v in differences(calm, run).items() if not v and k != "alarms.jsonl"]
     held = not faults and not other and ended.startswith(("StorageError", "CheckpointError"))
-    return Outcome(held, f"{ended.partition(':')[0]}; torn: {len(faults)}; other than the undisturbed run, resumed: {len(other)}",
-                   {"ended": ended, "torn": faults, "other": other})
+    return Outcome(
+        held,
+        f"{ended.partition(':')[0]}; torn: {len(faults)}; other than the undisturbed run, resumed: {len(other)}",
+        {"ended": ended, "torn": faults, "other": other},
+    )
 
 
 ATTACKS = [state_bit_flips, state_disk_full, state_read_only]

@@ -15,6 +15,7 @@ Model: a small random Qwen2.5-VL, tower and projector frozen, KL against a refer
 in memory from step to step, as with a data set of which every clip comes once per epoch; files may be in the page cache.
 Phases are exclusive: data (decoding, loading, processing), tower (the vision tower wherever it runs), rollout, log-probs, update.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,8 +35,17 @@ from mmrl.tasks.choice import Choice
 from scripts import _bench as bench
 from scripts.bench_vs_trl import share_of_letters
 
-MODEL = {"hidden": 256, "layers": 4, "heads": 8, "kv": 4, "vision_hidden": 192, "vision_layers": 4, "vision_heads": 6,
-         "window_vision": True, "max_patches": 256}
+MODEL = {
+    "hidden": 256,
+    "layers": 4,
+    "heads": 8,
+    "kv": 4,
+    "vision_hidden": 192,
+    "vision_layers": 4,
+    "vision_heads": 6,
+    "window_vision": True,
+    "max_patches": 256,
+}
 SYSTEMS = ("none", "frames_pt", "level_1", "level_1_2")
 PHASES = ("data", "tower", "rollout", "log-probs", "update")
 CLIPS, SIDE, SECONDS, FPS = 6, (1280, 720), 10, 30
@@ -64,6 +74,7 @@ class Phases:
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, counted as phase `name`; an empty name takes log-probs outside gradients and update inside."""
+
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             import torch
 
@@ -74,6 +85,7 @@ class Phases:
             finally:
                 self._switch()
                 self._stack.pop()
+
         return wrapped
 
     def take(self) -> dict[str, float]:
@@ -93,11 +105,28 @@ def make_data(folder: Path, clips: int) -> None:
     for number in range(clips):
         rng = np.random.default_rng(number)
         coarse = rng.integers(0, 256, (18, 40, 3), dtype=np.uint8).repeat(40, 0).repeat(40, 1)
-        frames = [np.roll(coarse, (4 * t, 6 * t), (0, 1))[: SIDE[1], : SIDE[0]] for t in range(SECONDS * FPS)]
+        frames = [
+            np.roll(coarse, (4 * t, 6 * t), (0, 1))[: SIDE[1], : SIDE[0]]
+            for t in range(SECONDS * FPS)
+        ]
         write_video(folder / "videos" / f"{number}.mp4", np.stack(frames), FPS)
-        rows.append({"id": str(number), "video": f"videos/{number}.mp4", "question": "Which way?", "answer": "A", "params": {
-            "options": ["left", "right"], "width": SIDE[0], "height": SIDE[1], "duration": float(SECONDS)}})
-    (folder / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+        rows.append(
+            {
+                "id": str(number),
+                "video": f"videos/{number}.mp4",
+                "question": "Which way?",
+                "answer": "A",
+                "params": {
+                    "options": ["left", "right"],
+                    "width": SIDE[0],
+                    "height": SIDE[1],
+                    "duration": float(SECONDS),
+                },
+            }
+        )
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8"
+    )
 
 
 def frames_as_pt(cache_class: type, folder: Path) -> type:
@@ -111,27 +140,57 @@ def frames_as_pt(cache_class: type, folder: Path) -> type:
 
     class FramesAsPt(cache_class):  # type: ignore[misc]
         def _build_video(self, path: str, sampling: Any) -> Any:
-            file = folder / f"{hashlib.md5(f'{path}_{sampling.key()}'.encode()).hexdigest()[:16]}.pt"
+            file = (
+                folder / f"{hashlib.md5(f'{path}_{sampling.key()}'.encode()).hexdigest()[:16]}.pt"
+            )
             layout = self.codec("video").layout
             factor = layout.patch * layout.merge
             if not file.exists():
                 clip = read_clip(path, sampling)
                 low, high, total = self.settings.bounds(factor)
-                low, high = frame_pixels(len(clip.indices), min_pixels=low, max_pixels=high, total_pixels=total, factor=factor)
-                h, w = smart_resize(*clip.rgb_THWC.shape[1:3], factor=factor, min_pixels=low, max_pixels=high)
-                frames = torch.from_numpy(resize_frames(clip.rgb_THWC, h, w)).permute(0, 3, 1, 2).float().contiguous()
+                low, high = frame_pixels(
+                    len(clip.indices),
+                    min_pixels=low,
+                    max_pixels=high,
+                    total_pixels=total,
+                    factor=factor,
+                )
+                h, w = smart_resize(
+                    *clip.rgb_THWC.shape[1:3], factor=factor, min_pixels=low, max_pixels=high
+                )
+                frames = (
+                    torch.from_numpy(resize_frames(clip.rgb_THWC, h, w))
+                    .permute(0, 3, 1, 2)
+                    .float()
+                    .contiguous()
+                )
                 file.parent.mkdir(parents=True, exist_ok=True)
-                torch.save({"frames": frames, "orig_wh": [clip.info.width, clip.info.height],
-                            "timestamps_s": [float(t) for t in clip.timestamps_s], "duration_s": clip.info.duration_s}, file)
+                torch.save(
+                    {
+                        "frames": frames,
+                        "orig_wh": [clip.info.width, clip.info.height],
+                        "timestamps_s": [float(t) for t in clip.timestamps_s],
+                        "duration_s": clip.info.duration_s,
+                    },
+                    file,
+                )
             held = torch.load(file, weights_only=False)
             from mmrl.video.pixels import run_video_processor
 
             out = run_video_processor(self.processor.video_processor, held["frames"])
             T, _, h, w = held["frames"].shape
             return {"pixels": out["pixel_values_videos"]}, {
-                "kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]], "orig_wh": held["orig_wh"],
-                "resized_wh": [w, h], "frames": T, "timestamps_s": held["timestamps_s"], "duration_s": held["duration_s"],
-                "sample_fps": T / held["duration_s"], "digest": path}
+                "kind": "video",
+                "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
+                "orig_wh": held["orig_wh"],
+                "resized_wh": [w, h],
+                "frames": T,
+                "timestamps_s": held["timestamps_s"],
+                "duration_s": held["duration_s"],
+                "sample_fps": T / held["duration_s"],
+                "digest": path,
+            }
+
     return FramesAsPt
 
 
@@ -139,15 +198,43 @@ def config_of(system: str, folder: Path, frames: int, pixels: int, steps: int) -
     """The run's configuration."""
     from mmrl.config import RunConfig
 
-    cache = {"dir": str(folder / "cache"), "features": system == "level_1_2"} if system.startswith("level") else {"features": False}
-    return RunConfig.model_validate({
-        "name": "run", "dir": tempfile.mkdtemp(dir=folder), "threads": 1,
-        "model": {"path": str(folder / "model"), "freeze": ["vision", "projector"], "device": "cpu"},
-        "data": {"train": [{"task": "letters", "path": str(folder / "data.jsonl")}], "cache": cache, "video": {
-            "kind": "uniform", "num_frames": frames, "min_pixels": 28 * 28, "max_pixels": pixels}},
-        "rollout": {"group_size": 8, "max_new_tokens": 24}, "algorithm": {"dynamic_sampling": False, "kl": {"coef": 0.01}},
-        "optim": {"lr": 1e-5}, "reward": {"workers": 0},
-        "train": {"steps": steps, "prompts_per_step": 2, "save_every": 0, "token_budget": 1 << 20}})
+    cache = (
+        {"dir": str(folder / "cache"), "features": system == "level_1_2"}
+        if system.startswith("level")
+        else {"features": False}
+    )
+    return RunConfig.model_validate(
+        {
+            "name": "run",
+            "dir": tempfile.mkdtemp(dir=folder),
+            "threads": 1,
+            "model": {
+                "path": str(folder / "model"),
+                "freeze": ["vision", "projector"],
+                "device": "cpu",
+            },
+            "data": {
+                "train": [{"task": "letters", "path": str(folder / "data.jsonl")}],
+                "cache": cache,
+                "video": {
+                    "kind": "uniform",
+                    "num_frames": frames,
+                    "min_pixels": 28 * 28,
+                    "max_pixels": pixels,
+                },
+            },
+            "rollout": {"group_size": 8, "max_new_tokens": 24},
+            "algorithm": {"dynamic_sampling": False, "kl": {"coef": 0.01}},
+            "optim": {"lr": 1e-5},
+            "reward": {"workers": 0},
+            "train": {
+                "steps": steps,
+                "prompts_per_step": 2,
+                "save_every": 0,
+                "token_budget": 1 << 20,
+            },
+        }
+    )
 
 
 def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> None:
@@ -203,10 +290,17 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
     Learner.finish = run_update  # type: ignore[method-assign]
     trainer.fit()
     measured = rows[1:]  # the first step warms up
-    bench.finish_child({"phases_s": {p: statistics.median(r.get(p, 0.0) for r in measured) for p in (*PHASES, "other")},
-                        "step_s": statistics.median(sum(r.values()) for r in measured), "peak_mib": bench.peak_mib(),
-                        "resident_mib": statistics.median(resident),
-                        "visual_tokens": trainer.rollouts.schedule.tally.prompt_tokens / 2})
+    bench.finish_child(
+        {
+            "phases_s": {
+                p: statistics.median(r.get(p, 0.0) for r in measured) for p in (*PHASES, "other")
+            },
+            "step_s": statistics.median(sum(r.values()) for r in measured),
+            "peak_mib": bench.peak_mib(),
+            "resident_mib": statistics.median(resident),
+            "visual_tokens": trainer.rollouts.schedule.tally.prompt_tokens / 2,
+        }
+    )
 
 
 def size_of(folder: Path, suffix: str) -> int:
@@ -220,19 +314,35 @@ def measure(folder: Path, frames: int, pixels: int, rounds: int, steps: int) -> 
     disk = {"none": 0}
     for system in SYSTEMS[1:]:  # level_1 before level_1_2: what is added then are the features
         before = size_of(folder / "cache", "")
-        bench.run_child("scripts.bench_cache", ["--child", system, "--steps", str(math.ceil(CLIPS / 2) + 1), *common])
-        held = size_of(folder / "frames_pt", ".pt") if system == "frames_pt" else size_of(folder / "cache", "") - before
+        bench.run_child(
+            "scripts.bench_cache",
+            ["--child", system, "--steps", str(math.ceil(CLIPS / 2) + 1), *common],
+        )
+        held = (
+            size_of(folder / "frames_pt", ".pt")
+            if system == "frames_pt"
+            else size_of(folder / "cache", "") - before
+        )
         disk[system] = held + (disk["level_1"] if system == "level_1_2" else 0)
     found: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
     for order in bench.alternation(SYSTEMS, rounds):
         for system in order:
-            found[system].append(bench.run_child("scripts.bench_cache", ["--child", system, "--steps", str(steps), *common]))
+            found[system].append(
+                bench.run_child(
+                    "scripts.bench_cache", ["--child", system, "--steps", str(steps), *common]
+                )
+            )
             row = found[system][-1]
-            print(f"  {system:10} {row['step_s']:.3f} s/step, data {row['phases_s']['data']:.4f}, tower "
-                  f"{row['phases_s']['tower']:.4f}", flush=True)
+            print(
+                f"  {system:10} {row['step_s']:.3f} s/step, data {row['phases_s']['data']:.4f}, tower "
+                f"{row['phases_s']['tower']:.4f}",
+                flush=True,
+            )
 
     def ratio(of: str, over: str, value: Callable[[dict[str, Any]], float]) -> dict[str, float]:
-        return bench.spread([value(a) / value(b) for a, b in zip(found[of], found[over], strict=True)], 2)
+        return bench.spread(
+            [value(a) / value(b) for a, b in zip(found[of], found[over], strict=True)], 2
+        )
 
     def step(row: dict[str, Any]) -> float:
         return float(row["step_s"])
@@ -240,40 +350,78 @@ def measure(folder: Path, frames: int, pixels: int, rounds: int, steps: int) -> 
     def data(row: dict[str, Any]) -> float:
         return float(row["phases_s"]["data"])
 
-    return {"frames": frames, "max_pixels": pixels, "prompt_tokens": round(found["none"][0]["visual_tokens"]),
-            "bytes_on_disk": disk, "ratios": {
-                "data: none / level_1": ratio("none", "level_1", data),
-                "data: frames_pt / level_1": ratio("frames_pt", "level_1", data),
-                "bytes: frames_pt / level_1": round(disk["frames_pt"] / disk["level_1"], 2),
-                "step: none / level_1": ratio("none", "level_1", step), "step: none / level_1_2": ratio("none", "level_1_2", step),
-                "step: frames_pt / level_1_2": ratio("frames_pt", "level_1_2", step)},
-            "tower_share": {s: round(statistics.median(r["phases_s"]["tower"] / r["step_s"] for r in found[s]), 4)
-                            for s in SYSTEMS},
-            "phases_s": {s: {p: round(statistics.median(r["phases_s"][p] for r in found[s]), 4) for p in (*PHASES, "other")}
-                         for s in SYSTEMS},
-            "step_s": {s: bench.spread([r["step_s"] for r in found[s]]) for s in SYSTEMS},
-            **{key: {s: round(statistics.median(r[key] for r in found[s])) for s in SYSTEMS}
-               for key in ("resident_mib", "peak_mib")}}
+    return {
+        "frames": frames,
+        "max_pixels": pixels,
+        "prompt_tokens": round(found["none"][0]["visual_tokens"]),
+        "bytes_on_disk": disk,
+        "ratios": {
+            "data: none / level_1": ratio("none", "level_1", data),
+            "data: frames_pt / level_1": ratio("frames_pt", "level_1", data),
+            "bytes: frames_pt / level_1": round(disk["frames_pt"] / disk["level_1"], 2),
+            "step: none / level_1": ratio("none", "level_1", step),
+            "step: none / level_1_2": ratio("none", "level_1_2", step),
+            "step: frames_pt / level_1_2": ratio("frames_pt", "level_1_2", step),
+        },
+        "tower_share": {
+            s: round(statistics.median(r["phases_s"]["tower"] / r["step_s"] for r in found[s]), 4)
+            for s in SYSTEMS
+        },
+        "phases_s": {
+            s: {
+                p: round(statistics.median(r["phases_s"][p] for r in found[s]), 4)
+                for p in (*PHASES, "other")
+            }
+            for s in SYSTEMS
+        },
+        "step_s": {s: bench.spread([r["step_s"] for r in found[s]]) for s in SYSTEMS},
+        **{
+            key: {s: round(statistics.median(r[key] for r in found[s])) for s in SYSTEMS}
+            for key in ("resident_mib", "peak_mib")
+        },
+    }
 
 
 def report(results: list[dict[str, Any]]) -> None:
     """Print what was found."""
     for r in results:
-        print(f"\n{r['frames']} frames, {r['prompt_tokens']} prompt tokens; seconds per step, medians:")
-        bench.print_table(("", "step", *PHASES, "disk MB", "resident MiB"), [
-            (s, f"{r['step_s'][s]['median']:.2f}", *(f"{r['phases_s'][s][p]:.3f}" for p in PHASES),
-             f"{r['bytes_on_disk'][s] / 1e6:.1f}", r["resident_mib"][s]) for s in SYSTEMS])
+        print(
+            f"\n{r['frames']} frames, {r['prompt_tokens']} prompt tokens; seconds per step, medians:"
+        )
+        bench.print_table(
+            ("", "step", *PHASES, "disk MB", "resident MiB"),
+            [
+                (
+                    s,
+                    f"{r['step_s'][s]['median']:.2f}",
+                    *(f"{r['phases_s'][s][p]:.3f}" for p in PHASES),
+                    f"{r['bytes_on_disk'][s] / 1e6:.1f}",
+                    r["resident_mib"][s],
+                )
+                for s in SYSTEMS
+            ],
+        )
         for name, value in r["ratios"].items():
-            told = f"{value['median']:g}x ({value['min']:g}-{value['max']:g})" if isinstance(value, dict) else f"{value:g}x"
+            told = (
+                f"{value['median']:g}x ({value['min']:g}-{value['max']:g})"
+                if isinstance(value, dict)
+                else f"{value:g}x"
+            )
             print(f"  {name}: {told}")
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of three steps at 32 frames; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of three steps at 32 frames; writes nothing"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="steps per process, the first is the warm-up")
+    parser.add_argument(
+        "--steps", type=int, default=6, help="steps per process, the first is the warm-up"
+    )
     parser.add_argument("--child", choices=("model", *SYSTEMS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--frames", type=int, default=32, help=argparse.SUPPRESS)
@@ -299,8 +447,17 @@ def main() -> None:
             results.append(measure(folder, frames, options.pixels, rounds, steps))
         report(results)
         if not options.quick:
-            path = bench.write_results("bench_cache", {"clips": {"count": CLIPS, "size": SIDE, "seconds": SECONDS, "fps": FPS},
-                                                       "model": MODEL, "results": results}, "torch", "transformers", "av")
+            path = bench.write_results(
+                "bench_cache",
+                {
+                    "clips": {"count": CLIPS, "size": SIDE, "seconds": SECONDS, "fps": FPS},
+                    "model": MODEL,
+                    "results": results,
+                },
+                "torch",
+                "transformers",
+                "av",
+            )
             print(path)
 
 

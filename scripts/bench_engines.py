@@ -9,6 +9,7 @@ other random numbers, with `single` under vLLM. The larger one has random weight
 resident memory (VmHWM), which also counts libraries, the copy that samples, and buffers of gloo.
 On a GPU, scripts/bench_gpu.py measures.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -47,8 +48,18 @@ def _command(config: Path, processes: int) -> list[str]:
     program = ["-m", "mmrl.cli.main", "train", str(config), "--quiet"]
     if processes == 1:
         return [sys.executable, *program]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_addr", "127.0.0.1",
-            "--master_port", str(_free_port()), *program]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        str(processes),
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(_free_port()),
+        *program,
+    ]
 
 
 def _peaks(launcher: int, known: dict[int, float]) -> None:
@@ -65,23 +76,38 @@ def _peaks(launcher: int, known: dict[int, float]) -> None:
             status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         except (psutil.Error, OSError):  # it has just ended
             continue
-        peak = next((row.split()[1] for row in status.splitlines() if row.startswith("VmHWM")), None)
+        peak = next(
+            (row.split()[1] for row in status.splitlines() if row.startswith("VmHWM")), None
+        )
         if peak is not None:
             known[process.pid] = int(peak) / 1024
 
 
-def run(tree: Mapping[str, Any], processes: int, folder: Path, *, timeout_s: float = 1800.0) -> dict[str, Any]:
+def run(
+    tree: Mapping[str, Any], processes: int, folder: Path, *, timeout_s: float = 1800.0
+) -> dict[str, Any]:
     """One training run: per-step losses, gradient norms and log-prob gaps, median seconds per step without the first, peak MiB
     of each process. Raises RuntimeError with the end of its output when it fails."""
     folder.mkdir(parents=True)
     config = folder / "run.yaml"
     config.write_text(yaml.safe_dump({**tree, "name": "run", "dir": str(folder)}), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                   "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     peaks: dict[int, float] = {}
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(_command(config, processes), cwd=bench.ROOT, env=environment, stdout=log,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            _command(config, processes),
+            cwd=bench.ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         deadline = time.monotonic() + timeout_s
         try:
             while process.poll() is None and time.monotonic() < deadline:
@@ -92,16 +118,25 @@ def run(tree: Mapping[str, Any], processes: int, folder: Path, *, timeout_s: flo
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode != 0:
-        raise RuntimeError(f"{config} ended with status {process.returncode}:\n"
-                           f"{(folder / 'log.txt').read_text(encoding='utf-8', errors='replace')[-4000:]}")
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        raise RuntimeError(
+            f"{config} ended with status {process.returncode}:\n"
+            f"{(folder / 'log.txt').read_text(encoding='utf-8', errors='replace')[-4000:]}"
+        )
+    rows = [
+        json.loads(line)
+        for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     later = rows[1:] or rows
-    return {"loss": [r["train/loss"] for r in rows], "grad_norm": [r["train/grad_norm"] for r in rows],
-            "reward": [r["train/reward/mean"] for r in rows], "gap": [r["train/logprob_gap/mean"] for r in rows],
-            "step_s": statistics.median(r["time/total"] for r in later),
-            "rollout_s": statistics.median(r["time/rollout"] for r in later),
-            "update_s": statistics.median(r["time/update"] for r in later),
-            "peak_mib": sorted((round(p) for p in peaks.values()), reverse=True)}
+    return {
+        "loss": [r["train/loss"] for r in rows],
+        "grad_norm": [r["train/grad_norm"] for r in rows],
+        "reward": [r["train/reward/mean"] for r in rows],
+        "gap": [r["train/logprob_gap/mean"] for r in rows],
+        "step_s": statistics.median(r["time/total"] for r in later),
+        "rollout_s": statistics.median(r["time/rollout"] for r in later),
+        "update_s": statistics.median(r["time/update"] for r in later),
+        "peak_mib": sorted((round(p) for p in peaks.values()), reverse=True),
+    }
 
 
 def _small(folder: Path, steps: int) -> dict[str, Any]:
@@ -109,11 +144,25 @@ def _small(folder: Path, steps: int) -> dict[str, Any]:
     from scripts.demo import make_data
 
     make_data(folder, train=64, held_out=1)
-    return {"seed": 5, "threads": 1, "model": {"path": str(bench.ROOT / "assets" / "tiny_vlm"), "system": "", "device": "cpu"},
-            "data": {"train": [{"task": "grounding", "path": str(folder / "train" / "data.jsonl"),
-                                "params": {"prompt": "{question}", "mode": "iou"}}]},
-            "rollout": {"group_size": 8, "max_new_tokens": 24}, "optim": {"lr": 1e-4}, "reward": {"workers": 0},
-            "algorithm": {"dynamic_sampling": False}, "train": {"steps": steps, "prompts_per_step": 8, "save_every": 0}}
+    return {
+        "seed": 5,
+        "threads": 1,
+        "model": {"path": str(bench.ROOT / "assets" / "tiny_vlm"), "system": "", "device": "cpu"},
+        "data": {
+            "train": [
+                {
+                    "task": "grounding",
+                    "path": str(folder / "train" / "data.jsonl"),
+                    "params": {"prompt": "{question}", "mode": "iou"},
+                }
+            ]
+        },
+        "rollout": {"group_size": 8, "max_new_tokens": 24},
+        "optim": {"lr": 1e-4},
+        "reward": {"workers": 0},
+        "algorithm": {"dynamic_sampling": False},
+        "train": {"steps": steps, "prompts_per_step": 8, "save_every": 0},
+    }
 
 
 def _large(folder: Path, steps: int, shape: Mapping[str, Any] = _LARGE) -> dict[str, Any]:
@@ -123,9 +172,13 @@ def _large(folder: Path, steps: int, shape: Mapping[str, Any] = _LARGE) -> dict[
     build_tiny(TinySpec(**shape), folder / "model")
     tree = _small(folder, steps)
     task = f"{bench.ROOT / 'scripts' / '_letters_task.py'}:Letters"
-    return {**tree, "model": {**tree["model"], "path": str(folder / "model")},
-            "data": {"train": [{"task": task, "path": tree["data"]["train"][0]["path"]}]},
-            "rollout": {"group_size": 4, "max_new_tokens": 8}, "train": {**tree["train"], "prompts_per_step": 4}}
+    return {
+        **tree,
+        "model": {**tree["model"], "path": str(folder / "model")},
+        "data": {"train": [{"task": task, "path": tree["data"]["train"][0]["path"]}]},
+        "rollout": {"group_size": 4, "max_new_tokens": 8},
+        "train": {**tree["train"], "prompts_per_step": 4},
+    }
 
 
 def _numbers(model: Path) -> int:
@@ -141,7 +194,9 @@ def _farthest(found: Sequence[float], reference: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(found, reference, strict=True)) / max(map(abs, reference))
 
 
-def measure(tree: Mapping[str, Any], engines: Sequence[str], rollouts: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+def measure(
+    tree: Mapping[str, Any], engines: Sequence[str], rollouts: Sequence[str], folder: Path
+) -> list[dict[str, Any]]:
     """A row for each engine and kind of rollout, compared with the first engine of the same rollouts."""
     rows: list[dict[str, Any]] = []
     for rollout in rollouts:
@@ -149,34 +204,86 @@ def measure(tree: Mapping[str, Any], engines: Sequence[str], rollouts: Sequence[
         for engine in engines:
             processes = 1 if engine == "single" else 2
             print(f"{engine}, {rollout} rollouts ...", flush=True)
-            found = run({**tree, "engine": {"train": engine, "rollout": rollout}}, processes, folder / f"{engine}-{rollout}")
+            found = run(
+                {**tree, "engine": {"train": engine, "rollout": rollout}},
+                processes,
+                folder / f"{engine}-{rollout}",
+            )
             reference = reference or found
-            rows.append({"train": engine, "rollout": rollout, "processes": processes, **found,
-                         "loss_apart": _farthest(found["loss"], reference["loss"]),
-                         "grad_norm_apart": _farthest(found["grad_norm"], reference["grad_norm"])})
+            rows.append(
+                {
+                    "train": engine,
+                    "rollout": rollout,
+                    "processes": processes,
+                    **found,
+                    "loss_apart": _farthest(found["loss"], reference["loss"]),
+                    "grad_norm_apart": _farthest(found["grad_norm"], reference["grad_norm"]),
+                }
+            )
     return rows
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="single and ddp, own rollouts, one step; records nothing")
-    parser.add_argument("--out", type=Path, help="write there instead of assets/results/bench_engines.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="single and ddp, own rollouts, one step; records nothing",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="write there instead of assets/results/bench_engines.json"
+    )
     options = bench.parse(parser)
     engines, rollouts = (TRAIN[:2], ROLLOUT[:1]) if options.quick else (TRAIN, ROLLOUT)
     with tempfile.TemporaryDirectory(prefix="mmrl-engines-") as name:
         folder = Path(name)
-        small = measure(_small(folder / "small", 1 if options.quick else SMALL_STEPS), engines, rollouts, folder / "small")
-        large = [] if options.quick else measure(_large(folder / "large", LARGE_STEPS), engines, ("own",), folder / "large")
+        small = measure(
+            _small(folder / "small", 1 if options.quick else SMALL_STEPS),
+            engines,
+            rollouts,
+            folder / "small",
+        )
+        large = (
+            []
+            if options.quick
+            else measure(_large(folder / "large", LARGE_STEPS), engines, ("own",), folder / "large")
+        )
         parameters = _numbers(folder / "large" / "model") if large else 0
-    facts = {"processes": 2, "backend": "gloo", "small": small, "large": large, "large_model": _LARGE,
-             "large_parameters": parameters}
+    facts = {
+        "processes": 2,
+        "backend": "gloo",
+        "small": small,
+        "large": large,
+        "large_model": _LARGE,
+        "large_parameters": parameters,
+    }
     for part, rows in (("small", small), ("large", large)):
         if rows:
             print(part)
-            bench.print_table(("engine", "rollouts", "s/step", "peak MiB per process", "loss apart", "norm apart"), [
-                (r["train"], r["rollout"], f"{r['step_s']:.2f}", " ".join(map(str, r["peak_mib"])), f"{r['loss_apart']:.1e}",
-                 f"{r['grad_norm_apart']:.1e}") for r in rows])
+            bench.print_table(
+                (
+                    "engine",
+                    "rollouts",
+                    "s/step",
+                    "peak MiB per process",
+                    "loss apart",
+                    "norm apart",
+                ),
+                [
+                    (
+                        r["train"],
+                        r["rollout"],
+                        f"{r['step_s']:.2f}",
+                        " ".join(map(str, r["peak_mib"])),
+                        f"{r['loss_apart']:.1e}",
+                        f"{r['grad_norm_apart']:.1e}",
+                    )
+                    for r in rows
+                ],
+            )
     if options.out is not None:
         options.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     else:

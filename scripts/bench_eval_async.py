@@ -13,6 +13,7 @@ Measured is `evaluate` over both suites, after the model is loaded and the worke
 process has a cache of its own, so that every clip is decoded once in each. All answers must be equal. A small random Qwen2.5-VL
 answers on one thread; what overlaps needs cores: see `cores` and `load_1min` beside the result.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,8 +26,17 @@ from typing import Any
 
 from scripts import _bench as bench
 
-MODEL = {"hidden": 256, "layers": 4, "heads": 8, "kv": 4, "vision_hidden": 192, "vision_layers": 4, "vision_heads": 6,
-         "window_vision": True, "max_patches": 256}
+MODEL = {
+    "hidden": 256,
+    "layers": 4,
+    "heads": 8,
+    "kv": 4,
+    "vision_hidden": 192,
+    "vision_layers": 4,
+    "vision_heads": 6,
+    "window_vision": True,
+    "max_patches": 256,
+}
 SYSTEMS = ("none", "cache", "workers")
 SUITES = ("order", "direction")
 SIDE, SECONDS, FPS, DRAWN = (640, 360), 10, 30, 6
@@ -51,18 +61,34 @@ def make_suites(folder: Path, clips: int) -> None:
         for number in range(clips):
             path = folder / suite / "videos" / f"{number}.mp4"
             if number < DRAWN:
-                frames, rows_of[number] = draw_clip(ClipSettings(task=suite, size=height, fps=FPS, seconds=SECONDS), 0, number)
-                noise = np.random.default_rng([number, len(suite)]).integers(0, 256, (height // 20, width // 20, 3), dtype=np.uint8)
+                frames, rows_of[number] = draw_clip(
+                    ClipSettings(task=suite, size=height, fps=FPS, seconds=SECONDS), 0, number
+                )
+                noise = np.random.default_rng([number, len(suite)]).integers(
+                    0, 256, (height // 20, width // 20, 3), dtype=np.uint8
+                )
                 noise = noise.repeat(20, 0).repeat(20, 1)
-                wide = np.stack([np.roll(noise, (3 * t, 5 * t), (0, 1)) for t in range(len(frames))])
-                wide[:, :, (width - height) // 2:(width + height) // 2] = frames
+                wide = np.stack(
+                    [np.roll(noise, (3 * t, 5 * t), (0, 1)) for t in range(len(frames))]
+                )
+                wide[:, :, (width - height) // 2 : (width + height) // 2] = frames
                 write_video(path, wide, FPS)
             else:
                 drawn = path.with_name(f"{number % DRAWN}.mp4").read_bytes()
-                path.write_bytes(drawn + (12).to_bytes(4, "big") + b"free" + number.to_bytes(4, "big"))
+                path.write_bytes(
+                    drawn + (12).to_bytes(4, "big") + b"free" + number.to_bytes(4, "big")
+                )
             row = {**rows_of[number % DRAWN], "id": f"{suite}-{number}"}
-            rows.append({**row, "video": f"videos/{number}.mp4", "params": {**row["params"], "width": width}})
-        (folder / suite / "data.jsonl").write_text("".join(json.dumps(r, default=str) + "\n" for r in rows), encoding="utf-8")
+            rows.append(
+                {
+                    **row,
+                    "video": f"videos/{number}.mp4",
+                    "params": {**row["params"], "width": width},
+                }
+            )
+        (folder / suite / "data.jsonl").write_text(
+            "".join(json.dumps(r, default=str) + "\n" for r in rows), encoding="utf-8"
+        )
 
 
 def child(system: str, folder: Path, workers: int) -> None:
@@ -76,12 +102,26 @@ def child(system: str, folder: Path, workers: int) -> None:
     from mmrl.workers.scoring import Scorer
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        config = RunConfig.model_validate({
-            "model": {"path": str(folder / "model"), "device": "cpu"},
-            "data": {"workers": workers if system == "workers" else 0, "cache": {"dir": None if system == "none" else scratch},
-                     "video": {"kind": "uniform", "num_frames": FRAMES, "min_pixels": 28 * 28, "max_pixels": PIXELS}}})
+        config = RunConfig.model_validate(
+            {
+                "model": {"path": str(folder / "model"), "device": "cpu"},
+                "data": {
+                    "workers": workers if system == "workers" else 0,
+                    "cache": {"dir": None if system == "none" else scratch},
+                    "video": {
+                        "kind": "uniform",
+                        "num_frames": FRAMES,
+                        "min_pixels": 28 * 28,
+                        "max_pixels": PIXELS,
+                    },
+                },
+            }
+        )
         policy = load_policy(config.model, config.data, trainable=False)
-        suites = [load_sources([DataSource(task="choice", path=str(folder / s / "data.jsonl"))]) for s in SUITES]
+        suites = [
+            load_sources([DataSource(task="choice", path=str(folder / s / "data.jsonl"))])
+            for s in SUITES
+        ]
         began = time.perf_counter()
         with prefetching(config.data, [policy.encoder.visuals]) as [policy.encoder.ahead]:
             ahead = policy.encoder.ahead
@@ -89,18 +129,34 @@ def child(system: str, folder: Path, workers: int) -> None:
                 while not all(w.ready for w in ahead.pool._workers):
                     time.sleep(0.05)
                 ready_s, began = time.perf_counter() - began, time.perf_counter()
-                ahead.expect(sample for sources in suites for source in sources for sample in source.samples)
+                ahead.expect(
+                    sample for sources in suites for source in sources for sample in source.samples
+                )
             else:
                 ready_s = 0.0
             rows = []
             for sources in suites:
                 with Scorer([], [s.task for s in sources], workers=0) as scorer:
                     settings = EvalSettings(SamplingSettings(max_new_tokens=NEW_TOKENS), samples=4)
-                    rows += evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings).predictions
+                    rows += evaluate(
+                        policy, PrefillOnceEngine(policy), scorer, sources, settings
+                    ).predictions
             seconds = time.perf_counter() - began
-        answers = hashlib.sha256(json.dumps([[r["id"], r["mode"], r["text"], r["score"]["value"]] for r in rows]).encode())
-        bench.finish_child({"seconds": seconds, "ready_s": ready_s, "answers": answers.hexdigest(), "rows": len(rows),
-                            "decoded_here": policy.encoder.visuals.stats.built, "media_s": policy.encoder.visuals.stats.build_s})
+        answers = hashlib.sha256(
+            json.dumps(
+                [[r["id"], r["mode"], r["text"], r["score"]["value"]] for r in rows]
+            ).encode()
+        )
+        bench.finish_child(
+            {
+                "seconds": seconds,
+                "ready_s": ready_s,
+                "answers": answers.hexdigest(),
+                "rows": len(rows),
+                "decoded_here": policy.encoder.visuals.stats.built,
+                "media_s": policy.encoder.visuals.stats.build_s,
+            }
+        )
 
 
 def measure(folder: Path, rounds: int, workers: int) -> dict[str, Any]:
@@ -108,28 +164,47 @@ def measure(folder: Path, rounds: int, workers: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
     for order in bench.alternation(SYSTEMS, rounds):
         for system in order:
-            row = bench.run_child("scripts.bench_eval_async", ["--child", system, "--folder", str(folder),
-                                                               "--workers", str(workers)])
+            row = bench.run_child(
+                "scripts.bench_eval_async",
+                ["--child", system, "--folder", str(folder), "--workers", str(workers)],
+            )
             found[system].append(row)
-            print(f"  {system:8} {row['seconds']:.2f} s, {row['decoded_here']} clips decoded by the engine's process in "
-                  f"{row['media_s']:.2f} s", flush=True)
+            print(
+                f"  {system:8} {row['seconds']:.2f} s, {row['decoded_here']} clips decoded by the engine's process in "
+                f"{row['media_s']:.2f} s",
+                flush=True,
+            )
     if len({row["answers"] for rows in found.values() for row in rows}) != 1:
         raise RuntimeError("expected the same answers from every system, found others")
-    return {"workers": workers, "answers": found["none"][0]["rows"],
-            "seconds": {s: bench.spread([r["seconds"] for r in found[s]]) for s in SYSTEMS},
-            "decoding_s": bench.spread([r["media_s"] for r in found["none"]]),
-            "workers_ready_s": bench.spread([r["ready_s"] for r in found["workers"]]),
-            "none / workers": bench.spread([a["seconds"] / b["seconds"] for a, b in zip(
-                found["none"], found["workers"], strict=True)], 2)}
+    return {
+        "workers": workers,
+        "answers": found["none"][0]["rows"],
+        "seconds": {s: bench.spread([r["seconds"] for r in found[s]]) for s in SYSTEMS},
+        "decoding_s": bench.spread([r["media_s"] for r in found["none"]]),
+        "workers_ready_s": bench.spread([r["ready_s"] for r in found["workers"]]),
+        "none / workers": bench.spread(
+            [
+                a["seconds"] / b["seconds"]
+                for a, b in zip(found["none"], found["workers"], strict=True)
+            ],
+            2,
+        ),
+    }
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round with few clips; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round with few clips; writes nothing"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--clips", type=int, default=96, help="per suite; 64 samples are answered at a time")
+    parser.add_argument(
+        "--clips", type=int, default=96, help="per suite; 64 samples are answered at a time"
+    )
     parser.add_argument("--child", choices=("prepare", *SYSTEMS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = bench.parse(parser)
@@ -145,16 +220,41 @@ def main() -> None:
         return
     clips = min(options.clips, 16) if options.quick else options.clips
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-eval-") as scratch:
-        bench.run_child("scripts.bench_eval_async", ["--child", "prepare", "--folder", scratch, "--clips", str(clips)])
+        bench.run_child(
+            "scripts.bench_eval_async",
+            ["--child", "prepare", "--folder", scratch, "--clips", str(clips)],
+        )
         result = measure(Path(scratch), 1 if options.quick else options.rounds, options.workers)
-    bench.print_table(("", "seconds", "range"), [
-        (s, f"{v['median']:.2f}", f"{v['min']:.2f}-{v['max']:.2f}") for s, v in result["seconds"].items()])
+    bench.print_table(
+        ("", "seconds", "range"),
+        [
+            (s, f"{v['median']:.2f}", f"{v['min']:.2f}-{v['max']:.2f}")
+            for s, v in result["seconds"].items()
+        ],
+    )
     ratio = result["none / workers"]
     print(f"none / workers: {ratio['median']:g}x ({ratio['min']:g}-{ratio['max']:g})")
     if not options.quick:
-        print(bench.write_results("bench_eval_async", {
-            "clips": {"per_suite": clips, "suites": SUITES, "size": SIDE, "seconds": SECONDS, "fps": FPS},
-            "shown": {"frames": FRAMES, "max_pixels": PIXELS}, "model": MODEL, **result}, "torch", "transformers", "av"))
+        print(
+            bench.write_results(
+                "bench_eval_async",
+                {
+                    "clips": {
+                        "per_suite": clips,
+                        "suites": SUITES,
+                        "size": SIDE,
+                        "seconds": SECONDS,
+                        "fps": FPS,
+                    },
+                    "shown": {"frames": FRAMES, "max_pixels": PIXELS},
+                    "model": MODEL,
+                    **result,
+                },
+                "torch",
+                "transformers",
+                "av",
+            )
+        )
 
 
 if __name__ == "__main__":

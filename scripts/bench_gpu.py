@@ -14,6 +14,7 @@ the GPU, says so in its row. Groups share a prompt of one 1280-token picture and
     plan     of each model, the shares of peak and of bandwidth that scripts/plan_scale.py plans with (scripts/_gpu_plan.py)
     cache    seconds until a 16-frame 720p clip's features are there, by what is kept
 """
+
 from __future__ import annotations
 
 import argparse
@@ -35,19 +36,34 @@ from scripts._gpu_plan import plan_shares
 
 __all__ = ["main", "plan"]
 
-DEFAULT_SHAPES = ("Qwen2.5-VL-3B-Instruct", "Qwen2.5-VL-7B-Instruct", "Qwen3-VL-4B-Instruct", "Qwen3-VL-8B-Instruct")
+DEFAULT_SHAPES = (
+    "Qwen2.5-VL-3B-Instruct",
+    "Qwen2.5-VL-7B-Instruct",
+    "Qwen3-VL-4B-Instruct",
+    "Qwen3-VL-8B-Instruct",
+)
 ATTENTIONS = ("sdpa", "flex", "flash_attention_2")
 _LIBRARIES = ("torch", "transformers", "flash-attn", "vllm", "peft")
 
 
-def plan(shapes: list[str], attentions: list[str], parts: list[str], base: Setting) -> list[tuple[str, Setting]]:
+def plan(
+    shapes: list[str], attentions: list[str], parts: list[str], base: Setting
+) -> list[tuple[str, Setting]]:
     """What to measure, in order: updates per shape, mode and attention; rollouts and cache levels per shape."""
     work: list[tuple[str, Setting]] = []
     for shape in shapes:
         setting = replace(base, shape=shape)
         if "update" in parts:
-            work += [("update", replace(setting, mode=mode, attn=attn)) for mode in ("lora", "full") for attn in attentions]
-        work += [(part, replace(setting, mode="lora")) for part in ("rollout", "vllm", "cache") if part in parts]
+            work += [
+                ("update", replace(setting, mode=mode, attn=attn))
+                for mode in ("lora", "full")
+                for attn in attentions
+            ]
+        work += [
+            (part, replace(setting, mode="lora"))
+            for part in ("rollout", "vllm", "cache")
+            if part in parts
+        ]
     return work
 
 
@@ -57,18 +73,26 @@ def _too_large(setting: Setting, part: str, memory_gib: float) -> dict[str, Any]
 
     found = estimate(run_of(setting), kind="cuda")
     needed = found.total if part == "update" else found.parts["weights"]
-    return {"does_not_fit": {"estimate_gib": round(needed / 2**30, 1)}} if needed > 1.15 * memory_gib * 2**30 else None
+    return (
+        {"does_not_fit": {"estimate_gib": round(needed / 2**30, 1)}}
+        if needed > 1.15 * memory_gib * 2**30
+        else None
+    )
 
 
 def _child(part: str, setting: Setting, timeout: float) -> dict[str, Any]:
     """A measurement in a process of its own; what ends it is its result."""
     try:
-        return bench.run_child("scripts.bench_gpu", ["--child", part, json.dumps(asdict(setting))], timeout=timeout)
+        return bench.run_child(
+            "scripts.bench_gpu", ["--child", part, json.dumps(asdict(setting))], timeout=timeout
+        )
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return {"failed": str(error)[-2000:]}
 
 
-def measure(work: list[tuple[str, Setting]], memory_gib: float | None, peak: float | None, timeout: float) -> list[dict[str, Any]]:
+def measure(
+    work: list[tuple[str, Setting]], memory_gib: float | None, peak: float | None, timeout: float
+) -> list[dict[str, Any]]:
     """Rows of everything in `work`; on a CPU (memory_gib None) in this process."""
     rows = []
     for part, setting in work:
@@ -77,8 +101,18 @@ def measure(work: list[tuple[str, Setting]], memory_gib: float | None, peak: flo
             row = _here(part, setting)
         row = row or _child(part, setting, timeout)
         for update in row.get("updates", ()):
-            update["mfu"] = round(update["tflops"] / peak, 4) if peak and "tflops" in update else None
-        rows.append({"part": part, "shape": setting.shape, "mode": setting.mode, "attn": setting.attn, **row})
+            update["mfu"] = (
+                round(update["tflops"] / peak, 4) if peak and "tflops" in update else None
+            )
+        rows.append(
+            {
+                "part": part,
+                "shape": setting.shape,
+                "mode": setting.mode,
+                "attn": setting.attn,
+                **row,
+            }
+        )
         print(f"{part:8} {setting.label:45} {_short(row)}", flush=True)
     return rows
 
@@ -95,28 +129,56 @@ def _short(row: dict[str, Any]) -> str:
         if bad in row:
             return f"{bad}: {str(row[bad]).strip().splitlines()[-1][:100]}"
     if "updates" in row:
-        return "; ".join(f"{u['forward']} " + (
-            f"{u['completion_tokens_per_s']} tokens/s, MFU {u['mfu']}, peak {u.get('peak_gib')} GiB" if "seconds" in u
-            else u["out_of_memory"]) for u in row["updates"])
+        return "; ".join(
+            f"{u['forward']} "
+            + (
+                f"{u['completion_tokens_per_s']} tokens/s, MFU {u['mfu']}, peak {u.get('peak_gib')} GiB"
+                if "seconds" in u
+                else u["out_of_memory"]
+            )
+            for u in row["updates"]
+        )
     return f"{row['tokens_per_s']} tokens/s" if "tokens_per_s" in row else str(row.get("seconds"))
 
 
 def _write(out: Path | None, found: dict[str, Any]) -> Path:
     if out is None:
         return bench.write_results("bench_gpu", found, *_LIBRARIES)
-    head = {"date": datetime.now(timezone.utc).date().isoformat(), "machine": bench.machine(), "versions": versions(_LIBRARIES)}
+    head = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": bench.machine(),
+        "versions": versions(_LIBRARIES),
+    }
     out.write_text(json.dumps({**head, **found}, indent=1) + "\n", encoding="utf-8")
     return out
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(DEFAULT_SHAPES), help="of mmrl.diagnostics.shapes")
-    parser.add_argument("--attn", nargs="+", choices=ATTENTIONS, default=None, help="default: all that are installed")
-    parser.add_argument("--parts", nargs="+", choices=("update", "rollout", "vllm", "cache"),
-                        default=["update", "rollout", "vllm", "cache"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shapes", nargs="+", default=list(DEFAULT_SHAPES), help="of mmrl.diagnostics.shapes"
+    )
+    parser.add_argument(
+        "--attn",
+        nargs="+",
+        choices=ATTENTIONS,
+        default=None,
+        help="default: all that are installed",
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("update", "rollout", "vllm", "cache"),
+        default=["update", "rollout", "vllm", "cache"],
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peak-tflops", type=float, help="dense bf16 figure of a GPU that is not listed in scripts/_gpu_kit.py")
+    parser.add_argument(
+        "--peak-tflops",
+        type=float,
+        help="dense bf16 figure of a GPU that is not listed in scripts/_gpu_kit.py",
+    )
     parser.add_argument("--memory-tb-s", type=float, help="bandwidth of its memory, TB/s")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds of one row")
     parser.add_argument("--out", type=Path, help="default: assets/results/bench_gpu.json")
@@ -129,7 +191,17 @@ def _arguments() -> argparse.Namespace:
 
 
 def _smoke(out: Path) -> int:
-    tiny = Setting(SMOKE, device="cpu", groups=2, group_size=2, new_tokens=4, pixels=20000, token_budget=128, repeats=1, warm_up=0)
+    tiny = Setting(
+        SMOKE,
+        device="cpu",
+        groups=2,
+        group_size=2,
+        new_tokens=4,
+        pixels=20000,
+        token_budget=128,
+        repeats=1,
+        warm_up=0,
+    )
     rows = measure(plan([SMOKE], ["flex"], ["update", "rollout", "cache"], tiny), None, None, 0)
     print(_write(out, {"smoke": True, "plan": plan_shares(rows, tiny, None, None), "rows": rows}))
     return 0
@@ -147,28 +219,55 @@ def main() -> int:
 
         part, setting = arguments.child
         try:
-            bench.finish_child(gpu_name() if part == "gpu" else WORK[part](Setting(**json.loads(setting))))
+            bench.finish_child(
+                gpu_name() if part == "gpu" else WORK[part](Setting(**json.loads(setting)))
+            )
         except torch.OutOfMemoryError as error:  # of the weights
             bench.finish_child({"out_of_memory": str(error).splitlines()[0][:200]})
         return 0
     if not torch.cuda.is_available():
-        print(f"bench_gpu needs an NVIDIA GPU that torch can use; found torch {torch.__version__} without one. Install a CUDA "
-              "build of torch on a machine with a GPU (nvidia-smi lists it), or run the code path on the CPU: --smoke --out FILE",
-              file=sys.stderr)
+        print(
+            f"bench_gpu needs an NVIDIA GPU that torch can use; found torch {torch.__version__} without one. Install a CUDA "
+            "build of torch on a machine with a GPU (nvidia-smi lists it), or run the code path on the CPU: --smoke --out FILE",
+            file=sys.stderr,
+        )
         return 2
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    gpu = bench.run_child("scripts.bench_gpu", ["--child", "gpu", "{}"])  # a context of this process would take the rows' memory
+    gpu = bench.run_child(
+        "scripts.bench_gpu", ["--child", "gpu", "{}"]
+    )  # a context of this process would take the rows' memory
     peak = arguments.peak_tflops or peak_tflops(gpu["name"])
-    installed = [a for a in ATTENTIONS if a != "flash_attention_2" or importlib.util.find_spec("flash_attn")]
+    installed = [
+        a for a in ATTENTIONS if a != "flash_attention_2" or importlib.util.find_spec("flash_attn")
+    ]
     try:
-        work = plan(arguments.shapes, arguments.attn or installed, arguments.parts, replace(Setting(""), repeats=arguments.repeats))
+        work = plan(
+            arguments.shapes,
+            arguments.attn or installed,
+            arguments.parts,
+            replace(Setting(""), repeats=arguments.repeats),
+        )
         rows = measure(work, gpu["memory_gib"], peak, arguments.timeout)
     except MMRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    setting, bandwidth = replace(Setting(""), repeats=arguments.repeats), arguments.memory_tb_s or memory_tb_s(gpu["name"])
-    print(_write(arguments.out, {"gpu": gpu, "peak_tflops_bf16": peak, "memory_tb_s": bandwidth, "setting": asdict(setting),
-                                 "plan": plan_shares(rows, setting, peak, bandwidth), "rows": rows}))
+    setting, bandwidth = (
+        replace(Setting(""), repeats=arguments.repeats),
+        arguments.memory_tb_s or memory_tb_s(gpu["name"]),
+    )
+    print(
+        _write(
+            arguments.out,
+            {
+                "gpu": gpu,
+                "peak_tflops_bf16": peak,
+                "memory_tb_s": bandwidth,
+                "setting": asdict(setting),
+                "plan": plan_shares(rows, setting, peak, bandwidth),
+                "rows": rows,
+            },
+        )
+    )
     return 0
 
 

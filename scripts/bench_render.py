@@ -5,6 +5,7 @@
 One simulator in this process, a chunk of eight zero actions, executed with a picture at its end (what training does) and with one
 after every control step (what recording a video does), alternating. Milliseconds per chunk; resets are outside the timing.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -15,10 +16,21 @@ from scripts import _bench as bench
 
 CHUNK = 8
 SPECS: dict[str, dict[str, Any]] = {
-    "maniskill": {"suite": "maniskill", "task": "PushCube-v1", "image_size": 84, "options": {"dims": 4}},
-    "libero": {"suite": "libero", "task": "libero_object/0", "image_size": 128, "cameras": ("base", "wrist"),
-               "options": {"assets": "stand-in"}},
-    "tiny": {"suite": "tiny", "task": "push", "image_size": 84}}
+    "maniskill": {
+        "suite": "maniskill",
+        "task": "PushCube-v1",
+        "image_size": 84,
+        "options": {"dims": 4},
+    },
+    "libero": {
+        "suite": "libero",
+        "task": "libero_object/0",
+        "image_size": 128,
+        "cameras": ("base", "wrist"),
+        "options": {"assets": "stand-in"},
+    },
+    "tiny": {"suite": "tiny", "task": "push", "image_size": 84},
+}
 MODES = ("last step", "every step")
 
 
@@ -52,13 +64,20 @@ def measure(name: str, rounds: int, chunks: int) -> dict[str, Any]:
     finally:
         simulator.close()
     rows = {mode: bench.spread(values, 1) for mode, values in found.items()}
-    return {"ms_per_chunk": rows, "ratio": round(rows["every step"]["median"] / rows["last step"]["median"], 2),
-            "simulator": versions, "options": {}, **SPECS[name]}
+    return {
+        "ms_per_chunk": rows,
+        "ratio": round(rows["every step"]["median"] / rows["last step"]["median"], 2),
+        "simulator": versions,
+        "options": {},
+        **SPECS[name],
+    }
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--chunks", type=int, default=3, help="per round")
     parser.add_argument("--only", nargs="+", default=list(SPECS), choices=list(SPECS))
@@ -67,8 +86,11 @@ def main() -> None:
     for name in options.only:
         found[name] = measure(name, options.rounds, options.chunks)
         row = found[name]["ms_per_chunk"]
-        print(f"{name}: {row['last step']['median']} ms with one picture, {row['every step']['median']} ms with {CHUNK}, "
-              f"{found[name]['ratio']} times", flush=True)
+        print(
+            f"{name}: {row['last step']['median']} ms with one picture, {row['every step']['median']} ms with {CHUNK}, "
+            f"{found[name]['ratio']} times",
+            flush=True,
+        )
     if set(found) == set(SPECS):
         print(bench.write_results("bench_render", {"chunk": CHUNK, "simulators": found}))
 

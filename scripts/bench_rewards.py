@@ -6,6 +6,7 @@ From text to score, in this process and on one thread: parsing, metrics and ever
 answers and mutated ones, a third each. The share of a step comes from a real run: eight steps of configs/demo.yaml, reward
 worker, pipes and waiting included.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -50,13 +51,34 @@ def _crowd(task: Task, boxes: int) -> list[Job]:
     off = np.clip(gold + rng.integers(-5, 6, gold.shape), 0, 1000)
     off[:, 2:] = np.maximum(off[:, 2:], off[:, :2] + 1)
     names = [f"thing {i % 8}" for i in range(boxes)]
-    truth = [{"bbox": [float(v) for v in box], "label": name} for box, name in zip(gold, names, strict=True)]
-    text = json.dumps([{"bbox_2d": [int(v) for v in box], "label": n} for box, n in zip(off, names, strict=True)])
-    sample = Sample("crowd", "detection", "bench", "all things", truth, ("crowd.png",),
-                    params={"categories": sorted(set(names)), "width": 1000, "height": 1000})
-    ctx = RewardContext(1, 1, CoordFrame.REL1000, (ImageSize((1000, 1000), (1008, 1008)),), num_tokens=900, max_tokens=2048)
+    truth = [
+        {"bbox": [float(v) for v in box], "label": name}
+        for box, name in zip(gold, names, strict=True)
+    ]
+    text = json.dumps(
+        [{"bbox_2d": [int(v) for v in box], "label": n} for box, n in zip(off, names, strict=True)]
+    )
+    sample = Sample(
+        "crowd",
+        "detection",
+        "bench",
+        "all things",
+        truth,
+        ("crowd.png",),
+        params={"categories": sorted(set(names)), "width": 1000, "height": 1000},
+    )
+    ctx = RewardContext(
+        1,
+        1,
+        CoordFrame.REL1000,
+        (ImageSize((1000, 1000), (1008, 1008)),),
+        num_tokens=900,
+        max_tokens=2048,
+    )
     wrapped = wrap_answer(text, getattr(task, "answer_format", "answer"))
-    assert task.score(sample, wrapped, ctx).parsed, f"{boxes} boxes are an answer to {task.name} {task.params}"
+    assert task.score(sample, wrapped, ctx).parsed, (
+        f"{boxes} boxes are an answer to {task.name} {task.params}"
+    )
     return [(sample, wrapped, ctx)]
 
 
@@ -81,21 +103,41 @@ def _share_of_a_step(steps: int) -> dict[str, Any]:
 
     make_data(ROOT / "runs" / "demo_data")
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(ROOT / "configs" / "demo.yaml", [f"train.steps={steps}", "train.save_every=0", "data.eval=[]",
-                                                              f"dir={folder}", "name=share"])
+        config = load_config(
+            ROOT / "configs" / "demo.yaml",
+            [
+                f"train.steps={steps}",
+                "train.save_every=0",
+                "data.eval=[]",
+                f"dir={folder}",
+                "name=share",
+            ],
+        )
         Trainer(config).fit()
-        rows = [json.loads(line) for line in (Path(folder) / "share" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (Path(folder) / "share" / "metrics.jsonl")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        ]
     late = rows[2:]  # the first steps start the worker
-    return {"step_s": spread([r["time/total"] for r in late]),
-            "share": spread([r["time/reward"] / r["time/total"] for r in late], 5), "completions_per_step": 128}
+    return {
+        "step_s": spread([r["time/total"] for r in late]),
+        "share": spread([r["time/reward"] / r["time/total"] for r in late], 5),
+        "completions_per_step": 128,
+    }
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="per round and reward")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="names of rewards that start with this; nothing is recorded then")
+    parser.add_argument(
+        "--only", default="", help="names of rewards that start with this; nothing is recorded then"
+    )
     options = parse(parser)
     os.chdir(Path(__file__).resolve().parent.parent)
     work: list[tuple[str, Task, list[Job]]] = []
@@ -106,19 +148,34 @@ def main() -> None:
             if case.task == "detection":
                 work.append((f"{case.name}, 64 x 64 boxes", task, _crowd(task, 64)))
     if not work:
-        parser.error(f"expected the beginning of a reward's name after --only, found {options.only!r}")
+        parser.error(
+            f"expected the beginning of a reward's name after --only, found {options.only!r}"
+        )
     rates: dict[str, list[float]] = {name: [] for name, _, _ in work}
     for _ in range(options.rounds):
         for name, task, jobs in work:
             rates[name].append(_rate(task, jobs, options.seconds))
-    rows = {name: {"per_second": spread(values, 0), "us": round(1e6 / sorted(values)[len(values) // 2], 1)}
-            for name, values in rates.items()}
-    print_table(("reward", "completions/s/core", "us each"),
-                [(n, f"{r['per_second']['median']:,.0f}", r["us"]) for n, r in rows.items()])
+    rows = {
+        name: {
+            "per_second": spread(values, 0),
+            "us": round(1e6 / sorted(values)[len(values) // 2], 1),
+        }
+        for name, values in rates.items()
+    }
+    print_table(
+        ("reward", "completions/s/core", "us each"),
+        [(n, f"{r['per_second']['median']:,.0f}", r["us"]) for n, r in rows.items()],
+    )
     if not options.only:
         share = _share_of_a_step(8)
-        print(f"share of a demo step: {share['share']['median']:.2%} (largest {share['share']['max']:.2%})")
-        print(write_results("bench_rewards", {"rewards": rows, "demo": share}, "numpy", "scipy", "torch"))
+        print(
+            f"share of a demo step: {share['share']['median']:.2%} (largest {share['share']['max']:.2%})"
+        )
+        print(
+            write_results(
+                "bench_rewards", {"rewards": rows, "demo": share}, "numpy", "scipy", "torch"
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ a control step, a picture, a forward pass, a message and waking up really take).
 until the first group closes) and draining (the last groups train when nothing is left to render), which cost more with fewer
 groups per step (--groups), and milliseconds per batch.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -41,17 +42,28 @@ from scripts import _bench as bench
 
 RATIOS = ((1, 1, 1), (2, 1, 1), (4, 2, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8))
 SYSTEMS: dict[str, tuple[str, ...]] = {
-    "serial": ("schedule.kind=serial",), "pipelined_2": ("schedule.kind=pipelined", "schedule.stages=2"),
+    "serial": ("schedule.kind=serial",),
+    "pipelined_2": ("schedule.kind=pipelined", "schedule.stages=2"),
     "pipelined_4": ("schedule.kind=pipelined", "schedule.stages=4"),
-    "async_4": ("schedule.kind=async", "schedule.staleness=1", "schedule.stages=4")}
+    "async_4": ("schedule.kind=async", "schedule.staleness=1", "schedule.stages=4"),
+}
 """Name -> overrides of a configuration."""
 STAGES = ("render", "infer", "train")
-REAL: dict[str, str] = {name: f"scripts._schedule_real:{name}" for name in ("tiny", "maniskill", "libero")}
+REAL: dict[str, str] = {
+    name: f"scripts._schedule_real:{name}" for name in ("tiny", "maniskill", "libero")
+}
 """Name -> module:function of a real simulator's measurement; the function takes (rounds, steps) and returns rows like `measure`."""
 
 
-def measure(ratio: Sequence[float], *, seconds: float, groups: int, rounds: int, steps: int,
-            systems: Sequence[str] = tuple(SYSTEMS)) -> dict[str, Any]:
+def measure(
+    ratio: Sequence[float],
+    *,
+    seconds: float,
+    groups: int,
+    rounds: int,
+    steps: int,
+    systems: Sequence[str] = tuple(SYSTEMS),
+) -> dict[str, Any]:
     """One ratio: all systems, alternating. `seconds`: the sum of the stages."""
     from scripts._costed import CostedRollouts, Costs, config_of, run
 
@@ -63,55 +75,133 @@ def measure(ratio: Sequence[float], *, seconds: float, groups: int, rounds: int,
         for order in bench.alternation(systems, rounds):
             for system in order:
                 config = config_of(costs, Path(folder), f"name={system}", *SYSTEMS[system])
-                summaries, settings = run(config, steps, functools.partial(CostedRollouts, costs=costs))
+                summaries, settings = run(
+                    config, steps, functools.partial(CostedRollouts, costs=costs)
+                )
                 found[system] += summaries
                 made[system] = dataclasses.asdict(settings)
     serial = statistics.median(s["wall_s"] for s in found["serial"])
-    busy = [statistics.median(s["wall_s"] * (1 - s["stages"][stage]["bubble"]) for s in found["serial"]) for stage in STAGES]
-    return {"ratio": list(ratio), "groups": groups, "seconds": seconds, "measured_s": [round(b, 3) for b in busy],
-            "systems": {system: {"overrides": list(SYSTEMS[system]), "executor": made[system], **_row(summaries, busy, serial)}
-                        for system, summaries in found.items()}}
+    busy = [
+        statistics.median(s["wall_s"] * (1 - s["stages"][stage]["bubble"]) for s in found["serial"])
+        for stage in STAGES
+    ]
+    return {
+        "ratio": list(ratio),
+        "groups": groups,
+        "seconds": seconds,
+        "measured_s": [round(b, 3) for b in busy],
+        "systems": {
+            system: {
+                "overrides": list(SYSTEMS[system]),
+                "executor": made[system],
+                **_row(summaries, busy, serial),
+            }
+            for system, summaries in found.items()
+        },
+    }
 
 
-def _row(summaries: Sequence[dict[str, Any]], busy: Sequence[float], serial: float) -> dict[str, Any]:
+def _row(
+    summaries: Sequence[dict[str, Any]], busy: Sequence[float], serial: float
+) -> dict[str, Any]:
     longest = max(busy[0], busy[1] + busy[2])
     walls = [s["wall_s"] for s in summaries]
     wall = statistics.median(walls)
-    return {"step_s": bench.spread(walls), "steps_per_s": round(1 / wall, 4), "of_serial": round(wall / serial, 3),
-            "bound": round(longest / sum(busy), 3), "share": round(longest / wall, 3), "over_s": round(wall - longest, 3),
-            "bubble": {stage: round(statistics.median(s["stages"][stage]["bubble"] for s in summaries), 3) for stage in STAGES},
-            "train_queue": {k: round(statistics.median(s["queues"].get("train queue", {}).get(k, 0.0) for s in summaries), 2)
-                            for k in ("mean", "max")}}
+    return {
+        "step_s": bench.spread(walls),
+        "steps_per_s": round(1 / wall, 4),
+        "of_serial": round(wall / serial, 3),
+        "bound": round(longest / sum(busy), 3),
+        "share": round(longest / wall, 3),
+        "over_s": round(wall - longest, 3),
+        "bubble": {
+            stage: round(statistics.median(s["stages"][stage]["bubble"] for s in summaries), 3)
+            for stage in STAGES
+        },
+        "train_queue": {
+            k: round(
+                statistics.median(
+                    s["queues"].get("train queue", {}).get(k, 0.0) for s in summaries
+                ),
+                2,
+            )
+            for k in ("mean", "max")
+        },
+    }
 
 
 def report(results: Sequence[dict[str, Any]]) -> None:
     """Print the tables."""
     for r in results:
-        print(f"\nrender : infer : train = {':'.join(f'{x:g}' for x in r['ratio'])}, {r['groups']} groups per step, "
-              f"{r['seconds']:g} s of work; measured {', '.join(f'{b:.2f}' for b in r['measured_s'])} s")
-        header = ("", "s/step", "steps/s", "of serial", "bound", "share", "over s", "idle render", "infer", "train")
-        bench.print_table(header, [
-            (name, f"{s['step_s']['median']:.2f}", f"{s['steps_per_s']:.3f}", f"{s['of_serial']:.3f}", f"{s['bound']:.3f}",
-             f"{s['share']:.3f}", f"{s['over_s']:.2f}", *(f"{s['bubble'][k]:.0%}" for k in STAGES))
-            for name, s in r["systems"].items()])
+        print(
+            f"\nrender : infer : train = {':'.join(f'{x:g}' for x in r['ratio'])}, {r['groups']} groups per step, "
+            f"{r['seconds']:g} s of work; measured {', '.join(f'{b:.2f}' for b in r['measured_s'])} s"
+        )
+        header = (
+            "",
+            "s/step",
+            "steps/s",
+            "of serial",
+            "bound",
+            "share",
+            "over s",
+            "idle render",
+            "infer",
+            "train",
+        )
+        bench.print_table(
+            header,
+            [
+                (
+                    name,
+                    f"{s['step_s']['median']:.2f}",
+                    f"{s['steps_per_s']:.3f}",
+                    f"{s['of_serial']:.3f}",
+                    f"{s['bound']:.3f}",
+                    f"{s['share']:.3f}",
+                    f"{s['over_s']:.2f}",
+                    *(f"{s['bubble'][k]:.0%}" for k in STAGES),
+                )
+                for name, s in r["systems"].items()
+            ],
+        )
 
 
 def costed(o: argparse.Namespace) -> None:
     """All ratios; written unless --quick."""
-    ratios, rounds, steps, seconds = ((RATIOS[0], RATIOS[3]), 1, 1, 4.0) if o.quick else (RATIOS, o.rounds, o.steps, o.seconds)
+    ratios, rounds, steps, seconds = (
+        ((RATIOS[0], RATIOS[3]), 1, 1, 4.0) if o.quick else (RATIOS, o.rounds, o.steps, o.seconds)
+    )
     groups = sorted(o.groups)
     results = []
-    for count, ratio in [*((n, RATIOS[0]) for n in groups[:-1] if not o.quick), *((groups[-1], r) for r in ratios)]:
-        results.append(measure(ratio, seconds=seconds * count / groups[-1], groups=count, rounds=rounds, steps=steps))
+    for count, ratio in [
+        *((n, RATIOS[0]) for n in groups[:-1] if not o.quick),
+        *((groups[-1], r) for r in ratios),
+    ]:
+        results.append(
+            measure(
+                ratio,
+                seconds=seconds * count / groups[-1],
+                groups=count,
+                rounds=rounds,
+                steps=steps,
+            )
+        )
         report(results[-1:])
     if not o.quick:
         print(bench.write_results("bench_schedule", {"costed": results}, "torch"))
 
 
-def kept_rows(found: Mapping[str, Any], here: Mapping[str, Any], systems: Collection[str]) -> dict[str, Any]:
+def kept_rows(
+    found: Mapping[str, Any], here: Mapping[str, Any], systems: Collection[str]
+) -> dict[str, Any]:
     """Rows of a recorded result that may stand beside rows measured `here`: of the same machine, and of the same `systems`."""
     same = all(found["machine"].get(k) == here[k] for k in ("cpu", "cores", "memory_gib"))
-    return {name: row for name, row in found.get("real", {}).items() if same and set(row["systems"]) == set(systems)}
+    return {
+        name: row
+        for name, row in found.get("real", {}).items()
+        if same and set(row["systems"]) == set(systems)
+    }
 
 
 def real(o: argparse.Namespace) -> None:
@@ -119,30 +209,72 @@ def real(o: argparse.Namespace) -> None:
     the systems measured here. Each row says when it was measured: the file's own date and load are those of the last one."""
     file = bench.RESULTS / "bench_schedule_real.json"
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"machine": {}}
-    rows = kept_rows(found, bench.machine(), importlib.import_module("scripts._schedule_real").SYSTEMS)
+    rows = kept_rows(
+        found, bench.machine(), importlib.import_module("scripts._schedule_real").SYSTEMS
+    )
     for name in o.real:
         module, _, function = REAL[name].partition(":")
         rows[name] = getattr(importlib.import_module(module), function)(o.rounds, o.steps)
-        rows[name].update(rounds=o.rounds, steps=o.steps, date=datetime.now(timezone.utc).date().isoformat(),
-                          load_1min=bench.machine()["load_1min"])
+        rows[name].update(
+            rounds=o.rounds,
+            steps=o.steps,
+            date=datetime.now(timezone.utc).date().isoformat(),
+            load_1min=bench.machine()["load_1min"],
+        )
         print(f"\n{name}, {rows[name]['episodes_per_step']} episodes per step")
-        bench.print_table(("", "s/step", "of serial", "bound", "idle render", "infer", "train"), [
-            (system, f"{row['step_s']['median']:.2f}", f"{row['of_serial']:.3f}", f"{row['bound']:.3f}",
-             *(f"{row['bubble'][k]:.0%}" for k in STAGES)) for system, row in rows[name]["systems"].items()])
-    print(bench.write_results("bench_schedule_real", {"real": rows}, "torch", "mani_skill", "mujoco"))
+        bench.print_table(
+            ("", "s/step", "of serial", "bound", "idle render", "infer", "train"),
+            [
+                (
+                    system,
+                    f"{row['step_s']['median']:.2f}",
+                    f"{row['of_serial']:.3f}",
+                    f"{row['bound']:.3f}",
+                    *(f"{row['bubble'][k]:.0%}" for k in STAGES),
+                )
+                for system, row in rows[name]["systems"].items()
+            ],
+        )
+    print(
+        bench.write_results("bench_schedule_real", {"real": rows}, "torch", "mani_skill", "mujoco")
+    )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="costed: two ratios, one round, four seconds of work; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="costed: two ratios, one round, four seconds of work; writes nothing",
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1, help="measured steps per run")
-    parser.add_argument("--seconds", type=float, default=24.0, help="sum of the stages per step of the largest number of groups")
-    parser.add_argument("--groups", type=int, nargs="+", default=[8, 32],
-                        help="groups per step; the first ratio is run with each, at the same work per group")
-    parser.add_argument("--parts", nargs="+", default=["costed", "real"], choices=("costed", "real"))
-    parser.add_argument("--real", nargs="+", default=sorted(REAL), choices=sorted(REAL), help="simulators to measure")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=24.0,
+        help="sum of the stages per step of the largest number of groups",
+    )
+    parser.add_argument(
+        "--groups",
+        type=int,
+        nargs="+",
+        default=[8, 32],
+        help="groups per step; the first ratio is run with each, at the same work per group",
+    )
+    parser.add_argument(
+        "--parts", nargs="+", default=["costed", "real"], choices=("costed", "real")
+    )
+    parser.add_argument(
+        "--real",
+        nargs="+",
+        default=sorted(REAL),
+        choices=sorted(REAL),
+        help="simulators to measure",
+    )
     o = bench.parse(parser)
     if "costed" in o.parts:
         costed(o)

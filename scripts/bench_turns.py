@@ -9,6 +9,7 @@ prompt of its own for every later turn; first turns share theirs) and `rows` (th
 vision tower its features are kept, so that pictures cost their tokens alone; with a trained one every copy of a picture is encoded.
 The times are of this process on the CPU, which other work on the machine blurs less than the clock on the wall.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,10 +19,23 @@ from typing import Any
 
 from scripts import _bench as bench
 
-MODEL = {"hidden": 256, "layers": 4, "heads": 8, "kv": 4, "vision_hidden": 128, "vision_layers": 2, "vision_heads": 4,
-         "max_patches": 64}
+MODEL = {
+    "hidden": 256,
+    "layers": 4,
+    "heads": 8,
+    "kv": 4,
+    "vision_hidden": 128,
+    "vision_layers": 2,
+    "vision_heads": 4,
+    "max_patches": 64,
+}
 WAYS = ("packed", "turns", "rows")
-ANSWER, GROUP, SIDE, SEEN = 24, 8, 224, 112  # tokens of an answer, rollouts, pixels of the question's and of later pictures
+ANSWER, GROUP, SIDE, SEEN = (
+    24,
+    8,
+    224,
+    112,
+)  # tokens of an answer, rollouts, pixels of the question's and of later pictures
 SETTINGS = [(turns, frozen) for frozen in (True, False) for turns in (2, 3, 4)]
 
 
@@ -38,7 +52,9 @@ def group_of(policy: Any, turns: int) -> tuple[list[Any], list[tuple[int, ...]]]
     def chat(words: str) -> list[dict[str, Any]]:
         return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": words}]}]
 
-    root = policy.encoder.prompt_of(chat("Where is the red circle? Look closer where you must."), [picture(SIDE)])
+    root = policy.encoder.prompt_of(
+        chat("Where is the red circle? Look closer where you must."), [picture(SIDE)]
+    )
     prompts, tokens = [], []
     for _ in range(GROUP):
         prompt = root
@@ -47,7 +63,9 @@ def group_of(policy: Any, turns: int) -> tuple[list[Any], list[tuple[int, ...]]]
             prompts.append(prompt)
             tokens.append(written)
             if turn + 1 < turns:
-                prompt = policy.encoder.extended(prompt, written, chat("seen from close by"), [picture(SEEN)])
+                prompt = policy.encoder.extended(
+                    prompt, written, chat("seen from close by"), [picture(SEEN)]
+                )
     return prompts, tokens
 
 
@@ -57,11 +75,17 @@ def batches(prompts: list[Any], tokens: list[tuple[int, ...]]) -> dict[str, tupl
 
     first = [i for i, p in enumerate(prompts) if p is prompts[0]]
     later = [i for i, p in enumerate(prompts) if p is not prompts[0]]
-    alone = [PackItem(prompts[0], tuple(tokens[i] for i in first)), *(PackItem(prompts[i], (tokens[i],)) for i in later)]
+    alone = [
+        PackItem(prompts[0], tuple(tokens[i] for i in first)),
+        *(PackItem(prompts[i], (tokens[i],)) for i in later),
+    ]
     rows = [PackItem(p, (t,)) for p, t in zip(prompts, tokens, strict=True)]
     order = list(range(len(prompts)))
-    return {"packed": (pack(pack_turns(prompts, tokens)), order), "turns": (pack(alone), first + later),
-            "rows": (pack_padded(rows), order)}
+    return {
+        "packed": (pack(pack_turns(prompts, tokens)), order),
+        "turns": (pack(alone), first + later),
+        "rows": (pack_padded(rows), order),
+    }
 
 
 def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any]:
@@ -71,7 +95,9 @@ def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any
     from mmrl.config import ModelConfig
     from mmrl.policy.loading import load_policy
 
-    policy = load_policy(ModelConfig(path=folder, device="cpu", freeze=["vision", "projector"] if frozen else []))
+    policy = load_policy(
+        ModelConfig(path=folder, device="cpu", freeze=["vision", "projector"] if frozen else [])
+    )
     made = batches(*group_of(policy, turns))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     logps: dict[str, torch.Tensor] = {}
@@ -89,15 +115,24 @@ def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any
     apart = max(float((logps[way] - logps["packed"]).abs().max()) for way in WAYS)
     assert apart < 1e-4, f"the ways differ by {apart}"
     medians = {way: bench.spread(values) for way, values in seconds.items()}
-    return {"turns": turns, "vision": "frozen" if frozen else "trained", "cpu_s": medians,
-            "tokens": {way: made[way][0].num_tokens for way in WAYS}, "pictures": {way: len(made[way][0].visuals) for way in WAYS},
-            "largest_difference": float(f"{apart:.1e}"),
-            "ratio": {way: round(medians[way]["median"] / medians["packed"]["median"], 2) for way in WAYS[1:]}}
+    return {
+        "turns": turns,
+        "vision": "frozen" if frozen else "trained",
+        "cpu_s": medians,
+        "tokens": {way: made[way][0].num_tokens for way in WAYS},
+        "pictures": {way: len(made[way][0].visuals) for way in WAYS},
+        "largest_difference": float(f"{apart:.1e}"),
+        "ratio": {
+            way: round(medians[way]["median"] / medians["packed"]["median"], 2) for way in WAYS[1:]
+        },
+    }
 
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one setting, one round")
     parser.add_argument("--rounds", type=int, default=3)
     options = bench.parse(parser, least=("rounds",))
@@ -108,13 +143,39 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="mmrl-turns-") as folder:
         build_tiny(TinySpec(**MODEL), folder)
-        found = [measure(folder, turns, frozen, 1 if options.quick else options.rounds)
-                 for turns, frozen in (SETTINGS[:1] if options.quick else SETTINGS)]
-    bench.print_table(("turns, tower", *(f"{way}, CPU s" for way in WAYS), "turns / packed", "rows / packed", "tokens"), [
-        (f"{r['turns']}, {r['vision']}", *(r["cpu_s"][way]["median"] for way in WAYS), r["ratio"]["turns"], r["ratio"]["rows"],
-         " : ".join(str(r["tokens"][way]) for way in WAYS)) for r in found])
-    settings = {"model": MODEL, "group_size": GROUP, "answer_tokens": ANSWER, "threads": 1, "rounds": options.rounds}
-    print(f"recorded in {bench.write_results('bench_turns', {'settings': settings, 'rows': found}, 'torch', 'transformers')}")
+        found = [
+            measure(folder, turns, frozen, 1 if options.quick else options.rounds)
+            for turns, frozen in (SETTINGS[:1] if options.quick else SETTINGS)
+        ]
+    bench.print_table(
+        (
+            "turns, tower",
+            *(f"{way}, CPU s" for way in WAYS),
+            "turns / packed",
+            "rows / packed",
+            "tokens",
+        ),
+        [
+            (
+                f"{r['turns']}, {r['vision']}",
+                *(r["cpu_s"][way]["median"] for way in WAYS),
+                r["ratio"]["turns"],
+                r["ratio"]["rows"],
+                " : ".join(str(r["tokens"][way]) for way in WAYS),
+            )
+            for r in found
+        ],
+    )
+    settings = {
+        "model": MODEL,
+        "group_size": GROUP,
+        "answer_tokens": ANSWER,
+        "threads": 1,
+        "rounds": options.rounds,
+    }
+    print(
+        f"recorded in {bench.write_results('bench_turns', {'settings': settings, 'rows': found}, 'torch', 'transformers')}"
+    )
     return 0
 
 

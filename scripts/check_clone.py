@@ -5,6 +5,7 @@
 scripts/_launch_robot.sh asks before it starts from runs/NAME_sft/model. Status 2, with what was recorded and what is asked, where
 they differ.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,21 +30,35 @@ _COMPARED: dict[str, tuple[str, ...] | None] = {
 
 def _known(config: EmbodiedConfig) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
-    return {f"{section}.{key}": value for section, keys in _COMPARED.items()
-            for key, value in tree[section].items() if keys is None or key in keys}
+    return {
+        f"{section}.{key}": value
+        for section, keys in _COMPARED.items()
+        for key, value in tree[section].items()
+        if keys is None or key in keys
+    }
 
 
 def check_clone(asked: EmbodiedConfig, folder: Path) -> None:
     """Raises ConfigError where the policy in `folder`, which mmrl sft wrote, was made with other settings than `asked`."""
-    mend = (f"remove {folder} to clone again, give the run another --name, or start from that policy as it is with "
-            f"--model {folder}")
+    mend = (
+        f"remove {folder} to clone again, give the run another --name, or start from that policy as it is with "
+        f"--model {folder}"
+    )
     record = folder / "trainer" / "config.yaml"
     if not record.is_file():
-        raise ConfigError(f"expected the settings that {folder} was cloned with in {record}, found no such file: {mend}")
+        raise ConfigError(
+            f"expected the settings that {folder} was cloned with in {record}, found no such file: {mend}"
+        )
     recorded, wanted = _known(load_embodied(record)), _known(asked)
-    changed = [f"expected {key} {value!r}, found {recorded[key]!r}" for key, value in wanted.items() if recorded[key] != value]
+    changed = [
+        f"expected {key} {value!r}, found {recorded[key]!r}"
+        for key, value in wanted.items()
+        if recorded[key] != value
+    ]
     if changed:
-        raise ConfigError(f"{folder} was cloned with other settings: {'; '.join(changed)}. Either {mend}")
+        raise ConfigError(
+            f"{folder} was cloned with other settings: {'; '.join(changed)}. Either {mend}"
+        )
 
 
 def main(arguments: list[str]) -> int:

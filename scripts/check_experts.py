@@ -10,6 +10,7 @@ task and writes assets/results/experts_SUITE.json, renewed after every task; tas
 and noise are the same. What was measured on LIBERO's stand-ins says `assets: stand-ins`: it tests the bridge and the expert, no
 policy, and is no LIBERO score. Exit status 1 when an episode was not solved.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -44,8 +45,11 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 """Suites of configs/robot_suites.yaml whose tasks have an expert, by simulator."""
 
-_PACKAGES = {"libero": ("mujoco", "robosuite", "hf-libero"), "maniskill": ("mani_skill", "sapien"),
-             "robosuite": ("mujoco", "robosuite")}
+_PACKAGES = {
+    "libero": ("mujoco", "robosuite", "hf-libero"),
+    "maniskill": ("mani_skill", "sapien"),
+    "robosuite": ("mujoco", "robosuite"),
+}
 _BLACK_SIDE, _CLIP_SIDE = 8, 192  # pixels: of pictures that nobody draws, and of clips
 _CHUNK = 10  # control steps of one command to a worker
 _LIMITS = PoolSettings(handshake_s=180.0, reset_s=180.0, step_s=120.0)
@@ -61,11 +65,16 @@ def expert_specs(suite: str, tasks: Sequence[str] = (), *, noise: float = 0.0) -
         options = {**one.options, "of": one.env, "noise": noise, "draw": False}
         if one.env == "maniskill":
             options["render_backend"] = "none"
-        specs += [EnvSpec(EXPERT, task, one.horizon, _BLACK_SIDE, ("base",), options) for task in one.tasks]
+        specs += [
+            EnvSpec(EXPERT, task, one.horizon, _BLACK_SIDE, ("base",), options)
+            for task in one.tasks
+        ]
     known = [spec.task for spec in specs]
     for task in tasks:
         if task not in known:
-            raise ConfigError(f"expected tasks among {', '.join(known)}, found {task!r}.{did_you_mean(task, known)}")
+            raise ConfigError(
+                f"expected tasks among {', '.join(known)}, found {task!r}.{did_you_mean(task, known)}"
+            )
     return [spec for spec in specs if not tasks or spec.task in tasks]
 
 
@@ -120,22 +129,49 @@ def _play(pool: EnvPool, todo: Sequence[tuple[EnvSpec, InitialState]]) -> list[_
     return runs
 
 
-def _row(spec: EnvSpec, runs: Sequence[_Run], versions: Mapping[str, str], seconds: float) -> dict[str, Any]:
+def _row(
+    spec: EnvSpec, runs: Sequence[_Run], versions: Mapping[str, str], seconds: float
+) -> dict[str, Any]:
     """What is known of a task."""
     solved, inner = [run for run in runs if run.solved], replace(spec, suite=spec.options["of"])
     share = wilson(len(solved), len(runs))
-    assets = "stand-ins" if versions.get("assets") == "stand-in" else versions.get("assets", "the simulator's own")
-    return {"task": spec.task, "assets": assets, "horizon": spec.horizon, "episodes": len(runs), "solved": len(solved),
-            "share": {"mean": share.mean, "low": share.low, "high": share.high},
-            "steps": _bench.spread([run.steps for run in solved], 1) if solved else None,
-            "unsolved": [{"state": run.state.name, "seed": run.state.seed, "row": run.state.row, "steps": run.steps,
-                          "error": run.error[-600:]} for run in runs if not run.solved],
-            "states": describe_states(inner, [run.state for run in runs]), "simulator": dict(versions),
-            "seconds": round(seconds, 1)}
+    assets = (
+        "stand-ins"
+        if versions.get("assets") == "stand-in"
+        else versions.get("assets", "the simulator's own")
+    )
+    return {
+        "task": spec.task,
+        "assets": assets,
+        "horizon": spec.horizon,
+        "episodes": len(runs),
+        "solved": len(solved),
+        "share": {"mean": share.mean, "low": share.low, "high": share.high},
+        "steps": _bench.spread([run.steps for run in solved], 1) if solved else None,
+        "unsolved": [
+            {
+                "state": run.state.name,
+                "seed": run.state.seed,
+                "row": run.state.row,
+                "steps": run.steps,
+                "error": run.error[-600:],
+            }
+            for run in runs
+            if not run.solved
+        ],
+        "states": describe_states(inner, [run.state for run in runs]),
+        "simulator": dict(versions),
+        "seconds": round(seconds, 1),
+    }
 
 
-def measure(specs: Sequence[EnvSpec], episodes: int, workers: int, on_row: Callable[[dict[str, Any]], None],
-            clips: Path | None = None) -> None:
+def measure(
+    specs: Sequence[EnvSpec],
+    episodes: int,
+    workers: int,
+    on_row: Callable[[dict[str, Any]], None],
+    clips: Path | None = None,
+) -> None:
     """Play `episodes` evaluation states of every environment, task after task; `on_row` gets each task's row. `clips`: where the
     unsolved ones are filmed, drawn in a second run. Raises MMRLError when a task cannot run here."""
     with EnvPool(workers, workers, _LIMITS) as pool:
@@ -143,13 +179,21 @@ def measure(specs: Sequence[EnvSpec], episodes: int, workers: int, on_row: Calla
             began = time.monotonic()
             runs = _play(pool, [(spec, state) for state in _states(spec, episodes)])
             facts = pool.facts.get(spec.key)
-            on_row(_row(spec, runs, facts.versions if facts is not None else {}, time.monotonic() - began))
+            on_row(
+                _row(
+                    spec,
+                    runs,
+                    facts.versions if facts is not None else {},
+                    time.monotonic() - began,
+                )
+            )
             if clips is not None:
                 _film(pool, [run for run in runs if not run.solved], clips)
 
 
 def _film(pool: EnvPool, runs: Sequence[_Run], folder: Path) -> None:
     """Play episodes again with pictures."""
+
     def drawn(spec: EnvSpec) -> EnvSpec:
         options = {name: value for name, value in spec.options.items() if name != "render_backend"}
         return replace(spec, image_size=_CLIP_SIDE, options={**options, "draw": True})
@@ -157,7 +201,11 @@ def _film(pool: EnvPool, runs: Sequence[_Run], folder: Path) -> None:
     for run in _play(pool, [(drawn(run.spec), run.state) for run in runs]):
         if run.frames:
             path = folder / f"{run.spec.task.replace('/', '_')}_{run.state.name}.mp4"
-            print(f"unsolved: {write_video(path, run.frames)}" + (" (solved this time)" if run.solved else ""), flush=True)
+            print(
+                f"unsolved: {write_video(path, run.frames)}"
+                + (" (solved this time)" if run.solved else ""),
+                flush=True,
+            )
 
 
 def _kept(suite: str, setting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -172,28 +220,51 @@ def _kept(suite: str, setting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _say(row: Mapping[str, Any]) -> None:
     steps = row["steps"]
-    taken = f", {steps['median']:g} control steps ({steps['min']:g} to {steps['max']:g})" if steps else ""
-    print(f"{row['task']}: solved {row['solved']}/{row['episodes']}{taken}, {row['seconds']:.0f} s, assets: {row['assets']}",
-          flush=True)
+    taken = (
+        f", {steps['median']:g} control steps ({steps['min']:g} to {steps['max']:g})"
+        if steps
+        else ""
+    )
+    print(
+        f"{row['task']}: solved {row['solved']}/{row['episodes']}{taken}, {row['seconds']:.0f} s, assets: {row['assets']}",
+        flush=True,
+    )
     for one in row["unsolved"]:
-        print(f"  unsolved: {one['state']} " + (f"(error: {one['error'].strip().splitlines()[-1]})" if one["error"] else
-                                                f"within {one['steps']} steps"), flush=True)
+        print(
+            f"  unsolved: {one['state']} "
+            + (
+                f"(error: {one['error'].strip().splitlines()[-1]})"
+                if one["error"]
+                else f"within {one['steps']} steps"
+            ),
+            flush=True,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; 0 when every episode was solved."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("suite", choices=tuple(SUITES))
     parser.add_argument("--tasks", default="", help="comma-separated; default: all with an expert")
-    parser.add_argument("--episodes", type=int, default=10, help="of each task, from its first evaluation states")
+    parser.add_argument(
+        "--episodes", type=int, default=10, help="of each task, from its first evaluation states"
+    )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation added to the expert's actions")
-    parser.add_argument("--missing", action="store_true", help="only tasks without a row in the results")
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="standard deviation added to the expert's actions"
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="only tasks without a row in the results"
+    )
     parser.add_argument("--clips", type=Path, help="folder for clips of unsolved episodes")
     parser.add_argument("--no-record", action="store_true", help="write no results")
     o = _bench.parse(parser, arguments)
     if o.episodes < 1 or o.workers < 1:
-        parser.error(f"expected --episodes and --workers of at least 1, found {o.episodes} and {o.workers}")
+        parser.error(
+            f"expected --episodes and --workers of at least 1, found {o.episodes} and {o.workers}"
+        )
     setting = {"suite": o.suite, "episodes": o.episodes, "noise": o.noise}
     everything = [spec.task for spec in expert_specs(o.suite)]
     rows = _kept(o.suite, setting)
@@ -205,15 +276,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows[row["task"]] = row
         if not o.no_record:
             tasks = [rows[task] for task in everything if task in rows]
-            value = {**setting, "assets": ", ".join(dict.fromkeys(row["assets"] for row in tasks)), "tasks": tasks,
-                     "missing": [task for task in everything if task not in rows]}
+            value = {
+                **setting,
+                "assets": ", ".join(dict.fromkeys(row["assets"] for row in tasks)),
+                "tasks": tasks,
+                "missing": [task for task in everything if task not in rows],
+            }
             _bench.write_results(f"experts_{o.suite}", value, *_PACKAGES.get(o.suite, ()))
 
     try:
-        specs = expert_specs(o.suite, [t.strip() for t in o.tasks.split(",") if t.strip()], noise=o.noise)
-        measure([spec for spec in specs if not (o.missing and spec.task in rows)], o.episodes, o.workers, on_row, o.clips)
+        specs = expert_specs(
+            o.suite, [t.strip() for t in o.tasks.split(",") if t.strip()], noise=o.noise
+        )
+        measure(
+            [spec for spec in specs if not (o.missing and spec.task in rows)],
+            o.episodes,
+            o.workers,
+            on_row,
+            o.clips,
+        )
     except KeyboardInterrupt:
-        print(f"interrupted after {len(played)} tasks, which are recorded; go on with --missing", file=sys.stderr)
+        print(
+            f"interrupted after {len(played)} tasks, which are recorded; go on with --missing",
+            file=sys.stderr,
+        )
         return 130
     except MMRLError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,8 +1,9 @@
 """Write docs/config.md: every key of a configuration with its type, default, bounds and meaning, from the code that reads it.
 
-    python -m scripts.config_reference           # writes the page
-    python -m scripts.config_reference --check   # exit status 1 where it is out of date (a test runs this)
+python -m scripts.config_reference           # writes the page
+python -m scripts.config_reference --check   # exit status 1 where it is out of date (a test runs this)
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,7 +35,12 @@ def page() -> str:
     common, robots = {place.name: place for place in places(RunConfig)}, places(EmbodiedConfig)
     parts = [_HEAD, *map(_section, common.values()), _ROBOTS]
     parts += [_section(place) for place in robots if place.name not in common]
-    own = [key for place in robots if place.name in common for key in _beyond(place, common[place.name])]
+    own = [
+        key
+        for place in robots
+        if place.name in common
+        for key in _beyond(place, common[place.name])
+    ]
     return "".join(parts) + "\n## Further keys, and other defaults, of robot runs\n\n" + _table(own)
 
 
@@ -46,7 +52,9 @@ def _beyond(place: Place, common: Place) -> list[Key]:
 
 def _section(place: Place) -> str:
     rows = place.values()
-    return f"\n## {place.name or 'At the top'}\n\n{place.about}\n" + (f"\n{_table(rows)}" if rows else "")
+    return f"\n## {place.name or 'At the top'}\n\n{place.about}\n" + (
+        f"\n{_table(rows)}" if rows else ""
+    )
 
 
 def _table(rows: Sequence[Key]) -> str:
@@ -54,7 +62,9 @@ def _table(rows: Sequence[Key]) -> str:
     for key in rows:
         kind = key.kind + (f", {key.bounds}" if key.bounds else "")
         default = "(must be given)" if key.default is None else f"`{key.default}`"
-        lines.append(f"| `{key.name}` | {_cell(kind)} | {_cell(default)} | {_cell(key.description)} |")
+        lines.append(
+            f"| `{key.name}` | {_cell(kind)} | {_cell(default)} | {_cell(key.description)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -64,7 +74,9 @@ def _cell(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 when --check finds the page out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(argv)
     text = page()

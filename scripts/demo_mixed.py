@@ -7,6 +7,7 @@ configs/mixed_tiny.yaml, prints every task's held-out score before and after wit
 significantly (paired, 95 %), and the path of the report. `--record` also writes assets/results/demo_mixed.json, which the
 README quotes. Exit status 1 when a task fell significantly.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,9 @@ def make_data(folder: Path, *, train: int = 800, held_out: int = 60) -> None:
     for name, count, seed in (("train", train, 31), ("eval", held_out, 32)):
         for task in KINDS:
             if not (folder / name / task / "data.jsonl").exists():
-                make_playground(folder / name / task, task, count, seed, 112, f"mixed-{name}-{task}-")
+                make_playground(
+                    folder / name / task, task, count, seed, 112, f"mixed-{name}-{task}-"
+                )
 
 
 def _scores(predictions: Path, mode: str) -> dict[str, dict[str, list[float]]]:
@@ -47,34 +50,64 @@ def _scores(predictions: Path, mode: str) -> dict[str, dict[str, list[float]]]:
 def before_and_after(run: Path) -> dict[str, Any]:
     """mode -> source -> metric, before, after and paired gain with its interval, from the run's own predictions."""
     folders = sorted((run / "eval").glob("step_*"))
-    headlines = json.loads((folders[-1] / "results.json").read_text(encoding="utf-8"))["headlines"]["per_source"]
+    headlines = json.loads((folders[-1] / "results.json").read_text(encoding="utf-8"))["headlines"][
+        "per_source"
+    ]
     table: dict[str, Any] = {}
     for mode in ("sampled", "greedy"):
-        first, last = (_scores(folder / "predictions.jsonl", mode) for folder in (folders[0], folders[-1]))
+        first, last = (
+            _scores(folder / "predictions.jsonl", mode) for folder in (folders[0], folders[-1])
+        )
         for source in sorted(last):
             gain = paired_gain(first[source], last[source])
-            assert gain is not None, f"source {source} shares no sample between the first and the last evaluation"
-            before, after = (sum(sum(v) / len(v) for v in s[source].values()) / len(s[source]) for s in (first, last))
+            assert gain is not None, (
+                f"source {source} shares no sample between the first and the last evaluation"
+            )
+            before, after = (
+                sum(sum(v) / len(v) for v in s[source].values()) / len(s[source])
+                for s in (first, last)
+            )
             table.setdefault(mode, {})[source] = {
-                "metric": headlines[source], "samples": len(last[source]), "before": before, "after": after,
-                "gain": gain.mean, "low": gain.low, "high": gain.high, "fell": gain.high < 0}
+                "metric": headlines[source],
+                "samples": len(last[source]),
+                "before": before,
+                "after": after,
+                "gain": gain.mean,
+                "low": gain.low,
+                "high": gain.high,
+                "fell": gain.high < 0,
+            }
     return table
 
 
 def print_gains(table: dict[str, Any]) -> None:
     """The table of `before_and_after` for people."""
-    rows = [(f"{source} ({row['metric']}, {mode})", f"{row['before']:.3f}", f"{row['after']:.3f}",
-             f"{row['gain']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]", "FELL" if row["fell"] else "")
-            for mode, sources in table.items() for source, row in sources.items()]
+    rows = [
+        (
+            f"{source} ({row['metric']}, {mode})",
+            f"{row['before']:.3f}",
+            f"{row['after']:.3f}",
+            f"{row['gain']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]",
+            "FELL" if row["fell"] else "",
+        )
+        for mode, sources in table.items()
+        for source, row in sources.items()
+    ]
     print_table(("held-out", "before", "after", "gain", ""), rows)
 
 
-def run_demo(name: str, description: str | None, generate: Callable[[], None], *libraries: str) -> int:
+def run_demo(
+    name: str, description: str | None, generate: Callable[[], None], *libraries: str
+) -> int:
     """The command line of a demo: generate data, train with configs/NAME_tiny.yaml, print the gains, record them as
     assets/results/demo_NAME.json when asked. Returns 1 when a task fell significantly."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help=f"write assets/results/demo_{name}.json")
+    parser.add_argument(
+        "--record", action="store_true", help=f"write assets/results/demo_{name}.json"
+    )
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
     began = time.time()
@@ -83,8 +116,13 @@ def run_demo(name: str, description: str | None, generate: Callable[[], None], *
     from mmrl.cli.run import train_command
     from mmrl.config import load_config
 
-    run = train_command(ROOT / "configs" / f"{name}_tiny.yaml", [f"seed={options.seed}", *options.overrides], resume=False,
-                        overwrite=True, quiet=False)
+    run = train_command(
+        ROOT / "configs" / f"{name}_tiny.yaml",
+        [f"seed={options.seed}", *options.overrides],
+        resume=False,
+        overwrite=True,
+        quiet=False,
+    )
     seconds = time.time() - began
     table = before_and_after(run)
     print_gains(table)
@@ -92,9 +130,17 @@ def run_demo(name: str, description: str | None, generate: Callable[[], None], *
     if options.record:
         used = load_config(run / "config.yaml")
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        facts = {"seconds": round(seconds), "seed": options.seed, "steps": info["total_steps"],
-                 "prompts_per_step": used.train.prompts_per_step, "group_size": used.rollout.group_size, "held_out": table}
-        print(f"recorded in {write_results(f'demo_{name}', facts, 'torch', 'transformers', *libraries)}")
+        facts = {
+            "seconds": round(seconds),
+            "seed": options.seed,
+            "steps": info["total_steps"],
+            "prompts_per_step": used.train.prompts_per_step,
+            "group_size": used.rollout.group_size,
+            "held_out": table,
+        }
+        print(
+            f"recorded in {write_results(f'demo_{name}', facts, 'torch', 'transformers', *libraries)}"
+        )
     return int(any(row["fell"] for sources in table.values() for row in sources.values()))
 
 

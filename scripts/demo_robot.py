@@ -10,6 +10,7 @@ Trains the warm-started policy of assets/ with configs/robot_tiny.yaml or config
 initial states before and after with 95 % intervals, and the path of the report with curves and videos. `--record` writes
 assets/results/demo_robot_SUITE.json, which the README quotes.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,30 +23,56 @@ from scripts._bench import parse, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tiny": ("robot_tiny", ()), "maniskill": ("maniskill_tiny", ()), "maniskill_48": ("maniskill_tiny", ("env.horizon=48",)),
-    "maniskill_pull": ("maniskill_tiny", ("env.tasks=[PullCube-v1]", "vla.prompt=pull", "model.path=assets/tiny_vla_pull"))}
+    "tiny": ("robot_tiny", ()),
+    "maniskill": ("maniskill_tiny", ()),
+    "maniskill_48": ("maniskill_tiny", ("env.horizon=48",)),
+    "maniskill_pull": (
+        "maniskill_tiny",
+        ("env.tasks=[PullCube-v1]", "vla.prompt=pull", "model.path=assets/tiny_vla_pull"),
+    ),
+}
 """Suite -> recipe of configs/ and what is changed in it."""
 
 
 def outcome(run: Path, seconds: float) -> dict[str, Any]:
     """Before and after, and what it took, from the run's own files."""
     folders = sorted((run / "eval").glob("step_*"))
-    first, last = (json.loads((f / "results.json").read_text(encoding="utf-8")) for f in (folders[0], folders[-1]))
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {"seed": first["protocol"]["seed"], "steps": len(rows), "episodes": int(sum(r["train/episodes"] for r in rows)),
-            "training_s": round(sum(r["time/total"] for r in rows), 1), "wall_s": round(seconds, 1),
-            "protocol": last["protocol"],
-            "held_out": {mode: {name: {"before": first[mode][name], "after": last[mode][name]}
-                                for name in ("success_once", "steps")} for mode in ("sampled", "greedy")}}
+    first, last = (
+        json.loads((f / "results.json").read_text(encoding="utf-8"))
+        for f in (folders[0], folders[-1])
+    )
+    rows = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    return {
+        "seed": first["protocol"]["seed"],
+        "steps": len(rows),
+        "episodes": int(sum(r["train/episodes"] for r in rows)),
+        "training_s": round(sum(r["time/total"] for r in rows), 1),
+        "wall_s": round(seconds, 1),
+        "protocol": last["protocol"],
+        "held_out": {
+            mode: {
+                name: {"before": first[mode][name], "after": last[mode][name]}
+                for name in ("success_once", "steps")
+            }
+            for mode in ("sampled", "greedy")
+        },
+    }
 
 
 def main() -> int:
     """Command line; exit status 1 when a run's sampled success fell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("suite", nargs="?", default="tiny", choices=tuple(RECIPES))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--record", action="store_true")
-    parser.add_argument("--name", default="", help="added to the names of the runs and of the recorded file")
+    parser.add_argument(
+        "--name", default="", help="added to the names of the runs and of the recorded file"
+    )
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
     from mmrl.cli.run import train_command
@@ -54,18 +81,39 @@ def main() -> int:
     runs = []
     for seed in range(options.seeds):
         began = time.time()
-        overrides = [*changes, f"seed={seed}", f"name=demo_{options.suite}{options.name}_{seed}", *options.overrides]
-        run = train_command(ROOT / "configs" / f"{recipe}.yaml", overrides, resume=False, overwrite=True, quiet=False)
+        overrides = [
+            *changes,
+            f"seed={seed}",
+            f"name=demo_{options.suite}{options.name}_{seed}",
+            *options.overrides,
+        ]
+        run = train_command(
+            ROOT / "configs" / f"{recipe}.yaml",
+            overrides,
+            resume=False,
+            overwrite=True,
+            quiet=False,
+        )
         runs.append(outcome(run, time.time() - began))
         found = runs[-1]["held_out"]
         for mode, table in found.items():
             a, b = table["success_once"]["before"], table["success_once"]["after"]
-            print(f"seed {seed}, {mode}: {a['mean']:.2f} [{a['low']:.2f}, {a['high']:.2f}] -> {b['mean']:.2f} "
-                  f"[{b['low']:.2f}, {b['high']:.2f}] in {runs[-1]['wall_s'] / 60:.1f} minutes", flush=True)
+            print(
+                f"seed {seed}, {mode}: {a['mean']:.2f} [{a['low']:.2f}, {a['high']:.2f}] -> {b['mean']:.2f} "
+                f"[{b['low']:.2f}, {b['high']:.2f}] in {runs[-1]['wall_s'] / 60:.1f} minutes",
+                flush=True,
+            )
     if options.record:
         facts = {"overrides": [*changes, *options.overrides], "runs": runs}
-        print(write_results(f"demo_robot_{options.suite}{options.name}", facts, "torch", "transformers",
-                            *(("mani_skill", "sapien") if "maniskill" in options.suite else ())))
+        print(
+            write_results(
+                f"demo_robot_{options.suite}{options.name}",
+                facts,
+                "torch",
+                "transformers",
+                *(("mani_skill", "sapien") if "maniskill" in options.suite else ()),
+            )
+        )
     sampled = [r["held_out"]["sampled"]["success_once"] for r in runs]
     return int(any(s["after"]["mean"] < s["before"]["mean"] for s in sampled))
 

@@ -6,6 +6,7 @@ Generates H.264 clips, trains from assets/tiny_video with configs/video_tiny.yam
 after with intervals (paired, 95 %) and the path of the report, whose filmstrips show gold and predicted spans and boxes.
 `--record` also writes assets/results/demo_video.json, which the README quotes. Exit status 1 when a task fell significantly.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,12 +24,17 @@ USED = {task: CROWDED[task] for task in ("appear", "track", "direction")}
 """What is trained on: as at the end of the warm start."""
 
 
-def make_data(folder: Path = FOLDER, *, train: int = 600, held_out: Mapping[str, int] = MappingProxyType({})) -> None:
+def make_data(
+    folder: Path = FOLDER, *, train: int = 600, held_out: Mapping[str, int] = MappingProxyType({})
+) -> None:
     """Training and held-out clips of every task (80 of each held out, or as many as `held_out` says for a task); generated
     from seeds, so they are the same everywhere."""
     for name, seed in (("train", 41), ("eval", 42)):
         for task, settings in USED.items():
-            data, count = folder / name / task / "data.jsonl", train if name == "train" else held_out.get(task, HELD_OUT)
+            data, count = (
+                folder / name / task / "data.jsonl",
+                train if name == "train" else held_out.get(task, HELD_OUT),
+            )
             if not data.exists() or len(data.read_text(encoding="utf-8").splitlines()) != count:
                 clips(data.parent, task, count, seed, f"video-{name}-{task}-", settings)
 

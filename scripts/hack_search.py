@@ -18,6 +18,7 @@ options). Padded: half of a list, filled up to the right number with items anywh
 Every default must hold (blind below honest, padding not above it): exit status 1 where one does not. Published rules and further
 modes that do not hold are named in the table; a policy that finds their answer raises the alarm `same_answer` in training.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -55,9 +56,15 @@ _GROUP = 8
 _IDLE = 4000  # changes in a row that lead to no new answer: the answers are exhausted
 _OPTIONS = {"choice": 4, "boolean": 2, "classification": len(CLASSES), "spatial": 4}
 _FURTHER: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "detection": ({"mode": "vlm_r1_map50"}, {"mode": "v_triune", "accuracy": {"size_penalty": "hardened"}}),
-    "gui_grounding": ({"mode": "gaussian"}, {"mode": "distance"}), "maze": ({"mode": "progress"},), "jigsaw": ({"mode": "pieces"},),
-    "ocr": ({"mode": "ned"}, {"mode": "cer"}, {"mode": "anls"}), "numeric": ({"mode": "mra"}, {"mode": "regression"}),
+    "detection": (
+        {"mode": "vlm_r1_map50"},
+        {"mode": "v_triune", "accuracy": {"size_penalty": "hardened"}},
+    ),
+    "gui_grounding": ({"mode": "gaussian"}, {"mode": "distance"}),
+    "maze": ({"mode": "progress"},),
+    "jigsaw": ({"mode": "pieces"},),
+    "ocr": ({"mode": "ned"}, {"mode": "cer"}, {"mode": "anls"}),
+    "numeric": ({"mode": "mra"}, {"mode": "regression"}),
 }
 """Modes that scripts._reward_cases has no case of."""
 
@@ -117,7 +124,10 @@ class Search:
     def slack(self) -> Mapping[int, float]:
         """How far behind a guess may be after so many questions."""
         low, high = self.task.value_range
-        return {count: share * float(high - low) for count, share in zip(_FIRST, _SHARE_BEHIND, strict=True)}
+        return {
+            count: share * float(high - low)
+            for count, share in zip(_FIRST, _SHARE_BEHIND, strict=True)
+        }
 
     def run(self) -> dict[str, Any]:
         """Search, judge the best guess on the held-out half, and measure the honest answers there."""
@@ -129,15 +139,29 @@ class Search:
         example = spell(self.task, self.kind, best, self.held_out[0])
         searched = self.evaluations
         ended = "answers" if self.exhausted else "evaluations" if searched >= self.most else "time"
-        return {"task": self.case.task, "blind": self.mean(best, self.held_out), "blind_accuracy": self.accuracy(best),
-                "trained": trained, "family": best.family, "answer": example, "evaluations": searched, "answers": answers,
-                "ended": ended, "seconds": self.spent, **self.honest(), "padded": self.padded()}
+        return {
+            "task": self.case.task,
+            "blind": self.mean(best, self.held_out),
+            "blind_accuracy": self.accuracy(best),
+            "trained": trained,
+            "family": best.family,
+            "answer": example,
+            "evaluations": searched,
+            "answers": answers,
+            "ended": ended,
+            "seconds": self.spent,
+            **self.honest(),
+            "padded": self.padded(),
+        }
 
     def search(self, going: Callable[[], bool]) -> int:
         """Judge the guesses to begin with, then neighbours of the best; returns how many different answers were judged."""
         start = seeds(self.task, self.kind, self.train, self.rng)
         pool = [guess.text for guess in start if guess.text]
-        seen, idle = set[int](), 0  # of their hashes: a million lists of boxes would not fit into memory
+        seen, idle = (
+            set[int](),
+            0,
+        )  # of their hashes: a million lists of boxes would not fit into memory
         for guess in dict.fromkeys(start):
             seen.add(hash(guess))
             self.keep(self.mean(guess, self.train), guess)
@@ -167,7 +191,9 @@ class Search:
             points = self.kind == "points"
             true = one.sample.params["points"] if points else one.sample.answer
             kept = list(half_list(true, number))
-            junk = Guess("", tuple(loose(self.kind, self.rng) for _ in range(len(true) - len(kept))))
+            junk = Guess(
+                "", tuple(loose(self.kind, self.rng) for _ in range(len(true) - len(kept)))
+            )
             found, params = truth_of(self.kind, junk, one)
             if points:
                 text = spelled(self.task, one, len(true), points=[*kept, *params["points"]])
@@ -178,14 +204,19 @@ class Search:
 
     def accuracy(self, guess: Guess) -> float:
         """Mean accuracy part over the held-out half."""
-        return _mean([self.reward(spell(self.task, self.kind, guess, one), one)[1] for one in self.held_out])
+        return _mean(
+            [self.reward(spell(self.task, self.kind, guess, one), one)[1] for one in self.held_out]
+        )
 
     def honest(self) -> dict[str, Any]:
         """The half-right answer, what it earns, and what right answers earn."""
         rights, wrongs, halves, parts = list[float](), list[float](), list[float](), list[float]()
         words = ""
         for number, one in enumerate(self.held_out):
-            texts = self.task.gold_answer(one.sample, one.ctx), self.task.wrong_answer(one.sample, one.ctx)
+            texts = (
+                self.task.gold_answer(one.sample, one.ctx),
+                self.task.wrong_answer(one.sample, one.ctx),
+            )
             for values, text in zip((rights, wrongs), texts, strict=True):
                 values.append(self.reward(text, one)[0])
             if (found := half_right(self.task, one, number)) is not None:
@@ -196,19 +227,31 @@ class Search:
         if halves and sum(part > 0 for part in parts) >= 0.9 * len(parts):
             return {"right": right, "honest": _mean(halves), "honest_answer": words}
         if self.task.in_group:
-            return {"right": right, "honest": self._votes(), "honest_answer": "half of a group's answers"}
+            return {
+                "right": right,
+                "honest": self._votes(),
+                "honest_answer": "half of a group's answers",
+            }
         options = _OPTIONS.get(self.task.name)
         known = 0.5 + (0.5 / options if options else 0.0)
-        return {"right": right, "honest": known * right + (1 - known) * _mean(wrongs),
-                "honest_answer": "half of the answers" + (", the rest guessed" if options else "")}
+        return {
+            "right": right,
+            "honest": known * right + (1 - known) * _mean(wrongs),
+            "honest_answer": "half of the answers" + (", the rest guessed" if options else ""),
+        }
 
     def _votes(self) -> float:
         """Mean reward of a group of which half click right and the others anywhere."""
         values = []
         for one in self.held_out:
             texts = [self.task.gold_answer(one.sample, one.ctx)] * (_GROUP // 2) + [
-                f"[{self.rng.randrange(1000)}, {self.rng.randrange(1000)}]" for _ in range(_GROUP // 2)]
-            scores = [self.task.score(one.sample, wrap_answer(text, self.task.answer_format), one.ctx) for text in texts]
+                f"[{self.rng.randrange(1000)}, {self.rng.randrange(1000)}]"
+                for _ in range(_GROUP // 2)
+            ]
+            scores = [
+                self.task.score(one.sample, wrap_answer(text, self.task.answer_format), one.ctx)
+                for text in texts
+            ]
             values += [self.task.score_in_group(one.sample, scores, i).value for i in range(_GROUP)]
         return _mean(values)
 
@@ -221,19 +264,31 @@ def verdict(row: Mapping[str, Any]) -> str:
     """holds: blind earns less than honest, or no accuracy at all, and filling up a list does not pay; else what pays."""
     if row["blind"] >= row["honest"] - 1e-9 and row["blind_accuracy"] > 0.01:
         return "pays for guessing"
-    return "pays for padding" if row["padded"] is not None and row["padded"] > row["honest"] + 0.01 else "holds"
+    return (
+        "pays for padding"
+        if row["padded"] is not None and row["padded"] > row["honest"] + 0.01
+        else "holds"
+    )
 
 
 def standing(name: str, row: Mapping[str, Any]) -> str:
     """default, preset (a published rule) or mode."""
     head, _, tail = name.partition(":")
-    return "default" if not tail else "preset" if tail in getattr(resolve_task(head), "presets", {}) else "mode"
+    return (
+        "default"
+        if not tail
+        else "preset"
+        if tail in getattr(resolve_task(head), "presets", {})
+        else "mode"
+    )
 
 
 def _run(work: tuple[RewardCase, int, float, int]) -> dict[str, Any]:
     case, most, seconds, seed = work
     row = Search(case, most, seconds, seed).run()
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+    return {
+        key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()
+    }
 
 
 _ENDED = {"answers": " (all answers)", "evaluations": "", "time": " (time)"}
@@ -241,23 +296,36 @@ _ENDED = {"answers": " (all answers)", "evaluations": "", "time": " (time)"}
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The rows as a page of Markdown, what pays for guessing first."""
-    lines = ["# What answers earn that are given without looking", "",
-             "Written by `python -m scripts.hack_search`; how it searches and what half right means stands there. Blind: the best "
-             "answer found on a training half of the questions, judged on the other half. A reward holds where blind earns less "
-             "than honest, and where half of a list earns no more when it is padded to the right number with items anywhere.", "",
-             "A search ends after a million evaluations; (time): earlier, at its limit of CPU time; (all answers): none left.", "",
-             "| reward | | right | honest, half right | | the same padded | blind | best blind answer | evaluations | |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
-    order = sorted(rows, key=lambda n: (verdict(rows[n]) == "holds", ("default", "preset", "mode").index(standing(n, rows[n]))))
+    lines = [
+        "# What answers earn that are given without looking",
+        "",
+        "Written by `python -m scripts.hack_search`; how it searches and what half right means stands there. Blind: the best "
+        "answer found on a training half of the questions, judged on the other half. A reward holds where blind earns less "
+        "than honest, and where half of a list earns no more when it is padded to the right number with items anywhere.",
+        "",
+        "A search ends after a million evaluations; (time): earlier, at its limit of CPU time; (all answers): none left.",
+        "",
+        "| reward | | right | honest, half right | | the same padded | blind | best blind answer | evaluations | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    order = sorted(
+        rows,
+        key=lambda n: (
+            verdict(rows[n]) == "holds",
+            ("default", "preset", "mode").index(standing(n, rows[n])),
+        ),
+    )
     for name in order:
         r = rows[name]
         shown = r["answer"].replace("|", "\\|").replace("\n", " ")
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         found = verdict(r)
-        lines.append(f"| {name} | {standing(name, r)} | {r['right']:.3f} | {r['honest']:.3f} | {r['honest_answer']} | "
-                     f"{'' if r['padded'] is None else format(r['padded'], '.3f')} | "
-                     f"{r['blind']:.3f} | {r['family']}: `{shown}` | {r['evaluations']:,}{_ENDED[r['ended']]} | "
-                     f"{found if found == 'holds' else f'**{found}**'} |")
+        lines.append(
+            f"| {name} | {standing(name, r)} | {r['right']:.3f} | {r['honest']:.3f} | {r['honest_answer']} | "
+            f"{'' if r['padded'] is None else format(r['padded'], '.3f')} | "
+            f"{r['blind']:.3f} | {r['family']}: `{shown}` | {r['evaluations']:,}{_ENDED[r['ended']]} | "
+            f"{found if found == 'holds' else f'**{found}**'} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -283,20 +351,37 @@ def chosen(only: Sequence[str], exact: bool = False, defaults: bool = False) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 when a default pays for guessing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluations", type=int, default=1_000_000, help="scores per reward at most")
-    parser.add_argument("--seconds", type=float, default=2000.0, help="CPU time per reward at most (math: real time)")
-    parser.add_argument("--only", default="", help="names of rewards that start with one of these, with commas between them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--evaluations", type=int, default=1_000_000, help="scores per reward at most"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=2000.0,
+        help="CPU time per reward at most (math: real time)",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="names of rewards that start with one of these, with commas between them",
+    )
     parser.add_argument("--exact", action="store_true", help="--only has whole names")
     parser.add_argument("--defaults", action="store_true", help="only the defaults of the tasks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--quick", action="store_true", help="2,000 evaluations each, recorded nowhere")
+    parser.add_argument(
+        "--quick", action="store_true", help="2,000 evaluations each, recorded nowhere"
+    )
     options = parse(parser, argv)
     cases = chosen(options.only.split(","), options.exact, options.defaults)
     if not cases:
-        parser.error(f"expected --only to begin a reward's name, found {options.only!r}; names: "
-                     f"{', '.join(case.name for case in all_rewards())}")
+        parser.error(
+            f"expected --only to begin a reward's name, found {options.only!r}; names: "
+            f"{', '.join(case.name for case in all_rewards())}"
+        )
     most = 2_000 if options.quick else options.evaluations
     work = [(case, most, options.seconds, options.seed) for case in cases]
     rows: dict[str, Any] = {}
@@ -306,9 +391,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows[case.name] = row
             if not options.quick:
                 record(case.name, row, options.seed)
-            print(f"{case.name:36} right {row['right']:.3f}  honest {row['honest']:.3f}  blind {row['blind']:.3f}  "
-                  f"{row['evaluations']:9,} evaluations  {verdict(row)}: {row['family']}  {row['answer'][:60]!r}", flush=True)
-    return int(any(verdict(row) != "holds" for name, row in rows.items() if standing(name, row) == "default"))
+            print(
+                f"{case.name:36} right {row['right']:.3f}  honest {row['honest']:.3f}  blind {row['blind']:.3f}  "
+                f"{row['evaluations']:9,} evaluations  {verdict(row)}: {row['family']}  {row['answer'][:60]!r}",
+                flush=True,
+            )
+    return int(
+        any(
+            verdict(row) != "holds"
+            for name, row in rows.items()
+            if standing(name, row) == "default"
+        )
+    )
 
 
 if __name__ == "__main__":

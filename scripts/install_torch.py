@@ -11,6 +11,7 @@ Standard library only: it runs before anything else is installed. Used by script
     python scripts/install_torch.py constraints.txt effective-constraints.txt
     python scripts/install_torch.py --has-gpu        # status 0 with an NVIDIA GPU, 1 without
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -70,8 +71,13 @@ def pin(constraints: str, name: str) -> str:
 
 def with_installed(constraints: str, versions: Mapping[str, str]) -> str:
     """The constraints text with the lines of `versions` replaced by exactly those versions."""
-    kept = [line for line in constraints.splitlines()
-            if not any(re.match(rf"{re.escape(name)}\s*[=<>!~]", line, re.IGNORECASE) for name in versions)]
+    kept = [
+        line
+        for line in constraints.splitlines()
+        if not any(
+            re.match(rf"{re.escape(name)}\s*[=<>!~]", line, re.IGNORECASE) for name in versions
+        )
+    ]
     return "\n".join(kept + [f"{name}=={version}" for name, version in versions.items()]) + "\n"
 
 
@@ -81,8 +87,10 @@ def pip(*arguments: str) -> None:
     print("+ pip", *arguments, flush=True)
     status = subprocess.run(command, check=False).returncode
     if status:
-        sys.exit(f"expected pip to succeed, it ended with status {status}. Mend what it printed above (network? disk?) "
-                 "and run `make install` again; MMRL_TORCH_INDEX=URL names another package index for torch.")
+        sys.exit(
+            f"expected pip to succeed, it ended with status {status}. Mend what it printed above (network? disk?) "
+            "and run `make install` again; MMRL_TORCH_INDEX=URL names another package index for torch."
+        )
 
 
 def cpu_index_arguments(requirement: str) -> list[str]:
@@ -98,15 +106,19 @@ def cpu_index_arguments(requirement: str) -> list[str]:
         brought = cuda_packages(json.loads(report.read_text()))
     if not brought:
         return []
-    print(f"the default index would bring {len(brought)} CUDA packages ({brought[0]} ...) to a machine without an "
-          f"NVIDIA GPU: using {CPU_INDEX}")
+    print(
+        f"the default index would bring {len(brought)} CUDA packages ({brought[0]} ...) to a machine without an "
+        f"NVIDIA GPU: using {CPU_INDEX}"
+    )
     return ["--index-url", CPU_INDEX]
 
 
 def torch_is_cpu_build() -> bool:
     """Whether the installed torch was built without CUDA and ROCm (asked in a fresh interpreter)."""
     code = "import torch; print(torch.version.cuda is None and torch.version.hip is None)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     return answer.stdout.strip() == "True"
 
 
@@ -123,29 +135,46 @@ def install(constraints: str) -> dict[str, str]:
         requirement = pin(constraints, "torch")
         extra = [] if has_nvidia_gpu() else cpu_index_arguments(requirement)
         pip("install", *extra, requirement)
-    torch_version = installed("torch") or sys.exit("expected torch after its installation, found none")
+    torch_version = installed("torch") or sys.exit(
+        "expected torch after its installation, found none"
+    )
     if installed("torchvision") is None:
         pinned = release(pin(constraints, "torch").partition("==")[2]) == release(torch_version)
         requirement = pin(constraints, "torchvision") if pinned else torchvision_for(torch_version)
         no_deps = ["--no-deps"] if torch_is_cpu_build() else []
         pip("install", *extra, *no_deps, requirement)
-    return {"torch": torch_version, "torchvision": installed("torchvision") or sys.exit("torchvision is missing")}
+    return {
+        "torch": torch_version,
+        "torchvision": installed("torchvision") or sys.exit("torchvision is missing"),
+    }
 
 
-def wants_torchcodec(constraints: str, torch_version: str, platform_name: str, machine: str) -> bool:
+def wants_torchcodec(
+    constraints: str, torch_version: str, platform_name: str, machine: str
+) -> bool:
     """Whether the pinned torchcodec runs here: it has Linux x86-64 wheels and belongs to the pinned torch release."""
-    return (platform_name, machine) == ("Linux", "x86_64") and "==" in pin(constraints, "torchcodec") and (
-        release(pin(constraints, "torch").partition("==")[2])[:2] == release(torch_version)[:2])
+    return (
+        (platform_name, machine) == ("Linux", "x86_64")
+        and "==" in pin(constraints, "torchcodec")
+        and (
+            release(pin(constraints, "torch").partition("==")[2])[:2] == release(torch_version)[:2]
+        )
+    )
 
 
 def install_torchcodec(constraints: str, torch_version: str) -> None:
     """Add the pinned torchcodec where it fits and none is there. A failure is told, not fatal: PyAV reads every video."""
-    if installed("torchcodec") or not wants_torchcodec(constraints, torch_version, platform.system(), platform.machine()):
+    if installed("torchcodec") or not wants_torchcodec(
+        constraints, torch_version, platform.system(), platform.machine()
+    ):
         return
     command = ["install", "--no-deps", pin(constraints, "torchcodec")]  # later releases link CUDA
     print("+ pip", *command, flush=True)
     if subprocess.run([sys.executable, "-m", "pip", *command], check=False).returncode:
-        print("torchcodec could not be installed; videos are read by PyAV, decord or OpenCV", file=sys.stderr)
+        print(
+            "torchcodec could not be installed; videos are read by PyAV, decord or OpenCV",
+            file=sys.stderr,
+        )
 
 
 def main(arguments: Sequence[str]) -> None:

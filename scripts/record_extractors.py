@@ -7,6 +7,7 @@ One JSON file per extractor of mmrl.rewards.official: repository, commit, file a
 truths for which the program calls it right ("chance" where it draws one), or the box or point that it reads.
 tests/rewards/test_official_extractors.py compares mmrl with them. No line of the programs is kept in this project.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,13 +30,24 @@ def record(run: Run, code: Path) -> dict[str, Any]:
     with quiet():
         judge = run.make(code / run.folder)
         rows = [{**case, "official": judge(case)} for case in run.cases]
-    return {"extractor": run.extractor, "task": run.task, "repository": repository, "commit": commit, "file": run.file,
-            "functions": list(run.functions), "note": run.note, "cases": rows}
+    return {
+        "extractor": run.extractor,
+        "task": run.task,
+        "repository": repository,
+        "commit": commit,
+        "file": run.file,
+        "functions": list(run.functions),
+        "note": run.note,
+        "cases": rows,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.record_extractors", description="Run the benchmarks' own extractors.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.record_extractors",
+        description="Run the benchmarks' own extractors.",
+    )
     parser.add_argument("--code", type=Path, required=True, help="folder with the checkouts")
     parser.add_argument("--out", type=Path, default=FIXTURES)
     args = parser.parse_args(argv)

@@ -10,6 +10,7 @@ reward and metric as it is printed, and the digest of every trained tensor; anot
 started as a user starts it, `mmrl train` or `mmrl sft` in a process of its own (two processes under torchrun for ddp and fsdp2),
 so that the recorder needs nothing of the code it watches but the files that a run leaves.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,12 +28,40 @@ from typing import Any
 from scripts._bench import ROOT, machine, parse, print_table
 
 GOLDEN = ROOT / "tests" / "golden"
-METRICS = ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "train/ratio", "train/reward/mean", "train/reward/std")
+METRICS = (
+    "train/loss",
+    "train/grad_norm",
+    "train/kl",
+    "train/entropy",
+    "train/ratio",
+    "train/reward/mean",
+    "train/reward/std",
+)
 """What is kept of a row of metrics.jsonl, where it is there."""
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-_SHORT = ("train.steps=3", "train.prompts_per_step=4", "train.save_every=3", "train.log_rollouts=1000", "data.eval=[]")
-_ROBOT = ("train.steps=2", "train.prompts_per_step=3", "train.save_every=2", "train.log_rollouts=0", "eval_states=2",
-          "eval.limit=2", "eval.gallery=0", "env.slots=8", "rollout.group_size=4")
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_SHORT = (
+    "train.steps=3",
+    "train.prompts_per_step=4",
+    "train.save_every=3",
+    "train.log_rollouts=1000",
+    "data.eval=[]",
+)
+_ROBOT = (
+    "train.steps=2",
+    "train.prompts_per_step=3",
+    "train.save_every=2",
+    "train.log_rollouts=0",
+    "eval_states=2",
+    "eval.limit=2",
+    "eval.gallery=0",
+    "env.slots=8",
+    "rollout.group_size=4",
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +75,26 @@ class Kind:
 
 
 def _grounding(*extra: str, **options: Any) -> Kind:
-    return Kind("demo", (*_SHORT, "data.train.0.path={data}/demo/train/data.jsonl", *extra), **options)
+    return Kind(
+        "demo", (*_SHORT, "data.train.0.path={data}/demo/train/data.jsonl", *extra), **options
+    )
 
 
 def _mixed() -> Kind:
-    names = ("grounding", "detection", "counting", "classification", "choice", "boolean", "ocr", "gui_grounding")
-    paths = (f"data.train.{i}.path={{data}}/mixed/train/{name}/data.jsonl" for i, name in enumerate(names))
+    names = (
+        "grounding",
+        "detection",
+        "counting",
+        "classification",
+        "choice",
+        "boolean",
+        "ocr",
+        "gui_grounding",
+    )
+    paths = (
+        f"data.train.{i}.path={{data}}/mixed/train/{name}/data.jsonl"
+        for i, name in enumerate(names)
+    )
     return Kind("mixed_tiny", (*_SHORT, *paths, "train.prompts_per_step=8"))
 
 
@@ -63,15 +106,27 @@ _VIDEO = ("data.train.0.path={data}/video/train/direction/data.jsonl", "data.cac
 _PPO = ("algorithm.advantage=gae", "vla.value_head=true")
 KINDS: dict[str, Kind] = {
     "grounding": _grounding(),
-    "grounding_kl": _grounding("algorithm.kl.coef=0.05", "algorithm.epochs=2", "algorithm.minibatches=2"),
+    "grounding_kl": _grounding(
+        "algorithm.kl.coef=0.05", "algorithm.epochs=2", "algorithm.minibatches=2"
+    ),
     "grounding_lora": _grounding("model.lora={r: 8}"),
-    "grounding_ppo": _grounding("algorithm.advantage=gae", "algorithm.advantage_scale=batch", "algorithm.epochs=2"),
+    "grounding_ppo": _grounding(
+        "algorithm.advantage=gae", "algorithm.advantage_scale=batch", "algorithm.epochs=2"
+    ),
     "grounding_pipelined": _grounding("schedule.kind=pipelined"),
     "luffy": _grounding("algorithm.offline={per_group: 1, gold: true}"),
     "mixed": _mixed(),
     "video_contrast": Kind("tgrpo_tiny", (*_SHORT, *_VIDEO)),
-    "sft": Kind("tiny_warmstart", ("model.path=assets/tiny_vlm", "train.steps=3", "train.prompts_per_step=4",
-                                   "data.train.0.path={data}/demo/train/data.jsonl"), command="sft"),
+    "sft": Kind(
+        "tiny_warmstart",
+        (
+            "model.path=assets/tiny_vlm",
+            "train.steps=3",
+            "train.prompts_per_step=4",
+            "data.train.0.path={data}/demo/train/data.jsonl",
+        ),
+        command="sft",
+    ),
     "robots_grpo": _robots("schedule.kind=serial"),
     "robots_pipelined": _robots(),
     "robots_ppo_chunk": _robots(*_PPO, "algorithm.critic.level=turn"),
@@ -94,15 +149,38 @@ def run_kind(kind: Kind, data: Path, out: Path, root: Path) -> dict[str, Any]:
     """Start the run with the code of the checkout `root`, and return what is recorded of it. RuntimeError where it fails."""
     head = [sys.executable, "-m"]
     if kind.processes > 1:
-        head += ["torch.distributed.run", "--standalone", f"--nproc_per_node={kind.processes}", "-m"]
+        head += [
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc_per_node={kind.processes}",
+            "-m",
+        ]
     overrides = [o.replace("{data}", str(data)).replace("{out}", str(out)) for o in kind.overrides]
     tail = ["--overwrite"] if kind.command == "train" else ["--out", str(out / "sft")]
     names = [f"dir={out}", "name=run"] if kind.command == "train" else []
-    command = [*head, "mmrl.cli.main", kind.command, f"configs/{kind.recipe}.yaml", *overrides, *names, *tail]
-    done = subprocess.run(command, cwd=root, env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(root)}, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800, check=False)
+    command = [
+        *head,
+        "mmrl.cli.main",
+        kind.command,
+        f"configs/{kind.recipe}.yaml",
+        *overrides,
+        *names,
+        *tail,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(root)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=1800,
+        check=False,
+    )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout[-4000:]}"
+        )
     if kind.command == "sft":
         return {"steps": [], "weights": weights(out / "sft")}
     (checkpoint,) = (out / "run" / "checkpoints").glob("step_*")
@@ -111,14 +189,19 @@ def run_kind(kind: Kind, data: Path, out: Path, root: Path) -> dict[str, Any]:
 
 def steps(run: Path) -> list[dict[str, Any]]:
     """Of every step METRICS and, in the order of their groups, the rewards of the rollouts that were trained on."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     out = []
     for row in rows:
         logged = run / "rollouts" / f"step_{row['step']:06d}.jsonl"
         found = {name: row[name] for name in METRICS if row.get(name) is not None}
         if logged.exists():
             lines = [json.loads(line) for line in logged.read_text(encoding="utf-8").splitlines()]
-            lines.sort(key=lambda r: r["key"])  # groups arrive in any order under a pipeline; members keep theirs
+            lines.sort(
+                key=lambda r: r["key"]
+            )  # groups arrive in any order under a pipeline; members keep theirs
             found["rewards"] = [line["score"]["value"] for line in lines if line.get("score")]
         out.append(found)
     return out
@@ -129,15 +212,21 @@ def weights(folder: Path) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
 
-    tensors = {f"{path.stem}/{name}": tensor for path in sorted(folder.glob("*.safetensors"))
-               for name, tensor in load_file(path).items()}
+    tensors = {
+        f"{path.stem}/{name}": tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
     if not tensors:
         raise RuntimeError(f"expected *.safetensors in {folder}, found none")
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    norms = {name: float(torch.linalg.vector_norm(tensor.double())) for name, tensor in sorted(tensors.items())}
+    norms = {
+        name: float(torch.linalg.vector_norm(tensor.double()))
+        for name, tensor in sorted(tensors.items())
+    }
     return {"tensors": len(tensors), "digest": digest.hexdigest(), "norms": norms}
 
 
@@ -146,7 +235,9 @@ def processor() -> str:
     import torch
 
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
     parts = [known.get(name, "?") for name in ("vendor_id", "cpu family", "model", "stepping")]
     return " ".join([*parts, torch.backends.cpu.get_cpu_capability(), f"torch {torch.__version__}"])
 
@@ -157,7 +248,10 @@ def against_record(name: str, new: Mapping[str, Any]) -> list[str]:
     old = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
     if old["processor"] == processor():
         return differences(old, new)
-    first = ({**record, "steps": record["steps"][:1], "weights": {"digest": "", "norms": {}}} for record in (old, new))
+    first = (
+        {**record, "steps": record["steps"][:1], "weights": {"digest": "", "norms": {}}}
+        for record in (old, new)
+    )
     found = differences(*first, rel=2e-3)
     if old["weights"]["norms"].keys() != new["weights"]["norms"].keys():
         found.append("the names of the weights differ")
@@ -172,10 +266,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], rel: float = 0.0
     for number, (a, b) in enumerate(zip(old["steps"], new["steps"], strict=True), 1):
         for name in sorted(a.keys() | b.keys()):
             if not _equal(a.get(name), b.get(name), rel):
-                found.append(f"step {number}, {name}: {_short(a.get(name))} and {_short(b.get(name))}")
+                found.append(
+                    f"step {number}, {name}: {_short(a.get(name))} and {_short(b.get(name))}"
+                )
     a, b = old["weights"]["norms"], new["weights"]["norms"]
-    found += [f"norm of {name}: {a.get(name)} and {b.get(name)}" for name in sorted(a.keys() | b.keys())
-              if not _equal(a.get(name), b.get(name), rel)]
+    found += [
+        f"norm of {name}: {a.get(name)} and {b.get(name)}"
+        for name in sorted(a.keys() | b.keys())
+        if not _equal(a.get(name), b.get(name), rel)
+    ]
     if not rel and old["weights"]["digest"] != new["weights"]["digest"]:
         found.append("the weights' digests differ")
     return found
@@ -195,7 +294,9 @@ def _short(value: Any) -> str:
 
 def _checkout(commit: str, folder: Path) -> Path:
     """The files of a commit, without touching this checkout."""
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = subprocess.run(
+        ["git", "archive", commit], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     folder.mkdir(parents=True)
     subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
     return folder
@@ -203,10 +304,16 @@ def _checkout(commit: str, folder: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 where something differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--record", action="store_true", help="write tests/golden/KIND.json")
-    parser.add_argument("--against", metavar="COMMIT", help="run this commit's code, too, and compare; else the records")
+    parser.add_argument(
+        "--against",
+        metavar="COMMIT",
+        help="run this commit's code, too, and compare; else the records",
+    )
     options = parse(parser, argv)
     if unknown := set(options.kinds) - KINDS.keys():
         parser.error(f"expected kinds of {', '.join(KINDS)}, found {', '.join(sorted(unknown))}")
@@ -226,7 +333,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found = differences(old, new)
             else:
                 found = against_record(name, new) if path.exists() else ["nothing recorded"]
-            table.append((name, len(new["steps"]), "equal" if not found else f"{len(found)} differ: {found[0]}"))
+            table.append(
+                (
+                    name,
+                    len(new["steps"]),
+                    "equal" if not found else f"{len(found)} differ: {found[0]}",
+                )
+            )
             print(*table[-1], flush=True)
             if options.record:
                 GOLDEN.mkdir(exist_ok=True)

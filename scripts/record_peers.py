@@ -7,6 +7,7 @@
 One JSON file per preset: repository, commit, file and functions of the peer, and for every completion its text, the truth, and
 the peer's format reward and total; null where its code fails. `python -m scripts.reward_table` compares mmrl's presets with these.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -28,7 +29,12 @@ FIXTURES = Path(__file__).resolve().parent.parent / "assets" / "fixtures" / "pee
 
 def _row(case: Case, judge: Judge) -> dict[str, Any]:
     row: dict[str, Any] = {"what": case.what, "text": case.text, "truth": case.truth}
-    for name, default in (("params", {}), ("size", (1000, 1000)), ("resized", (1000, 1000)), ("progress", (100, 100))):
+    for name, default in (
+        ("params", {}),
+        ("size", (1000, 1000)),
+        ("resized", (1000, 1000)),
+        ("progress", (100, 100)),
+    ):
         value = getattr(case, name)
         if value != default:
             row[name] = value
@@ -46,17 +52,36 @@ def record(run: Run, peers: Path) -> dict[str, Any]:
     repository, commit = REPOSITORIES[run.repository]
     with quiet():
         judge = run.judge(peers / run.repository)
-    return {"task": run.task, "preset": run.preset, "repository": repository, "commit": commit, "file": run.file,
-            "functions": list(run.functions), "note": run.note, "variant": run.variant,
-            "settings": dict(run.settings), "published": dict(run.published),
-            "cases": [_row(case, judge) for case in run.cases()]}
+    return {
+        "task": run.task,
+        "preset": run.preset,
+        "repository": repository,
+        "commit": commit,
+        "file": run.file,
+        "functions": list(run.functions),
+        "note": run.note,
+        "variant": run.variant,
+        "settings": dict(run.settings),
+        "published": dict(run.published),
+        "cases": [_row(case, judge) for case in run.cases()],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.record_peers", description="Run the peers' own rewards.")
-    parser.add_argument("--peers", type=Path, required=True, help="folder with the peers' checkouts")
-    parser.add_argument("--libs", type=Path, nargs="*", default=[], help="folders or wheels for sys.path (mathruler)")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.record_peers", description="Run the peers' own rewards."
+    )
+    parser.add_argument(
+        "--peers", type=Path, required=True, help="folder with the peers' checkouts"
+    )
+    parser.add_argument(
+        "--libs",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="folders or wheels for sys.path (mathruler)",
+    )
     parser.add_argument("--only", default="", help="presets whose task:preset starts with this")
     args = parser.parse_args(argv)
     sys.path[:0] = [str(path) for path in args.libs]
@@ -66,11 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = record(run, args.peers)
             head = {key: value for key, value in found.items() if key != "cases"}
             rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in found["cases"])
-            text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + f',\n "cases": [\n{rows}\n ]\n}}\n'
+            text = (
+                json.dumps(head, indent=1, ensure_ascii=False)[:-2]
+                + f',\n "cases": [\n{rows}\n ]\n}}\n'
+            )
             name = run.name.replace(":", ".").replace(" ", ".")
             (FIXTURES / f"{name}.json").write_text(text, encoding="utf-8")
             failed = [row["fails"] for row in found["cases"] if row["peer"] is None]
-            print(f"{run.name:40} {len(found['cases'])} completions, {len(failed)} fail {sorted(set(failed))[:3]}")
+            print(
+                f"{run.name:40} {len(found['cases'])} completions, {len(failed)} fail {sorted(set(failed))[:3]}"
+            )
     return 0
 
 

@@ -10,6 +10,7 @@ processes that compute all the time; a test that is skipped for another reason t
 of the whole suite is added to assets/results/stress_suite.json with its commit: how many tests passed, which failed, and the
 machine's mean load, whoever made it (pytest's workers are in it). Exit status 1 when one failed.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,9 +31,19 @@ from typing import Any
 
 from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-_TESTS = {"MMRL_NO_SKIP": "1", "PYTHONDONTWRITEBYTECODE": "", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-          "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+_TESTS = {
+    "MMRL_NO_SKIP": "1",
+    "PYTHONDONTWRITEBYTECODE": "",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 _BUSY = "x = 1.0\nwhile True:\n    x = x * 1.0000001 % 7.0"
 
 
@@ -73,19 +84,54 @@ def run(arguments: Sequence[str], jobs: int, timeout_s: float, log: Path) -> dic
     with tempfile.TemporaryDirectory(prefix="mmrl-stress-") as folder:
         report = Path(folder) / "report.xml"
         # after a worker that crashed xdist may wait for ever for what another one has done
-        spread = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"] if jobs > 1 else []
+        spread = (
+            [
+                "-n",
+                str(jobs),
+                "--dist",
+                "loadfile",
+                "--no-loadscope-reorder",
+                "--max-worker-restart=0",
+            ]
+            if jobs > 1
+            else []
+        )
         began, status, late = time.monotonic(), -1, ""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "wb") as output:  # read while it runs: what crashed says so at once, and at length
+        with open(
+            log, "wb"
+        ) as output:  # read while it runs: what crashed says so at once, and at length
             try:
-                status = subprocess.run([sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}",
-                                         *spread, *arguments], cwd=ROOT, env={**os.environ, **_TESTS, **AVX2}, timeout=timeout_s,
-                                        stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+                status = subprocess.run(
+                    [
+                        sys.executable,
+                        "-m",
+                        "pytest",
+                        "-v",
+                        "-p",
+                        "no:cacheprovider",
+                        f"--junitxml={report}",
+                        *spread,
+                        *arguments,
+                    ],
+                    cwd=ROOT,
+                    env={**os.environ, **_TESTS, **AVX2},
+                    timeout=timeout_s,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                ).returncode
             except subprocess.TimeoutExpired:
                 late = f"\nno end within {timeout_s:g} s"
         found = outcomes(report) if report.exists() else {"passed": 0, "skipped": 0, "failed": []}
-    return {**found, "status": status, "seconds": round(time.monotonic() - began),
-            "output": "" if status == 0 else log.read_text(encoding="utf-8", errors="replace")[-6000:] + late}
+    return {
+        **found,
+        "status": status,
+        "seconds": round(time.monotonic() - began),
+        "output": ""
+        if status == 0
+        else log.read_text(encoding="utf-8", errors="replace")[-6000:] + late,
+    }
 
 
 def outcomes(report: Path) -> dict[str, Any]:
@@ -105,10 +151,15 @@ def outcomes(report: Path) -> dict[str, Any]:
 
 def commit() -> str:
     """The commit that is tested, with "+" where files differ from it."""
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
 
-    return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, check=True, text=True
+        ).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + "+" * bool(
+        git("status", "--porcelain", "--untracked-files=no")
+    )
 
 
 def joined(recorded: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -120,33 +171,60 @@ def joined(recorded: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) ->
 
 def main() -> int:
     """Command line; exit status 1 when a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--load", type=int, default=4, help="processes that compute meanwhile")
     parser.add_argument("--jobs", type=int, default=2, help="pytest workers")
     parser.add_argument("--timeout", type=float, default=4 * 3600, help="seconds of one run")
-    parser.add_argument("--record", action="store_true", help="add the runs to assets/results/stress_suite.json")
+    parser.add_argument(
+        "--record", action="store_true", help="add the runs to assets/results/stress_suite.json"
+    )
     parser.add_argument("tests", nargs="*", help="arguments of pytest; default: the whole suite")
     options = parse(parser, least=("load",))
     if options.record and options.tests:
-        parser.error(f"expected --record with the whole suite, found {' '.join(options.tests)}; leave one of them out")
+        parser.error(
+            f"expected --record with the whole suite, found {' '.join(options.tests)}; leave one of them out"
+        )
     runs: list[dict[str, Any]] = []
     with load(options.load):
         for number in range(options.runs):
             row = {"date": date.today().isoformat(), "commit": commit(), "load": options.load}
             with measured_load() as seen:
-                row |= run(options.tests, options.jobs, options.timeout, ROOT / "runs" / "stress" / f"run_{number + 1}.log")
+                row |= run(
+                    options.tests,
+                    options.jobs,
+                    options.timeout,
+                    ROOT / "runs" / "stress" / f"run_{number + 1}.log",
+                )
             row["mean_load"] = round(sum(seen) / len(seen), 1)
             runs.append(row)
-            print(f"run {number + 1} of {options.runs}: {row['passed']} passed, {len(row['failed'])} failed, "
-                  f"{row['skipped']} skipped in {row['seconds']} s, mean load {row['mean_load']}\n{row['output']}", flush=True)
+            print(
+                f"run {number + 1} of {options.runs}: {row['passed']} passed, {len(row['failed'])} failed, "
+                f"{row['skipped']} skipped in {row['seconds']} s, mean load {row['mean_load']}\n{row['output']}",
+                flush=True,
+            )
     green = all(row["status"] == 0 for row in runs)
-    print_table(("run", "passed", "failed", "skipped", "seconds"), [
-        (n, r["passed"], len(r["failed"]), r["skipped"], r["seconds"]) for n, r in enumerate(runs, 1)])
+    print_table(
+        ("run", "passed", "failed", "skipped", "seconds"),
+        [
+            (n, r["passed"], len(r["failed"]), r["skipped"], r["seconds"])
+            for n, r in enumerate(runs, 1)
+        ],
+    )
     if options.record:
         path = RESULTS / "stress_suite.json"
         before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-        print(write_results("stress_suite", {"instructions": AVX2, **joined(before, runs)}, "torch", "transformers", "pytest"))
+        print(
+            write_results(
+                "stress_suite",
+                {"instructions": AVX2, **joined(before, runs)},
+                "torch",
+                "transformers",
+                "pytest",
+            )
+        )
     return int(not green)
 
 

@@ -8,6 +8,7 @@ size where mounting is not allowed). In all but the first, processes are killed 
 edited under their name, and the processor changes halfway. Every tensor that a process gets is compared with one computed
 from the source's text. Exit status 1 when a tensor was wrong, a process stood still, or anything was left behind.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,11 +30,21 @@ from pathlib import Path
 from typing import Any
 
 from scripts._bench import machine, parse, results_folder, versions
-from scripts._torture_cache_worker import PHASES, Board, Plan, answer, edit_source, run_worker, write_sources
+from scripts._torture_cache_worker import (
+    PHASES,
+    Board,
+    Plan,
+    answer,
+    edit_source,
+    run_worker,
+    write_sources,
+)
 
 __all__ = ["Round", "leftovers", "rounds", "torture"]
 
-_STILL_S = 60.0  # a process that finished nothing for so long stands still; a build takes milliseconds
+_STILL_S = (
+    60.0  # a process that finished nothing for so long stands still; a build takes milliseconds
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +63,18 @@ class Round:
 
 def rounds() -> tuple[Round, ...]:
     """The rounds of a whole torture, with their shares of the time."""
-    return (Round("undisturbed", 0.0, kills=0.0, edits=False),
-            Round("kills, silent flips, checked always", 0.35, "always", flips="silent"),
-            Round("kills, flips, eviction, checked first", 0.35, kills=0.15, flips="plain", limit_share=0.4),
-            Round("kills, full disk", 0.3, full_disk=True))
+    return (
+        Round("undisturbed", 0.0, kills=0.0, edits=False),
+        Round("kills, silent flips, checked always", 0.35, "always", flips="silent"),
+        Round(
+            "kills, flips, eviction, checked first",
+            0.35,
+            kills=0.15,
+            flips="plain",
+            limit_share=0.4,
+        ),
+        Round("kills, full disk", 0.3, full_disk=True),
+    )
 
 
 def _damage(path: Path, rng: random.Random, silent: bool) -> str:
@@ -66,11 +85,18 @@ def _damage(path: Path, rng: random.Random, silent: bool) -> str:
         return ""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        facts, kind = os.fstat(fd), rng.choice(("flip", "flip", "flip", "flip", "flip", "flip", "cut", "empty", "swap"))
+        facts, kind = (
+            os.fstat(fd),
+            rng.choice(("flip", "flip", "flip", "flip", "flip", "flip", "cut", "empty", "swap")),
+        )
         if facts.st_nlink == 0 or facts.st_size == 0:
             return ""
         if kind == "flip":
-            at = rng.randrange(min(facts.st_size, 1200)) if rng.random() < 0.4 else rng.randrange(facts.st_size)
+            at = (
+                rng.randrange(min(facts.st_size, 1200))
+                if rng.random() < 0.4
+                else rng.randrange(facts.st_size)
+            )
             os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 1 << rng.randrange(8)]), at)
         elif kind == "swap":
             other = rng.choice(sorted(path.parent.parent.glob("??/*.safetensors")))
@@ -93,7 +119,10 @@ def _small_disk(folder: Path, mebibytes: int) -> Iterator[str]:
     """A disk of that size at `folder`; yields how it was made: 'tmpfs', or 'file size limit' for its users to set."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)]
-    mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    mounted = (
+        shutil.which("mount") is not None
+        and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
     try:
         yield "tmpfs" if mounted else "file size limit"
     finally:
@@ -134,7 +163,10 @@ class _Crew:
         os.kill(self.pids[slot], signal.SIGKILL)
         os.waitpid(self.pids[slot], 0)
         doing = PHASES[self.board.phase[slot]]
-        if any(p.name.startswith(f"{self.pids[slot]}-") for p in (self.plan.cache / "tensors-v1/tmp").glob("*")):
+        if any(
+            p.name.startswith(f"{self.pids[slot]}-")
+            for p in (self.plan.cache / "tensors-v1/tmp").glob("*")
+        ):
             doing = "writing"
         self.board.phase[slot] = 0
         self.pids[slot] = self._start(slot)
@@ -146,7 +178,11 @@ class _Crew:
             now = self.board.value(slot, "checked") + self.board.value(slot, "edited under way")
             if now != count:
                 self.moved[slot] = now, time.monotonic()
-        return [slot for slot, (_, since) in enumerate(self.moved) if time.monotonic() - since > _STILL_S]
+        return [
+            slot
+            for slot, (_, since) in enumerate(self.moved)
+            if time.monotonic() - since > _STILL_S
+        ]
 
     def stop(self) -> tuple[int, int]:
         """Ask all to end; (how many failed, how many had to be killed since they did not)."""
@@ -167,8 +203,11 @@ class _Crew:
 
 def leftovers(cache: Path) -> list[str]:
     """What should not lie in a cache at rest: temporaries, lock files, entries somebody has locked, other files."""
-    found = [f"left: {p.relative_to(cache)}" for name in ("tmp", "locks", "files/tmp")
-             for p in (cache / "tensors-v1" / name).glob("*")]
+    found = [
+        f"left: {p.relative_to(cache)}"
+        for name in ("tmp", "locks", "files/tmp")
+        for p in (cache / "tensors-v1" / name).glob("*")
+    ]
     for path in (cache / "tensors-v1").glob("??/*"):
         with path.open("rb") as file:
             try:
@@ -180,7 +219,9 @@ def leftovers(cache: Path) -> list[str]:
     return found
 
 
-def _disturb(kind: Round, crew: _Crew, plan: Plan, rng: random.Random, seconds: float) -> tuple[Counter[str], list[int]]:
+def _disturb(
+    kind: Round, crew: _Crew, plan: Plan, rng: random.Random, seconds: float
+) -> tuple[Counter[str], list[int]]:
     """Disturb the crew for so long; what was done, and slots that stood still."""
     done: Counter[str] = Counter()
     began, entries = time.monotonic(), list[Path]()
@@ -190,7 +231,11 @@ def _disturb(kind: Round, crew: _Crew, plan: Plan, rng: random.Random, seconds: 
         if rng.random() < kind.kills:
             done["killed while " + crew.kill(rng)] += 1
         if kind.flips:
-            entries = entries if rng.random() < 0.8 and entries else sorted((plan.cache / "tensors-v1").glob("??/*"))
+            entries = (
+                entries
+                if rng.random() < 0.8 and entries
+                else sorted((plan.cache / "tensors-v1").glob("??/*"))
+            )
             for path in rng.sample(entries, min(4, len(entries))):
                 if what := _damage(path, rng, kind.flips == "silent"):
                     done[f"damage: {what}"] += 1
@@ -219,11 +264,19 @@ def _final_check(plan: Plan) -> dict[str, Any]:
     store.prune(max_bytes=0)
     recovered = answer(store, plan, 0, 0).cached
     logging.disable(logging.NOTSET)
-    return {"damaged_found": damaged, "damaged_after_removal": again, "wrong": wrong, "uncached": uncached,
-            "caches_again": recovered, "left_behind": leftovers(plan.cache)}
+    return {
+        "damaged_found": damaged,
+        "damaged_after_removal": again,
+        "wrong": wrong,
+        "uncached": uncached,
+        "caches_again": recovered,
+        "left_behind": leftovers(plan.cache),
+    }
 
 
-def _calm(plan: Plan, board: Board, seed: int, size: int, seconds: float) -> tuple[list[int], float]:
+def _calm(
+    plan: Plan, board: Board, seed: int, size: int, seconds: float
+) -> tuple[list[int], float]:
     """Let the crew work undisturbed until every entry was asked for; slots that stood still, and seconds."""
     began, crew = time.monotonic(), _Crew(plan, board, seed, size)
     still: list[int] = []
@@ -237,17 +290,31 @@ def _calm(plan: Plan, board: Board, seed: int, size: int, seconds: float) -> tup
     return still + [-1] * stuck, spent
 
 
-def play(kind: Round, folder: Path, *, sources: int, processes: int, seconds: float, seed: int) -> dict[str, Any]:
+def play(
+    kind: Round, folder: Path, *, sources: int, processes: int, seconds: float, seed: int
+) -> dict[str, Any]:
     """One round in `folder`; its record."""
     rng, began = random.Random(seed), time.monotonic()
     folder.mkdir()
-    plan = Plan(cache=folder / "cache", sources_in=folder / "sources", sources=sources, verify=kind.verify,
-                limit_bytes=None, errors=folder / "errors.txt", file_limit=None, sequence=not kind.kills)
+    plan = Plan(
+        cache=folder / "cache",
+        sources_in=folder / "sources",
+        sources=sources,
+        verify=kind.verify,
+        limit_bytes=None,
+        errors=folder / "errors.txt",
+        file_limit=None,
+        sequence=not kind.kills,
+    )
     per_entry = write_sources(plan)
     if kind.limit_share:
         plan = plan.replaced(limit_bytes=int(kind.limit_share * sources * per_entry))
     board = Board(processes)
-    with _small_disk(plan.cache, max(1, sources * per_entry // (3 << 20))) if kind.full_disk else nullcontext() as disk:
+    with (
+        _small_disk(plan.cache, max(1, sources * per_entry // (3 << 20)))
+        if kind.full_disk
+        else nullcontext() as disk
+    ):
         if disk == "file size limit":
             plan = plan.replaced(file_limit=per_entry // 2)
         if not kind.kills:
@@ -263,64 +330,128 @@ def play(kind: Round, folder: Path, *, sources: int, processes: int, seconds: fl
         size = sum(p.stat().st_size for p in (plan.cache / "tensors-v1").glob("??/*"))
         end = _final_check(plan)
     errors = plan.errors.read_text(encoding="utf-8") if plan.errors.exists() else ""
-    good = end["caches_again"] and not (end["wrong"] or counts["wrong"] or counts["lost in use"] or still or failed or errors
-                                        or end["left_behind"] or end["damaged_after_removal"])
+    good = end["caches_again"] and not (
+        end["wrong"]
+        or counts["wrong"]
+        or counts["lost in use"]
+        or still
+        or failed
+        or errors
+        or end["left_behind"]
+        or end["damaged_after_removal"]
+    )
     if kind.name == "undisturbed":
         good = good and counts["builds"] == sources
-    if plan.limit_bytes is not None:  # what was being written while others made room may come on top
+    if (
+        plan.limit_bytes is not None
+    ):  # what was being written while others made room may come on top
         good = good and size <= plan.limit_bytes + processes * 2 * per_entry
     if kind.kills:
         good = good and sum(n for name, n in done.items() if name.startswith("killed")) > 0
-    return {"round": asdict(kind), "seconds": round(spent, 1), "disk": disk or "as is", "done": dict(sorted(done.items())),
-            "counts": counts, "bytes": size, "limit_bytes": plan.limit_bytes, "at_the_end": end,
-            "stood_still": still, "failed_processes": failed, "errors": errors[-2000:], "passed": good}
+    return {
+        "round": asdict(kind),
+        "seconds": round(spent, 1),
+        "disk": disk or "as is",
+        "done": dict(sorted(done.items())),
+        "counts": counts,
+        "bytes": size,
+        "limit_bytes": plan.limit_bytes,
+        "at_the_end": end,
+        "stood_still": still,
+        "failed_processes": failed,
+        "errors": errors[-2000:],
+        "passed": good,
+    }
 
 
-def torture(folder: Path, *, seconds: float, seed: int, sources: int = 200, processes: int = 8,
-            only: tuple[Round, ...] | None = None) -> dict[str, Any]:
+def torture(
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    sources: int = 200,
+    processes: int = 8,
+    only: tuple[Round, ...] | None = None,
+) -> dict[str, Any]:
     """All rounds under `folder`; returns the record that --record writes."""
     played = []
     for number, kind in enumerate(only or rounds()):
-        row = play(kind, folder / f"round{number}", sources=sources, processes=processes, seconds=seconds * kind.share,
-                   seed=seed + number)
+        row = play(
+            kind,
+            folder / f"round{number}",
+            sources=sources,
+            processes=processes,
+            seconds=seconds * kind.share,
+            seed=seed + number,
+        )
         shutil.rmtree(folder / f"round{number}", ignore_errors=True)
         played.append(row)
         _print(row)
     totals: Counter[str] = Counter()
     for row in played:
         totals.update(row["counts"])
-    return {"what": "processes share one tensor cache under SIGKILL, bit flips, edited sources, a changed processor, a size "
-                    "bound and a full disk; every tensor is compared with one computed from its source",
-            "seed": seed, "sources": sources, "processes": processes, "rounds": played, "totals": dict(totals),
-            "passed": all(row["passed"] for row in played), "machine": machine(), "versions": versions()}
+    return {
+        "what": "processes share one tensor cache under SIGKILL, bit flips, edited sources, a changed processor, a size "
+        "bound and a full disk; every tensor is compared with one computed from its source",
+        "seed": seed,
+        "sources": sources,
+        "processes": processes,
+        "rounds": played,
+        "totals": dict(totals),
+        "passed": all(row["passed"] for row in played),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def _print(row: dict[str, Any]) -> None:
     counts = row["counts"]
-    print(f"{'passed' if row['passed'] else 'FAILED':7} {row['round']['name']} ({row['seconds']:.0f} s, disk {row['disk']})")
-    print(f"        {counts['checked']:,} tensors compared, {counts['wrong'] + row['at_the_end']['wrong']} wrong, "
-          f"{len(row['stood_still'])} processes stood still, {len(row['at_the_end']['left_behind'])} things left behind")
-    print("        " + ", ".join(f"{name} {n:,}" for name, n in {**row["done"], **counts}.items() if n), flush=True)
+    print(
+        f"{'passed' if row['passed'] else 'FAILED':7} {row['round']['name']} ({row['seconds']:.0f} s, disk {row['disk']})"
+    )
+    print(
+        f"        {counts['checked']:,} tensors compared, {counts['wrong'] + row['at_the_end']['wrong']} wrong, "
+        f"{len(row['stood_still'])} processes stood still, {len(row['at_the_end']['left_behind'])} things left behind"
+    )
+    print(
+        "        "
+        + ", ".join(f"{name} {n:,}" for name, n in {**row["done"], **counts}.items() if n),
+        flush=True,
+    )
     if row["errors"]:
         print(row["errors"])
 
 
 def main() -> int:
     """Command line; exit status 1 when a round failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="time of the disturbed rounds together")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="time of the disturbed rounds together"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments and the damage")
     parser.add_argument("--sources", type=int, default=200, help="entries per processor")
     parser.add_argument("--processes", type=int, default=8, help="processes at once")
-    parser.add_argument("--record", type=Path, nargs="?", const=Path(), help="write the record (JSON)")
+    parser.add_argument(
+        "--record", type=Path, nargs="?", const=Path(), help="write the record (JSON)"
+    )
     args = parse(parser, least=("seconds", "sources", "processes"))
     with tempfile.TemporaryDirectory(prefix="mmrl-torture-") as scratch:
-        record = torture(Path(scratch), seconds=args.seconds, seed=args.seed, sources=args.sources, processes=args.processes)
+        record = torture(
+            Path(scratch),
+            seconds=args.seconds,
+            seed=args.seed,
+            sources=args.sources,
+            processes=args.processes,
+        )
     if args.record is not None:
         file = results_folder() / "torture_cache.json" if args.record == Path() else args.record
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"{'passed' if record['passed'] else 'FAILED'}: {record['totals']['checked']:,} tensors compared")
+    print(
+        f"{'passed' if record['passed'] else 'FAILED'}: {record['totals']['checked']:,} tensors compared"
+    )
     return 0 if record["passed"] else 1
 
 

@@ -8,6 +8,7 @@ at random moments. A failed episode is asked for again until it succeeds or has 
 is a finished episode or a recorded error, the pool's counters agree with the caller's, every finished episode is played again
 without a pool and compared bit for bit, and no process, descriptor or shared memory is left. Exit status 1 otherwise.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,19 +24,47 @@ from typing import Any
 import numpy as np
 import psutil
 
-from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation, initial_states, make_simulator, run_chunk
+from mmrl.robotics.contract import (
+    ChunkResult,
+    EnvSpec,
+    InitialState,
+    Observation,
+    initial_states,
+    make_simulator,
+    run_chunk,
+)
 from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
 from scripts._bench import parse, write_results
 
 __all__ = ["Request", "torture"]
 
 _FAULTY = "tests.robotics.faulty:FaultySimulator"
-_FAULTS = ("kill", "exit", "hang", "memory", "kill_reset", "hang_reset",
-           *("raise", "raise_reset", "bad_picture") * 2, *("leak",) * 6)
-_SPECS = (("push", 32, ("base",)), ("reach", 64, ("base", "wrist")), ("pick", 32, ("wrist", "base")), ("push", 64, ("base",)))
+_FAULTS = (
+    "kill",
+    "exit",
+    "hang",
+    "memory",
+    "kill_reset",
+    "hang_reset",
+    *("raise", "raise_reset", "bad_picture") * 2,
+    *("leak",) * 6,
+)
+_SPECS = (
+    ("push", 32, ("base",)),
+    ("reach", 64, ("base", "wrist")),
+    ("pick", 32, ("wrist", "base")),
+    ("push", 64, ("base",)),
+)
 _SAME = 40  # requests of one spec in a row, so that simulators are also used again
 _ATTEMPTS = 4
-_LIMITS = PoolSettings(handshake_s=15.0, reset_s=3.0, step_s=3.0, respawns=100_000, restart_after_resets=4, memory_gib=0.15)
+_LIMITS = PoolSettings(
+    handshake_s=15.0,
+    reset_s=3.0,
+    step_s=3.0,
+    respawns=100_000,
+    restart_after_resets=4,
+    memory_gib=0.15,
+)
 
 
 @dataclass
@@ -56,7 +85,13 @@ def _draw(rng: random.Random, number: int, chaos: float) -> Request:
     task, size, cameras = _SPECS[number // _SAME % len(_SPECS)]
     options = {"chaos": chaos, "faults": _FAULTS, "at": 3, "leak_mib": 48}
     spec = EnvSpec(_FAULTY, "nowhere" if number % 25 == 9 else task, 16, size, cameras, options)
-    return Request(spec, replace(initial_states("train", 1, number)[0], row=0), 0, number % 20 == 3, rng.random() < 0.3)
+    return Request(
+        spec,
+        replace(initial_states("train", 1, number)[0], row=0),
+        0,
+        number % 20 == 3,
+        rng.random() < 0.3,
+    )
 
 
 def _actions(request: Request) -> np.ndarray:
@@ -68,7 +103,14 @@ def _actions(request: Request) -> np.ndarray:
 def _add(digest: Any, seen: Observation | ChunkResult) -> None:
     """Every number of a result into the digest."""
     if isinstance(seen, ChunkResult):
-        for array in (seen.rewards_C, seen.terminated_C, seen.truncated_C, seen.success_C, seen.valid_C, *seen.frames):
+        for array in (
+            seen.rewards_C,
+            seen.terminated_C,
+            seen.truncated_C,
+            seen.success_C,
+            seen.valid_C,
+            *seen.frames,
+        ):
             digest.update(array.tobytes())
         seen = seen.observation
     for camera, picture in seen.images.items():
@@ -122,8 +164,15 @@ class _Torture:
             if request.attempt + 1 == _ATTEMPTS or reply.cause in ("setup", "action"):
                 self.given_up += 1
                 return
-            self.again.append(Request(request.spec, replace(request.state, row=request.attempt + 1), request.attempt + 1, False,
-                                      request.frames))
+            self.again.append(
+                Request(
+                    request.spec,
+                    replace(request.state, row=request.attempt + 1),
+                    request.attempt + 1,
+                    False,
+                    request.frames,
+                )
+            )
             return
         seen = reply.chunk or reply.observation
         assert seen is not None
@@ -178,7 +227,9 @@ def _shared() -> set[str]:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
-def torture(seconds: float, seed: int = 0, slots: int = 8, workers: int = 2, chaos: float = 0.25) -> dict[str, Any]:
+def torture(
+    seconds: float, seed: int = 0, slots: int = 8, workers: int = 2, chaos: float = 0.25
+) -> dict[str, Any]:
     """One torture; the record that --record writes. `passed` is False when anything does not add up."""
     descriptors, shared, others = len(os.listdir("/proc/self/fd")), _shared(), _children()
     began = time.monotonic()
@@ -190,31 +241,67 @@ def torture(seconds: float, seed: int = 0, slots: int = 8, workers: int = 2, cha
     errors = sum(player.errors.values())
     checks = {
         "requested_is_finished_and_errors": player.asked == len(player.finished) + errors,
-        "every_state_finished_or_given_up": player.number == len(player.finished) + player.given_up + len(player.again),
-        "counters_agree": (stats.episodes, stats.finished, stats.errors, stats.abandoned, stats.running) == (
-            player.asked, len(player.finished), errors, 0, 0),
+        "every_state_finished_or_given_up": player.number
+        == len(player.finished) + player.given_up + len(player.again),
+        "counters_agree": (
+            stats.episodes,
+            stats.finished,
+            stats.errors,
+            stats.abandoned,
+            stats.running,
+        )
+        == (player.asked, len(player.finished), errors, 0, 0),
         "causes_agree": dict(stats.error_causes) == dict(player.errors),
-        "all_kinds_of_errors_seen": {"crash", "timeout", "exception", "neighbour", "action", "setup"} <= set(player.errors),
+        "all_kinds_of_errors_seen": {
+            "crash",
+            "timeout",
+            "exception",
+            "neighbour",
+            "action",
+            "setup",
+        }
+        <= set(player.errors),
         "workers_replaced_for_memory": stats.restarts > 0,
-        "replays_equal": wrong == 0 and len(player.finished) > 0}
+        "replays_equal": wrong == 0 and len(player.finished) > 0,
+    }
     left = _left(descriptors, shared, pids)
     checks["nothing_left_behind"] = not left
-    return {"what": f"{slots} slots on {workers} workers under kills, hangs, exceptions, leaks, NaN actions and missing tasks; "
-                    "finished episodes are replayed without the pool and compared bit for bit",
-            "seconds": round(time.monotonic() - began, 1), "seed": seed, "requested": player.asked, "states": player.number,
-            "finished": len(player.finished), "errors": dict(sorted(player.errors.items())), "given_up": player.given_up,
-            "asked_again_too_late": len(player.again), "replays_wrong": wrong, "killed_from_outside": player.outside,
-            "respawns": stats.respawns, "restarts_for_memory": stats.restarts, "simulators_made": stats.simulators,
-            "control_steps": stats.control_steps, "peak_rss_gib": [round(x, 3) for x in stats.peak_rss_gib],
-            "left_behind": left, "checks": checks, "passed": all(checks.values())}
+    return {
+        "what": f"{slots} slots on {workers} workers under kills, hangs, exceptions, leaks, NaN actions and missing tasks; "
+        "finished episodes are replayed without the pool and compared bit for bit",
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": seed,
+        "requested": player.asked,
+        "states": player.number,
+        "finished": len(player.finished),
+        "errors": dict(sorted(player.errors.items())),
+        "given_up": player.given_up,
+        "asked_again_too_late": len(player.again),
+        "replays_wrong": wrong,
+        "killed_from_outside": player.outside,
+        "respawns": stats.respawns,
+        "restarts_for_memory": stats.restarts,
+        "simulators_made": stats.simulators,
+        "control_steps": stats.control_steps,
+        "peak_rss_gib": [round(x, 3) for x in stats.peak_rss_gib],
+        "left_behind": left,
+        "checks": checks,
+        "passed": all(checks.values()),
+    }
 
 
 def main() -> int:
     """Command line; exit status 1 when something was lost, wrong or left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="time in which new episodes are asked for")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="time in which new episodes are asked for"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of requests and kills")
-    parser.add_argument("--record", action="store_true", help="write assets/results/torture_pool.json")
+    parser.add_argument(
+        "--record", action="store_true", help="write assets/results/torture_pool.json"
+    )
     args = parse(parser, least=("seconds",))
     record = torture(args.seconds, args.seed)
     for name, value in record.items():

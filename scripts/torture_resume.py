@@ -6,6 +6,7 @@ Two runs of one configuration start from the same tiny model: one undisturbed, o
 metrics (but for clock, speed and memory), evaluations, logged rollouts, alarms, weights, optimizer and run state, bit
 for bit. Exit status 1 when anything differs. A few minutes on one CPU core.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -42,7 +43,9 @@ class Letters(Grounding):
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Share of the characters that lie in the first half of the alphabet."""
         share = sum("a" <= c <= "m" for c in text.lower()) / max(1, len(text))
-        return Score.combine({"accuracy": share}, {"accuracy": 1.0}, parsed=True, metrics={"iou": share})
+        return Score.combine(
+            {"accuracy": share}, {"accuracy": 1.0}, parsed=True, metrics={"iou": share}
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ def prepare(folder: Path, steps: int) -> Path:
     from mmrl.policy.tiny import TinySpec, build_tiny
     from mmrl.tasks.scenes import make_scenes
 
-    build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), folder / "model")
+    build_tiny(
+        TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), folder / "model"
+    )
     task = f"{Path(__file__).resolve()}:Letters"
     tree = {
         "dir": str(folder / "runs"),
@@ -80,7 +85,12 @@ def prepare(folder: Path, steps: int) -> Path:
 
 
 def _start(config: Path, name: str, log: Path, *, resume: bool) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPO),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     with log.open("ab") as output:
         return subprocess.Popen(
             [
@@ -122,7 +132,11 @@ def phase(run: Path, began: float) -> tuple[str, int]:
         return f"writing the checkpoint of step {saved + 1}", saved
     if not (run / "eval" / "step_000000" / "results.json").exists():
         return "evaluation before training", saved
-    rows = (run / "metrics.jsonl").read_text(encoding="utf-8").count("\n") if (run / "metrics.jsonl").exists() else 0
+    rows = (
+        (run / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+        if (run / "metrics.jsonl").exists()
+        else 0
+    )
     if rows > saved:
         return f"between metrics and checkpoint of step {saved + 1}", saved
     if (run / "eval" / f"step_{saved + 1:06d}").exists():
@@ -135,8 +149,16 @@ def _rows_written(run: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def _killed_run(config: Path, name: str, run: Path, kills: int, steps: int, rng: random.Random, step_s: float,
-                start_s: float) -> Iterator[Kill]:
+def _killed_run(
+    config: Path,
+    name: str,
+    run: Path,
+    kills: int,
+    steps: int,
+    rng: random.Random,
+    step_s: float,
+    start_s: float,
+) -> Iterator[Kill]:
     """Start, kill, resume ...; yields each kill and leaves the run finished.
 
     Kill i comes at a random step of the i-th share of the run, at a random moment of it; now and then, in addition,
@@ -162,7 +184,9 @@ def _killed_run(config: Path, name: str, run: Path, kills: int, steps: int, rng:
         yield Kill(round(time.time() - began, 2), *phase(run, began))
     process = _start(config, name, log, resume=True)
     if process.wait() != 0:
-        raise SystemExit(f"the resumed run failed, see {log}:\n{log.read_text(encoding='utf-8')[-2000:]}")
+        raise SystemExit(
+            f"the resumed run failed, see {log}:\n{log.read_text(encoding='utf-8')[-2000:]}"
+        )
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -176,11 +200,22 @@ def _tensor_digest(folder: Path) -> str:
     from safetensors.torch import load_file
 
     digest = hashlib.sha256()
-    named = [item for file in sorted(folder.glob("*.safetensors")) for item in sorted(load_file(file).items())]
+    named = [
+        item
+        for file in sorted(folder.glob("*.safetensors"))
+        for item in sorted(load_file(file).items())
+    ]
     optimizer = torch.load(folder / "trainer" / "optimizer.pt", weights_only=True)["state"]
-    named += [(f"{i}.{name}", value) for i in sorted(optimizer) for name, value in sorted(optimizer[i].items())]
+    named += [
+        (f"{i}.{name}", value)
+        for i in sorted(optimizer)
+        for name, value in sorted(optimizer[i].items())
+    ]
     for name, tensor in named:
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + tensor.contiguous().numpy().tobytes())
+        digest.update(
+            f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
+            + tensor.contiguous().numpy().tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -190,12 +225,16 @@ def differences(one: Path, other: Path) -> dict[str, bool]:
     for name in ("metrics.jsonl", "alarms.jsonl", "failures.jsonl"):
         verdicts[name] = _rows(one / name) == _rows(other / name)
     for pattern in ("eval/*/predictions.jsonl", "rollouts/*.jsonl"):
-        files, theirs = (sorted(str(f.relative_to(run)) for f in run.glob(pattern)) for run in (one, other))
-        verdicts[pattern] = files == theirs and all((one / f).read_bytes() == (other / f).read_bytes() for f in files)
+        files, theirs = (
+            sorted(str(f.relative_to(run)) for f in run.glob(pattern)) for run in (one, other)
+        )
+        verdicts[pattern] = files == theirs and all(
+            (one / f).read_bytes() == (other / f).read_bytes() for f in files
+        )
     last, theirs_last = (max((run / "checkpoints").glob("step_*")) for run in (one, other))
-    verdicts["weights and optimizer"] = last.name == theirs_last.name and _tensor_digest(last) == _tensor_digest(
-        theirs_last
-    )
+    verdicts["weights and optimizer"] = last.name == theirs_last.name and _tensor_digest(
+        last
+    ) == _tensor_digest(theirs_last)
     verdicts["run state"] = (last / "trainer/state.json").read_bytes() == (
         theirs_last / "trainer/state.json"
     ).read_bytes()
@@ -216,11 +255,19 @@ def torture(folder: Path, *, kills: int, seed: int, steps: int) -> dict[str, Any
             f"the undisturbed run failed, see {folder / 'calm.log'}:\n{(folder / 'calm.log').read_text()[-2000:]}"
         )
     total_s = time.time() - began
-    print(f"undisturbed: {steps} steps in {total_s:.1f} s, of which {start_s:.1f} s to start", flush=True)
+    print(
+        f"undisturbed: {steps} steps in {total_s:.1f} s, of which {start_s:.1f} s to start",
+        flush=True,
+    )
     record: list[Kill] = []
-    for kill in _killed_run(config, "killed", runs / "killed", kills, steps, rng, (total_s - start_s) / steps, start_s):
+    for kill in _killed_run(
+        config, "killed", runs / "killed", kills, steps, rng, (total_s - start_s) / steps, start_s
+    ):
         record.append(kill)
-        print(f"killed after {kill.seconds:6.2f} s: {kill.phase} (checkpoint {kill.checkpoint})", flush=True)
+        print(
+            f"killed after {kill.seconds:6.2f} s: {kill.phase} (checkpoint {kill.checkpoint})",
+            flush=True,
+        )
     verdicts = differences(runs / "calm", runs / "killed")
     for name, same in verdicts.items():
         print(f"{'identical' if same else 'DIFFERENT':10} {name}", flush=True)
@@ -248,15 +295,21 @@ def torture(folder: Path, *, kills: int, seed: int, steps: int) -> dict[str, Any
 
 def main() -> int:
     """Command line; exit status 1 when the runs differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=5, help="number of kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--steps", type=int, default=40, help="training steps")
-    parser.add_argument("--out", type=Path, help="record (JSON); default: assets/results/torture_resume.json")
+    parser.add_argument(
+        "--out", type=Path, help="record (JSON); default: assets/results/torture_resume.json"
+    )
     parser.add_argument("--keep", type=Path, default=None, help="work here and keep the runs")
     args = parse(parser, least=("kills", "steps"))
     with tempfile.TemporaryDirectory() as scratch:
-        record = torture(args.keep or Path(scratch), kills=args.kills, seed=args.seed, steps=args.steps)
+        record = torture(
+            args.keep or Path(scratch), kills=args.kills, seed=args.seed, steps=args.steps
+        )
     out = args.out or results_folder() / "torture_resume.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ every step once, evaluations, rollouts, alarms, weights, optimizer and run state
 arrive, sums are rounded in another order in every run, killed or not, and the first step is compared to rounding instead.
 Writes assets/results/torture_robot.json (torture_robot_maniskill.json); exit status 1 when a check fails.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -41,20 +42,53 @@ __all__ = ["SCHEDULES", "Kill", "torture"]
 SCHEDULES: dict[str, dict[str, Any]] = {
     "serial": {"kind": "serial"},
     "pipelined, order key": {"kind": "pipelined", "order": "key", "stages": 2},
-    "pipelined, order arrival": {"kind": "pipelined", "order": "arrival", "stages": 2}}
+    "pipelined, order arrival": {"kind": "pipelined", "order": "arrival", "stages": 2},
+}
 
 _TREE: dict[str, Any] = {
-    "seed": 0, "threads": 1, "model": {"device": "cpu", "system": ""}, "rollout": {"group_size": 4},
-    "algorithm": {"max_rounds": 1}, "optim": {"lr": 1e-3}, "eval_states": 10,
-    "eval": {"every": 2, "limit": 8, "samples": 1, "gallery": 2, "best_metric": "sampled/success_once"},
-    "train": {"prompts_per_step": 3, "save_every": 1, "keep_last": 2}}
+    "seed": 0,
+    "threads": 1,
+    "model": {"device": "cpu", "system": ""},
+    "rollout": {"group_size": 4},
+    "algorithm": {"max_rounds": 1},
+    "optim": {"lr": 1e-3},
+    "eval_states": 10,
+    "eval": {
+        "every": 2,
+        "limit": 8,
+        "samples": 1,
+        "gallery": 2,
+        "best_metric": "sampled/success_once",
+    },
+    "train": {"prompts_per_step": 3, "save_every": 1, "keep_last": 2},
+}
 _SUITES: dict[str, dict[str, Any]] = {
-    "tiny": {"env": {"suite": "tiny", "tasks": ["reach"], "horizon": 12, "image_size": 32, "slots": 6, "workers": 2,
-                     "options": {"tolerance": 0.5}},
-             "action": {"bins": 9, "chunk": 2, "repeat": 2}},
-    "maniskill": {"env": {"suite": "maniskill", "tasks": ["PushCube-v1"], "horizon": 16, "image_size": 32, "slots": 4, "workers": 2,
-                          "options": {"dims": 4, "reward": "normalized_dense"}},
-                  "action": {"bins": 9, "chunk": 4, "repeat": 2}, "rl": {"reward": "shaped"}}}
+    "tiny": {
+        "env": {
+            "suite": "tiny",
+            "tasks": ["reach"],
+            "horizon": 12,
+            "image_size": 32,
+            "slots": 6,
+            "workers": 2,
+            "options": {"tolerance": 0.5},
+        },
+        "action": {"bins": 9, "chunk": 2, "repeat": 2},
+    },
+    "maniskill": {
+        "env": {
+            "suite": "maniskill",
+            "tasks": ["PushCube-v1"],
+            "horizon": 16,
+            "image_size": 32,
+            "slots": 4,
+            "workers": 2,
+            "options": {"dims": 4, "reward": "normalized_dense"},
+        },
+        "action": {"bins": 9, "chunk": 4, "repeat": 2},
+        "rl": {"reward": "shaped"},
+    },
+}
 
 _MAIN = """import atexit, os, signal, sys, traceback
 signal.signal(signal.SIGUSR2, lambda number, frame: os.write(2, "".join(traceback.format_stack(frame)).encode()))
@@ -65,9 +99,15 @@ main()"""
 """`mmrl train` as the console command starts it, whose main thread writes its stack when it is asked (faulthandler's signal
 walks the stacks of threads that run on, and now and then crashes by it)."""
 
-_PHASES = (("checkpoint", ("in _checkpoint",)), ("evaluation", ("in _evaluate",)), ("report", ("in build_report",)),
-           ("update", ("in add", "in finish")), ("rollout", ("in _train_step",)), ("worker start", ("in _working",)),
-           ("loading", ("in __init__",)))
+_PHASES = (
+    ("checkpoint", ("in _checkpoint",)),
+    ("evaluation", ("in _evaluate",)),
+    ("report", ("in build_report",)),
+    ("update", ("in add", "in finish")),
+    ("rollout", ("in _train_step",)),
+    ("worker start", ("in _working",)),
+    ("loading", ("in __init__",)),
+)
 """What a stack says: the first of these whose function is in it; else it still imports."""
 
 _GONE_S = 20.0
@@ -96,8 +136,22 @@ def prepare(folder: Path, suite: str, steps: int) -> dict[str, Any]:
     from mmrl.robotics.load import load_vla
     from mmrl.robotics.source import env_specs
 
-    build_tiny(TinySpec(arch="qwen2_5_vl", hidden=64, layers=2, heads=2, kv=1, vision_hidden=32, vision_layers=1, vision_heads=1,
-                        patch_size=8, min_patches=4, max_patches=4), folder / "model")
+    build_tiny(
+        TinySpec(
+            arch="qwen2_5_vl",
+            hidden=64,
+            layers=2,
+            heads=2,
+            kv=1,
+            vision_hidden=32,
+            vision_layers=1,
+            vision_heads=1,
+            patch_size=8,
+            min_patches=4,
+            max_patches=4,
+        ),
+        folder / "model",
+    )
     tree = {**_TREE, **_SUITES[suite], "dir": str(folder / "runs")}
     tree["train"] = {**tree["train"], "steps": steps}
     tree["model"] = {**tree["model"], "path": str(folder / "model")}
@@ -115,28 +169,54 @@ class _Run:
     """One run, started as often as need be; `log` holds what its processes wrote to stderr."""
 
     def __init__(self, folder: Path, tree: dict[str, Any], schedule: str, name: str) -> None:
-        self.schedule, self.path, self.log = schedule, folder / "runs" / name, folder / f"{name}.log"
+        self.schedule, self.path, self.log = (
+            schedule,
+            folder / "runs" / name,
+            folder / f"{name}.log",
+        )
         self.steps = int(tree["train"]["steps"])
         self.config = folder / f"{name}.yaml"
-        self.config.write_text(yaml.safe_dump({**tree, "name": name, "schedule": SCHEDULES[schedule]}), encoding="utf-8")
+        self.config.write_text(
+            yaml.safe_dump({**tree, "name": name, "schedule": SCHEDULES[schedule]}),
+            encoding="utf-8",
+        )
         self.process: Any = None
         self.began = 0.0
 
     def start(self, *, resume: bool) -> None:
         """Start its process."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                       "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": str(ROOT),
+        }
         self.began = time.monotonic()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "train", str(self.config), "--quiet", *(["--resume"] if resume else [])], cwd=ROOT,
-                env=environment, stdout=output, stderr=output)
+                [
+                    sys.executable,
+                    "-c",
+                    _MAIN,
+                    "train",
+                    str(self.config),
+                    "--quiet",
+                    *(["--resume"] if resume else []),
+                ],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
 
     def finish(self) -> float:
         """Wait for its end; seconds since the start. Raises SystemExit with the log when it failed."""
         if self.process.wait() != 0:
-            raise SystemExit(f"the run {self.path.name} ended with status {self.process.returncode}:\n"
-                             f"{self.log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
+            raise SystemExit(
+                f"the run {self.path.name} ended with status {self.process.returncode}:\n"
+                f"{self.log.read_text(encoding='utf-8', errors='replace')[-4000:]}"
+            )
         return time.monotonic() - self.began
 
     @property
@@ -152,7 +232,10 @@ class _Run:
     @property
     def saved(self) -> int:
         """The last checkpoint's step."""
-        return max((int(p.name.removeprefix("step_")) for p in self.path.glob("checkpoints/step_*")), default=0)
+        return max(
+            (int(p.name.removeprefix("step_")) for p in self.path.glob("checkpoints/step_*")),
+            default=0,
+        )
 
     @property
     def saving(self) -> bool:
@@ -169,7 +252,9 @@ class _Run:
         while self.log.stat().st_size == before and self.alive and time.monotonic() < deadline:
             time.sleep(0.001)
         stack = self.log.read_bytes()[before:].decode("utf-8", "replace")
-        return next((name for name, signs in _PHASES if any(sign in stack for sign in signs)), "imports")
+        return next(
+            (name for name, signs in _PHASES if any(sign in stack for sign in signs)), "imports"
+        )
 
 
 def _wait_for(run: _Run, condition: Callable[[], bool], every_s: float, seconds: float) -> None:
@@ -180,14 +265,31 @@ def _wait_for(run: _Run, condition: Callable[[], bool], every_s: float, seconds:
 
 def _wait_for_moment(run: _Run, rng: random.Random, start_s: float, patience_s: float) -> str:
     """Wait for a moment to kill in; what the process was doing, as its stack says."""
-    wanted = rng.choice(("start", "any", "checkpoint", "checkpoint", "evaluation", "evaluation", "rollout", "update", "report"))
+    wanted = rng.choice(
+        (
+            "start",
+            "any",
+            "checkpoint",
+            "checkpoint",
+            "evaluation",
+            "evaluation",
+            "rollout",
+            "update",
+            "report",
+        )
+    )
     if wanted == "start":
         time.sleep(rng.random() * start_s)
     elif wanted == "report" and run.steps - run.saved > 2:
         wanted = "checkpoint"
     if wanted != "start":
         target = run.saved + (0 if wanted == "report" else rng.randint(0, 2))
-        _wait_for(run, lambda: run.rows >= target and time.monotonic() - run.began > 0.7 * start_s, 0.005, patience_s)
+        _wait_for(
+            run,
+            lambda: run.rows >= target and time.monotonic() - run.began > 0.7 * start_s,
+            0.005,
+            patience_s,
+        )
     if wanted == "checkpoint":
         _wait_for(run, lambda: run.saving, 0.0005, patience_s)
         time.sleep(rng.random() * 0.03)
@@ -248,11 +350,15 @@ def half_written(run: Path, *, all_files: bool) -> list[str]:
             elif file.suffix == ".yaml":
                 assert isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
             elif file.suffix == ".safetensors":
-                with safe_open(str(file), "pt") as tensors:  # checks the header against the file's size
+                with safe_open(
+                    str(file), "pt"
+                ) as tensors:  # checks the header against the file's size
                     assert list(tensors.keys())
             elif file.suffix == ".pt":
                 _load(file)
-            assert file.stat().st_size or file.name in ("alarms.jsonl", "failures.jsonl"), "it is empty"
+            assert file.stat().st_size or file.name in ("alarms.jsonl", "failures.jsonl"), (
+                "it is empty"
+            )
         except Exception as error:  # whatever a reader makes of half a file
             found.append(f"{file.relative_to(run)}: {type(error).__name__}: {error}")
     if all_files:
@@ -271,54 +377,95 @@ def _shared() -> set[str]:
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def _close(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether what two rows say about training agrees to rounding."""
-    keys = [k for k in {*a, *b} if k.startswith("train/") and k != "train/logprob_gap/max" and k != "train/logprob_gap/mean"]
-    return all(a.get(k) == b.get(k) or math.isclose(a[k], b[k], rel_tol=1e-3, abs_tol=1e-5) for k in keys)
+    keys = [
+        k
+        for k in {*a, *b}
+        if k.startswith("train/") and k != "train/logprob_gap/max" and k != "train/logprob_gap/mean"
+    ]
+    return all(
+        a.get(k) == b.get(k) or math.isclose(a[k], b[k], rel_tol=1e-3, abs_tol=1e-5) for k in keys
+    )
 
 
 def _weights_apart(one: Path, other: Path) -> float:
     """Largest difference of a weight between the last checkpoints of two runs."""
     from safetensors.torch import load_file
 
-    a, b = (load_file(max((run / "checkpoints").glob("step_*")) / "model.safetensors") for run in (one, other))
+    a, b = (
+        load_file(max((run / "checkpoints").glob("step_*")) / "model.safetensors")
+        for run in (one, other)
+    )
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
 
 
-def _torture_one(folder: Path, tree: dict[str, Any], schedule: str, rng: random.Random, seconds: float) -> dict[str, Any]:
+def _torture_one(
+    folder: Path, tree: dict[str, Any], schedule: str, rng: random.Random, seconds: float
+) -> dict[str, Any]:
     """One schedule: an undisturbed run and a killed one, compared."""
     short = schedule.replace(", order ", "_")
-    calm, torn = _Run(folder, tree, schedule, f"calm_{short}"), _Run(folder, tree, schedule, f"killed_{short}")
+    calm, torn = (
+        _Run(folder, tree, schedule, f"calm_{short}"),
+        _Run(folder, tree, schedule, f"killed_{short}"),
+    )
     calm.start(resume=False)
-    _wait_for(calm, lambda: (calm.path / "eval" / "step_000000" / "results.json").exists(), 0.02, 600.0)
+    _wait_for(
+        calm, lambda: (calm.path / "eval" / "step_000000" / "results.json").exists(), 0.02, 600.0
+    )
     start_s = time.monotonic() - calm.began
     total_s = calm.finish()
-    print(f"{schedule}: undisturbed {total_s:.1f} s, of which {start_s:.1f} s until the first evaluation was there", flush=True)
+    print(
+        f"{schedule}: undisturbed {total_s:.1f} s, of which {start_s:.1f} s until the first evaluation was there",
+        flush=True,
+    )
     kills, damage = [], []
     for kill in _killed(torn, rng, start_s, seconds):
         kills.append(kill)
         damage += half_written(torn.path, all_files=False)
-        print(f"killed after {kill.seconds:6.2f} s: {kill.phase} (checkpoint {kill.checkpoint}; {kill.workers} processes gone "
-              f"within {kill.gone_s:.2f} s)", flush=True)
+        print(
+            f"killed after {kill.seconds:6.2f} s: {kill.phase} (checkpoint {kill.checkpoint}; {kill.workers} processes gone "
+            f"within {kill.gone_s:.2f} s)",
+            flush=True,
+        )
     identical = differences(calm.path, torn.path)
-    checks = {"no_worker_outlived_it": all(k.gone_s < _GONE_S for k in kills), "checkpoints_always_readable": not damage,
-              "every_step_once": [r["step"] for r in _rows(torn.path)] == list(range(1, torn.steps + 1)),
-              "finished": json.loads((torn.path / "run.json").read_text(encoding="utf-8"))["status"] == "finished",
-              "nothing_half_written": not (damage_at_end := half_written(torn.path, all_files=True)),
-              "something_was_learned": any(r["train/groups/trained"] for r in _rows(torn.path))}
+    checks = {
+        "no_worker_outlived_it": all(k.gone_s < _GONE_S for k in kills),
+        "checkpoints_always_readable": not damage,
+        "every_step_once": [r["step"] for r in _rows(torn.path)] == list(range(1, torn.steps + 1)),
+        "finished": json.loads((torn.path / "run.json").read_text(encoding="utf-8"))["status"]
+        == "finished",
+        "nothing_half_written": not (damage_at_end := half_written(torn.path, all_files=True)),
+        "something_was_learned": any(r["train/groups/trained"] for r in _rows(torn.path)),
+    }
     if "arrival" in schedule:
         checks["first_step_equal_to_rounding"] = _close(_rows(calm.path)[0], _rows(torn.path)[0])
     else:
         checks.update({f"identical: {name}": same for name, same in identical.items()})
-    return {"undisturbed_s": round(total_s, 1), "kills": [asdict(k) for k in kills], "damage": damage + damage_at_end,
-            "largest_difference_of_a_weight": _weights_apart(calm.path, torn.path), "checks": checks}
+    return {
+        "undisturbed_s": round(total_s, 1),
+        "kills": [asdict(k) for k in kills],
+        "damage": damage + damage_at_end,
+        "largest_difference_of_a_weight": _weights_apart(calm.path, torn.path),
+        "checks": checks,
+    }
 
 
-def torture(folder: Path, *, suite: str, minutes: float, seed: int, steps: int,
-            schedules: tuple[str, ...] = tuple(SCHEDULES)) -> dict[str, Any]:
+def torture(
+    folder: Path,
+    *,
+    suite: str,
+    minutes: float,
+    seed: int,
+    steps: int,
+    schedules: tuple[str, ...] = tuple(SCHEDULES),
+) -> dict[str, Any]:
     """The whole torture under `folder`; the record that is written."""
     rng, shared, tree = random.Random(seed), _shared(), prepare(folder, suite, steps)
     found = {}
@@ -326,35 +473,65 @@ def torture(folder: Path, *, suite: str, minutes: float, seed: int, steps: int,
         found[schedule] = _torture_one(folder, tree, schedule, rng, 60.0 * minutes / len(schedules))
         for name, good in found[schedule]["checks"].items():
             print(f"{'ok' if good else 'FAILED':7} {name}", flush=True)
-    left = sorted(name for name in _shared() - shared if "mmrl" in name or "torch" in name or name.startswith("psm_"))
+    left = sorted(
+        name
+        for name in _shared() - shared
+        if "mmrl" in name or "torch" in name or name.startswith("psm_")
+    )
     kills = [kill for one in found.values() for kill in one["kills"]]
-    checks = {"no_shared_memory_left": not left, "killed": len(kills) > 0,
-              "all_schedules": all(all(one["checks"].values()) for one in found.values())}
-    return {"what": "`mmrl train` with simulators in worker processes, killed with SIGKILL at chosen and random moments and "
-                    "resumed each time, compared with an undisturbed run",
-            "suite": suite, "seed": seed, "steps": steps, "num_kills": len(kills),
-            "phases": dict(sorted(Counter(k["phase"] for k in kills).items())), "left_in_shared_memory": left,
-            "longest_until_workers_gone_s": max((k["gone_s"] for k in kills), default=0.0),
-            "schedules": found, "checks": checks, "passed": all(checks.values())}
+    checks = {
+        "no_shared_memory_left": not left,
+        "killed": len(kills) > 0,
+        "all_schedules": all(all(one["checks"].values()) for one in found.values()),
+    }
+    return {
+        "what": "`mmrl train` with simulators in worker processes, killed with SIGKILL at chosen and random moments and "
+        "resumed each time, compared with an undisturbed run",
+        "suite": suite,
+        "seed": seed,
+        "steps": steps,
+        "num_kills": len(kills),
+        "phases": dict(sorted(Counter(k["phase"] for k in kills).items())),
+        "left_in_shared_memory": left,
+        "longest_until_workers_gone_s": max((k["gone_s"] for k in kills), default=0.0),
+        "schedules": found,
+        "checks": checks,
+        "passed": all(checks.values()),
+    }
 
 
 def main() -> int:
     """Command line; exit status 1 when a check fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=tuple(_SUITES), default="tiny", help="where the policy acts")
-    parser.add_argument("--minutes", type=float, default=6.0, help="time in which runs are killed, all schedules together")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--suite", choices=tuple(_SUITES), default="tiny", help="where the policy acts"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=6.0,
+        help="time in which runs are killed, all schedules together",
+    )
     parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
-    parser.add_argument("--keep", type=Path, default=None, help="work in this new folder and keep the runs")
+    parser.add_argument(
+        "--keep", type=Path, default=None, help="work in this new folder and keep the runs"
+    )
     args = parse(parser, least=("minutes", "steps"))
     folder = args.keep or Path(tempfile.mkdtemp(prefix="mmrl-torture-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        record = torture(folder, suite=args.suite, minutes=args.minutes, seed=args.seed, steps=args.steps)
+        record = torture(
+            folder, suite=args.suite, minutes=args.minutes, seed=args.seed, steps=args.steps
+        )
     finally:
         if args.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"{'passed' if record['passed'] else 'FAILED'}: {record['num_kills']} kills, {record['phases']}")
+    print(
+        f"{'passed' if record['passed'] else 'FAILED'}: {record['num_kills']} kills, {record['phases']}"
+    )
     name = "torture_robot" if args.suite == "tiny" else f"torture_robot_{args.suite}"
     print(write_results(name, record, "numpy", "torch"))
     return 0 if record["passed"] else 1

@@ -8,6 +8,7 @@ Attacks lie in scripts/_torture_trust_*.py: each module lists its own in ATTACKS
 scripts/_torture_trust.py. Traffic stays on this machine. Results: assets/results/torture_trust.json and .md; attacks that were not
 tried again keep their rows. The fast ones are tests (tests/attacks).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -24,23 +25,31 @@ from scripts._torture_trust import Attack, Outcome, record  # noqa: E402
 def attacks() -> list[Attack]:
     """Of all modules, by name of the module."""
     names = sorted(p.stem for p in Path(__file__).parent.glob("_torture_trust_*.py"))
-    return [attack for name in names for attack in importlib.import_module(f"scripts.{name}").ATTACKS]
+    return [
+        attack for name in names for attack in importlib.import_module(f"scripts.{name}").ATTACKS
+    ]
 
 
 def main() -> int:
     """Returns the exit status: 1 when an attack got through."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names, or beginnings of names")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="names, or beginnings of names"
+    )
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the soak")
-    parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "torture_trust.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "assets" / "results" / "torture_trust.json"
+    )
     options = parser.parse_args()
     chosen = [a for a in attacks() if not options.only or a.name.startswith(tuple(options.only))]
     if options.list:
         print("\n".join(f"{a.name:<28} {a.what}" for a in chosen))
         return 0
     if not chosen:
-        parser.error(f"expected --only of {', '.join(a.name for a in attacks())}, found {options.only}")
+        parser.error(
+            f"expected --only of {', '.join(a.name for a in attacks())}, found {options.only}"
+        )
     through = 0
     for attack in chosen:
         print(f"{attack.name}: {attack.what}", flush=True)

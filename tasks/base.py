@@ -10,6 +10,7 @@ A task names its question (`ask`, `shape`), its parser, its accuracy modes and i
 
 Everything else (envelope, thoughts, truncation, presets, per-source and per-sample settings, readers) is shared.
 """
+
 from __future__ import annotations
 
 import abc
@@ -31,7 +32,15 @@ from mmrl.task import Template
 from mmrl.tasks.levels import AnswerError, ReadingTask
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
 
-__all__ = ["AnswerError", "AnswerTask", "ENVELOPES", "EXPLAINED", "FRAME_WORDS", "Prediction", "picture_size"]
+__all__ = [
+    "AnswerError",
+    "AnswerTask",
+    "ENVELOPES",
+    "EXPLAINED",
+    "FRAME_WORDS",
+    "Prediction",
+    "picture_size",
+]
 
 FRAME_WORDS: Mapping[CoordFrame, str] = {
     CoordFrame.ABS_ORIG: "in pixels of the image",
@@ -43,7 +52,7 @@ ENVELOPES = {
     "answer": "Reply with nothing but <answer>{shape}</answer>.",
     "think": "First think inside <think> </think>, then reply with <answer>{shape}</answer>.",
     "think_lines": "First think, then answer, with every tag on a line of its own:\n<think>\n...\n</think>\n<answer>\n{shape}\n"
-                   "</answer>",
+    "</answer>",
     "bare": "Reply with nothing but {shape}.",
 }
 """How each answer_format is asked for, behind the task's own `ask`."""
@@ -51,9 +60,21 @@ EXPLAINED = "First explain briefly what you see, then reply with <answer>{shape}
 """A `request` for a few words of reasoning, not in tags of their own, before the answer, as EasyVideoR1's prompts ask for them."""
 
 _COMMON: Mapping[str, Any] = {
-    "preset": None, "prompt": None, "answer_format": "answer", "answers": "strict", "extractor": None, "mode": None, "accuracy": {},
-    "weights": {"accuracy": 0.9, "format": 0.1}, "normalise": True, "parts": {}, "per_source": {}, "reader": {},
-    "format_rule": "envelope", "frame": None, "request": None,
+    "preset": None,
+    "prompt": None,
+    "answer_format": "answer",
+    "answers": "strict",
+    "extractor": None,
+    "mode": None,
+    "accuracy": {},
+    "weights": {"accuracy": 0.9, "format": 0.1},
+    "normalise": True,
+    "parts": {},
+    "per_source": {},
+    "reader": {},
+    "format_rule": "envelope",
+    "frame": None,
+    "request": None,
 }
 _CUT_SHORT = ("empty", "no_answer", "unclosed_answer", "unclosed_think")
 
@@ -73,8 +94,10 @@ def picture_size(sample: Sample, ctx: RewardContext, index: int = 0) -> ImageSiz
         return ctx.images[index]
     width, height = sample.params.get("width"), sample.params.get("height")
     if ctx.frame is CoordFrame.ABS_RESIZED or not width or not height:
-        raise DataError(f"expected ctx.images with the sizes of picture {index} of sample {sample.id!r} to read frame "
-                        f"{ctx.frame.value}, found {len(ctx.images)} sizes; pass them")
+        raise DataError(
+            f"expected ctx.images with the sizes of picture {index} of sample {sample.id!r} to read frame "
+            f"{ctx.frame.value}, found {len(ctx.images)} sizes; pass them"
+        )
     return ImageSize((width, height), (width, height))
 
 
@@ -87,26 +110,40 @@ def _format_part(answer_format: str, rule: str = "envelope", kind: str = "") -> 
 def _frame_of(name: str, value: Any) -> CoordFrame | None:
     known = [frame.value for frame in CoordFrame]
     if value is not None and value not in known:
-        raise ConfigError(f"expected {name}.frame as one of {', '.join(known)} or null, the model family's own, found {value!r}."
-                          f"{did_you_mean(str(value), known)}")
+        raise ConfigError(
+            f"expected {name}.frame as one of {', '.join(known)} or null, the model family's own, found {value!r}."
+            f"{did_you_mean(str(value), known)}"
+        )
     return None if value is None else CoordFrame(value)
 
 
-def _settle(name: str, own: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]],
-            params: Mapping[str, Any]) -> dict[str, Any]:
+def _settle(
+    name: str,
+    own: Mapping[str, Any],
+    presets: Mapping[str, Mapping[str, Any]],
+    params: Mapping[str, Any],
+) -> dict[str, Any]:
     """Defaults, then the preset, then what the user gave. Raises ConfigError for unknown names."""
     defaults = {**_COMMON, **own}
     for key in params:
         if key not in defaults:
-            raise ConfigError(f"unknown parameter {key!r} of task {name}; expected {', '.join(defaults)}."
-                              f"{did_you_mean(key, defaults)}")
+            raise ConfigError(
+                f"unknown parameter {key!r} of task {name}; expected {', '.join(defaults)}."
+                f"{did_you_mean(key, defaults)}"
+            )
     preset = params.get("preset")
     if preset is not None and preset not in presets:
-        raise ConfigError(f"unknown preset {preset!r} of task {name}; expected one of {', '.join(presets) or 'none'}."
-                          f"{did_you_mean(str(preset), presets)}")
+        raise ConfigError(
+            f"unknown preset {preset!r} of task {name}; expected one of {', '.join(presets) or 'none'}."
+            f"{did_you_mean(str(preset), presets)}"
+        )
     chosen = presets[preset] if preset is not None else {}
     settings = {**defaults, **chosen, **params}
-    if "accuracy" in params and isinstance(params["accuracy"], Mapping) and settings["mode"] == chosen.get("mode"):
+    if (
+        "accuracy" in params
+        and isinstance(params["accuracy"], Mapping)
+        and settings["mode"] == chosen.get("mode")
+    ):
         settings["accuracy"] = {**chosen.get("accuracy", {}), **params["accuracy"]}
     elif settings["mode"] != chosen.get("mode", settings["mode"]) and "accuracy" not in params:
         settings["accuracy"] = defaults["accuracy"]  # the parameters of two modes differ
@@ -131,13 +168,20 @@ def _check_answerable(truth: Any, answer_format: str) -> None:
     """
     from mmrl.tasks.readers.common import RowError
 
-    lost = [(text, reason) for text in _texts_in(truth)
-            if (reason := extract_answer(wrap_answer(text, answer_format), answer_format).reason) not in (None, "empty")]
+    lost = [
+        (text, reason)
+        for text in _texts_in(truth)
+        if (reason := extract_answer(wrap_answer(text, answer_format), answer_format).reason)
+        not in (None, "empty")
+    ]
     several = isinstance(truth, list) and all(isinstance(text, str) for text in truth)
     if lost and not (several and len(lost) < len(truth)):
         text, reason = lost[0]
-        raise RowError("a truth without the tags <answer> and <think>, which no completion could repeat inside its own",
-                       f"{text!r:.80} ({reason})", "write those tags in other words, or set answer_format: bare")
+        raise RowError(
+            "a truth without the tags <answer> and <think>, which no completion could repeat inside its own",
+            f"{text!r:.80} ({reason})",
+            "write those tags in other words, or set answer_format: bare",
+        )
 
 
 class AnswerTask(ReadingTask):
@@ -170,26 +214,41 @@ class AnswerTask(ReadingTask):
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
         name = self.name or type(self).__name__.lower()
-        self.settings = settings = _settle(name, {"mode": self.default_mode, **self.own_params}, self.presets, params)
+        self.settings = settings = _settle(
+            name, {"mode": self.default_mode, **self.own_params}, self.presets, params
+        )
         self.answer_format = check_answer_format(settings["answer_format"])
         self.frame = _frame_of(name, settings["frame"])
         self._form: Callable[[str], float] | None = None
         if settings["format_rule"] in PAYS_UNREAD:
             self._form = make_format_rule(settings["format_rule"], self.answer_format, name)
         self.answers = check_level(settings["answers"])
-        self.extractor = None if settings["extractor"] is None else check_extractor(settings["extractor"], name)
+        self.extractor = (
+            None if settings["extractor"] is None else check_extractor(settings["extractor"], name)
+        )
         if self.answers == "official" and self.extractor is None:
-            raise ConfigError(f"expected {name}.extractor beside answers: official, the benchmark's own, found none; name one of "
-                              f"{', '.join(EXTRACTORS)}, or set answers: native")
-        self.request: str = ENVELOPES[self.answer_format] if settings["request"] is None else settings["request"]
+            raise ConfigError(
+                f"expected {name}.extractor beside answers: official, the benchmark's own, found none; name one of "
+                f"{', '.join(EXTRACTORS)}, or set answers: native"
+            )
+        self.request: str = (
+            ENVELOPES[self.answer_format] if settings["request"] is None else settings["request"]
+        )
         if not isinstance(self.request, str) or "{shape}" not in self.request:
-            raise ConfigError(f"expected a request that contains {{shape}}, found {self.request!r}; for example "
-                              f"{ENVELOPES[self.answer_format]!r}")
-        self.prompt: str = settings["prompt"] if settings["prompt"] is not None else (
-            f"{self.ask} {self.request}".replace("{shape}", self.shape))
+            raise ConfigError(
+                f"expected a request that contains {{shape}}, found {self.request!r}; for example "
+                f"{ENVELOPES[self.answer_format]!r}"
+            )
+        self.prompt: str = (
+            settings["prompt"]
+            if settings["prompt"] is not None
+            else (f"{self.ask} {self.request}".replace("{shape}", self.shape))
+        )
         if not isinstance(self.prompt, str) or "{question}" not in self.prompt:
-            raise ConfigError(f"expected a prompt that contains {{question}}, found {self.prompt!r}; "
-                              "for example 'Find {question}.'")
+            raise ConfigError(
+                f"expected a prompt that contains {{question}}, found {self.prompt!r}; "
+                "for example 'Find {question}.'"
+            )
         self.reader_options = dict(settings["reader"])
         self.rejected: list[Any] = []
         self.skipped: Counter[str] = Counter()
@@ -205,18 +264,31 @@ class AnswerTask(ReadingTask):
         extra = {part: PARTS[part] for part in settings["weights"] if part in PARTS}
         for part in settings["parts"]:
             if part not in extra:
-                raise ConfigError(f"settings for part {part!r}, which has no weight; expected one of "
-                                  f"{', '.join(extra) or 'none'} (give it a weight first).{did_you_mean(part, PARTS)}")
-        return Rubric({**self.factories(), **extra}, settings["weights"],
-                      {"accuracy": self._accuracy_settings(settings),
-                       "format": self._format_settings(settings), **settings["parts"]},
-                      settings["per_source"], normalise=settings["normalise"])
+                raise ConfigError(
+                    f"settings for part {part!r}, which has no weight; expected one of "
+                    f"{', '.join(extra) or 'none'} (give it a weight first).{did_you_mean(part, PARTS)}"
+                )
+        return Rubric(
+            {**self.factories(), **extra},
+            settings["weights"],
+            {
+                "accuracy": self._accuracy_settings(settings),
+                "format": self._format_settings(settings),
+                **settings["parts"],
+            },
+            settings["per_source"],
+            normalise=settings["normalise"],
+        )
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**settings["accuracy"], "mode": settings["mode"]}
 
     def _format_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"answer_format": self.answer_format, "rule": settings["format_rule"], "kind": self.name or ""}
+        return {
+            "answer_format": self.answer_format,
+            "rule": settings["format_rule"],
+            "kind": self.name or "",
+        }
 
     @property
     def pays_unread(self) -> bool:
@@ -235,8 +307,13 @@ class AnswerTask(ReadingTask):
         return _format_part
 
     @abc.abstractmethod
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> Any:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> Any:
         """The truth as samples hold it, from what a file holds; coordinates become pixels of the original picture.
 
         `frame` is the file's, `sizes` the pictures' (width, height), `params` the row's. Raises mmrl.tasks.readers.RowError.
@@ -254,7 +331,9 @@ class AnswerTask(ReadingTask):
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """Well-formed text inside the envelope whose accuracy is 0."""
 
-    def is_correct(self, value: Any, sample: Sample, ctx: RewardContext, metrics: Mapping[str, float]) -> bool:
+    def is_correct(
+        self, value: Any, sample: Sample, ctx: RewardContext, metrics: Mapping[str, float]
+    ) -> bool:
         """The task's own verdict, used by cosine length and contrast groups; default: metric 'correct' or headline."""
         return metrics.get("correct", metrics.get(self.headline, 0.0)) >= 0.5
 
@@ -271,7 +350,9 @@ class AnswerTask(ReadingTask):
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """The user's text: {frame} and {question} filled in; override to add options and the like."""
         text = prompt.replace("{frame}", FRAME_WORDS[CoordFrame(template.frame)])
-        return text.replace("{question}", sample.question)  # last, so braces in the question stay as they are
+        return text.replace(
+            "{question}", sample.question
+        )  # last, so braces in the question stay as they are
 
     # shared
 
@@ -283,22 +364,34 @@ class AnswerTask(ReadingTask):
         """
         from mmrl.tasks.readers import read_any
 
-        options = {"on_error": self.on_error, "orientation": self.orientation, **self.reader_options}
+        options = {
+            "on_error": self.on_error,
+            "orientation": self.orientation,
+            **self.reader_options,
+        }
         readout = read_any(path, task=self.name, check=self._check_row, **options)
         readout.verify(self.rubric.check, path, options["on_error"])
         self.rejected, self.skipped, self.notes = readout.rejected, readout.skipped, readout.notes
         self.places = readout.places
         return readout.samples
 
-    def _check_row(self, task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                   params: Mapping[str, Any]) -> Any:
+    def _check_row(
+        self,
+        task: str,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> Any:
         truth = self.check_answer(value, frame, sizes, params)
         _check_answerable(truth, self.answer_format)
         return truth
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """[system, if the template has one], then the user's turn: videos, pictures, then the text."""
-        content: list[dict[str, Any]] = [{"type": "video"} for _ in sample.videos] + [{"type": "image"} for _ in sample.images]
+        content: list[dict[str, Any]] = [{"type": "video"} for _ in sample.videos] + [
+            {"type": "image"} for _ in sample.images
+        ]
         template = template if self.frame is None else replace(template, frame=self.frame)
         text = self.fill_prompt(self.prompt, sample, template)
         user = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
@@ -323,7 +416,9 @@ class AnswerTask(ReadingTask):
             return self._failure(sample, "truncated" if cut else err.reason, ctx, text)
         except (ValueError, TypeError, KeyError, ArithmeticError) as err:
             return self._failure(sample, f"reward_error: {err}", ctx)
-        return self.rubric.score(Prediction(value, text, answer, correct), sample, ctx, metrics=metrics, detail=detail)
+        return self.rubric.score(
+            Prediction(value, text, answer, correct), sample, ctx, metrics=metrics, detail=detail
+        )
 
     def extract(self, text: str) -> Extraction:
         """The one answer of a completion; override where a paper's answer stands in more than one block.
@@ -345,7 +440,13 @@ class AnswerTask(ReadingTask):
             detail = {}  # the truth itself is unusable: the reason says so
         form = self._form(text) if self._form is not None else 0.0
         earned = {"format": form} if form and math.isfinite(form) else None
-        return self.rubric.failure(reason, sample, metrics=dict.fromkeys(self.metric_names, 0.0), detail=detail, earned=earned)
+        return self.rubric.failure(
+            reason,
+            sample,
+            metrics=dict.fromkeys(self.metric_names, 0.0),
+            detail=detail,
+            earned=earned,
+        )
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """`gold_answer` in the envelope of `answer_format`."""
@@ -359,5 +460,7 @@ class AnswerTask(ReadingTask):
         """parse_failure_rate and truncated_rate; subclasses add their benchmark's numbers."""
         if not rows:
             return {}
-        return {"parse_failure_rate": sum(not row.parsed for row in rows) / len(rows),
-                "truncated_rate": sum(row.reason == "truncated" for row in rows) / len(rows)}
+        return {
+            "parse_failure_rate": sum(not row.parsed for row in rows) / len(rows),
+            "truncated_rate": sum(row.reason == "truncated" for row in rows) / len(rows),
+        }

@@ -7,6 +7,7 @@
 
     mmrl tasks check boolean --data my.jsonl
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ def read_truth(value: Any) -> bool:
         return value
     found = parse_boolean(value) if isinstance(value, str) else None
     if found is None or found.value is None:
-        raise RowError("true, false, \"yes\" or \"no\"", repr(value)[:80], "correct 'answer'")
+        raise RowError('true, false, "yes" or "no"', repr(value)[:80], "correct 'answer'")
     return found.value
 
 
@@ -55,8 +56,13 @@ class Boolean(AnswerTask):
 
     shape: ClassVar[str] = "yes or no"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"request": EXPLAINED, "mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
-                         "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {
+            "request": EXPLAINED,
+            "mode": "exact",
+            "answers": "native",
+            "format_rule": "easyvideo_r1",
+            "weights": {"accuracy": 0.9, "format": 0.1},
+        },
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
 
@@ -64,8 +70,13 @@ class Boolean(AnswerTask):
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> bool:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> bool:
         """True or false."""
         return read_truth(value)
 
@@ -102,7 +113,10 @@ class Boolean(AnswerTask):
         if not rows:
             return {}
         said = [row.detail.get("pred_text") for row in rows if row.parsed]
-        return {"yes_rate": said.count("yes") / len(said) if said else 0.0, **super().summarize(rows)}
+        return {
+            "yes_rate": said.count("yes") / len(said) if said else 0.0,
+            **super().summarize(rows),
+        }
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """Numbers by aspect for samples with params.suite (TempCompass), see mmrl.tasks.metrics.video_suites."""
@@ -120,6 +134,12 @@ class Boolean(AnswerTask):
             thing = row["params"]["objects"][0]
             other = colors[(colors.index(thing["color"]) + 1 + index % 5) % len(colors)]
             asked = thing["color"] if index % 2 == 0 else other
-            rows.append({**row, "question": f"Is the {thing['shape']} {asked}?", "answer": asked == thing["color"],
-                         "params": {}})
+            rows.append(
+                {
+                    **row,
+                    "question": f"Is the {thing['shape']} {asked}?",
+                    "answer": asked == thing["color"],
+                    "params": {},
+                }
+            )
         return write_rows(folder, rows)

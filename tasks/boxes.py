@@ -1,7 +1,8 @@
 """Boxes and points as answer text: one grid per frame (units, or thousandths for rel1), rounded once, never to nothing.
 
-    python -c "from mmrl.tasks.boxes import format_box; print(format_box((10.2, 8, 60, 61), 'abs_orig'))"
+python -c "from mmrl.tasks.boxes import format_box; print(format_box((10.2, 8, 60, 61), 'abs_orig'))"
 """
+
 from __future__ import annotations
 
 import math
@@ -11,7 +12,15 @@ from mmrl.coords import CoordFrame, from_orig, to_orig
 from mmrl.rewards.parsing import Box
 from mmrl.types import ImageSize
 
-__all__ = ["beside", "box_to_orig", "format_box", "format_point", "from_picture", "grid_step", "rounded_box"]
+__all__ = [
+    "beside",
+    "box_to_orig",
+    "format_box",
+    "format_point",
+    "from_picture",
+    "grid_step",
+    "rounded_box",
+]
 
 
 def grid_step(frame: CoordFrame) -> float:
@@ -77,9 +86,18 @@ def rounded_box(box: Sequence[float], frame: CoordFrame, size: ImageSize) -> Box
 def beside(box: Sequence[float], extent: tuple[float, float], unit: float) -> Box:
     """A box on the `unit` grid that misses `box`: the widest free strip of the picture, or outside it if there is none."""
     (x1, y1, x2, y2), (width, height) = box, extent
-    x1, y1, x2, y2 = (math.floor(x1 / unit) * unit, math.floor(y1 / unit) * unit,
-                      math.ceil(x2 / unit) * unit, math.ceil(y2 / unit) * unit)
-    strips: list[Box] = [(0, 0, x1, height), (x2, 0, width, height), (0, 0, width, y1), (0, y2, width, height)]
+    x1, y1, x2, y2 = (
+        math.floor(x1 / unit) * unit,
+        math.floor(y1 / unit) * unit,
+        math.ceil(x2 / unit) * unit,
+        math.ceil(y2 / unit) * unit,
+    )
+    strips: list[Box] = [
+        (0, 0, x1, height),
+        (x2, 0, width, height),
+        (0, 0, width, y1),
+        (0, y2, width, height),
+    ]
     best = max(strips, key=lambda s: min(s[2] - s[0], s[3] - s[1]))
     if min(best[2] - best[0], best[3] - best[1]) >= 2 * unit:
         return best

@@ -18,6 +18,7 @@ Several accepted answers: any of them.
 
     mmrl tasks check chart
 """
+
 from __future__ import annotations
 
 import functools
@@ -42,8 +43,10 @@ from mmrl.types import RewardContext, Sample, Score
 __all__ = ["MODES", "Chart", "chartqa_correct", "read_number", "relaxed_correct"]
 
 _MAX_CHARS = 500
-_NUMBER = re.compile(r"([+-]?)\s?([$€£¥]?)\s?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,30})(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
-                     r"(?:[eE]([+-]?[0-9]{1,3}))?\s?(%?)")
+_NUMBER = re.compile(
+    r"([+-]?)\s?([$€£¥]?)\s?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,30})(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
+    r"(?:[eE]([+-]?[0-9]{1,3}))?\s?(%?)"
+)
 _YEAR = re.compile(r"1[0-9]{3}|20[0-9]{2}|2100")
 _STEPS = ("nfkc", "lower", "collapse", "strip")
 
@@ -70,7 +73,9 @@ def _of_truth(truth: str) -> tuple[bool, tuple[float, bool] | None, str]:
     return unwrap(truth) == truth, read_number(truth), _text_form(truth)
 
 
-def relaxed_correct(prediction: str, truth: str, tolerance: float = 0.05, exact_years: bool = True) -> bool:
+def relaxed_correct(
+    prediction: str, truth: str, tolerance: float = 0.05, exact_years: bool = True
+) -> bool:
     """mmrl's reading of ChartQA's rule, see above. Not symmetric: the tolerance is a share of the truth."""
     bare, meant, form = _of_truth(truth)
     if bare:
@@ -116,13 +121,18 @@ def _chartqa(tolerance: float = 0.05) -> Callable[[str, str], bool]:
     return lambda said, truth: chartqa_correct(said, truth, share)
 
 
-MODES: Mapping[str, Callable[..., Callable[[str, str], bool]]] = {"relaxed": _relaxed, "chartqa": _chartqa}
+MODES: Mapping[str, Callable[..., Callable[[str, str], bool]]] = {
+    "relaxed": _relaxed,
+    "chartqa": _chartqa,
+}
 """Rule factories by mode: relaxed(tolerance, exact_years), chartqa(tolerance)."""
 
 
 def _rule(mode: str, params: Mapping[str, Any]) -> Callable[[str, str], bool]:
     if mode not in MODES:
-        raise ConfigError(f"unknown chart mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(str(mode), MODES)}")
+        raise ConfigError(
+            f"unknown chart mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(str(mode), MODES)}"
+        )
     check_names(f"chart mode {mode!r}", MODES[mode], params)
     return MODES[mode](**params)
 
@@ -135,7 +145,9 @@ def _metric(mode: str, params: tuple[tuple[str, Any], ...]) -> Callable[[str, st
 def _accuracy_part(mode: str, **params: Any) -> Part:
     """1 when any accepted answer is met under the rule."""
     rule = _rule(mode, params)
-    return lambda predicted, sample, ctx: float(any(rule(predicted.value, truth) for truth in accepted_texts(sample)))
+    return lambda predicted, sample, ctx: float(
+        any(rule(predicted.value, truth) for truth in accepted_texts(sample))
+    )
 
 
 @register("chart")
@@ -154,14 +166,21 @@ class Chart(AnswerTask):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
-        self._params = tuple((k, v) for k, v in self._accuracy_settings(self.settings).items() if k != "mode")
+        self._params = tuple(
+            (k, v) for k, v in self._accuracy_settings(self.settings).items() if k != "mode"
+        )
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> str | list[str]:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> str | list[str]:
         """A text, or a list of accepted texts; plain numbers become text."""
         if isinstance(value, list):
             value = [_number_text(item) for item in value]
@@ -175,9 +194,11 @@ class Chart(AnswerTask):
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct, chartqa, exact: right by any accepted answer."""
         truths, rule = accepted_texts(sample), _metric(self.settings["mode"], self._params)
-        return {"correct": float(any(rule(value, truth) for truth in truths)),
-                "chartqa": float(any(chartqa_correct(value, truth) for truth in truths)),
-                "exact": float(any(relaxed_correct(value, truth, 0.0) for truth in truths))}
+        return {
+            "correct": float(any(rule(value, truth) for truth in truths)),
+            "chartqa": float(any(chartqa_correct(value, truth) for truth in truths)),
+            "exact": float(any(relaxed_correct(value, truth, 0.0) for truth in truths)),
+        }
 
     def describe(self, value: str | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """pred_text and gold_text, accepted texts joined by ' | '."""
@@ -202,16 +223,26 @@ class Chart(AnswerTask):
             values = rng.sample(range(10, 95, 5), 3)
             _draw_bars(Path(folder) / f"{number}.png", names, values)
             pick = rng.randrange(3)
-            rows.append({"id": f"chart-{number}", "image": f"{number}.png",
-                         "question": "Which bar is the highest?" if number % 2 else f"What is the value of {names[pick]}?",
-                         "answer": names[values.index(max(values))] if number % 2 else str(values[pick])})
+            rows.append(
+                {
+                    "id": f"chart-{number}",
+                    "image": f"{number}.png",
+                    "question": "Which bar is the highest?"
+                    if number % 2
+                    else f"What is the value of {names[pick]}?",
+                    "answer": names[values.index(max(values))] if number % 2 else str(values[pick]),
+                }
+            )
         return write_rows(folder, rows)
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """relaxed_accuracy: the share right by ChartQA's official rule."""
         if not rows:
             return {}
-        return {"relaxed_accuracy": sum(row.metrics.get("chartqa", 0.0) for row in rows) / len(rows), **super().summarize(rows)}
+        return {
+            "relaxed_accuracy": sum(row.metrics.get("chartqa", 0.0) for row in rows) / len(rows),
+            **super().summarize(rows),
+        }
 
 
 def _number_text(value: Any) -> Any:

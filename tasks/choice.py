@@ -9,6 +9,7 @@ take a letter out of a reply: `answers: official` with the `extractor` of that n
 
     mmrl tasks check choice --data my.jsonl
 """
+
 from __future__ import annotations
 
 import random
@@ -41,8 +42,14 @@ def options_of(params: Mapping[str, Any]) -> list[str]:
     from mmrl.tasks.readers.common import RowError
 
     options = params.get("options", [])
-    if not isinstance(options, (list, tuple)) or not all(isinstance(o, str) and o.strip() for o in options):
-        raise RowError("params.options as a list of texts", repr(options)[:80], 'write ["dog", "cat"], without letters')
+    if not isinstance(options, (list, tuple)) or not all(
+        isinstance(o, str) and o.strip() for o in options
+    ):
+        raise RowError(
+            "params.options as a list of texts",
+            repr(options)[:80],
+            'write ["dog", "cat"], without letters',
+        )
     if len(options) == 1 or len(options) > len(LETTERS):
         raise RowError(f"2 to {len(LETTERS)} options", f"{len(options)}", "correct params.options")
     return strip_letters([option.strip() for option in options])
@@ -65,15 +72,25 @@ def read_letter(value: Any, params: Mapping[str, Any]) -> str:
 
     options, count = options_of(params), _count(params)
     if type(count) is not int or not 2 <= count <= len(LETTERS):
-        raise RowError(f"params.num_options from 2 to {len(LETTERS)}", repr(count)[:40], "correct or remove it")
+        raise RowError(
+            f"params.num_options from 2 to {len(LETTERS)}", repr(count)[:40], "correct or remove it"
+        )
     if not isinstance(value, str):
-        raise RowError("the letter or the text of the right option", repr(value)[:80],
-                       "write a letter such as \"B\" (an index may count from 0 or 1, so none is taken)")
+        raise RowError(
+            "the letter or the text of the right option",
+            repr(value)[:80],
+            'write a letter such as "B" (an index may count from 0 or 1, so none is taken)',
+        )
     found = parse_choice(value, options, count)
     if found.option is None:
-        known = "; ".join(f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False))
-        raise RowError(f"one of {known or 'the letters A to ' + LETTERS[count - 1]}", f"{value!r:.80} ({found.reason})",
-                       "correct 'answer' or params.options")
+        known = "; ".join(
+            f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)
+        )
+        raise RowError(
+            f"one of {known or 'the letters A to ' + LETTERS[count - 1]}",
+            f"{value!r:.80} ({found.reason})",
+            "correct 'answer' or params.options",
+        )
     return LETTERS[found.option]
 
 
@@ -88,7 +105,9 @@ def _order(sample: Sample, shuffled: bool) -> Sequence[int]:
 def _accuracy_part(mode: str) -> Part:
     """exact: the chosen option is the right one. literal: the answer text is the letter itself, as Video-R1 compares."""
     if mode not in _MODES:
-        raise ConfigError(f"unknown mode {mode!r} of task choice; expected one of {', '.join(_MODES)}")
+        raise ConfigError(
+            f"unknown mode {mode!r} of task choice; expected one of {', '.join(_MODES)}"
+        )
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         return float(predicted.correct and (mode == "exact" or predicted.answer in _LITERAL))
@@ -111,10 +130,20 @@ class Choice(AnswerTask):
     shape: ClassVar[str] = "the letter of the right option"
     own_params: ClassVar[Mapping[str, Any]] = {"shuffle_options": False, "nearest_option": False}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "literal", "answer_format": "think", "format_rule": "tags",
-                     "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"request": EXPLAINED, "mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
-                         "weights": {"accuracy": 0.9, "format": 0.1}},
+        "video_r1": {
+            "mode": "literal",
+            "answer_format": "think",
+            "format_rule": "tags",
+            "weights": {"accuracy": 1.0, "format": 1.0},
+            "normalise": False,
+        },
+        "easyvideo_r1": {
+            "request": EXPLAINED,
+            "mode": "exact",
+            "answers": "native",
+            "format_rule": "easyvideo_r1",
+            "weights": {"accuracy": 0.9, "format": 0.1},
+        },
         "mathvista_rule": {"nearest_option": True},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
@@ -123,14 +152,21 @@ class Choice(AnswerTask):
         super().__init__(**params)
         for key in ("shuffle_options", "nearest_option"):
             if not isinstance(self.settings[key], bool):
-                raise ConfigError(f"expected choice.{key} true or false, found {self.settings[key]!r}")
+                raise ConfigError(
+                    f"expected choice.{key} true or false, found {self.settings[key]!r}"
+                )
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> Any:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> Any:
         """The letter of the right option."""
         return read_letter(value, params)
 
@@ -141,16 +177,28 @@ class Choice(AnswerTask):
     def shown_options(self, sample: Sample) -> Sequence[str]:
         """Texts of the options in the order shown; [] when the row has none."""
         options = sample_options(sample)
-        return [options[i] for i in self.order(sample)] if self.settings["shuffle_options"] and options else options
+        return (
+            [options[i] for i in self.order(sample)]
+            if self.settings["shuffle_options"] and options
+            else options
+        )
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """{options} becomes lines "A. dog"; a prompt without {options} gets them behind the question."""
-        lines = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, self.shown_options(sample), strict=False))
+        lines = "\n".join(
+            f"{letter}. {text}"
+            for letter, text in zip(LETTERS, self.shown_options(sample), strict=False)
+        )
         if "{options}" not in prompt:
             prompt = prompt.replace("{question}", "{question}\n{options}")
         head, _, tail = prompt.replace("\n{options}", "{options}").partition("{options}")
-        head, tail = super().fill_prompt(head, sample, template), super().fill_prompt(tail, sample, template)
-        return (f"{head}\n{lines}\n{tail.lstrip()}" if lines else f"{head} {tail.lstrip()}").rstrip()
+        head, tail = (
+            super().fill_prompt(head, sample, template),
+            super().fill_prompt(tail, sample, template),
+        )
+        return (
+            f"{head}\n{lines}\n{tail.lstrip()}" if lines else f"{head} {tail.lstrip()}"
+        ).rstrip()
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
         """The letter (of the row, also when shuffled) of the option named. Reasons: those of mmrl.rewards.choice."""
@@ -165,7 +213,13 @@ class Choice(AnswerTask):
 
     def asked(self, sample: Sample, ctx: RewardContext) -> Asked:
         """The options, and the letter of the truth, as shown."""
-        return Asked("choice", self.gold_answer(sample, ctx), self.shown_options(sample), _count(sample.params), sample.params)
+        return Asked(
+            "choice",
+            self.gold_answer(sample, ctx),
+            self.shown_options(sample),
+            _count(sample.params),
+            sample.params,
+        )
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """As every task's; with `nearest_option` also the metric mathvista_rule, which never changes the reward."""
@@ -174,7 +228,9 @@ class Choice(AnswerTask):
             return score
         value = score.metrics.get("correct", 0.0)
         if score.reason in ("not_a_choice", "letter_and_text_disagree"):
-            found = nearest_option(extract_answer(text, self.answer_format).answer or "", sample_options(sample))
+            found = nearest_option(
+                extract_answer(text, self.answer_format).answer or "", sample_options(sample)
+            )
             value = float(found.option is not None and LETTERS[found.option] == sample.answer)
         return replace(score, metrics={**score.metrics, "mathvista_rule": value})
 
@@ -211,7 +267,10 @@ class Choice(AnswerTask):
         rules = {"mmmu_rule": "correct"}
         if self.settings["nearest_option"]:
             rules["mathvista_rule"] = "mathvista_rule"
-        shares = {rule: sum(row.metrics.get(name, 0.0) for row in rows) / len(rows) for rule, name in rules.items()}
+        shares = {
+            rule: sum(row.metrics.get(name, 0.0) for row in rows) / len(rows)
+            for rule, name in rules.items()
+        }
         return {**shares, **super().summarize(rows)}
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
@@ -228,8 +287,17 @@ class Choice(AnswerTask):
         rows = []
         for index, row in enumerate(example_scenes(folder, 12)):
             thing, rng = row["params"]["objects"][0], random.Random(index)
-            options = [*rng.sample([c for c in COLORS if c != thing["color"]], 2 + index % 4), thing["color"]]
+            options = [
+                *rng.sample([c for c in COLORS if c != thing["color"]], 2 + index % 4),
+                thing["color"],
+            ]
             rng.shuffle(options)
-            rows.append({**row, "question": f"Which colour has the {thing['shape']}?",
-                         "answer": LETTERS[options.index(thing["color"])], "params": {"options": options}})
+            rows.append(
+                {
+                    **row,
+                    "question": f"Which colour has the {thing['shape']}?",
+                    "answer": LETTERS[options.index(thing["color"])],
+                    "params": {"options": options},
+                }
+            )
         return write_rows(folder, rows)

@@ -6,6 +6,7 @@ stop): 'cat' is not found in 'category', and an answer that names two labels is 
 
     mmrl tasks check classification
 """
+
 from __future__ import annotations
 
 import functools
@@ -80,7 +81,7 @@ class LabelSet:
         start = 0
         while start < len(words):
             for length in range(min(self.longest, len(words) - start), 0, -1):
-                label = self.by_words.get(" ".join(words[start:start + length]))
+                label = self.by_words.get(" ".join(words[start : start + length]))
                 if label is not None:
                     found.append(label)
                     start += length - 1
@@ -90,18 +91,24 @@ class LabelSet:
 
 
 @functools.lru_cache(maxsize=256)
-def _label_set(labels: tuple[str, ...], synonyms: tuple[tuple[str, tuple[str, ...]], ...]) -> LabelSet:
+def _label_set(
+    labels: tuple[str, ...], synonyms: tuple[tuple[str, tuple[str, ...]], ...]
+) -> LabelSet:
     return LabelSet(labels, dict(synonyms))
 
 
 def _accuracy_part(mode: str, read_as: str = "") -> Part:
     """1 for the right label. The mode is how answers are read, hence one for all sources and samples of a task."""
     if mode not in MODES:
-        raise ConfigError(f"unknown classification mode {mode!r}; expected one of {', '.join(MODES)}."
-                          f"{did_you_mean(str(mode), MODES)}")
+        raise ConfigError(
+            f"unknown classification mode {mode!r}; expected one of {', '.join(MODES)}."
+            f"{did_you_mean(str(mode), MODES)}"
+        )
     if mode != read_as:
-        raise ConfigError(f"expected one mode for all sources and samples of a classification task, found {mode!r} beside "
-                          f"{read_as or 'another'!r}; set the task's own parameter mode")
+        raise ConfigError(
+            f"expected one mode for all sources and samples of a classification task, found {mode!r} beside "
+            f"{read_as or 'another'!r}; set the task's own parameter mode"
+        )
     return lambda predicted, sample, ctx: float(predicted.correct)
 
 
@@ -132,16 +139,24 @@ class Classification(AnswerTask):
 
     @staticmethod
     def _label_set(labels: Any, synonyms: Any) -> LabelSet:
-        if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
+        if not isinstance(labels, (list, tuple)) or not all(
+            isinstance(label, str) for label in labels
+        ):
             raise ValueError(f"expected labels as a list of texts, found {labels!r:.80}")
         if not isinstance(synonyms, Mapping) or not all(
-                isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names) for names in synonyms.values()):
+            isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
+            for names in synonyms.values()
+        ):
             raise ValueError(f"expected synonyms as {{label: [names]}}, found {synonyms!r:.80}")
         strangers = [label for label in synonyms if label not in labels]
         if strangers:
-            raise ValueError(f"expected synonyms of known labels, found {strangers[0]!r}.{did_you_mean(strangers[0], labels)}")
+            raise ValueError(
+                f"expected synonyms of known labels, found {strangers[0]!r}.{did_you_mean(strangers[0], labels)}"
+            )
         try:
-            return _label_set(tuple(labels), tuple((label, tuple(names)) for label, names in synonyms.items()))
+            return _label_set(
+                tuple(labels), tuple((label, tuple(names)) for label, names in synonyms.items())
+            )
         except ValueError as err:
             raise ValueError(f"expected names that mean one label each, found {err}") from None
 
@@ -160,8 +175,13 @@ class Classification(AnswerTask):
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> str:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> str:
         """A label of the set, or a synonym, as the set spells it."""
         from mmrl.tasks.readers.common import RowError, text_of
 
@@ -169,14 +189,22 @@ class Classification(AnswerTask):
         try:
             known = self.label_set(params)
         except ValueError as err:
-            raise RowError("a label set without doubt", str(err), "correct params.labels and params.synonyms") from err
+            raise RowError(
+                "a label set without doubt", str(err), "correct params.labels and params.synonyms"
+            ) from err
         if len(known.labels) < 2:
-            raise RowError("at least two labels in params.labels, or the task's parameter labels",
-                           repr(known.labels)[:80], "list all labels the answer is chosen from")
+            raise RowError(
+                "at least two labels in params.labels, or the task's parameter labels",
+                repr(known.labels)[:80],
+                "list all labels the answer is chosen from",
+            )
         found = known.exact(label)
         if not found:
-            raise RowError("an answer from the label set", repr(label)[:80],
-                           "add it to params.labels." + did_you_mean(label, known.labels))
+            raise RowError(
+                "an answer from the label set",
+                repr(label)[:80],
+                "add it to params.labels." + did_you_mean(label, known.labels),
+            )
         return found[0]
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
@@ -196,7 +224,9 @@ class Classification(AnswerTask):
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
         """The only label that a sentence names, where nothing doubts it."""
-        labels = self.label_set(sample.params).mentioned(answer) if len(answer) <= _MAX_CHARS else []
+        labels = (
+            self.label_set(sample.params).mentioned(answer) if len(answer) <= _MAX_CHARS else []
+        )
         return labels[0] if len(labels) == 1 and not DOUBTS.search(answer) else None
 
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
@@ -207,7 +237,11 @@ class Classification(AnswerTask):
         """{question}, {labels} and {frame} filled in at once, so that braces in the data stay as they are."""
         labels = self.label_set(sample.params).labels
         shown = ", ".join(labels[:_LISTED]) + (", ..." if len(labels) > _LISTED else "")
-        texts = {"question": sample.question, "labels": shown, "frame": FRAME_WORDS[CoordFrame(template.frame)]}
+        texts = {
+            "question": sample.question,
+            "labels": shown,
+            "frame": FRAME_WORDS[CoordFrame(template.frame)],
+        }
         return _SLOT.sub(lambda slot: texts[slot[1]], prompt)
 
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
@@ -216,7 +250,9 @@ class Classification(AnswerTask):
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """Another label of the set."""
-        return next(label for label in self.label_set(sample.params).labels if label != sample.answer)
+        return next(
+            label for label in self.label_set(sample.params).labels if label != sample.answer
+        )
 
     def example_data(self, folder: str) -> str:
         """16 pictures with one shape in one of four colours, to be named by the colour."""
@@ -224,7 +260,12 @@ class Classification(AnswerTask):
 
         from mmrl.tasks.examples import write_rows
 
-        colours = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225), "yellow": (240, 215, 30)}
+        colours = {
+            "red": (225, 35, 35),
+            "green": (30, 165, 50),
+            "blue": (40, 70, 225),
+            "yellow": (240, 215, 30),
+        }
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         rows = []
@@ -235,8 +276,15 @@ class Classification(AnswerTask):
             shape = draw.ellipse if number % 3 else draw.rectangle
             shape((left, left, left + 60, left + 60), fill=colours[label])
             picture.save(target / f"{number}.png")
-            rows.append({"id": f"classification-{number}", "image": f"{number}.png", "question": "Which colour is the shape?",
-                         "answer": label, "params": {"labels": list(colours), "synonyms": {"red": ["scarlet"]}}})
+            rows.append(
+                {
+                    "id": f"classification-{number}",
+                    "image": f"{number}.png",
+                    "question": "Which colour is the shape?",
+                    "answer": label,
+                    "params": {"labels": list(colours), "synonyms": {"red": ["scarlet"]}},
+                }
+            )
         return write_rows(folder, rows)
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
@@ -249,5 +297,8 @@ class Classification(AnswerTask):
             label = str(row.detail.get("gold_text", ""))
             seen[label] += 1
             right[label] += row.metrics.get("correct", 0.0) >= 0.5
-        return {"accuracy": right.total() / len(rows), "macro_recall": sum(right[k] / seen[k] for k in seen) / len(seen),
-                **super().summarize(rows)}
+        return {
+            "accuracy": right.total() / len(rows),
+            "macro_recall": sum(right[k] / seen[k] for k in seen) / len(seen),
+            **super().summarize(rows),
+        }

@@ -18,6 +18,7 @@ set of frames tells the answer, only their order does. `params.twin` names the o
 direction (and in orbit) not even a frame whose place in the clip is known helps. The easier kinds turn, grow and *_inside need
 the order as well, but there the first frame, known to be the first, tells much: a policy may learn to look at that one alone.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError
-from mmrl.tasks.clip_parts import DEFAULT_KINDS, KINDS, TWINS, ClipSettings, draw_actors, draw_sheet, seconds_text
+from mmrl.tasks.clip_parts import (
+    DEFAULT_KINDS,
+    KINDS,
+    TWINS,
+    ClipSettings,
+    draw_actors,
+    draw_sheet,
+    seconds_text,
+)
 from mmrl.tasks.clip_questions import TASKS
 from mmrl.tasks.examples import write_rows
 from mmrl.tasks.scenes import draw_objects
@@ -41,10 +50,17 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_KINDS", "KINDS", "TASKS", "TWINS", "ClipSettings", "draw_clip", "make_clips"]
 
 
-def draw_clip(settings: ClipSettings, seed: int, index: int, prefix: str = "clip-") -> tuple[Frames, dict[str, Any]]:
+def draw_clip(
+    settings: ClipSettings, seed: int, index: int, prefix: str = "clip-"
+) -> tuple[Frames, dict[str, Any]]:
     """Frames (T, H, W, 3) uint8 and the row (without its file) of clip `index` of a set. The same arguments, the same clip."""
     s, twins = settings, settings.task in TWINS
-    key = [abs(seed), int(seed < 0), zlib.crc32(f"{s.task}/{prefix}".encode()), index // 2 if twins else index]
+    key = [
+        abs(seed),
+        int(seed < 0),
+        zlib.crc32(f"{s.task}/{prefix}".encode()),
+        index // 2 if twins else index,
+    ]
     rng = np.random.default_rng(key)
     backwards = twins and bool((index ^ int(rng.integers(2))) & 1)
     kinds = s.kinds or DEFAULT_KINDS[s.task]
@@ -56,21 +72,50 @@ def draw_clip(settings: ClipSettings, seed: int, index: int, prefix: str = "clip
         frames = draw_actors(canvas, take.actors, s.frames)
     actors, row = take.actors, dict(take.row)
     if backwards:
-        frames, actors, row["answer"] = frames[::-1], tuple(a.reversed() for a in actors), take.twin_answer
+        frames, actors, row["answer"] = (
+            frames[::-1],
+            tuple(a.reversed() for a in actors),
+            take.twin_answer,
+        )
     objects = []
     for actor in actors:
         boxes = {seconds_text(k / s.fps): actor.box(k, s.size) for k in range(s.frames)}
-        objects.append({"color": actor.color, "shape": actor.shape, "boxes": {t: b for t, b in boxes.items() if b is not None}})
-    row["params"] = {"width": s.size, "height": s.size, "duration": s.seconds, "fps": s.fps, "kind": kind, **row["params"],
-                     "objects": objects}
+        objects.append(
+            {
+                "color": actor.color,
+                "shape": actor.shape,
+                "boxes": {t: b for t, b in boxes.items() if b is not None},
+            }
+        )
+    row["params"] = {
+        "width": s.size,
+        "height": s.size,
+        "duration": s.seconds,
+        "fps": s.fps,
+        "kind": kind,
+        **row["params"],
+        "objects": objects,
+    }
     if twins:
         row["params"]["twin"] = f"{prefix}{index ^ 1:06d}"
     return frames, {"id": f"{prefix}{index:06d}", "source": f"clips-{s.task}", **row}
 
 
-def make_clips(folder: str | os.PathLike[str], task: str, count: int, seed: int, size: int = 112, fps: float = 4,
-               seconds: float = 2.0, prefix: str = "clip-", codec: str = "h264", *, quality: int = 25, keyframe_every: int = 1,
-               **settings: Any) -> str:
+def make_clips(
+    folder: str | os.PathLike[str],
+    task: str,
+    count: int,
+    seed: int,
+    size: int = 112,
+    fps: float = 4,
+    seconds: float = 2.0,
+    prefix: str = "clip-",
+    codec: str = "h264",
+    *,
+    quality: int = 25,
+    keyframe_every: int = 1,
+    **settings: Any,
+) -> str:
     """Write `count` clips to `folder`/videos/*.mp4 and return the path of `folder`/data.jsonl, which is written last.
 
     task        one of TASKS
@@ -88,7 +133,9 @@ def make_clips(folder: str | os.PathLike[str], task: str, count: int, seed: int,
     from mmrl.video.encode import write_video
 
     if count < 1 or not prefix or any(c in prefix for c in "/\\\0"):
-        raise ConfigError(f"expected count >= 1 and a prefix usable in file names, found {count!r} and {prefix!r}")
+        raise ConfigError(
+            f"expected count >= 1 and a prefix usable in file names, found {count!r} and {prefix!r}"
+        )
     if "kinds" in settings:
         settings["kinds"] = tuple(settings["kinds"])
     spec = ClipSettings(task, size, fps, seconds, **settings)
@@ -96,7 +143,14 @@ def make_clips(folder: str | os.PathLike[str], task: str, count: int, seed: int,
     for index in range(count):
         frames, row = draw_clip(spec, seed, index, prefix)
         name = f"videos/{row['id']}.mp4"
-        write_video(Path(folder) / name, frames, fps, codec=codec, quality=quality, keyframe_every=keyframe_every)
+        write_video(
+            Path(folder) / name,
+            frames,
+            fps,
+            codec=codec,
+            quality=quality,
+            keyframe_every=keyframe_every,
+        )
         rows.append({"id": row["id"], "task": row["task"], "video": name, **row})
     return write_rows(folder, rows)
 
@@ -115,7 +169,9 @@ def _true_boxes(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set, and sheet.png with its first 16 clips; prints the path of data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.clips", description="Write generated clips.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrl.tasks.clips", description="Write generated clips."
+    )
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--task", default="order", help=", ".join(KINDS))
     parser.add_argument("--count", type=int, default=8)
@@ -123,18 +179,34 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=112, help="side of the pictures in pixels")
     parser.add_argument("--fps", type=float, default=4)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--grid", type=float, default=None, help="seconds between possible events, default 2 frames")
+    parser.add_argument(
+        "--grid", type=float, default=None, help="seconds between possible events, default 2 frames"
+    )
     parser.add_argument("--kinds", default="", help="comma-separated, default: see KINDS")
     parser.add_argument("--distractors", type=int, default=None)
     parser.add_argument("--first-box", action="store_true", help="track: give the first box")
     parser.add_argument("--codec", default="h264")
     parser.add_argument("--prefix", default="clip-", help="start of every id")
     args = parser.parse_args(argv)
-    own = {"kinds": tuple(k for k in args.kinds.split(",") if k), "grid": args.grid, "distractors": args.distractors,
-           "first_box": args.first_box}
+    own = {
+        "kinds": tuple(k for k in args.kinds.split(",") if k),
+        "grid": args.grid,
+        "distractors": args.distractors,
+        "first_box": args.first_box,
+    }
     try:
-        path = make_clips(args.out, args.task, args.count, args.seed, args.size, args.fps, args.seconds, args.prefix,
-                          args.codec, **own)
+        path = make_clips(
+            args.out,
+            args.task,
+            args.count,
+            args.seed,
+            args.size,
+            args.fps,
+            args.seconds,
+            args.prefix,
+            args.codec,
+            **own,
+        )
         spec = ClipSettings(args.task, args.size, args.fps, args.seconds, **own)
     except ConfigError as err:
         parser.error(str(err))

@@ -8,6 +8,7 @@ row needs its own.
 
     mmrl tasks check counting --data my.jsonl
 """
+
 from __future__ import annotations
 
 import json
@@ -35,11 +36,15 @@ __all__ = ["SPELLINGS", "Counted", "Counting"]
 Point = tuple[float, float]
 
 SPELLINGS: Mapping[str, tuple[str, str]] = {
-    "points": ("Point at every one of these in the image: {question}. Give one point each, coordinates {frame}.",
-               "[[x, y], ...], or [] if there is none"),
-    "tokens": ("Output all the bounding boxes of the {question}, coordinates {frame}.",
-               "<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>, further boxes directly behind "
-               "the first, or [] if there is none"),
+    "points": (
+        "Point at every one of these in the image: {question}. Give one point each, coordinates {frame}.",
+        "[[x, y], ...], or [] if there is none",
+    ),
+    "tokens": (
+        "Output all the bounding boxes of the {question}, coordinates {frame}.",
+        "<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>, further boxes directly behind "
+        "the first, or [] if there is none",
+    ),
 }
 """How mode 'points' asks: what for, and in which shape. Every spelling is read, whichever was asked for."""
 
@@ -74,22 +79,38 @@ def _accuracy_part(mode: str, form: str | None = None, **params: Any) -> Part:
         if mode != "points":
             return reward(value.number, sample.answer)
         size, true = _size(sample, ctx), sample.params.get("points")
-        return reward(value.number, sample.answer, None if value.points is None else _thousandths(value.points, size),
-                      None if true is None else _thousandths(true, size))
+        return reward(
+            value.number,
+            sample.answer,
+            None if value.points is None else _thousandths(value.points, size),
+            None if true is None else _thousandths(true, size),
+        )
 
     return accuracy
 
 
-def _box_tokens(name: str, points: Sequence[Sequence[float]], frame: CoordFrame, extent: tuple[float, float]) -> str:
+def _box_tokens(
+    name: str, points: Sequence[Sequence[float]], frame: CoordFrame, extent: tuple[float, float]
+) -> str:
     """Points given in `frame` as a name and boxes around them in Qwen2-VL's special tokens: one step to each side, none at an
     edge, so that the centre is the point."""
     boxes, step, digits = [], grid_step(frame), 3 if frame is CoordFrame.REL1 else 0
     for point in points:
         centre = json.loads(format_point(point, frame))
-        reach = [step if step <= value <= side - step else 0 for value, side in zip(centre, extent, strict=True)]
-        low, high = (",".join(f"{v + sign * r:.{digits}f}" for v, r in zip(centre, reach, strict=True)) for sign in (-1, 1))
+        reach = [
+            step if step <= value <= side - step else 0
+            for value, side in zip(centre, extent, strict=True)
+        ]
+        low, high = (
+            ",".join(f"{v + sign * r:.{digits}f}" for v, r in zip(centre, reach, strict=True))
+            for sign in (-1, 1)
+        )
         boxes.append(f"<|box_start|>({low}),({high})<|box_end|>")
-    return f"<|object_ref_start|>{' '.join(name.replace('<', ' ').split())}<|object_ref_end|>{''.join(boxes)}" if boxes else "[]"
+    return (
+        f"<|object_ref_start|>{' '.join(name.replace('<', ' ').split())}<|object_ref_end|>{''.join(boxes)}"
+        if boxes
+        else "[]"
+    )
 
 
 def _mode_of(settings: Mapping[str, Any], sample: Sample) -> str:
@@ -111,8 +132,10 @@ class _PointsRubric(Rubric):
         """As Rubric; raises DataError for a sample whose points are missing."""
         super().check(sample)
         if _mode_of(self._settings, sample) == "points" and sample.params.get("points") is None:
-            raise DataError("expected params.points for mode 'points', found none; add [[x, y], ...] in pixels of the original "
-                            "picture, or choose mode 'exact' for this source or row")
+            raise DataError(
+                "expected params.points for mode 'points', found none; add [[x, y], ...] in pixels of the original "
+                "picture, or choose mode 'exact' for this source or row"
+            )
 
 
 @register("counting")
@@ -136,9 +159,14 @@ class Counting(AnswerTask):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # PR1's counting recipe: boxes are asked for and judged by their centres; the form is no part of the sum but its condition
         "perception_r1": {
-            "mode": "points", "accuracy": {"rule": "published", "form": "perception_r1_counting"}, "answer_format": "bare",
-            "spelling": "tokens", "format_rule": "perception_r1_counting", "frame": "rel1000",
-            "weights": {"accuracy": 1.0, "format": 0.0}},
+            "mode": "points",
+            "accuracy": {"rule": "published", "form": "perception_r1_counting"},
+            "answer_format": "bare",
+            "spelling": "tokens",
+            "format_rule": "perception_r1_counting",
+            "frame": "rel1000",
+            "weights": {"accuracy": 1.0, "format": 0.0},
+        },
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "close")
 
@@ -146,8 +174,10 @@ class Counting(AnswerTask):
         super().__init__(**params)
         spelling = self.settings["spelling"]
         if spelling not in SPELLINGS:
-            raise ConfigError(f"unknown spelling {spelling!r} of counting; expected {', '.join(SPELLINGS)}."
-                              f"{did_you_mean(str(spelling), SPELLINGS)}")
+            raise ConfigError(
+                f"unknown spelling {spelling!r} of counting; expected {', '.join(SPELLINGS)}."
+                f"{did_you_mean(str(spelling), SPELLINGS)}"
+            )
         ask, shape = SPELLINGS[spelling]
         self._asks_for_points = f"{ask} {self.request}".replace("{shape}", shape)
         if self.settings["prompt"] is None and self.settings["mode"] == "points":
@@ -164,17 +194,30 @@ class Counting(AnswerTask):
         """As the base; without a prompt of the user's own, asks for what the sample's mode pays."""
         if self.settings["prompt"] is None:
             points = _mode_of(self.settings, sample) == "points"
-            prompt = self._asks_for_points if points else (
-                f"{self.ask} {self.request}".replace("{shape}", self.shape))
+            prompt = (
+                self._asks_for_points
+                if points
+                else (f"{self.ask} {self.request}".replace("{shape}", self.shape))
+            )
         return super().fill_prompt(prompt, sample, template)
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> int:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> int:
         """A number >= 0 with, if params.points are there, as many points inside the picture."""
         from mmrl.tasks.readers.common import RowError
 
         whole = int(value) if isinstance(value, float) and value.is_integer() else value
         if type(whole) is not int or not 0 <= whole <= 1_000_000:
-            raise RowError("a whole number >= 0 as 'answer'", repr(value)[:80], "write how many there are, for example 3")
+            raise RowError(
+                "a whole number >= 0 as 'answer'",
+                repr(value)[:80],
+                "write how many there are, for example 3",
+            )
         points = params.get("points")
         if points is not None:
             _check_points(points, whole, frame, sizes, params)
@@ -199,9 +242,13 @@ class Counting(AnswerTask):
         if parsed.reason:
             raise AnswerError(parsed.reason)
         size = _size(sample, ctx)
-        points = [to_orig(point, ctx.frame, size.resized_wh, size.orig_wh) for point in parsed.points]
+        points = [
+            to_orig(point, ctx.frame, size.resized_wh, size.orig_wh) for point in parsed.points
+        ]
         places = tuple((x, y) for x, y in points)
-        return Counted(len(places) if _mode_of(self.settings, sample) == "points" else len(set(places)), places)
+        return Counted(
+            len(places) if _mode_of(self.settings, sample) == "points" else len(set(places)), places
+        )
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
         """A sentence with one number or with `no`, or the points of a released model."""
@@ -211,14 +258,23 @@ class Counting(AnswerTask):
         if number.count is not None and "<point" not in answer:
             return str(number.count)
         size = _size(sample, ctx)
-        points = many_points(answer, ctx.frame.extent(size.resized_wh, size.orig_wh)) if answer[:200].count("<") else None
+        points = (
+            many_points(answer, ctx.frame.extent(size.resized_wh, size.orig_wh))
+            if answer[:200].count("<")
+            else None
+        )
         return points if points is not None else one_number(answer)
 
     def measure(self, value: Counted, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct (exact match) and close (min / max)."""
-        return {"correct": float(value.number == sample.answer), "close": closeness(value.number, sample.answer)}
+        return {
+            "correct": float(value.number == sample.answer),
+            "close": closeness(value.number, sample.answer),
+        }
 
-    def describe(self, value: Counted | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+    def describe(
+        self, value: Counted | None, sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, Any]:
         """Counts as numbers and texts, and points in pixels of the original picture."""
         detail: dict[str, Any] = {"gold_count": sample.answer, "gold_text": str(sample.answer)}
         if sample.params.get("points"):
@@ -234,13 +290,17 @@ class Counting(AnswerTask):
         if _mode_of(self.settings, sample) != "points":
             return str(sample.answer)
         size = _size(sample, ctx)
-        return self._spell([from_picture(p, ctx.frame, size) for p in sample.params["points"]], sample, ctx)
+        return self._spell(
+            [from_picture(p, ctx.frame, size) for p in sample.params["points"]], sample, ctx
+        )
 
     def _spell(self, points: Sequence[Sequence[float]], sample: Sample, ctx: RewardContext) -> str:
         """Points given in ctx.frame as the prompt asks for them."""
         if self.settings["spelling"] == "tokens":
             size = _size(sample, ctx)
-            return _box_tokens(sample.question, points, ctx.frame, ctx.frame.extent(size.resized_wh, size.orig_wh))
+            return _box_tokens(
+                sample.question, points, ctx.frame, ctx.frame.extent(size.resized_wh, size.orig_wh)
+            )
         return "[" + ", ".join(format_point(p, ctx.frame) for p in points) + "]"
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
@@ -252,7 +312,11 @@ class Counting(AnswerTask):
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """MAE (a failure counts as the answer 0), MAE_parsed (over the answers that could be read), and the base's rates."""
-        known = [(row.detail["gold_count"], row.detail.get("pred_count")) for row in rows if "gold_count" in row.detail]
+        known = [
+            (row.detail["gold_count"], row.detail.get("pred_count"))
+            for row in rows
+            if "gold_count" in row.detail
+        ]
         errors = [abs(gold - (predicted or 0)) for gold, predicted in known]
         parsed = [abs(gold - predicted) for gold, predicted in known if predicted is not None]
         summary = {"MAE": math.fsum(errors) / len(errors)} if errors else {}
@@ -272,28 +336,59 @@ class Counting(AnswerTask):
             name = names[number // 2 % len(names)]
             boxes = [o["box"] for o in row["params"]["objects"] if o[key] == name]
             points = [[(b[0] + b[2]) / 2, (b[1] + b[3]) / 2] for b in boxes]
-            lines.append(json.dumps({
-                "id": row["id"], "image": row["image"], "question": f"{name}s" if key == "shape" else f"{name} shapes",
-                "answer": len(points), "source": "scenes-counting", "params": {"points": points}}) + "\n")
+            lines.append(
+                json.dumps(
+                    {
+                        "id": row["id"],
+                        "image": row["image"],
+                        "question": f"{name}s" if key == "shape" else f"{name} shapes",
+                        "answer": len(points),
+                        "source": "scenes-counting",
+                        "params": {"points": points},
+                    }
+                )
+                + "\n"
+            )
         path.write_text("".join(lines), encoding="utf-8")
         return str(path)
 
 
-def _check_points(points: Any, count: int, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> None:
+def _check_points(
+    points: Any,
+    count: int,
+    frame: CoordFrame,
+    sizes: Sequence[tuple[int, int]],
+    params: Mapping[str, Any],
+) -> None:
     from mmrl.tasks.readers.common import GeometryError, RowError
 
     if frame is not CoordFrame.ABS_ORIG:
-        raise RowError("params.points in pixels of the original picture", f"frame {frame.value}",
-                       "convert the points and declare frame abs_orig")
-    if not isinstance(points, list) or not all(isinstance(p, list) and len(p) == 2 and all(type(v) in (int, float) for v in p)
-                                               for p in points):
-        raise RowError("params.points as [[x, y], ...]", repr(points)[:80], "write pairs of numbers")
+        raise RowError(
+            "params.points in pixels of the original picture",
+            f"frame {frame.value}",
+            "convert the points and declare frame abs_orig",
+        )
+    if not isinstance(points, list) or not all(
+        isinstance(p, list) and len(p) == 2 and all(type(v) in (int, float) for v in p)
+        for p in points
+    ):
+        raise RowError(
+            "params.points as [[x, y], ...]", repr(points)[:80], "write pairs of numbers"
+        )
     if len(points) != count or len(points) > MAX_OBJECTS:
-        raise RowError(f"as many points as the answer says, {count}, at most {MAX_OBJECTS}", str(len(points)),
-                       "mend one of them or leave params.points out")
+        raise RowError(
+            f"as many points as the answer says, {count}, at most {MAX_OBJECTS}",
+            str(len(points)),
+            "mend one of them or leave params.points out",
+        )
     index = params.get("image_index", 0)
-    width, height = sizes[index] if isinstance(index, int) and 0 <= index < len(sizes) else (math.inf, math.inf)
+    width, height = (
+        sizes[index] if isinstance(index, int) and 0 <= index < len(sizes) else (math.inf, math.inf)
+    )
     for x, y in points:
         if not (-1 <= x <= width + 1 and -1 <= y <= height + 1):  # also False for nan
-            raise GeometryError(f"points inside the picture of {width} x {height}", f"[{x}, {y}]",
-                                "are they shares or thousandths? write pixels of the original picture")
+            raise GeometryError(
+                f"points inside the picture of {width} x {height}",
+                f"[{x}, {y}]",
+                "are they shares or thousandths? write pixels of the original picture",
+            )

@@ -1,4 +1,5 @@
 """What example data of tasks are made of: rows, scenes and pictures of text. No system font, no download."""
+
 from __future__ import annotations
 
 import json
@@ -15,20 +16,30 @@ def write_rows(folder: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]
     path = Path(folder) / "data.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name("data.jsonl.partial")
-    partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    partial.write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )
     os.replace(partial, path)
     return str(path)
 
 
-def example_scenes(folder: str, count: int, difficulty: int = 0, seed: int = 7) -> list[dict[str, Any]]:
+def example_scenes(
+    folder: str, count: int, difficulty: int = 0, seed: int = 7
+) -> list[dict[str, Any]]:
     """Draw `count` scenes (mmrl.tasks.scenes) and return {"id", "image", "params": {"objects": ...}} of each."""
     from mmrl.tasks.scenes import make_scenes
 
-    lines = Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty)).read_text().splitlines()
+    lines = (
+        Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty))
+        .read_text()
+        .splitlines()
+    )
     return [{key: row[key] for key in ("id", "image", "params")} for row in map(json.loads, lines)]
 
 
-def draw_text(path: Path, lines: Sequence[str], size: tuple[int, int] = (224, 112), height: int = 20) -> None:
+def draw_text(
+    path: Path, lines: Sequence[str], size: tuple[int, int] = (224, 112), height: int = 20
+) -> None:
     """A PNG with black lines of text on white, in Pillow's own font (no system font is needed)."""
     from PIL import Image, ImageDraw, ImageFont
 

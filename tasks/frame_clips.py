@@ -4,6 +4,7 @@ A coloured square appears, moves in a straight line and disappears; where it is 
 
     python -c "from mmrl.tasks.frame_clips import draw_square_clip as d; print(d('runs/clip', 'red', (2, 5), 8.0).box(3))"
 """
+
 from __future__ import annotations
 
 import os
@@ -12,7 +13,12 @@ from pathlib import Path
 
 __all__ = ["COLORS", "FPS", "SIZE", "SquareClip", "draw_square_clip"]
 
-COLORS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 200, 40)}
+COLORS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (50, 80, 220),
+    "yellow": (235, 200, 40),
+}
 SIZE = (112, 84)
 """Width and height of a frame in pixels."""
 FPS = 2.0
@@ -33,7 +39,12 @@ class SquareClip:
         """Where the square is at `second` (x1, y1, x2, y2 in pixels), as if it never disappeared."""
         share = min(1.0, max(0.0, second / self.duration))
         x, y = (a + share * (b - a) for a, b in zip(*self.path, strict=True))
-        return [float(round(x)), float(round(y)), float(round(x) + self.side), float(round(y) + self.side)]
+        return [
+            float(round(x)),
+            float(round(y)),
+            float(round(x) + self.side),
+            float(round(y) + self.side),
+        ]
 
     @property
     def facts(self) -> dict[str, float | int]:
@@ -41,8 +52,13 @@ class SquareClip:
         return {"width": SIZE[0], "height": SIZE[1], "duration": self.duration}
 
 
-def draw_square_clip(folder: str | os.PathLike[str], color: str, span: tuple[float, float], duration: float,
-                     path: tuple[tuple[float, float], tuple[float, float]] = ((4, 8), (80, 52))) -> SquareClip:
+def draw_square_clip(
+    folder: str | os.PathLike[str],
+    color: str,
+    span: tuple[float, float],
+    duration: float,
+    path: tuple[tuple[float, float], tuple[float, float]] = ((4, 8), (80, 52)),
+) -> SquareClip:
     """Write duration * FPS frames 00000001.png ... into `folder`; the square is drawn where start <= time < end."""
     from PIL import Image, ImageDraw
 

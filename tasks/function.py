@@ -6,6 +6,7 @@
 
 The prompt is the row's media and its question; every row of mmrl's own form is taken as it is (mmrl.tasks.readers.own).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -33,7 +34,9 @@ class FunctionTask(Task):
     takes_context: ClassVar[bool] = False
     part_names = ("reward",)
 
-    def __init__(self, prompt: str = "{question}", reader: Mapping[str, Any] | None = None, version: str = "") -> None:
+    def __init__(
+        self, prompt: str = "{question}", reader: Mapping[str, Any] | None = None, version: str = ""
+    ) -> None:
         super().__init__(prompt=prompt, reader=dict(reader or {}), version=version)
         if "{question}" not in prompt:
             raise ConfigError(f"expected a prompt that contains {{question}}, found {prompt!r}")
@@ -42,14 +45,22 @@ class FunctionTask(Task):
         """The rows of a data file; answers are taken as they are. Raises DataError."""
         from mmrl.tasks.readers import read_any
 
-        options = {"on_error": self.on_error, "orientation": self.orientation, **self.params["reader"]}
-        found = read_any(path, task=self.name, check=lambda task, value, frame, sizes, params: value, **options)
+        options = {
+            "on_error": self.on_error,
+            "orientation": self.orientation,
+            **self.params["reader"],
+        }
+        found = read_any(
+            path, task=self.name, check=lambda task, value, frame, sizes, params: value, **options
+        )
         self.rejected, self.skipped, self.notes = found.rejected, found.skipped, found.notes
         return found.samples
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """[system, if the template has one], then videos, pictures and the text."""
-        media = [{"type": "video"} for _ in sample.videos] + [{"type": "image"} for _ in sample.images]
+        media = [{"type": "video"} for _ in sample.videos] + [
+            {"type": "image"} for _ in sample.images
+        ]
         text = self.params["prompt"].replace("{question}", sample.question)
         user = {"role": "user", "content": [*media, {"type": "text", "text": text}]}
         system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
@@ -66,20 +77,30 @@ class FunctionTask(Task):
             return found
         table = found if isinstance(found, Mapping) else {"reward": found}
         if "reward" not in table:
-            raise TypeError(f"expected a mapping with the key 'reward', found the keys {', '.join(map(str, table)) or 'none'}")
+            raise TypeError(
+                f"expected a mapping with the key 'reward', found the keys {', '.join(map(str, table)) or 'none'}"
+            )
         if table["reward"] is None:
             return Score.failure("no_reward", self.part_names)
         for name, value in table.items():
-            if not isinstance(value, Real) and getattr(value, "shape", None) != ():  # numpy's and torch's scalars are numbers
-                raise TypeError(f"expected a number for {name!r}, found {type(value).__name__} {value!r:.60}")
+            if (
+                not isinstance(value, Real) and getattr(value, "shape", None) != ()
+            ):  # numpy's and torch's scalars are numbers
+                raise TypeError(
+                    f"expected a number for {name!r}, found {type(value).__name__} {value!r:.60}"
+                )
         numbers = {str(name): float(value) for name, value in table.items()}
-        return Score.combine({"reward": numbers.pop("reward")}, {"reward": 1.0}, parsed=True, metrics=numbers)
+        return Score.combine(
+            {"reward": numbers.pop("reward")}, {"reward": 1.0}, parsed=True, metrics=numbers
+        )
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """The row's answer where it is a text, for warm starts. Raises DataError for another one."""
         if not isinstance(sample.answer, str):
-            raise DataError(f"sample {sample.id!r}: expected an answer as text to learn from, found {sample.answer!r:.60}; "
-                            "write a mmrl.Task with gold() for answers of another kind")
+            raise DataError(
+                f"sample {sample.id!r}: expected an answer as text to learn from, found {sample.answer!r:.60}; "
+                "write a mmrl.Task with gold() for answers of another kind"
+            )
         return sample.answer
 
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
@@ -94,23 +115,47 @@ def version_of(function: Callable[..., Any]) -> str:
         text = inspect.getsource(function if inspect.isroutine(function) else type(function))
     except (OSError, TypeError):
         return ""
-    return hashlib.blake2s(inspect.cleandoc(text).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2s(
+        inspect.cleandoc(text).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
-def function_task(function: Callable[..., Any], *, low: float = 0.0, high: float = 1.0,
-                  metrics: Iterable[str] = ()) -> type[FunctionTask]:
+def function_task(
+    function: Callable[..., Any],
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    metrics: Iterable[str] = (),
+) -> type[FunctionTask]:
     """A task that asks `function(completion, sample)` or `function(completion, sample, context)`. Its rewards lie in [low, high];
     `metrics` are the further keys of its result that evaluations average. Raises ConfigError for another function."""
     if not callable(function) or inspect.isclass(function):
-        raise ConfigError(f"expected a function (completion, sample) -> float as a reward, found {function!r}")
+        raise ConfigError(
+            f"expected a function (completion, sample) -> float as a reward, found {function!r}"
+        )
     parameters = inspect.signature(function).parameters.values()
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(p.default is p.empty for p in places)
-    if needed > 3 or len(places) < 2 or any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
-        raise ConfigError(f"expected a reward that takes (completion, sample) or (completion, sample, context), found "
-                          f"{getattr(function, '__name__', 'function')}{inspect.signature(function)}")
+    if (
+        needed > 3
+        or len(places) < 2
+        or any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
+    ):
+        raise ConfigError(
+            f"expected a reward that takes (completion, sample) or (completion, sample, context), found "
+            f"{getattr(function, '__name__', 'function')}{inspect.signature(function)}"
+        )
     name = getattr(function, "__name__", "reward")
-    return type(name, (FunctionTask,), {
-        "__doc__": inspect.getdoc(function) or f"The reward function {name}.", "function": staticmethod(function), "name": name,
-        "takes_context": needed == 3, "value_range": (float(low), float(high)),
-        "part_ranges": {"reward": (float(low), float(high))}, "metric_names": tuple(metrics)})
+    return type(
+        name,
+        (FunctionTask,),
+        {
+            "__doc__": inspect.getdoc(function) or f"The reward function {name}.",
+            "function": staticmethod(function),
+            "name": name,
+            "takes_context": needed == 3,
+            "value_range": (float(low), float(high)),
+            "part_ranges": {"reward": (float(low), float(high))},
+            "metric_names": tuple(metrics),
+        },
+    )

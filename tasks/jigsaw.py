@@ -8,6 +8,7 @@ the whole picture, again in reading order: [2, 1, 4, 3] swaps the two columns. A
     python -m mmrl.tasks.jigsaw runs/jigsaws --images my_pictures --grid 2x2 --seed 0
     mmrl tasks check jigsaw --data runs/jigsaws/data.jsonl
 """
+
 from __future__ import annotations
 
 import argparse
@@ -62,10 +63,16 @@ def parse_order(answer: str, count: int) -> list[int]:
 def _accuracy_part(mode: str) -> Part:
     """exact: the whole order is right. pieces: share of pieces in their place (a random order earns 1/n on average)."""
     if mode not in _MODES:
-        raise ConfigError(f"unknown mode {mode!r} of task jigsaw; expected one of {', '.join(_MODES)}")
+        raise ConfigError(
+            f"unknown mode {mode!r} of task jigsaw; expected one of {', '.join(_MODES)}"
+        )
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
-        return float(predicted.correct) if mode == "exact" else _in_place(predicted.value, sample.answer)
+        return (
+            float(predicted.correct)
+            if mode == "exact"
+            else _in_place(predicted.value, sample.answer)
+        )
 
     return accuracy
 
@@ -81,7 +88,8 @@ class Jigsaw(AnswerTask):
     headline: ClassVar[str] = "correct"
     ask: ClassVar[str] = (
         "{question} The picture was cut into {rows}{count} pieces that were shuffled. Count the pieces from 1, left to right and "
-        "top to bottom, as you see them. List them in the order that restores the picture, left to right and top to bottom.")
+        "top to bottom, as you see them. List them in the order that restores the picture, left to right and top to bottom."
+    )
     shape: ClassVar[str] = "[piece, piece, ...]"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "pieces")
@@ -90,15 +98,25 @@ class Jigsaw(AnswerTask):
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> list[int]:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> list[int]:
         """A permutation of 1..n as a list or its text; params.grid = [rows, columns] must have n places."""
         from mmrl.tasks.readers.common import RowError
 
         grid = params.get("grid")
-        if grid is not None and (not isinstance(grid, (list, tuple)) or len(grid) != 2
-                                 or not all(type(v) is int and v > 0 for v in grid)):
-            raise RowError("params.grid as [rows, columns]", repr(grid)[:60], "correct or remove it")
+        if grid is not None and (
+            not isinstance(grid, (list, tuple))
+            or len(grid) != 2
+            or not all(type(v) is int and v > 0 for v in grid)
+        ):
+            raise RowError(
+                "params.grid as [rows, columns]", repr(grid)[:60], "correct or remove it"
+            )
         try:
             text = value if isinstance(value, str) else json.dumps(value)
             count = grid[0] * grid[1] if grid is not None else text.count(",") + 1
@@ -106,8 +124,11 @@ class Jigsaw(AnswerTask):
                 raise AnswerError("wrong_count")
             return parse_order(text, count)
         except (AnswerError, TypeError) as err:
-            raise RowError("a permutation of the pieces such as [2, 1, 4, 3], counted from 1", f"{value!r:.80} ({err})",
-                           "correct 'answer' or params.grid") from err
+            raise RowError(
+                "a permutation of the pieces such as [2, 1, 4, 3], counted from 1",
+                f"{value!r:.80} ({err})",
+                "correct 'answer' or params.grid",
+            ) from err
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """{count} and {rows} ("2 rows and 2 columns, ") filled in."""
@@ -124,7 +145,9 @@ class Jigsaw(AnswerTask):
         """The one list of a text with prose around it."""
         return json_block(answer)
 
-    def measure(self, value: Sequence[int], sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
+    def measure(
+        self, value: Sequence[int], sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, float]:
         """correct (all pieces) and pieces (share in their place)."""
         share = _in_place(value, sample.answer)
         return {"correct": float(share == 1), "pieces": share}
@@ -162,18 +185,27 @@ def cut_and_shuffle(picture: Image, grid: tuple[int, int], order: Sequence[int])
     rows, columns = grid
     width, height = picture.width // columns, picture.height // rows
     if min(width, height) < 8:
-        raise ConfigError(f"expected at least 8 x 8 pixels per piece, found {picture.width} x {picture.height} for {rows} rows "
-                          f"and {columns} columns; use larger pictures or fewer pieces")
+        raise ConfigError(
+            f"expected at least 8 x 8 pixels per piece, found {picture.width} x {picture.height} for {rows} rows "
+            f"and {columns} columns; use larger pictures or fewer pieces"
+        )
     jigsaw = pil.new("RGB", (width * columns, height * rows))
     for place, piece in enumerate(order):
         x, y = place % columns * width, place // columns * height
         to = piece - 1
-        jigsaw.paste(picture.crop((x, y, x + width, y + height)), (to % columns * width, to // columns * height))
+        jigsaw.paste(
+            picture.crop((x, y, x + width, y + height)),
+            (to % columns * width, to // columns * height),
+        )
     return jigsaw
 
 
-def make_jigsaws(out_dir: str | os.PathLike[str], pictures: Sequence[str | os.PathLike[str]], grid: tuple[int, int],
-                 seed: int) -> str:
+def make_jigsaws(
+    out_dir: str | os.PathLike[str],
+    pictures: Sequence[str | os.PathLike[str]],
+    grid: tuple[int, int],
+    seed: int,
+) -> str:
     """Cut every picture and write `out_dir`/images/*.png and data.jsonl; returns the path of data.jsonl.
 
     The order of picture i depends on (seed, grid, i) and is never the solved one. Raises ConfigError for an impossible
@@ -184,7 +216,9 @@ def make_jigsaws(out_dir: str | os.PathLike[str], pictures: Sequence[str | os.Pa
     rows, columns = grid
     count = rows * columns
     if rows < 1 or columns < 1 or not 2 <= count <= _MAX_PIECES:
-        raise ConfigError(f"expected a grid of 2 to {_MAX_PIECES} pieces such as 2x2, found {rows}x{columns}")
+        raise ConfigError(
+            f"expected a grid of 2 to {_MAX_PIECES} pieces such as 2x2, found {rows}x{columns}"
+        )
     if not pictures:
         raise DataError(f"expected pictures ({', '.join(_ENDINGS)}), found none; check --images")
     folder = Path(out_dir)
@@ -196,9 +230,19 @@ def make_jigsaws(out_dir: str | os.PathLike[str], pictures: Sequence[str | os.Pa
         while order == sorted(order):
             rng.shuffle(order)
         key = f"jigsaw-{seed}-{rows}x{columns}-{index:06d}"
-        cut_and_shuffle(open_image(os.fspath(path)), grid, order).save(folder / "images" / f"{key}.png")
-        entries.append({"id": key, "image": f"images/{key}.png", "question": "Solve the jigsaw.", "answer": order,
-                        "source": f"jigsaw-{rows}x{columns}", "params": {"grid": [rows, columns]}})
+        cut_and_shuffle(open_image(os.fspath(path)), grid, order).save(
+            folder / "images" / f"{key}.png"
+        )
+        entries.append(
+            {
+                "id": key,
+                "image": f"images/{key}.png",
+                "question": "Solve the jigsaw.",
+                "answer": order,
+                "source": f"jigsaw-{rows}x{columns}",
+                "params": {"grid": [rows, columns]},
+            }
+        )
     return write_rows(folder, entries)
 
 
@@ -211,16 +255,22 @@ def _grid(text: str) -> tuple[int, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: cuts every picture below a folder and prints the path of the set's data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.jigsaw", description="Cut pictures into jigsaws.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrl.tasks.jigsaw", description="Cut pictures into jigsaws."
+    )
     parser.add_argument("out", help="folder to write")
-    parser.add_argument("--images", required=True, help="folder with pictures, searched with its subfolders")
+    parser.add_argument(
+        "--images", required=True, help="folder with pictures, searched with its subfolders"
+    )
     parser.add_argument("--grid", default="2x2", help="rows x columns, for example 2x2 or 3x3")
     parser.add_argument("--seed", type=int, default=0, help="seed of the orders")
-    parser.add_argument("--count", type=int, default=None, help="take the first COUNT pictures only")
+    parser.add_argument(
+        "--count", type=int, default=None, help="take the first COUNT pictures only"
+    )
     args = parser.parse_args(argv)
     pictures = sorted(p for p in Path(args.images).rglob("*") if p.suffix.lower() in _ENDINGS)
     try:
-        print(make_jigsaws(args.out, pictures[:args.count], _grid(args.grid), args.seed))
+        print(make_jigsaws(args.out, pictures[: args.count], _grid(args.grid), args.seed))
     except MMRLError as err:
         parser.error(str(err))
     return 0

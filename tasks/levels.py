@@ -4,6 +4,7 @@ The answer is parsed as it stands, else without wrappers, else (above strict) in
 translates it into: so no level makes another value valid, and a text that holds two answers is one at no level but official. There
 the benchmark's own extractor (the parameter `extractor`) says what the answer is, and in some benchmarks whether it is right.
 """
+
 from __future__ import annotations
 
 import abc
@@ -58,9 +59,15 @@ class ReadingTask(Task):
 
     def official(self, answer: str, sample: Sample, ctx: RewardContext) -> Found | None:
         """What the benchmark's own extractor takes out of `answer`; None without `extractor`: answers are read as native."""
-        return None if self.extractor is None else extract(self.extractor, answer, self.asked(sample, ctx))
+        return (
+            None
+            if self.extractor is None
+            else extract(self.extractor, answer, self.asked(sample, ctx))
+        )
 
-    def read(self, sample: Sample, text: str, ctx: RewardContext, level: str = "") -> tuple[str, Any]:
+    def read(
+        self, sample: Sample, text: str, ctx: RewardContext, level: str = ""
+    ) -> tuple[str, Any]:
         """(text of the answer, its value) of a completion, read at `level` (default: the task's own). Raises AnswerError(reason).
 
         Above strict a completion without any <answer>, that the length limit did not cut, is its own answer; an extractor reads
@@ -68,12 +75,17 @@ class ReadingTask(Task):
         """
         level = level or self.answers
         found = self.extract(text)
-        whole = ctx.stop is not StopReason.LENGTH or (level == "official" and self.extractor is not None)
+        whole = ctx.stop is not StopReason.LENGTH or (
+            level == "official" and self.extractor is not None
+        )
         if level != "strict" and found.reason == "no_answer" and whole:
             found = extract_answer(text, "bare")
         if found.answer is None:
             raise AnswerError(found.reason or "no_answer", envelope=True)
-        if level == "official" and (official := self.official(found.answer, sample, ctx)) is not None:
+        if (
+            level == "official"
+            and (official := self.official(found.answer, sample, ctx)) is not None
+        ):
             return found.answer, self.parse(official.text, sample, ctx)
         return found.answer, self._read_answer(found.answer, sample, ctx, level)
 
@@ -97,7 +109,9 @@ class ReadingTask(Task):
             raise first
         return self.parse(translated, sample, ctx)
 
-    def verdict(self, answer: str, sample: Sample, ctx: RewardContext, metrics: dict[str, float]) -> dict[str, float]:
+    def verdict(
+        self, answer: str, sample: Sample, ctx: RewardContext, metrics: dict[str, float]
+    ) -> dict[str, float]:
         """`metrics` of an answer that `read` gave, with `correct` as the benchmark's own rule has it where that decides by
         itself."""
         found = self.official(answer, sample, ctx) if self.answers == "official" else None

@@ -8,6 +8,7 @@ the goal without touching a wall or leaving the board is right, a detour include
 
     python -m mmrl.tasks.maze runs/mazes --count 200 --size 4 --seed 0 && mmrl tasks check maze --data runs/mazes/data.jsonl
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,7 +33,17 @@ from mmrl.types import RewardContext, Sample
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MOVES", "Board", "Maze", "Walk", "draw_maze", "make_board", "make_mazes", "parse_moves", "read_board"]
+__all__ = [
+    "MOVES",
+    "Board",
+    "Maze",
+    "Walk",
+    "draw_maze",
+    "make_board",
+    "make_mazes",
+    "parse_moves",
+    "read_board",
+]
 
 Cell = tuple[int, int]
 MOVES: Mapping[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -53,7 +64,11 @@ class Board(NamedTuple):
 
     def free(self, cell: Cell) -> bool:
         """True for a cell on the board that is no wall."""
-        return 0 <= cell[0] < len(self.rows) and 0 <= cell[1] < len(self.rows[0]) and self.rows[cell[0]][cell[1]] != "#"
+        return (
+            0 <= cell[0] < len(self.rows)
+            and 0 <= cell[1] < len(self.rows[0])
+            and self.rows[cell[0]][cell[1]] != "#"
+        )
 
     def distances(self) -> Mapping[Cell, int]:
         """Moves to the goal from every cell that reaches it."""
@@ -108,14 +123,36 @@ def read_board(value: Any) -> Board:
     from mmrl.tasks.readers.common import RowError
 
     rows = value if isinstance(value, (list, tuple)) else []
-    if not rows or not all(isinstance(r, str) and r and not set(r) - set("#.SG") and len(r) == len(rows[0]) for r in rows):
-        raise RowError("params.maze as rows of equal length made of # . S G", repr(value)[:80], "correct the maze")
+    if not rows or not all(
+        isinstance(r, str) and r and not set(r) - set("#.SG") and len(r) == len(rows[0])
+        for r in rows
+    ):
+        raise RowError(
+            "params.maze as rows of equal length made of # . S G",
+            repr(value)[:80],
+            "correct the maze",
+        )
     if max(len(rows), len(rows[0])) > _MAX_SIDE:
-        raise RowError(f"a maze of at most {_MAX_SIDE} x {_MAX_SIDE} cells", f"{len(rows)} x {len(rows[0])}", "use a smaller one")
-    places = {mark: [(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if x == mark] for mark in "SG"}
+        raise RowError(
+            f"a maze of at most {_MAX_SIDE} x {_MAX_SIDE} cells",
+            f"{len(rows)} x {len(rows[0])}",
+            "use a smaller one",
+        )
+    places = {
+        mark: [(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if x == mark]
+        for mark in "SG"
+    }
     if [len(cells) for cells in places.values()] != [1, 1]:
-        raise RowError("one S and one G in params.maze", f"{len(places['S'])} and {len(places['G'])}", "correct the maze")
-    board = Board(tuple(row.replace("S", ".").replace("G", ".") for row in rows), places["S"][0], places["G"][0])
+        raise RowError(
+            "one S and one G in params.maze",
+            f"{len(places['S'])} and {len(places['G'])}",
+            "correct the maze",
+        )
+    board = Board(
+        tuple(row.replace("S", ".").replace("G", ".") for row in rows),
+        places["S"][0],
+        places["G"][0],
+    )
     if board.start not in board.distances():
         raise RowError("a way from S to G", "none", "correct the maze")
     return board
@@ -163,8 +200,14 @@ def _progress(board: Board, walk: Walk, bump_cost: float) -> float:
 
 def _accuracy_part(mode: str, bump_cost: float = 0.1) -> Part:
     if mode not in _MODES:
-        raise ConfigError(f"unknown mode {mode!r} of task maze; expected one of {', '.join(_MODES)}")
-    if isinstance(bump_cost, bool) or not isinstance(bump_cost, (int, float)) or not 0 < bump_cost <= 1:
+        raise ConfigError(
+            f"unknown mode {mode!r} of task maze; expected one of {', '.join(_MODES)}"
+        )
+    if (
+        isinstance(bump_cost, bool)
+        or not isinstance(bump_cost, (int, float))
+        or not 0 < bump_cost <= 1
+    ):
         raise ConfigError(f"expected maze.bump_cost above 0 and at most 1, found {bump_cost!r}")
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
@@ -186,7 +229,8 @@ class Maze(AnswerTask):
 
     ask: ClassVar[str] = (
         "{question} Start at the green cell and reach the red cell; black cells are walls. Each move goes one cell up, down, left "
-        "or right.")
+        "or right."
+    )
     shape: ClassVar[str] = "move, move, ..."
     default_mode: ClassVar[str] = "solved"
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "optimal", "progress")
@@ -195,34 +239,52 @@ class Maze(AnswerTask):
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> list[str]:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> list[str]:
         """Moves (a list or their text) that solve params.maze."""
         from mmrl.tasks.readers.common import RowError
 
         board = read_board(params.get("maze"))
         try:
-            moves = parse_moves(value if isinstance(value, str) else ",".join(value), _longest(board))
+            moves = parse_moves(
+                value if isinstance(value, str) else ",".join(value), _longest(board)
+            )
             if board.walk(moves).solved:
                 return moves
             reason = "they do not end on G, or meet a wall"
         except (AnswerError, TypeError) as err:
             reason = str(err)
-        raise RowError("moves from S to G such as [\"right\", \"down\"]", f"{value!r:.80} ({reason})",
-                       f"one solution is {', '.join(board.shortest())[:120]}")
+        raise RowError(
+            'moves from S to G such as ["right", "down"]',
+            f"{value!r:.80} ({reason})",
+            f"one solution is {', '.join(board.shortest())[:120]}",
+        )
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> list[str]:
         """The moves. Reasons: answer_too_long, no_moves, not_a_move, too_many_moves."""
         return parse_moves(answer, _longest(_board_of(sample)))
 
-    def measure(self, value: Sequence[str], sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
+    def measure(
+        self, value: Sequence[str], sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, float]:
         """correct (solved), optimal (solved in the fewest moves), progress (with the default bump cost)."""
         board = _board_of(sample)
         walk = board.walk(value)
         best = walk.solved and len(value) == board.distances()[board.start]
-        return {"correct": float(walk.solved), "optimal": float(best), "progress": _progress(board, walk, 0.1)}
+        return {
+            "correct": float(walk.solved),
+            "optimal": float(best),
+            "progress": _progress(board, walk, 0.1),
+        }
 
-    def describe(self, value: Sequence[str] | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+    def describe(
+        self, value: Sequence[str] | None, sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, Any]:
         """pred_text and gold_text: moves."""
         shown = {} if value is None else {"pred_text": ", ".join(value)}
         return {**shown, "gold_text": ", ".join(sample.answer)}
@@ -250,15 +312,22 @@ def make_board(rng: random.Random, size: int, loops: float = 0.1) -> Board:
     cells[2 * stack[0][0] + 1][2 * stack[0][1] + 1] = "."
     while stack:
         row, column = stack[-1]
-        beside = [(dr, dc) for dr, dc in MOVES.values() if (row + dr, column + dc) not in seen
-                  and 0 <= row + dr < size and 0 <= column + dc < size]
+        beside = [
+            (dr, dc)
+            for dr, dc in MOVES.values()
+            if (row + dr, column + dc) not in seen
+            and 0 <= row + dr < size
+            and 0 <= column + dc < size
+        ]
         if not beside:
             stack.pop()
             continue
         dr, dc = rng.choice(beside)
         seen.add((row + dr, column + dc))
         stack.append((row + dr, column + dc))
-        cells[2 * row + 1 + dr][2 * column + 1 + dc] = cells[2 * (row + dr) + 1][2 * (column + dc) + 1] = "."
+        cells[2 * row + 1 + dr][2 * column + 1 + dc] = cells[2 * (row + dr) + 1][
+            2 * (column + dc) + 1
+        ] = "."
     for row in range(1, side - 1):
         for column in range(1, side - 1):
             if (row + column) % 2 and cells[row][column] == "#" and rng.random() < loops:
@@ -267,7 +336,11 @@ def make_board(rng: random.Random, size: int, loops: float = 0.1) -> Board:
     rooms = [(2 * r + 1, 2 * c + 1) for r in range(size) for c in range(size)]
     goal = rng.choice(rooms)
     distances = Board(rows, goal, goal).distances()
-    far = [room for room in rooms if distances[room] >= max(distances[r] for r in rooms) * 0.6 and room != goal]
+    far = [
+        room
+        for room in rooms
+        if distances[room] >= max(distances[r] for r in rooms) * 0.6 and room != goal
+    ]
     return Board(rows, rng.choice(far), goal)
 
 
@@ -279,21 +352,33 @@ def draw_maze(board: Board, cell: int = 16) -> Image:
     draw = ImageDraw.Draw(picture)
     for r, row in enumerate(board.rows):
         for c, mark in enumerate(row):
-            colour = {board.start: (30, 165, 50), board.goal: (225, 35, 35)}.get((r, c), (0, 0, 0) if mark == "#" else None)
+            colour = {board.start: (30, 165, 50), board.goal: (225, 35, 35)}.get(
+                (r, c), (0, 0, 0) if mark == "#" else None
+            )
             if colour is not None:
-                draw.rectangle((c * cell, r * cell, (c + 1) * cell - 1, (r + 1) * cell - 1), fill=colour)
+                draw.rectangle(
+                    (c * cell, r * cell, (c + 1) * cell - 1, (r + 1) * cell - 1), fill=colour
+                )
     return picture
 
 
-def make_mazes(out_dir: str | os.PathLike[str], count: int, size: int = 4, seed: int = 0, loops: float = 0.1,
-               cell: int = 16) -> str:
+def make_mazes(
+    out_dir: str | os.PathLike[str],
+    count: int,
+    size: int = 4,
+    seed: int = 0,
+    loops: float = 0.1,
+    cell: int = 16,
+) -> str:
     """Write `count` mazes to `out_dir`/images/*.png and data.jsonl; returns the path of data.jsonl.
 
     Maze i depends on (seed, size, loops, i) only. Raises ConfigError for impossible parameters.
     """
     if count < 1 or not 2 <= size <= 50 or not 0 <= loops <= 1 or not 4 <= cell <= 64:
-        raise ConfigError(f"expected count >= 1, size in 2..50, loops in 0..1 and cell in 4..64, found count={count}, "
-                          f"size={size}, loops={loops} and cell={cell}")
+        raise ConfigError(
+            f"expected count >= 1, size in 2..50, loops in 0..1 and cell in 4..64, found count={count}, "
+            f"size={size}, loops={loops} and cell={cell}"
+        )
     folder = Path(out_dir)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     entries = []
@@ -304,20 +389,39 @@ def make_mazes(out_dir: str | os.PathLike[str], count: int, size: int = 4, seed:
         rows = [list(row) for row in board.rows]
         for mark, (r, c) in (("S", board.start), ("G", board.goal)):
             rows[r][c] = mark
-        entries.append({"id": key, "image": f"images/{key}.png", "question": "Find the way through the maze.",
-                        "answer": board.shortest(), "source": f"maze-{size}",
-                        "params": {"maze": ["".join(row) for row in rows]}})
+        entries.append(
+            {
+                "id": key,
+                "image": f"images/{key}.png",
+                "question": "Find the way through the maze.",
+                "answer": board.shortest(),
+                "source": f"maze-{size}",
+                "params": {"maze": ["".join(row) for row in rows]},
+            }
+        )
     return write_rows(folder, entries)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set and prints the path of its data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.maze", description="Write generated mazes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrl.tasks.maze", description="Write generated mazes."
+    )
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--count", type=int, default=200, help="number of mazes")
-    parser.add_argument("--size", type=int, default=4, help="rooms per side; the picture has 2 * size + 1 cells per side")
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=4,
+        help="rooms per side; the picture has 2 * size + 1 cells per side",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the set")
-    parser.add_argument("--loops", type=float, default=0.1, help="share of inner walls opened, 0 for exactly one way")
+    parser.add_argument(
+        "--loops",
+        type=float,
+        default=0.1,
+        help="share of inner walls opened, 0 for exactly one way",
+    )
     parser.add_argument("--cell", type=int, default=16, help="pixels per cell")
     args = parser.parse_args(argv)
     try:

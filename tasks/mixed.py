@@ -8,6 +8,7 @@ when a row asks for them; a type that is no task is an error when the file is re
 
     mmrl tasks check mixed --data my.jsonl
 """
+
 from __future__ import annotations
 
 import json
@@ -44,15 +45,22 @@ class Mixed(Task):
 
     headline: ClassVar[str] = "correct"
 
-    def __init__(self, *, tasks: Mapping[str, Mapping[str, Any]] | None = None, shared: Mapping[str, Any] | None = None,
-                 reader: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tasks: Mapping[str, Mapping[str, Any]] | None = None,
+        shared: Mapping[str, Any] | None = None,
+        reader: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(tasks=tasks or {}, shared=shared or {}, reader=reader or {})
         for key, value in self.params.items():
             if not isinstance(value, Mapping):
                 raise ConfigError(f"expected mixed.{key} as a mapping, found {value!r}")
         for name, params in self.params["tasks"].items():
             if not isinstance(params, Mapping):
-                raise ConfigError(f"expected mixed.tasks.{name} as a mapping of the task's parameters, found {params!r}")
+                raise ConfigError(
+                    f"expected mixed.tasks.{name} as a mapping of the task's parameters, found {params!r}"
+                )
         self.members: dict[str, Task] = {}
         self.rejected: list[Any] = []
         self.skipped: Counter[str] = Counter()
@@ -64,18 +72,27 @@ class Mixed(Task):
     @property
     def known(self) -> list[str]:
         """Names of the tasks a row may ask for."""
-        return [name for name in dict.fromkeys([*self.params["tasks"], *BUILT_IN]) if name != self.name]
+        return [
+            name for name in dict.fromkeys([*self.params["tasks"], *BUILT_IN]) if name != self.name
+        ]
 
     def _make(self, name: str) -> Task:
         if name == self.name:
-            raise ConfigError("expected members other than mixed itself in mixed.tasks; name the tasks")
+            raise ConfigError(
+                "expected members other than mixed itself in mixed.tasks; name the tasks"
+            )
         try:
-            made = task_from_spec(name, {**self.params["shared"], **self.params["tasks"].get(name, {})})
+            made = task_from_spec(
+                name, {**self.params["shared"], **self.params["tasks"].get(name, {})}
+            )
         except (ConfigError, RegistryError) as err:
             raise ConfigError(f"mixed.tasks.{name}: {err}") from err
         self.members[name] = made
         all_of_them = list(self.members.values())
-        self.value_range = (min(t.value_range[0] for t in all_of_them), max(t.value_range[1] for t in all_of_them))
+        self.value_range = (
+            min(t.value_range[0] for t in all_of_them),
+            max(t.value_range[1] for t in all_of_them),
+        )
         self.in_group = any(t.in_group for t in all_of_them)  # type: ignore[misc]  # a class attribute of other tasks
         names = {t.part_names for t in all_of_them}
         self.part_names = all_of_them[0].part_names if len(names) == 1 else ()
@@ -86,17 +103,29 @@ class Mixed(Task):
         if name in self.members:
             return self.members[name]
         if name not in self.known:  # never resolved: a data file must not name code to import
-            raise ConfigError(f"unknown task type {name!r}; expected one of {', '.join(self.known)} (a task of your own must "
-                              f"be listed in params.tasks).{did_you_mean(name, self.known)}")
+            raise ConfigError(
+                f"unknown task type {name!r}; expected one of {', '.join(self.known)} (a task of your own must "
+                f"be listed in params.tasks).{did_you_mean(name, self.known)}"
+            )
         return self._make(name)
 
-    def _check_row(self, task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                   params: Mapping[str, Any]) -> Any:
+    def _check_row(
+        self,
+        task: str,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> Any:
         from mmrl.tasks.readers.common import RowError
 
         if task not in self.known:
-            raise RowError(f"a task type of {', '.join(self.known)}", repr(task)[:60],
-                           "correct 'task', or list a task of your own in params.tasks." + did_you_mean(task, self.known))
+            raise RowError(
+                f"a task type of {', '.join(self.known)}",
+                repr(task)[:60],
+                "correct 'task', or list a task of your own in params.tasks."
+                + did_you_mean(task, self.known),
+            )
         member = self.member(task)
         check = getattr(member, "_check_row", None)
         return value if check is None else check(task, value, frame, sizes, params)
@@ -111,7 +140,11 @@ class Mixed(Task):
         request: counted by reason in `self.skipped`."""
         from mmrl.tasks.readers import read_any
 
-        options = {"on_error": self.on_error, "orientation": self.orientation, **self.params["reader"]}
+        options = {
+            "on_error": self.on_error,
+            "orientation": self.orientation,
+            **self.params["reader"],
+        }
         readout = read_any(path, task=self.name, check=self._check_row, **options)
         readout.verify(self._check_sample, path, options["on_error"])
         self.rejected, self.skipped, self.notes = readout.rejected, readout.skipped, readout.notes
@@ -132,7 +165,11 @@ class Mixed(Task):
     def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
         """The member's; unchanged where the member judges every completion by itself."""
         member = self.member(sample.task)
-        return self._marked(sample, member.score_in_group(sample, scores, index)) if member.in_group else scores[index]
+        return (
+            self._marked(sample, member.score_in_group(sample, scores, index))
+            if member.in_group
+            else scores[index]
+        )
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """The member's right answer."""
@@ -148,7 +185,9 @@ class Mixed(Task):
         for name in sorted({sample.task for sample, _ in pairs}):
             place = folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
             place.mkdir(parents=True, exist_ok=True)
-            found = self.member(name).benchmark([pair for pair in pairs if pair[0].task == name], place)
+            found = self.member(name).benchmark(
+                [pair for pair in pairs if pair[0].task == name], place
+            )
             numbers.update({f"{name}/{key}": value for key, value in found.items()})
             if not any(place.iterdir()):
                 place.rmdir()
@@ -160,8 +199,11 @@ class Mixed(Task):
         for row in rows:
             groups.setdefault(str(row.detail.get(TASK_KEY, "")), []).append(row)
         lost = len(groups.pop("", []))
-        found = {f"{name}/{key}": value for name in sorted(groups)
-                 for key, value in self.member(name).summarize(groups[name]).items()}
+        found = {
+            f"{name}/{key}": value
+            for name in sorted(groups)
+            for key, value in self.member(name).summarize(groups[name]).items()
+        }
         return {**found, "no_task": lost / len(rows)} if lost else found
 
     def example_data(self, folder: str) -> str:
@@ -171,9 +213,18 @@ class Mixed(Task):
         rows = []
         for name in _EXAMPLES:
             place = Path(folder) / name
-            for line in Path(make_playground(place, name, 6, 7)).read_text(encoding="utf-8").splitlines():
+            for line in (
+                Path(make_playground(place, name, 6, 7)).read_text(encoding="utf-8").splitlines()
+            ):
                 row = json.loads(line)
-                rows.append({**row, "id": f"{name}-{row['id']}", "task": name, "image": f"{name}/{row['image']}"})
+                rows.append(
+                    {
+                        **row,
+                        "id": f"{name}-{row['id']}",
+                        "task": name,
+                        "image": f"{name}/{row['image']}",
+                    }
+                )
         path = Path(folder) / "data.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return str(path)

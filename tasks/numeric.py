@@ -8,6 +8,7 @@
 
     mmrl tasks check numeric --data my.jsonl
 """
+
 from __future__ import annotations
 
 import math
@@ -49,7 +50,11 @@ def _spell(answer: Any) -> str:
 def _read(text: str, params: Mapping[str, Any], truth: Any, percent: str) -> NumberParse:
     """The number of a text as the row declares numbers, else with the task's `percent`."""
     percent = params.get("percent", percent)
-    own = "%" if percent == "refuse" and isinstance(truth, str) and truth.rstrip(" .").endswith("%") else ""
+    own = (
+        "%"
+        if percent == "refuse" and isinstance(truth, str) and truth.rstrip(" .").endswith("%")
+        else ""
+    )
     return parse_number(text, percent, params.get("unit", own))
 
 
@@ -79,18 +84,47 @@ class Numeric(AnswerTask):
     """
 
     shape: ClassVar[str] = "the number"
-    own_params: ClassVar[Mapping[str, Any]] = {"percent": "refuse", "parse": "whole", "evaluated": True}
+    own_params: ClassVar[Mapping[str, Any]] = {
+        "percent": "refuse",
+        "parse": "whole",
+        "evaluated": True,
+    }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "rounded", "accuracy": {"decimals": 2, "same_form": True}, "answer_format": "think",
-                     "format_rule": "tags", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "video_r1_regression": {"mode": "regression", "answer_format": "think", "format_rule": "tags",
-                                "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"request": EXPLAINED, "mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
-                         "answers": "native", "evaluated": False, "format_rule": "easyvideo_r1",
-                         "weights": {"accuracy": 0.9, "format": 0.1}, "percent": "fraction"},
-        "easyvideo_r1_regression": {"request": EXPLAINED, "mode": "mra", "accuracy": {"strict": "double"},
-                                    "format_rule": "easyvideo_r1", "answers": "native", "evaluated": False,
-                                    "weights": {"accuracy": 0.9, "format": 0.1}, "percent": "fraction"},
+        "video_r1": {
+            "mode": "rounded",
+            "accuracy": {"decimals": 2, "same_form": True},
+            "answer_format": "think",
+            "format_rule": "tags",
+            "weights": {"accuracy": 1.0, "format": 1.0},
+            "normalise": False,
+        },
+        "video_r1_regression": {
+            "mode": "regression",
+            "answer_format": "think",
+            "format_rule": "tags",
+            "weights": {"accuracy": 1.0, "format": 1.0},
+            "normalise": False,
+        },
+        "easyvideo_r1": {
+            "request": EXPLAINED,
+            "mode": "rounded",
+            "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
+            "answers": "native",
+            "evaluated": False,
+            "format_rule": "easyvideo_r1",
+            "weights": {"accuracy": 0.9, "format": 0.1},
+            "percent": "fraction",
+        },
+        "easyvideo_r1_regression": {
+            "request": EXPLAINED,
+            "mode": "mra",
+            "accuracy": {"strict": "double"},
+            "format_rule": "easyvideo_r1",
+            "answers": "native",
+            "evaluated": False,
+            "weights": {"accuracy": 0.9, "format": 0.1},
+            "percent": "fraction",
+        },
         "vsi_bench": {"mode": "mra", "parse": "first_token"},
         "mathvista_rule": {"mode": "exact"},
     }
@@ -100,9 +134,13 @@ class Numeric(AnswerTask):
         super().__init__(**params)
         for key, known in (("percent", PERCENT), ("parse", _PARSERS)):
             if self.settings[key] not in known:
-                raise ConfigError(f"expected numeric.{key} to be one of {', '.join(known)}, found {self.settings[key]!r}")
+                raise ConfigError(
+                    f"expected numeric.{key} to be one of {', '.join(known)}, found {self.settings[key]!r}"
+                )
         if not isinstance(self.settings["evaluated"], bool):
-            raise ConfigError(f"expected numeric.evaluated true or false, found {self.settings['evaluated']!r}")
+            raise ConfigError(
+                f"expected numeric.evaluated true or false, found {self.settings['evaluated']!r}"
+            )
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
@@ -114,7 +152,9 @@ class Numeric(AnswerTask):
         def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
             if mode == "exact":
                 return float(predicted.correct)
-            return closeness(predicted.value, self._gold(sample), predicted.answer, _spell(sample.answer))
+            return closeness(
+                predicted.value, self._gold(sample), predicted.answer, _spell(sample.answer)
+            )
 
         return accuracy
 
@@ -124,38 +164,79 @@ class Numeric(AnswerTask):
     def _gold(self, sample: Sample) -> NumberParse:
         return _gold(sample, self.settings["percent"])
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> float | int | str:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> float | int | str:
         """A finite number, or its text; the sample's precision, tolerance, unit and percent are checked as well."""
         from mmrl.tasks.readers.common import RowError
 
         precision, tolerance = params.get("precision"), params.get("tolerance", {})
-        if precision is not None and (type(precision) not in (int, float) or precision % 1 or not 0 <= precision <= 15):
-            raise RowError("params.precision as a number of decimals from 0 to 15", repr(precision)[:40], "correct it")
-        bounds = tolerance.values() if isinstance(tolerance, Mapping) and set(tolerance) <= {"abs", "rel"} else [None]
-        if not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < math.inf for b in bounds):
-            raise RowError('params.tolerance as {"abs": number >= 0, "rel": number >= 0}', repr(tolerance)[:80], "correct it")
-        if not isinstance(params.get("unit", ""), str) or params.get("percent", "keep") not in PERCENT:
-            raise RowError(f"params.unit as text and params.percent as one of {', '.join(PERCENT)}",
-                           f"{params.get('unit')!r} and {params.get('percent')!r}", "correct them")
+        if precision is not None and (
+            type(precision) not in (int, float) or precision % 1 or not 0 <= precision <= 15
+        ):
+            raise RowError(
+                "params.precision as a number of decimals from 0 to 15",
+                repr(precision)[:40],
+                "correct it",
+            )
+        bounds = (
+            tolerance.values()
+            if isinstance(tolerance, Mapping) and set(tolerance) <= {"abs", "rel"}
+            else [None]
+        )
+        if not all(
+            isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < math.inf
+            for b in bounds
+        ):
+            raise RowError(
+                'params.tolerance as {"abs": number >= 0, "rel": number >= 0}',
+                repr(tolerance)[:80],
+                "correct it",
+            )
+        if (
+            not isinstance(params.get("unit", ""), str)
+            or params.get("percent", "keep") not in PERCENT
+        ):
+            raise RowError(
+                f"params.unit as text and params.percent as one of {', '.join(PERCENT)}",
+                f"{params.get('unit')!r} and {params.get('percent')!r}",
+                "correct them",
+            )
         if not isinstance(value, (int, float, str)) or isinstance(value, bool):
             raise RowError("a number, or its text", repr(value)[:80], "correct 'answer'")
         found = self._read(_spell(value), params, value)
         if found.value is None:
-            mend = ("declare params.unit \"%\" or percent: keep" if found.reason == "unexpected_percent" else
-                    "correct 'answer' (a unit behind it belongs into params.unit)")
+            mend = (
+                'declare params.unit "%" or percent: keep'
+                if found.reason == "unexpected_percent"
+                else "correct 'answer' (a unit behind it belongs into params.unit)"
+            )
             raise RowError("one finite number", f"{value!r:.80} ({found.reason})", mend)
         return value
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> NumberParse:
         """The number of the answer. Reasons: those of mmrl.rewards.numeric, not_evaluated (a division for a whole number)."""
         first = self.settings["parse"] == "first_token"
-        found = parse_first_token(answer) if first else self._read(answer, sample.params, sample.answer)
+        found = (
+            parse_first_token(answer) if first else self._read(answer, sample.params, sample.answer)
+        )
         if found.value is None:
             raise AnswerError(found.reason or "not_a_number")
-        if self.settings["evaluated"] and not first and is_division(answer, sample.params.get("unit", "")):
+        if (
+            self.settings["evaluated"]
+            and not first
+            and is_division(answer, sample.params.get("unit", ""))
+        ):
             gold = self._gold(sample).exact
-            if gold is not None and gold.denominator == 1 and not is_division(_spell(sample.answer), sample.params.get("unit", "")):
+            if (
+                gold is not None
+                and gold.denominator == 1
+                and not is_division(_spell(sample.answer), sample.params.get("unit", ""))
+            ):
                 raise AnswerError("not_evaluated")
         return found
 
@@ -166,21 +247,32 @@ class Numeric(AnswerTask):
         found = one_number(answer, str(sample.params.get("unit", "")), of_one)
         return f"{found[:-1]}e-2" if found is not None and found.endswith("%") else found
 
-    def measure(self, value: NumberParse, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
+    def measure(
+        self, value: NumberParse, sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, float]:
         """correct (see the class) and mra, the official mean relative accuracy."""
         gold = self._gold(sample)
-        assert value.value is not None and gold.value is not None, "check_answer and parse let numbers pass only"
-        return {"correct": float(self._same(value, gold, sample.params)), "mra": mra(value.value, gold.value)}
+        assert value.value is not None and gold.value is not None, (
+            "check_answer and parse let numbers pass only"
+        )
+        return {
+            "correct": float(self._same(value, gold, sample.params)),
+            "mra": mra(value.value, gold.value),
+        }
 
     def _same(self, value: NumberParse, gold: NumberParse, params: Mapping[str, Any]) -> bool:
-        tolerance = params.get("tolerance") or (self.settings["accuracy"] if self.settings["mode"] == "tolerance" else {})
+        tolerance = params.get("tolerance") or (
+            self.settings["accuracy"] if self.settings["mode"] == "tolerance" else {}
+        )
         if tolerance:
             return within(value, gold, tolerance.get("abs", 0.0), tolerance.get("rel", 0.0))
         if params.get("precision") is not None:
             return rounded_equal(value, gold, int(params["precision"]))
         return value.exact == gold.exact
 
-    def describe(self, value: NumberParse | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+    def describe(
+        self, value: NumberParse | None, sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, Any]:
         """pred_text and gold_text."""
         shown = {} if value is None else {"pred_text": f"{value.value:.12g}"}
         return {**shown, "gold_text": _spell(sample.answer)}
@@ -211,7 +303,9 @@ class Numeric(AnswerTask):
             return {}
         summary = {"MRA": math.fsum(row.metrics.get("mra", 0.0) for row in rows) / len(rows)}
         if self.settings["preset"] == "mathvista_rule":
-            summary["mathvista_rule"] = sum(row.metrics.get("correct", 0.0) for row in rows) / len(rows)
+            summary["mathvista_rule"] = sum(row.metrics.get("correct", 0.0) for row in rows) / len(
+                rows
+            )
         return {**summary, **super().summarize(rows)}
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
@@ -229,10 +323,21 @@ class Numeric(AnswerTask):
             thing, width = row["params"]["objects"][0], row["params"]["width"]
             pixels = thing["box"][2] - thing["box"][0]
             question, answer, params = [
-                (f"How wide is the {thing['shape']} in pixels?", pixels, {"unit": "px", "tolerance": {"abs": 1}}),
-                (f"How wide is the {thing['shape']}, as a share of the picture's width?", round(pixels / width, 3),
-                 {"precision": 3}),
-                (f"How many percent of the picture's width has the {thing['shape']}?", f"{100 * pixels / width:.1f}",
-                 {"unit": "%"})][index % 3]
+                (
+                    f"How wide is the {thing['shape']} in pixels?",
+                    pixels,
+                    {"unit": "px", "tolerance": {"abs": 1}},
+                ),
+                (
+                    f"How wide is the {thing['shape']}, as a share of the picture's width?",
+                    round(pixels / width, 3),
+                    {"precision": 3},
+                ),
+                (
+                    f"How many percent of the picture's width has the {thing['shape']}?",
+                    f"{100 * pixels / width:.1f}",
+                    {"unit": "%"},
+                ),
+            ][index % 3]
             rows.append({**row, "question": question, "answer": answer, "params": params})
         return write_rows(folder, rows)

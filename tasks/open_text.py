@@ -6,6 +6,7 @@ correct from ROUGE 0.1 on, which any text about the same subject reaches.
 
     mmrl tasks check open_text
 """
+
 from __future__ import annotations
 
 import functools
@@ -25,7 +26,12 @@ __all__ = ["OpenText"]
 
 _PACKAGE = {"ascii_words": True, "skip_short": False, "stem": True}
 """ROUGE as the rouge-score package computes it with use_stemmer=True."""
-_COLOURS = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225), "yellow": (240, 215, 30)}
+_COLOURS = {
+    "red": (225, 35, 35),
+    "green": (30, 165, 50),
+    "blue": (40, 70, 225),
+    "yellow": (240, 215, 30),
+}
 
 
 @functools.lru_cache(maxsize=64)  # made once, not for each answer
@@ -48,15 +54,37 @@ class OpenText(TextTask):
     shape: ClassVar[str] = "your answer"
     default_mode: ClassVar[str] = "rouge"
     own_params: ClassVar[Mapping[str, Any]] = {
-        "normalise_text": None, "correct_by": "token_f1", "correct_from": 0.8, "max_chars": MAX_CHARS}
+        "normalise_text": None,
+        "correct_by": "token_f1",
+        "correct_from": 0.8,
+        "max_chars": MAX_CHARS,
+    }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think", "format_rule": "tags",
-                     "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False, "normalise_text": []},
-        "easyvideo_r1": {"request": EXPLAINED, "mode": "rouge", "accuracy": _PACKAGE, "answers": "native",
-                         "format_rule": "easyvideo_r1", "normalise_text": []},
-        "easyvideo_r1_unified": {"request": EXPLAINED, "mode": "rouge", "accuracy": {**_PACKAGE, "short": 10}, "answers": "native",
-                                 "format_rule": "easyvideo_r1_unified",
-                                 "normalise_text": []},
+        "video_r1": {
+            "mode": "rouge",
+            "accuracy": _PACKAGE,
+            "answer_format": "think",
+            "format_rule": "tags",
+            "weights": {"accuracy": 1.0, "format": 1.0},
+            "normalise": False,
+            "normalise_text": [],
+        },
+        "easyvideo_r1": {
+            "request": EXPLAINED,
+            "mode": "rouge",
+            "accuracy": _PACKAGE,
+            "answers": "native",
+            "format_rule": "easyvideo_r1",
+            "normalise_text": [],
+        },
+        "easyvideo_r1_unified": {
+            "request": EXPLAINED,
+            "mode": "rouge",
+            "accuracy": {**_PACKAGE, "short": 10},
+            "answers": "native",
+            "format_rule": "easyvideo_r1_unified",
+            "normalise_text": [],
+        },
     }
     metric_names: ClassVar[tuple[str, ...]] = ("rouge", "token_f1", "anls", "correct")
 
@@ -68,11 +96,17 @@ class OpenText(TextTask):
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """rouge and token_f1 with their default settings, anls as DocVQA's program has it, and correct as declared."""
         truths = accepted_texts(sample)
-        rouge, token_f1 = (_metric(mode, self.max_chars)(value, truths) for mode in ("rouge", "token_f1"))
+        rouge, token_f1 = (
+            _metric(mode, self.max_chars)(value, truths) for mode in ("rouge", "token_f1")
+        )
         mode = self.settings["correct_by"]
         by = token_f1 if mode == "token_f1" else _metric(mode, self.max_chars)(value, truths)
-        return {"rouge": rouge, "token_f1": token_f1, "anls": max(docvqa_anls(value, truth) for truth in truths),
-                "correct": float(by >= self.correct_from)}
+        return {
+            "rouge": rouge,
+            "token_f1": token_f1,
+            "anls": max(docvqa_anls(value, truth) for truth in truths),
+            "correct": float(by >= self.correct_from),
+        }
 
     def example_data(self, folder: str) -> str:
         """16 pictures of two coloured shapes, to be described in words."""
@@ -88,6 +122,15 @@ class OpenText(TextTask):
             draw.ellipse((8, 36, 48, 76), fill=_COLOURS[left])
             draw.rectangle((62, 36, 102, 76), fill=_COLOURS[right])
             picture.save(target / f"{number}.png")
-            rows.append({"id": f"open-{number}", "image": f"{number}.png", "question": "What do you see, from left to right?",
-                         "answer": [f"a {left} circle and a {right} square", f"{left} circle, {right} square"]})
+            rows.append(
+                {
+                    "id": f"open-{number}",
+                    "image": f"{number}.png",
+                    "question": "What do you see, from left to right?",
+                    "answer": [
+                        f"a {left} circle and a {right} square",
+                        f"{left} circle, {right} square",
+                    ],
+                }
+            )
         return write_rows(folder, rows)

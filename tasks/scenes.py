@@ -8,6 +8,7 @@ The same parameters give byte-identical files, so a scene set can be rebuilt any
 Difficulty 0: one object. 1: two objects that differ. 2: three or four objects among grey strokes.
 3: a relation, "the red circle left of the blue square", where a second red circle makes the relation necessary.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,13 +30,27 @@ if TYPE_CHECKING:
     Picture = npt.NDArray[np.uint8]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["BACKGROUNDS", "COLORS", "DIFFICULTIES", "RELATIONS", "SHAPES", "Scene", "SceneObject", "draw_objects", "draw_scene",
-           "make_scenes"]
+__all__ = [
+    "BACKGROUNDS",
+    "COLORS",
+    "DIFFICULTIES",
+    "RELATIONS",
+    "SHAPES",
+    "Scene",
+    "SceneObject",
+    "draw_objects",
+    "draw_scene",
+    "make_scenes",
+]
 
 SHAPES = ("circle", "square", "triangle")
 COLORS: dict[str, tuple[int, int, int]] = {
-    "red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225),
-    "yellow": (240, 215, 30), "purple": (150, 40, 185), "cyan": (40, 200, 215),
+    "red": (225, 35, 35),
+    "green": (30, 165, 50),
+    "blue": (40, 70, 225),
+    "yellow": (240, 215, 30),
+    "purple": (150, 40, 185),
+    "cyan": (40, 200, 215),
 }
 RELATIONS = ("left of", "right of", "above", "below")
 DIFFICULTIES = (0, 1, 2, 3)
@@ -76,7 +91,9 @@ def shape_mask(shape: str, side: int) -> Mask:
         return np.asarray(offset[:, None] + offset[None, :] <= (side / 2) ** 2)
     if shape == "square":
         return np.ones((side, side), dtype=bool)
-    half_width = np.maximum(centres / 2, 0.75)  # the tip is one or two pixels wide, the last row is full
+    half_width = np.maximum(
+        centres / 2, 0.75
+    )  # the tip is one or two pixels wide, the last row is full
     half_width[-1] = side / 2
     return np.asarray(np.abs(centres[None, :] - side / 2) <= half_width[:, None])
 
@@ -85,8 +102,9 @@ def _apart(a: tuple[int, int, int, int], b: tuple[int, int, int, int], gap: int 
     return a[2] + gap <= b[0] or b[2] + gap <= a[0] or a[3] + gap <= b[1] or b[3] + gap <= a[1]
 
 
-def _place(rng: np.random.Generator, size: int, count: int,
-           sides: tuple[float, float]) -> list[tuple[int, int, int, int]] | None:
+def _place(
+    rng: np.random.Generator, size: int, count: int, sides: tuple[float, float]
+) -> list[tuple[int, int, int, int]] | None:
     """`count` square boxes that do not overlap, or None when the dice left no room."""
     low, high = (max(3, round(share * size)) for share in sides)
     boxes: list[tuple[int, int, int, int]] = []
@@ -103,7 +121,9 @@ def _place(rng: np.random.Generator, size: int, count: int,
     return boxes
 
 
-def _is_clear(relation: str, box: tuple[int, int, int, int], anchor: tuple[int, int, int, int]) -> bool | None:
+def _is_clear(
+    relation: str, box: tuple[int, int, int, int], anchor: tuple[int, int, int, int]
+) -> bool | None:
     """True when `box` lies wholly on that side of the anchor, False when its centre lies clearly beyond the anchor's
     centre on the opposite side, None when a person might hesitate."""
     axis = 0 if relation in ("left of", "right of") else 1
@@ -116,7 +136,9 @@ def _is_clear(relation: str, box: tuple[int, int, int, int], anchor: tuple[int, 
     return True if low >= anchor_high else (False if high <= anchor_mid else None)
 
 
-def _other_kinds(rng: np.random.Generator, kind: tuple[str, str], count: int) -> list[tuple[str, str]]:
+def _other_kinds(
+    rng: np.random.Generator, kind: tuple[str, str], count: int
+) -> list[tuple[str, str]]:
     """Kinds that are not `kind`; half of the time one shares its colour or shape, so that both words matter."""
     kinds = [(c, s) for c in COLORS for s in SHAPES if (c, s) != kind]
     near = [k for k in kinds if k[0] == kind[0] or k[1] == kind[1]]
@@ -131,14 +153,18 @@ def _random_kind(rng: np.random.Generator) -> tuple[str, str]:
     return tuple(COLORS)[int(rng.integers(len(COLORS)))], SHAPES[int(rng.integers(len(SHAPES)))]
 
 
-def _compose_named(rng: np.random.Generator, size: int, difficulty: int) -> tuple[list[SceneObject], str]:
+def _compose_named(
+    rng: np.random.Generator, size: int, difficulty: int
+) -> tuple[list[SceneObject], str]:
     """Objects with the target first, and its phrase 'red circle': no other object has its colour and shape."""
     count = {0: 1, 1: 2, 2: int(rng.integers(3, 5))}[difficulty]
     kind = _random_kind(rng)
     kinds = [kind, *_other_kinds(rng, kind, count - 1)]
     while (boxes := _place(rng, size, count, _SIDES[difficulty])) is None:
         continue
-    return [SceneObject(s, c, b) for (c, s), b in zip(kinds, boxes, strict=True)], f"{kind[0]} {kind[1]}"
+    return [
+        SceneObject(s, c, b) for (c, s), b in zip(kinds, boxes, strict=True)
+    ], f"{kind[0]} {kind[1]}"
 
 
 def _compose_relation(rng: np.random.Generator, size: int) -> tuple[list[SceneObject], str]:
@@ -153,7 +179,7 @@ def _compose_relation(rng: np.random.Generator, size: int) -> tuple[list[SceneOb
         boxes = _place(rng, size, len(kinds), _SIDES[3])
         if boxes is None or _is_clear(relation, boxes[0], boxes[1]) is not True:
             continue
-        if all(_is_clear(relation, b, boxes[1]) is False for b in boxes[2:2 + twins]):
+        if all(_is_clear(relation, b, boxes[1]) is False for b in boxes[2 : 2 + twins]):
             break
     phrase = f"the {kind[0]} {kind[1]} {relation} the {anchor_kind[0]} {anchor_kind[1]}"
     return [SceneObject(s, c, b) for (c, s), b in zip(kinds, boxes, strict=True)], phrase
@@ -172,7 +198,9 @@ def _background(rng: np.random.Generator, size: int, noise: int, strokes: int) -
         rows = np.clip(y + t * np.sin(angle), 0, size - 1).astype(int)
         grey[rows, columns] = rng.uniform(50, 110)
     speckle = rng.integers(0, 2 * noise + 1, (size, size, 3), dtype=np.uint8)
-    return (grey - noise).astype(np.uint8)[:, :, None] + speckle  # 20..250 by the ranges above: nothing wraps around
+    return (grey - noise).astype(np.uint8)[
+        :, :, None
+    ] + speckle  # 20..250 by the ranges above: nothing wraps around
 
 
 def _graded(rng: np.random.Generator, size: int, noise: int) -> Picture:
@@ -187,12 +215,23 @@ def _graded(rng: np.random.Generator, size: int, noise: int) -> Picture:
     return (canvas - noise).astype(np.uint8) + speckle
 
 
-def draw_scene(rng: np.random.Generator, size: int = 112, difficulty: int = 0, noise: int = 8,
-               background: str = "grey") -> Scene:
+def draw_scene(
+    rng: np.random.Generator,
+    size: int = 112,
+    difficulty: int = 0,
+    noise: int = 8,
+    background: str = "grey",
+) -> Scene:
     """One scene of `size` x `size` pixels. The order of objects is shuffled, so position in the list tells nothing."""
-    objects, phrase = _compose_relation(rng, size) if difficulty == 3 else _compose_named(rng, size, difficulty)
+    objects, phrase = (
+        _compose_relation(rng, size) if difficulty == 3 else _compose_named(rng, size, difficulty)
+    )
     strokes = int(rng.integers(6, 14)) if difficulty == 2 else 0
-    pixels = _graded(rng, size, noise) if background == "graded" else _background(rng, size, noise, strokes)
+    pixels = (
+        _graded(rng, size, noise)
+        if background == "graded"
+        else _background(rng, size, noise, strokes)
+    )
     for thing in objects:
         x1, y1, x2, y2 = thing.box
         pixels[y1:y2, x1:x2][shape_mask(thing.shape, x2 - x1)] = COLORS[thing.color]
@@ -200,13 +239,21 @@ def draw_scene(rng: np.random.Generator, size: int = 112, difficulty: int = 0, n
     return Scene(pixels, tuple(objects[i] for i in order), order.index(0), phrase)
 
 
-def draw_objects(rng: np.random.Generator, kinds: Sequence[tuple[str, str]], size: int, sides: tuple[float, float],
-                 background: str = "grey", noise: int = 8) -> tuple[Picture, list[list[int]]]:
+def draw_objects(
+    rng: np.random.Generator,
+    kinds: Sequence[tuple[str, str]],
+    size: int,
+    sides: tuple[float, float],
+    background: str = "grey",
+    noise: int = 8,
+) -> tuple[Picture, list[list[int]]]:
     """A canvas with one object per (colour, shape) of `kinds`, none overlapping, sides as shares of the picture's.
 
     Returns the pixels (H, W, 3 uint8) and the boxes [x1, y1, x2, y2] in the order of `kinds`.
     """
-    pixels = _graded(rng, size, noise) if background == "graded" else _background(rng, size, noise, 0)
+    pixels = (
+        _graded(rng, size, noise) if background == "graded" else _background(rng, size, noise, 0)
+    )
     while (boxes := _place(rng, size, len(kinds), sides)) is None:
         continue
     for (color, shape), (x1, y1, x2, y2) in zip(kinds, boxes, strict=True):
@@ -218,15 +265,24 @@ def _difficulty_mix(difficulty: int | Mapping[int, float]) -> tuple[list[int], l
     mix = {difficulty: 1.0} if isinstance(difficulty, int) else dict(difficulty)
     unknown = [d for d in mix if d not in DIFFICULTIES]
     if unknown or not mix or min(mix.values()) < 0 or sum(mix.values()) <= 0:
-        raise ConfigError(f"expected difficulty in {DIFFICULTIES}, or a mapping of them to weights >= 0, found "
-                          f"{difficulty!r}; for example difficulty=1 or difficulty={{0: 0.5, 1: 0.5}}")
+        raise ConfigError(
+            f"expected difficulty in {DIFFICULTIES}, or a mapping of them to weights >= 0, found "
+            f"{difficulty!r}; for example difficulty=1 or difficulty={{0: 0.5, 1: 0.5}}"
+        )
     total = sum(mix.values())
     return sorted(mix), [mix[d] / total for d in sorted(mix)]
 
 
-def make_scenes(out_dir: str | os.PathLike[str], count: int, seed: int, size: int = 112,
-                difficulty: int | Mapping[int, float] = 0, id_prefix: str | None = None, noise: int = 8,
-                background: str = "grey") -> str:
+def make_scenes(
+    out_dir: str | os.PathLike[str],
+    count: int,
+    seed: int,
+    size: int = 112,
+    difficulty: int | Mapping[int, float] = 0,
+    id_prefix: str | None = None,
+    noise: int = 8,
+    background: str = "grey",
+) -> str:
     """Write `count` scenes to `out_dir`/images/*.png and return the path of `out_dir`/data.jsonl.
 
     `difficulty` is 0..3 or a mapping {difficulty: weight} that mixes several in one set. `id_prefix` (default
@@ -237,15 +293,21 @@ def make_scenes(out_dir: str | os.PathLike[str], count: int, seed: int, size: in
     from PIL import Image
 
     if count < 1 or not 32 <= size <= 4096 or not 0 <= noise <= 30:
-        raise ConfigError(f"expected count >= 1, size in 32..4096 and noise in 0..30, found count={count}, size={size} "
-                          f"and noise={noise}")
+        raise ConfigError(
+            f"expected count >= 1, size in 32..4096 and noise in 0..30, found count={count}, size={size} "
+            f"and noise={noise}"
+        )
     if background not in BACKGROUNDS:
-        raise ConfigError(f"expected background in {BACKGROUNDS}, found {background!r}."
-                          f"{did_you_mean(background, BACKGROUNDS)}")
+        raise ConfigError(
+            f"expected background in {BACKGROUNDS}, found {background!r}."
+            f"{did_you_mean(background, BACKGROUNDS)}"
+        )
     levels, shares = _difficulty_mix(difficulty)
     prefix = f"scene-{seed}-" if id_prefix is None else id_prefix
     if not prefix or any(c in prefix for c in "/\\\0"):
-        raise ConfigError(f"expected an id_prefix usable in file names, found {prefix!r}; for example 'train-'")
+        raise ConfigError(
+            f"expected an id_prefix usable in file names, found {prefix!r}; for example 'train-'"
+        )
     folder = Path(out_dir)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
@@ -254,11 +316,17 @@ def make_scenes(out_dir: str | os.PathLike[str], count: int, seed: int, size: in
         level = levels[int(rng.choice(len(levels), p=shares))]
         scene = draw_scene(rng, size, level, noise, background)
         name = f"images/{prefix}{index:06d}.png"
-        Image.fromarray(scene.pixels).save(folder / name, compress_level=1, compress_type=3)  # run lengths: fast
+        Image.fromarray(scene.pixels).save(
+            folder / name, compress_level=1, compress_type=3
+        )  # run lengths: fast
         objects = [{"shape": o.shape, "color": o.color, "box": list(o.box)} for o in scene.objects]
         row: dict[str, Any] = {
-            "id": f"{prefix}{index:06d}", "image": name, "question": scene.phrase,
-            "answer": list(scene.objects[scene.target].box), "frame": "abs_orig", "source": f"scenes-{level}",
+            "id": f"{prefix}{index:06d}",
+            "image": name,
+            "question": scene.phrase,
+            "answer": list(scene.objects[scene.target].box),
+            "frame": "abs_orig",
+            "source": f"scenes-{level}",
             "params": {"width": size, "height": size, "difficulty": level, "objects": objects},
         }
         entries.append(row)
@@ -269,26 +337,48 @@ def _parse_mix(text: str) -> dict[int, float]:
     try:
         return {int(k): float(v) for k, v in (item.split(":") for item in text.split(","))}
     except ValueError as err:
-        raise ConfigError(f"expected --mix DIFFICULTY:WEIGHT,..., found {text!r}; for example 0:0.5,1:0.5") from err
+        raise ConfigError(
+            f"expected --mix DIFFICULTY:WEIGHT,..., found {text!r}; for example 0:0.5,1:0.5"
+        ) from err
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set and prints the path of its data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.scenes", description="Write generated grounding scenes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrl.tasks.scenes", description="Write generated grounding scenes."
+    )
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--count", type=int, default=500, help="number of scenes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the set")
     parser.add_argument("--size", type=int, default=112, help="side of the pictures in pixels")
-    parser.add_argument("--difficulty", type=int, default=0, choices=DIFFICULTIES, help="difficulty of all scenes")
-    parser.add_argument("--mix", default="", help="difficulties with weights instead, for example 0:0.5,1:0.5")
-    parser.add_argument("--id-prefix", default=None, help="start of every id, default scene-<seed>-")
-    parser.add_argument("--background", default="grey", choices=BACKGROUNDS, help="grey, or graded by position")
-    parser.add_argument("--noise", type=int, default=8, help="amplitude of the background noise, 0..30")
+    parser.add_argument(
+        "--difficulty", type=int, default=0, choices=DIFFICULTIES, help="difficulty of all scenes"
+    )
+    parser.add_argument(
+        "--mix", default="", help="difficulties with weights instead, for example 0:0.5,1:0.5"
+    )
+    parser.add_argument(
+        "--id-prefix", default=None, help="start of every id, default scene-<seed>-"
+    )
+    parser.add_argument(
+        "--background", default="grey", choices=BACKGROUNDS, help="grey, or graded by position"
+    )
+    parser.add_argument(
+        "--noise", type=int, default=8, help="amplitude of the background noise, 0..30"
+    )
     args = parser.parse_args(argv)
     try:
         mix: int | dict[int, float] = _parse_mix(args.mix) if args.mix else args.difficulty
-        path = make_scenes(args.out, args.count, args.seed, args.size, mix, args.id_prefix, args.noise,
-                           args.background)
+        path = make_scenes(
+            args.out,
+            args.count,
+            args.seed,
+            args.size,
+            mix,
+            args.id_prefix,
+            args.noise,
+            args.background,
+        )
     except ConfigError as err:
         parser.error(str(err))
     print(path)

@@ -9,6 +9,7 @@ All times of samples are seconds from the beginning of the shown part. How an an
 
     python -c "from mmrl.tasks.spans import TimeFormat; print(TimeFormat('to', 'seconds', 'one').write([(2.5, 7)], 10))"
 """
+
 from __future__ import annotations
 
 import functools
@@ -27,12 +28,28 @@ from mmrl.tasks.base import AnswerError
 from mmrl.types import ImageSize, RewardContext, Sample
 
 __all__ = [
-    "SPELLINGS", "TIMED", "TIME_WORDS", "ClipPair", "TimeFormat", "beside_spans", "check_spans", "clip_pair", "clip_size",
-    "duration_of", "need_duration", "note_outside", "outside_clip", "spell_seconds", "true_spans", "video_id",
+    "SPELLINGS",
+    "TIMED",
+    "TIME_WORDS",
+    "ClipPair",
+    "TimeFormat",
+    "beside_spans",
+    "check_spans",
+    "clip_pair",
+    "clip_size",
+    "duration_of",
+    "need_duration",
+    "note_outside",
+    "outside_clip",
+    "spell_seconds",
+    "true_spans",
+    "video_id",
 ]
 
 _TIMES = {
-    "seconds": "in seconds", "rel1": "as fractions from 0 to 1 of the video's duration", "clock": "as mm:ss.ff",
+    "seconds": "in seconds",
+    "rel1": "as fractions from 0 to 1 of the video's duration",
+    "clock": "as mm:ss.ff",
 }
 TIMED = ("temporal_grounding", "grounded_qa", "st_grounding")
 """Tasks whose truths hold spans of time."""
@@ -42,7 +59,10 @@ SPELLINGS: Mapping[str, tuple[str, str]] = {
     "list": ("[start, end]", "[[start, end], ...]"),
     "to": ("start to end", "start to end, start to end, ..."),
     "json": ('{"time": [start, end]}', '{"time": [[start, end], ...]}'),
-    "start_end": ('{"start_time": "start", "end_time": "end"}', '[{"start_time": "start", "end_time": "end"}, ...]'),
+    "start_end": (
+        '{"start_time": "start", "end_time": "end"}',
+        '[{"start_time": "start", "end_time": "end"}, ...]',
+    ),
     "clock": ('["mm:ss.ff", "mm:ss.ff"]', '[["mm:ss.ff", "mm:ss.ff"], ...]'),
 }
 """Spelling -> what is asked for: one span, many spans."""
@@ -56,7 +76,11 @@ def duration_of(sample: Sample, ctx: RewardContext | None = None) -> float | Non
     if ctx is not None and ctx.videos:
         return ctx.videos[0].duration_s
     duration = sample.params.get("duration")
-    known = isinstance(duration, (int, float)) and not isinstance(duration, bool) and 0 < duration < math.inf
+    known = (
+        isinstance(duration, (int, float))
+        and not isinstance(duration, bool)
+        and 0 < duration < math.inf
+    )
     return float(duration) if known else None  # type: ignore[arg-type]
 
 
@@ -64,8 +88,10 @@ def need_duration(sample: Sample, ctx: RewardContext | None = None) -> float:
     """`duration_of`, or DataError."""
     duration = duration_of(sample, ctx)
     if duration is None:
-        raise DataError(f"expected params.duration (seconds of the shown part) in sample {sample.id!r}, found "
-                        f"{sample.params.get('duration')!r}; add it")
+        raise DataError(
+            f"expected params.duration (seconds of the shown part) in sample {sample.id!r}, found "
+            f"{sample.params.get('duration')!r}; add it"
+        )
     return duration
 
 
@@ -76,8 +102,10 @@ def clip_size(sample: Sample, ctx: RewardContext) -> ImageSize:
         return ImageSize(ctx.videos[0].orig_wh, ctx.videos[0].resized_wh)
     width, height = sample.params.get("width"), sample.params.get("height")
     if ctx.frame is CoordFrame.ABS_RESIZED or not width or not height:
-        raise DataError(f"expected ctx.videos with the size of the clip of sample {sample.id!r} to read frame "
-                        f"{ctx.frame.value}, found none; pass it")
+        raise DataError(
+            f"expected ctx.videos with the size of the clip of sample {sample.id!r} to read frame "
+            f"{ctx.frame.value}, found none; pass it"
+        )
     return ImageSize((width, height), (width, height))
 
 
@@ -99,22 +127,38 @@ def check_spans(value: Any, params: Mapping[str, Any]) -> list[list[float]]:
     video."""
     from mmrl.tasks.readers.common import RowError
 
-    if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(v) in (int, float) for v in value):
+    if (
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and all(type(v) in (int, float) for v in value)
+    ):
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
-        raise RowError("spans as [[start, end], ...] in seconds", repr(value)[:80], "write at least one span")
+        raise RowError(
+            "spans as [[start, end], ...] in seconds", repr(value)[:80], "write at least one span"
+        )
     duration = params.get("duration")
     spans: list[list[float]] = []
     for pair in value:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(
-                type(v) in (int, float) and math.isfinite(v) for v in pair):
-            raise RowError("a span as two numbers [start, end]", repr(pair)[:80], "write seconds, not text")
+        if (
+            not isinstance(pair, (list, tuple))
+            or len(pair) != 2
+            or not all(type(v) in (int, float) and math.isfinite(v) for v in pair)
+        ):
+            raise RowError(
+                "a span as two numbers [start, end]", repr(pair)[:80], "write seconds, not text"
+            )
         start, end = pair
         if start >= end:
-            raise RowError("a span with start before end", repr(list(pair)), "correct or remove the row")
+            raise RowError(
+                "a span with start before end", repr(list(pair)), "correct or remove the row"
+            )
         if end <= 0 or (duration is not None and start >= duration):
-            raise RowError(f"a span inside the video of {duration} s", repr(list(pair)),
-                           "are the times those of the shown part? correct or remove the row")
+            raise RowError(
+                f"a span inside the video of {duration} s",
+                repr(list(pair)),
+                "are the times those of the shown part? correct or remove the row",
+            )
         spans.append([start, end])
     return spans
 
@@ -133,7 +177,9 @@ def true_spans(sample: Sample) -> list[Span]:
     return [(float(start), float(end)) for start, end in answer]
 
 
-ClipPair = Callable[[Sequence[Sequence[float]], Sample, RewardContext], tuple[Sequence[Sequence[float]], list[Span]]]
+ClipPair = Callable[
+    [Sequence[Sequence[float]], Sample, RewardContext], tuple[Sequence[Sequence[float]], list[Span]]
+]
 """(predicted spans, sample, ctx) -> (predicted, true spans) as a reward compares them."""
 
 
@@ -141,10 +187,14 @@ def clip_pair(clip: Any) -> ClipPair:
     """The setting `clip` of a reward: false, both sides as they are; true, both clipped to the shown part first, so that time
     outside it counts neither way. Raises ConfigError for anything else."""
     if not isinstance(clip, bool):
-        raise ConfigError(f"expected accuracy.clip true or false, found {clip!r}; true clips times to the shown part before the "
-                          "reward, metrics never do")
+        raise ConfigError(
+            f"expected accuracy.clip true or false, found {clip!r}; true clips times to the shown part before the "
+            "reward, metrics never do"
+        )
 
-    def pair(spans: Sequence[Sequence[float]], sample: Sample, ctx: RewardContext) -> tuple[Sequence[Sequence[float]], list[Span]]:
+    def pair(
+        spans: Sequence[Sequence[float]], sample: Sample, ctx: RewardContext
+    ) -> tuple[Sequence[Sequence[float]], list[Span]]:
         truths = true_spans(sample)
         if not clip:
             return spans, truths
@@ -157,7 +207,11 @@ def clip_pair(clip: Any) -> ClipPair:
 def beside_spans(spans: Sequence[Sequence[float]], duration: float | None) -> Span:
     """A span that meets none of `spans`: the middle of the longest gap, or one without length where there is none."""
     union = merged(spans)
-    edges = [0.0, *(time for span in union for time in span), duration if duration is not None else union[-1][1] + 10.0]
+    edges = [
+        0.0,
+        *(time for span in union for time in span),
+        duration if duration is not None else union[-1][1] + 10.0,
+    ]
     start, end = max(zip(edges[::2], edges[1::2], strict=True), key=lambda gap: gap[1] - gap[0])
     quarter = (end - start) / 4
     return (start + quarter, end - quarter) if end - start > 0.2 else (0.0, 0.0)
@@ -177,13 +231,19 @@ def spell_seconds(value: float, decimals: int = 3) -> str:
 def _clock(seconds: float) -> str:
     hundredths = math.floor(abs(seconds) * 100 + 0.5)
     minutes, rest = divmod(hundredths, 6000)
-    return f"{'-' if seconds < 0 < hundredths else ''}{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"
+    return (
+        f"{'-' if seconds < 0 < hundredths else ''}{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"
+    )
 
 
 def note_outside(samples: Iterable[Sample]) -> Counter[str]:
     """How many samples with true spans have one that reaches out of the clip, for the notes of a reader; such truths stay as
     they are."""
-    count = sum(outside_clip(true_spans(sample), duration_of(sample)) for sample in samples if sample.task in TIMED)
+    count = sum(
+        outside_clip(true_spans(sample), duration_of(sample))
+        for sample in samples
+        if sample.task in TIMED
+    )
     return Counter({"true time reaches out of its clip, kept": count} if count else {})
 
 
@@ -191,13 +251,20 @@ class TimeFormat:
     """How a task's answers spell spans. Raises ConfigError for unknown names and for clock readings as shares."""
 
     def __init__(self, spelling: Any, time_frame: Any, spans: Any, name: str = "task") -> None:
-        for key, value, known in (("spelling", spelling, tuple(SPELLINGS)), ("time_frame", time_frame, ("seconds", "rel1")),
-                                  ("spans", spans, ("many", "one"))):
+        for key, value, known in (
+            ("spelling", spelling, tuple(SPELLINGS)),
+            ("time_frame", time_frame, ("seconds", "rel1")),
+            ("spans", spans, ("many", "one")),
+        ):
             if value not in known:
-                raise ConfigError(f"unknown {name}.{key} {value!r}; expected one of {', '.join(known)}."
-                                  f"{did_you_mean(str(value), known)}")
+                raise ConfigError(
+                    f"unknown {name}.{key} {value!r}; expected one of {', '.join(known)}."
+                    f"{did_you_mean(str(value), known)}"
+                )
         if spelling == "clock" and time_frame == "rel1":
-            raise ConfigError(f"expected {name}.time_frame seconds with spelling clock, found rel1; clock readings are seconds")
+            raise ConfigError(
+                f"expected {name}.time_frame seconds with spelling clock, found rel1; clock readings are seconds"
+            )
         self.spelling, self.time_frame, self.many = str(spelling), str(time_frame), spans == "many"
 
     @property
@@ -243,6 +310,8 @@ class TimeFormat:
             return _clock(seconds)
         if self.time_frame == "rel1":
             if duration is None:
-                raise DataError("expected the duration to write shares of it, found none; add params.duration")
+                raise DataError(
+                    "expected the duration to write shares of it, found none; add params.duration"
+                )
             return spell_seconds(seconds / duration, 5)
         return spell_seconds(seconds)

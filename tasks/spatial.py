@@ -12,6 +12,7 @@ pairs of an evaluation; it is measured, not rewarded, because the two views are 
 
     mmrl tasks check spatial --data my.jsonl
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -39,20 +40,52 @@ from mmrl.types import RewardContext, Sample, Score
 __all__ = ["RELATIONS", "Spatial", "mirror_sample", "parse_relation"]
 
 RELATIONS: Mapping[str, tuple[str, ...]] = {
-    "left": ("left", "left of", "to the left", "to the left of", "on the left", "on the left of", "at the left of"),
-    "right": ("right", "right of", "to the right", "to the right of", "on the right", "on the right of", "at the right of"),
-    "above": ("above", "over", "on top of", "higher than"), "below": ("below", "under", "underneath", "beneath", "lower than"),
-    "in front": ("in front", "in front of"), "behind": ("behind", "at the back of"), "inside": ("inside", "in", "within"),
-    "outside": ("outside", "outside of"), "near": ("near", "close to", "next to", "beside"), "far": ("far", "far from"),
+    "left": (
+        "left",
+        "left of",
+        "to the left",
+        "to the left of",
+        "on the left",
+        "on the left of",
+        "at the left of",
+    ),
+    "right": (
+        "right",
+        "right of",
+        "to the right",
+        "to the right of",
+        "on the right",
+        "on the right of",
+        "at the right of",
+    ),
+    "above": ("above", "over", "on top of", "higher than"),
+    "below": ("below", "under", "underneath", "beneath", "lower than"),
+    "in front": ("in front", "in front of"),
+    "behind": ("behind", "at the back of"),
+    "inside": ("inside", "in", "within"),
+    "outside": ("outside", "outside of"),
+    "near": ("near", "close to", "next to", "beside"),
+    "far": ("far", "far from"),
 }
 """Relation -> its spellings; other words stand for themselves."""
 
 _CANONICAL = {spelling: name for name, spellings in RELATIONS.items() for spelling in spellings}
-_OPPOSITE = {"left": "right", "above": "below", "in front": "behind", "inside": "outside", "near": "far"}
+_OPPOSITE = {
+    "left": "right",
+    "above": "below",
+    "in front": "behind",
+    "inside": "outside",
+    "near": "far",
+}
 _OPPOSITE = {**_OPPOSITE, **{b: a for a, b in _OPPOSITE.items()}}
-_RELATION_WORD = re.compile(r"(?<![\w])(left|right|above|below|over|under|front|behind|inside|outside|near|far)(?![\w])")
-_KINDS = {"choice": "the letter of the right option", "boolean": "yes or no",
-          "relation": "the relation as one word, such as left, right, above or below"}
+_RELATION_WORD = re.compile(
+    r"(?<![\w])(left|right|above|below|over|under|front|behind|inside|outside|near|far)(?![\w])"
+)
+_KINDS = {
+    "choice": "the letter of the right option",
+    "boolean": "yes or no",
+    "relation": "the relation as one word, such as left, right, above or below",
+}
 _WORDS = {True: "yes", False: "no"}
 
 
@@ -76,13 +109,17 @@ def parse_relation(answer: str, known: Sequence[str] = (), listed: Sequence[str]
         return meant.pop() if meant else _CANONICAL[text]
     if text in [normalise_text(word) for word in known]:
         return text
-    raise AnswerError("several_relations" if len(set(_RELATION_WORD.findall(text))) > 1 else "not_a_relation")
+    raise AnswerError(
+        "several_relations" if len(set(_RELATION_WORD.findall(text))) > 1 else "not_a_relation"
+    )
 
 
 def _kind(sample: Sample) -> str:
     if isinstance(sample.answer, bool):
         return "boolean"
-    return "choice" if sample.params.get("options") or sample.params.get("num_options") else "relation"
+    return (
+        "choice" if sample.params.get("options") or sample.params.get("num_options") else "relation"
+    )
 
 
 @register("spatial")
@@ -94,42 +131,77 @@ class Spatial(Choice):
     """
 
     shape: ClassVar[str] = "{kind}"
-    own_params: ClassVar[Mapping[str, Any]] = {**Choice.own_params, "mirror": False, "mirror_folder": None}
+    own_params: ClassVar[Mapping[str, Any]] = {
+        **Choice.own_params,
+        "mirror": False,
+        "mirror_folder": None,
+    }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
         if not isinstance(self.settings["mirror"], bool):
-            raise ConfigError(f"expected spatial.mirror true or false, found {self.settings['mirror']!r}")
+            raise ConfigError(
+                f"expected spatial.mirror true or false, found {self.settings['mirror']!r}"
+            )
         if not isinstance(self.settings["mirror_folder"], (str, os.PathLike, type(None))):
-            raise ConfigError(f"expected spatial.mirror_folder as a path, found {self.settings['mirror_folder']!r}")
+            raise ConfigError(
+                f"expected spatial.mirror_folder as a path, found {self.settings['mirror_folder']!r}"
+            )
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> Any:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> Any:
         """A letter where the row has options, a boolean, or a relation word: as params.relations spells it, else in its
         canonical form."""
         from mmrl.tasks.readers.common import RowError
 
-        if not isinstance(params.get("mirror", False), bool) or not isinstance(params.get("mirror_of", ""), str):
-            raise RowError("params.mirror as true or false and params.mirror_of as an id",
-                           f"{params.get('mirror')!r} and {params.get('mirror_of')!r}", "correct them")
+        if not isinstance(params.get("mirror", False), bool) or not isinstance(
+            params.get("mirror_of", ""), str
+        ):
+            raise RowError(
+                "params.mirror as true or false and params.mirror_of as an id",
+                f"{params.get('mirror')!r} and {params.get('mirror_of')!r}",
+                "correct them",
+            )
         if params.get("options") or params.get("num_options"):
             return super().check_answer(value, frame, sizes, params)
-        if isinstance(value, bool) or (isinstance(value, str) and parse_boolean(value).value is not None):
+        if isinstance(value, bool) or (
+            isinstance(value, str) and parse_boolean(value).value is not None
+        ):
             return read_truth(value)
         if not isinstance(value, str) or not value.strip() or len(value) > 80:
-            raise RowError("a relation word, yes or no, or a letter with params.options", repr(value)[:80], "correct 'answer'")
+            raise RowError(
+                "a relation word, yes or no, or a letter with params.options",
+                repr(value)[:80],
+                "correct 'answer'",
+            )
         word = normalise_text(value)
         listed = params.get("relations")
         if listed is None:
             return _CANONICAL.get(word, word)
-        if not isinstance(listed, list) or len(listed) < 2 or not all(isinstance(r, str) and r.strip() for r in listed):
-            raise RowError("params.relations as a list of at least two relation words", repr(listed)[:80], "correct it")
+        if (
+            not isinstance(listed, list)
+            or len(listed) < 2
+            or not all(isinstance(r, str) and r.strip() for r in listed)
+        ):
+            raise RowError(
+                "params.relations as a list of at least two relation words",
+                repr(listed)[:80],
+                "correct it",
+            )
         try:
             return parse_relation(word, (), listed)
         except AnswerError as err:
-            raise RowError(f"one of params.relations: {', '.join(listed)}", f"{value!r:.80} ({err.reason})",
-                           "correct 'answer' or add it to the list") from err
+            raise RowError(
+                f"one of params.relations: {', '.join(listed)}",
+                f"{value!r:.80} ({err.reason})",
+                "correct 'answer' or add it to the list",
+            ) from err
 
     def load(self, path: str) -> Iterable[Sample]:
         """Samples of a file, each followed by its mirrored view with `mirror: true`. Raises DataError for a mirror_of that
@@ -137,17 +209,25 @@ class Spatial(Choice):
         samples = list(super().load(path))
         ids = {sample.id for sample in samples}
         lost = [s for s in samples if s.params.get("mirror_of", s.id) not in ids]
-        if lost and not self.rejected:  # with rejected rows a partner may be missing: its view is then a sample of its own
-            raise DataError(f"{path}: expected params.mirror_of to be the id of another row, found "
-                            f"{lost[0].params['mirror_of']!r} in sample {lost[0].id!r}; correct or remove it")
+        if (
+            lost and not self.rejected
+        ):  # with rejected rows a partner may be missing: its view is then a sample of its own
+            raise DataError(
+                f"{path}: expected params.mirror_of to be the id of another row, found "
+                f"{lost[0].params['mirror_of']!r} in sample {lost[0].id!r}; correct or remove it"
+            )
         if not self.settings["mirror"]:
             return samples
         done = {s.params["mirror_of"] for s in samples if "mirror_of" in s.params}
         both: list[Sample] = []
         for sample in samples:
             both.append(sample)
-            if (sample.images and "mirror_of" not in sample.params and sample.id not in done
-                    and sample.params.get("mirror", True)):
+            if (
+                sample.images
+                and "mirror_of" not in sample.params
+                and sample.id not in done
+                and sample.params.get("mirror", True)
+            ):
                 both += self._mirrored(sample)
         return both
 
@@ -159,7 +239,9 @@ class Spatial(Choice):
             if self.on_error == "record":
                 return []
             file, row = self.places[sample.id]
-            raise DataError(f"{file}: row {row}: no mirrored view of sample {sample.id!r}: {error}") from error
+            raise DataError(
+                f"{file}: row {row}: no mirrored view of sample {sample.id!r}: {error}"
+            ) from error
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """{kind} becomes what this sample asks for; options as in the choice task."""
@@ -189,13 +271,21 @@ class Spatial(Choice):
         if kind == "boolean":
             return yes_or_no(answer)
         words = {found[1] for found in _RELATION_WORD.finditer(answer.lower())}
-        return words.pop() if len(words) == 1 and len(answer) <= MAX_ANSWER_CHARS and not DOUBTS.search(answer) else None
+        return (
+            words.pop()
+            if len(words) == 1 and len(answer) <= MAX_ANSWER_CHARS and not DOUBTS.search(answer)
+            else None
+        )
 
     def describe(self, value: Any, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """pred_text and gold_text; view (id of the unmirrored sample) and mirrored, which pair views in `summarize`."""
         shown = {} if value is None else {"pred_text": self._text(value, sample)}
-        return {**shown, "gold_text": self._text(sample.answer, sample), "view": sample.params.get("mirror_of", sample.id),
-                "mirrored": "mirror_of" in sample.params}
+        return {
+            **shown,
+            "gold_text": self._text(sample.answer, sample),
+            "view": sample.params.get("mirror_of", sample.id),
+            "mirrored": "mirror_of" in sample.params,
+        }
 
     def _text(self, value: Any, sample: Sample) -> str:
         """What an answer says, in words that a mirror can swap: the option's text rather than its letter."""
@@ -206,7 +296,11 @@ class Spatial(Choice):
 
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """A letter, `yes` or `no`, or the relation word."""
-        return super().gold_answer(sample, ctx) if _kind(sample) == "choice" else self._text(sample.answer, sample)
+        return (
+            super().gold_answer(sample, ctx)
+            if _kind(sample) == "choice"
+            else self._text(sample.answer, sample)
+        )
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """Another letter, the other word or the opposite relation."""
@@ -233,16 +327,33 @@ class Spatial(Choice):
         """12 scenes with a relation: relation words, yes/no and letters; returns their data.jsonl."""
         rows: list[dict[str, Any]] = []
         for index, row in enumerate(example_scenes(folder, 40, difficulty=1)):
-            (a, b), names = row["params"]["objects"], ["{color} {shape}".format(**thing) for thing in row["params"]["objects"]]
+            (a, b), names = (
+                row["params"]["objects"],
+                ["{color} {shape}".format(**thing) for thing in row["params"]["objects"]],
+            )
             if len(rows) == 12 or names[0] == names[1]:
                 continue
-            apart = "left" if a["box"][2] <= b["box"][0] else "right" if b["box"][2] <= a["box"][0] else None
+            apart = (
+                "left"
+                if a["box"][2] <= b["box"][0]
+                else "right"
+                if b["box"][2] <= a["box"][0]
+                else None
+            )
             if apart is None:
                 continue
             question, answer, params = [
-                (f"Where is the {names[0]}, seen from the {names[1]}: left or right?", apart, {"relations": ["left", "right"]}),
+                (
+                    f"Where is the {names[0]}, seen from the {names[1]}: left or right?",
+                    apart,
+                    {"relations": ["left", "right"]},
+                ),
                 (f"Is the {names[0]} left of the {names[1]}?", apart == "left", {}),
-                (f"Which object is on the {apart}?", "AB"[index % 2], {"options": names[::-1] if index % 2 else names}),
+                (
+                    f"Which object is on the {apart}?",
+                    "AB"[index % 2],
+                    {"options": names[::-1] if index % 2 else names},
+                ),
             ][index % 3]
             rows.append({**row, "question": question, "answer": answer, "params": params})
         return write_rows(folder, rows)
@@ -254,15 +365,29 @@ def _pair_numbers(rows: Sequence[Score]) -> dict[str, float]:
     for row in rows:
         if "view" in row.detail:
             views.setdefault((row.detail["view"], bool(row.detail["mirrored"])), []).append(row)
-    pairs = [(a, b) for (view, mirrored), scores in views.items() if not mirrored
-             for a, b in zip(scores, views.get((view, True), []), strict=False)]
+    pairs = [
+        (a, b)
+        for (view, mirrored), scores in views.items()
+        if not mirrored
+        for a, b in zip(scores, views.get((view, True), []), strict=False)
+    ]
     if not pairs:
         return {}
-    agree = sum(is_consistent(a.detail.get("pred_text"), b.detail.get("pred_text"), a.detail["gold_text"],
-                              b.detail["gold_text"]) for a, b in pairs)
+    agree = sum(
+        is_consistent(
+            a.detail.get("pred_text"),
+            b.detail.get("pred_text"),
+            a.detail["gold_text"],
+            b.detail["gold_text"],
+        )
+        for a, b in pairs
+    )
     right = [(a.metrics.get("correct", 0.0), b.metrics.get("correct", 0.0)) for a, b in pairs]
-    return {"view_consistency": agree / len(pairs), "pair_accuracy": sum(a * b for a, b in right) / len(pairs),
-            "mirrored_accuracy": sum(b for _, b in right) / len(pairs)}
+    return {
+        "view_consistency": agree / len(pairs),
+        "pair_accuracy": sum(a * b for a, b in right) / len(pairs),
+        "mirrored_accuracy": sum(b for _, b in right) / len(pairs),
+    }
 
 
 def mirror_sample(sample: Sample, folder: str | os.PathLike[str] | None = None) -> Sample:
@@ -280,12 +405,22 @@ def mirror_sample(sample: Sample, folder: str | os.PathLike[str] | None = None) 
     elif params.get("options"):
         options = options_of(params)
         swapped = [swap_sides(option) for option in options]
-        if sorted(swapped) == sorted(options):  # the same options: then the letter moves, and a habit of letters shows
+        if sorted(swapped) == sorted(
+            options
+        ):  # the same options: then the letter moves, and a habit of letters shows
             answer = LETTERS[options.index(swapped[LETTERS.index(answer)])]
         else:
             params["options"] = swapped
-    return Sample(f"{sample.id}-mirrored", sample.task, sample.source, swap_sides(sample.question), answer, images,
-                  sample.videos, {**params, "mirror_of": sample.id})
+    return Sample(
+        f"{sample.id}-mirrored",
+        sample.task,
+        sample.source,
+        swap_sides(sample.question),
+        answer,
+        images,
+        sample.videos,
+        {**params, "mirror_of": sample.id},
+    )
 
 
 def _flipped(picture: Path, folder: str | os.PathLike[str] | None) -> str:
@@ -295,7 +430,9 @@ def _flipped(picture: Path, folder: str | os.PathLike[str] | None) -> str:
     from mmrl.video.media import open_image
 
     key = hashlib.blake2b(os.fsencode(os.path.abspath(picture)), digest_size=4).hexdigest()
-    target = (Path(folder) if folder is not None else picture.parent / "mirrored") / f"{picture.stem}-{key}.png"
+    target = (
+        Path(folder) if folder is not None else picture.parent / "mirrored"
+    ) / f"{picture.stem}-{key}.png"
     if target.is_file() and target.stat().st_mtime >= picture.stat().st_mtime:
         return str(target)
     flipped = ImageOps.mirror(open_image(str(picture)))
@@ -305,6 +442,8 @@ def _flipped(picture: Path, folder: str | os.PathLike[str] | None) -> str:
         flipped.save(partial, format="PNG")
         os.replace(partial, target)
     except OSError as err:
-        raise ConfigError(f"expected to write mirrored pictures into {target.parent}, found: {err.strerror or err}; name "
-                          "another folder: spatial's mirror_folder") from err
+        raise ConfigError(
+            f"expected to write mirrored pictures into {target.parent}, found: {err.strerror or err}; name "
+            "another folder: spatial's mirror_folder"
+        ) from err
     return str(target)

@@ -1,4 +1,5 @@
 """What tasks with a text for an answer share (ocr, open_text, chart): accepted texts, checks, and the base class TextTask."""
+
 from __future__ import annotations
 
 import re
@@ -23,7 +24,9 @@ _FOREIGN = "zqxjkvw08 \u03a9\u0416\u05d0\u0e01\u30c4\u9f98\u9ea4\u9750\u9f49"
 
 def accepted_texts(sample: Sample) -> list[str]:
     """The accepted answers of a sample as a list."""
-    return [sample.answer] if isinstance(sample.answer, str) else [str(text) for text in sample.answer]
+    return (
+        [sample.answer] if isinstance(sample.answer, str) else [str(text) for text in sample.answer]
+    )
 
 
 def check_texts(value: Any, name: str, max_chars: int) -> str | list[str]:
@@ -35,15 +38,23 @@ def check_texts(value: Any, name: str, max_chars: int) -> str | list[str]:
 
     if isinstance(value, list):
         if not value:
-            raise RowError(f"at least one accepted text in '{name}'", "[]", "add one or remove the row")
+            raise RowError(
+                f"at least one accepted text in '{name}'", "[]", "add one or remove the row"
+            )
         return [str(check_texts(text_of(item, name), name, max_chars)) for item in value]
     text = text_of(value, name)
     if len(text) > max_chars:
-        raise RowError(f"a text of up to {max_chars} characters in '{name}'", f"{len(text)}",
-                       "raise max_chars (up to 65536) or split the picture")
+        raise RowError(
+            f"a text of up to {max_chars} characters in '{name}'",
+            f"{len(text)}",
+            "raise max_chars (up to 65536) or split the picture",
+        )
     if any(tag in text for tag in _TAGS) or strip_end_tokens(text) != text:
-        raise RowError(f"'{name}' without <think>, <answer> and end-of-turn tokens", repr(text)[:80],
-                       "such a text cannot stand inside an answer: remove the row")
+        raise RowError(
+            f"'{name}' without <think>, <answer> and end-of-turn tokens",
+            repr(text)[:80],
+            "such a text cannot stand inside an answer: remove the row",
+        )
     return text
 
 
@@ -67,8 +78,12 @@ def read_text(answer: str, truths: Sequence[str], max_chars: int) -> str:
 def foreign_text(truths: Sequence[str], length: int = 1) -> str:
     """A text of `length` equal characters none of which stands in a truth, in either case or compatible form."""
     joined = "".join(truths)
-    known = {char for text in (joined, normalise(joined, ("nfkc",))) for case in (text, text.lower(), text.upper())
-             for char in case}
+    known = {
+        char
+        for text in (joined, normalise(joined, ("nfkc",)))
+        for case in (text, text.lower(), text.upper())
+        for char in case
+    }
     letter = next((c for c in _FOREIGN if c not in known and not c.isspace()), None)
     if letter is None:
         letter = next(chr(code) for code in range(0x4E00, 0x9FFF) if chr(code) not in known)
@@ -99,11 +114,20 @@ class TextTask(AnswerTask):
         return {"accuracy": text_part, "format": self.format_factory()}
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"normalise": settings["normalise_text"], "max_chars": settings["max_chars"], **settings["accuracy"],
-                "mode": settings["mode"]}
+        return {
+            "normalise": settings["normalise_text"],
+            "max_chars": settings["max_chars"],
+            **settings["accuracy"],
+            "mode": settings["mode"],
+        }
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> str | list[str]:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> str | list[str]:
         """A text, or a list of accepted texts."""
         return check_texts(value, "answer", self.max_chars)
 
@@ -128,5 +152,8 @@ class TextTask(AnswerTask):
         """mean_length of the answers in characters, beside the shared rates."""
         if not rows:
             return {}
-        return {"mean_length": sum(len(str(row.detail.get("pred_text", ""))) for row in rows) / len(rows),
-                **super().summarize(rows)}
+        return {
+            "mean_length": sum(len(str(row.detail.get("pred_text", ""))) for row in rows)
+            / len(rows),
+            **super().summarize(rows),
+        }

@@ -10,6 +10,7 @@ each also as <name>_after_first without the first frame, and viou, which counts 
 
     mmrl tasks check tracking
 """
+
 from __future__ import annotations
 
 import math
@@ -43,8 +44,18 @@ from mmrl.tasks.temporal_grounding import named_parts, structure_part
 from mmrl.tasks.truths import of_sample
 from mmrl.types import RewardContext, Sample, Score
 
-__all__ = ["Track", "Tracking", "boxes_text", "boxes_to_pixels", "check_boxes", "check_over", "key_share", "tracks_by_second",
-           "true_boxes", "wrong_boxes"]
+__all__ = [
+    "Track",
+    "Tracking",
+    "boxes_text",
+    "boxes_to_pixels",
+    "check_boxes",
+    "check_over",
+    "key_share",
+    "tracks_by_second",
+    "true_boxes",
+    "wrong_boxes",
+]
 
 _SHAPES = {"keyed": '{"boxes": {"time": [x1, y1, x2, y2], ...}}', "list": "[[x1, y1, x2, y2], ...]"}
 _MODES = ("mean", "viou")
@@ -61,13 +72,19 @@ class Track(NamedTuple):
 # shared with spatio-temporal grounding
 
 
-def check_boxes(value: Any, frame: CoordFrame, size: tuple[int, int], params: Mapping[str, Any]) -> dict[str, list[float]]:
+def check_boxes(
+    value: Any, frame: CoordFrame, size: tuple[int, int], params: Mapping[str, Any]
+) -> dict[str, list[float]]:
     """{seconds as text: box} of a file as pixels, in order of time. Raises RowError for anything that no answer could match:
     keys that are no times, repeated or outside the video, no boxes, more than an answer may hold."""
     from mmrl.tasks.readers.common import RowError, check_box
 
     if not isinstance(value, Mapping) or not value:
-        raise RowError('boxes as {"0": [x1, y1, x2, y2], ...}', repr(value)[:80], "write at least one time with its box")
+        raise RowError(
+            'boxes as {"0": [x1, y1, x2, y2], ...}',
+            repr(value)[:80],
+            "write at least one time with its box",
+        )
     if len(value) > MAX_BOXES:
         raise RowError(f"at most {MAX_BOXES} boxes", str(len(value)), "ask for fewer times")
     duration = params.get("duration") if params.get("keys", "seconds") == "seconds" else None
@@ -75,11 +92,19 @@ def check_boxes(value: Any, frame: CoordFrame, size: tuple[int, int], params: Ma
     for text, box in value.items():
         key = track_key(text)
         if key is None:
-            raise RowError("a time in seconds as key of a box", repr(text)[:40], 'write "18" or "2.5"')
+            raise RowError(
+                "a time in seconds as key of a box", repr(text)[:40], 'write "18" or "2.5"'
+            )
         if key in boxes:
             raise RowError("different times", f"{text!r} twice", "remove one of the boxes")
-        if duration is not None and key > duration + 1:  # truths name whole seconds, the last may be rounded up
-            raise RowError(f"times inside the video of {duration} s", repr(text), "are the keys frame numbers? set params.keys")
+        if (
+            duration is not None and key > duration + 1
+        ):  # truths name whole seconds, the last may be rounded up
+            raise RowError(
+                f"times inside the video of {duration} s",
+                repr(text),
+                "are the keys frame numbers? set params.keys",
+            )
         boxes[key] = list(check_box(box, frame, size))
     return {spell_seconds(key): boxes[key] for key in sorted(boxes)}
 
@@ -87,27 +112,41 @@ def check_boxes(value: Any, frame: CoordFrame, size: tuple[int, int], params: Ma
 @of_sample
 def true_boxes(sample: Sample) -> Mapping[float, Box]:
     """The true boxes by key, in order of time."""
-    found = {round(float(text), 3): tuple(box) for text, box in sample.answer["boxes"].items()}  # keys as check_boxes writes them
+    found = {
+        round(float(text), 3): tuple(box) for text, box in sample.answer["boxes"].items()
+    }  # keys as check_boxes writes them
     return {key: found[key] for key in sorted(found)}
 
 
-def boxes_to_pixels(boxes: Mapping[float, Sequence[float]], sample: Sample, ctx: RewardContext) -> Boxes:
+def boxes_to_pixels(
+    boxes: Mapping[float, Sequence[float]], sample: Sample, ctx: RewardContext
+) -> Boxes:
     """Boxes in ctx.frame as pixels of the displayed frame."""
-    _, _, sx, sy = box_to_orig((0, 0, 1, 1), ctx.frame, clip_size(sample, ctx))  # one scale for the whole track
+    _, _, sx, sy = box_to_orig(
+        (0, 0, 1, 1), ctx.frame, clip_size(sample, ctx)
+    )  # one scale for the whole track
     return {key: (x1 * sx, y1 * sy, x2 * sx, y2 * sy) for key, (x1, y1, x2, y2) in boxes.items()}
 
 
 def boxes_text(boxes: Mapping[float, Sequence[float]], frame: CoordFrame) -> str:
     """{"0": [x1, y1, x2, y2], ...} of boxes given in `frame`."""
-    return "{" + ", ".join(f'"{spell_seconds(key)}": {format_box(box, frame)}' for key, box in boxes.items()) + "}"
+    return (
+        "{"
+        + ", ".join(
+            f'"{spell_seconds(key)}": {format_box(box, frame)}' for key, box in boxes.items()
+        )
+        + "}"
+    )
 
 
 def wrong_boxes(sample: Sample, ctx: RewardContext) -> Boxes:
     """At each true key a box that misses the true one, in ctx.frame."""
     size = clip_size(sample, ctx)
     extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
-    return {key: beside(from_picture(box, ctx.frame, size), extent, grid_step(ctx.frame))
-            for key, box in true_boxes(sample).items()}
+    return {
+        key: beside(from_picture(box, ctx.frame, size), extent, grid_step(ctx.frame))
+        for key, box in true_boxes(sample).items()
+    }
 
 
 def key_share(value: Any, predicted: Prediction, sample: Sample) -> float:
@@ -118,10 +157,17 @@ def key_share(value: Any, predicted: Prediction, sample: Sample) -> float:
     return 0.5 + 0.5 * sum(key in predicted.value.boxes for key in truth) / len(truth)
 
 
-def tracks_by_second(boxes: Mapping[float, Sequence[float]], sample: Sample, ctx: RewardContext) -> dict[str, list[float]]:
+def tracks_by_second(
+    boxes: Mapping[float, Sequence[float]], sample: Sample, ctx: RewardContext
+) -> dict[str, list[float]]:
     """For people: {seconds as text: box}; frame numbers become the seconds of shown frames where those are known."""
-    stamps = ctx.videos[0].timestamps_s if ctx.videos and sample.params.get("keys") == "frames" else ()
-    return {spell_seconds(stamps[int(key)] if key < len(stamps) else key): list(box) for key, box in boxes.items()}
+    stamps = (
+        ctx.videos[0].timestamps_s if ctx.videos and sample.params.get("keys") == "frames" else ()
+    )
+    return {
+        spell_seconds(stamps[int(key)] if key < len(stamps) else key): list(box)
+        for key, box in boxes.items()
+    }
 
 
 # the task
@@ -148,7 +194,9 @@ def _judged(sample: Sample, count_first: bool) -> Mapping[float, Box]:
 def check_over(value: Any) -> str:
     """One of mmrl.rewards.tracks.OVER; raises ConfigError for anything else."""
     if value not in OVER:
-        raise ConfigError(f"expected over as one of {', '.join(OVER)}, found {value!r}.{did_you_mean(str(value), OVER)}")
+        raise ConfigError(
+            f"expected over as one of {', '.join(OVER)}, found {value!r}.{did_you_mean(str(value), OVER)}"
+        )
     return str(value)
 
 
@@ -156,7 +204,9 @@ def _accuracy_part(mode: str, count_first: bool = False, over: str = "truth") ->
     """mean: mean IoU over the true frames (or `over` the shared ones). viou: boxes outside the track's time are errors too."""
     check_over(over)
     if mode not in _MODES:
-        raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(_MODES)}.{did_you_mean(str(mode), _MODES)}")
+        raise ConfigError(
+            f"unknown accuracy mode {mode!r}; expected {', '.join(_MODES)}.{did_you_mean(str(mode), _MODES)}"
+        )
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         truth, boxes = _judged(sample, count_first), predicted.value.boxes
@@ -179,54 +229,107 @@ class Tracking(AnswerTask):
     """
 
     headline: ClassVar[str] = "iou_after_first"
-    ask: ClassVar[str] = ("Track {question} in the video, which is {duration} seconds long. {first}Give its bounding box at each "
-                          "of these {keys}, coordinates {frame}: {asked}.")
+    ask: ClassVar[str] = (
+        "Track {question} in the video, which is {duration} seconds long. {first}Give its bounding box at each "
+        "of these {keys}, coordinates {frame}: {asked}."
+    )
     shape: ClassVar[str] = _SHAPES["keyed"]
     default_mode: ClassVar[str] = "mean"
     own_params: ClassVar[Mapping[str, Any]] = {"count_first": False, "spelling": "keyed"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"request": EXPLAINED, "count_first": True, "answers": "native", "format_rule": "easyvideo_r1",
-                         "weights": {"accuracy": 0.9, "format": 0.1}},
-        "onethinker": {"count_first": True, "answer_format": "think", "answers": "native", "format_rule": "tags",
-                       "normalise": False,
-                       "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0}},
-        "videochat_r1": {"count_first": True, "spelling": "list", "answer_format": "think", "format_rule": "videochat_r1_boxes",
-                         "frame": "rel1", "normalise": False, "weights": {"accuracy": 1.0, "format": 1.0}},
+        "easyvideo_r1": {
+            "request": EXPLAINED,
+            "count_first": True,
+            "answers": "native",
+            "format_rule": "easyvideo_r1",
+            "weights": {"accuracy": 0.9, "format": 0.1},
+        },
+        "onethinker": {
+            "count_first": True,
+            "answer_format": "think",
+            "answers": "native",
+            "format_rule": "tags",
+            "normalise": False,
+            "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0},
+        },
+        "videochat_r1": {
+            "count_first": True,
+            "spelling": "list",
+            "answer_format": "think",
+            "format_rule": "videochat_r1_boxes",
+            "frame": "rel1",
+            "normalise": False,
+            "weights": {"accuracy": 1.0, "format": 1.0},
+        },
     }
-    metric_names: ClassVar[tuple[str, ...]] = ("iou", "auc", "sr@0.5", "sr@0.75", "iou_after_first", "auc_after_first",
-                                               "sr@0.5_after_first", "sr@0.75_after_first", "viou", "correct",
-                                               "unreadable")
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "iou",
+        "auc",
+        "sr@0.5",
+        "sr@0.75",
+        "iou_after_first",
+        "auc_after_first",
+        "sr@0.5_after_first",
+        "sr@0.75_after_first",
+        "viou",
+        "correct",
+        "unreadable",
+    )
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
         if not isinstance(self.settings["count_first"], bool):
-            raise ConfigError(f"expected tracking.count_first true or false, found {self.settings['count_first']!r}")
+            raise ConfigError(
+                f"expected tracking.count_first true or false, found {self.settings['count_first']!r}"
+            )
         spelling = self.settings["spelling"]
         if spelling not in _SHAPES:
-            raise ConfigError(f"unknown tracking.spelling {spelling!r}; expected one of {', '.join(_SHAPES)}."
-                              f"{did_you_mean(str(spelling), _SHAPES)}")
+            raise ConfigError(
+                f"unknown tracking.spelling {spelling!r}; expected one of {', '.join(_SHAPES)}."
+                f"{did_you_mean(str(spelling), _SHAPES)}"
+            )
         if self.settings["prompt"] is None:
             self.prompt = f"{self.ask} {self.request}".replace("{shape}", _SHAPES[spelling])
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**settings["accuracy"], "mode": settings["mode"], "count_first": settings["count_first"]}
+        return {
+            **settings["accuracy"],
+            "mode": settings["mode"],
+            "count_first": settings["count_first"],
+        }
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format; structure where a weight names it."""
-        parts: dict[str, PartFactory] = {"accuracy": _accuracy_part, "format": self.format_factory()}
+        parts: dict[str, PartFactory] = {
+            "accuracy": _accuracy_part,
+            "format": self.format_factory(),
+        }
         if "structure" in named_parts(self.settings):
             parts["structure"] = structure_part(self.answer_format, key_share)
         return parts
 
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> dict[str, Any]:
+    def check_answer(
+        self,
+        value: Any,
+        frame: CoordFrame,
+        sizes: Sequence[tuple[int, int]],
+        params: Mapping[str, Any],
+    ) -> dict[str, Any]:
         """{"boxes": {key: box in pixels}}, in order of time."""
         from mmrl.tasks.readers.common import RowError, check_box
 
         if not isinstance(value, Mapping) or "boxes" not in value or not sizes:
-            raise RowError('{"boxes": {"0": [x1, y1, x2, y2], ...}} and a video', repr(value)[:80], "mend the row")
+            raise RowError(
+                '{"boxes": {"0": [x1, y1, x2, y2], ...}} and a video',
+                repr(value)[:80],
+                "mend the row",
+            )
         if params.get("keys", "seconds") not in ("seconds", "frames"):
-            raise RowError("params.keys 'seconds' or 'frames'", repr(params["keys"])[:40], "correct or remove it")
+            raise RowError(
+                "params.keys 'seconds' or 'frames'",
+                repr(params["keys"])[:40],
+                "correct or remove it",
+            )
         first = params.get("first_box")
         if first is not None and not isinstance(first, bool):
             check_box(first, CoordFrame.ABS_ORIG, sizes[0])
@@ -236,9 +339,12 @@ class Tracking(AnswerTask):
         """As the base, with {duration}, {keys} (what the times are), {asked} (the times) and {first} (the given first box)."""
         asked = list(true_boxes(sample))
         frames = sample.params.get("keys") == "frames"
-        words = {"{asked}": ", ".join(map(spell_seconds, asked)), "{first}": self._first(sample, template, asked[0]),
-                 "{keys}": "frame numbers" if frames else "times in seconds",
-                 "{duration}": spell_seconds(need_duration(sample), 2)}
+        words = {
+            "{asked}": ", ".join(map(spell_seconds, asked)),
+            "{first}": self._first(sample, template, asked[0]),
+            "{keys}": "frame numbers" if frames else "times in seconds",
+            "{duration}": spell_seconds(need_duration(sample), 2),
+        }
         for name, text in words.items():
             prompt = prompt.replace(name, text)
         return super().fill_prompt(prompt, sample, template)
@@ -267,7 +373,9 @@ class Tracking(AnswerTask):
                 raise AnswerError("not_listed")
             if len(parsed.listed) != len(asked):
                 raise AnswerError("wrong_count")
-            boxes = {key: box for key, box in zip(asked, parsed.listed, strict=True) if box is not None}
+            boxes = {
+                key: box for key, box in zip(asked, parsed.listed, strict=True) if box is not None
+            }
         elif parsed.listed:
             raise AnswerError("not_keyed")
         if not boxes:
@@ -297,14 +405,18 @@ class Tracking(AnswerTask):
         values += [track_viou(value.boxes, truth), float(values[4] >= 0.5), float(value.unreadable)]
         return dict(zip(self.metric_names, values, strict=True))
 
-    def describe(self, value: Track | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+    def describe(
+        self, value: Track | None, sample: Sample, ctx: RewardContext
+    ) -> Mapping[str, Any]:
         """pred_tracks and gold_tracks ({seconds as text: box in pixels of the displayed frame}); pred_boxes_by_key under the keys
         as asked for, for submission files."""
         boxes = {} if value is None else value.boxes
-        return {"pred_tracks": tracks_by_second(boxes, sample, ctx),
-                "gold_tracks": tracks_by_second(true_boxes(sample), sample, ctx),
-                "pred_boxes_by_key": {spell_seconds(key): list(box) for key, box in boxes.items()},
-                "frame": CoordFrame.ABS_ORIG.value}
+        return {
+            "pred_tracks": tracks_by_second(boxes, sample, ctx),
+            "gold_tracks": tracks_by_second(true_boxes(sample), sample, ctx),
+            "pred_boxes_by_key": {spell_seconds(key): list(box) for key, box in boxes.items()},
+            "frame": CoordFrame.ABS_ORIG.value,
+        }
 
     def _spell(self, boxes: Mapping[float, Sequence[float]], ctx: RewardContext) -> str:
         if self.settings["spelling"] == "list":
@@ -314,7 +426,10 @@ class Tracking(AnswerTask):
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """The true boxes in ctx.frame."""
         size = clip_size(sample, ctx)
-        return self._spell({key: from_picture(box, ctx.frame, size) for key, box in true_boxes(sample).items()}, ctx)
+        return self._spell(
+            {key: from_picture(box, ctx.frame, size) for key, box in true_boxes(sample).items()},
+            ctx,
+        )
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """At every time a box beside the object."""
@@ -331,7 +446,10 @@ class Tracking(AnswerTask):
         if not rows:
             return {}
         names = {"mIoU": "iou", "mIoU_after_first": "iou_after_first", "vIoU": "viou"}
-        means = {name: math.fsum(row.metrics.get(key, 0.0) for row in rows) / len(rows) for name, key in names.items()}
+        means = {
+            name: math.fsum(row.metrics.get(key, 0.0) for row in rows) / len(rows)
+            for name, key in names.items()
+        }
         return {**means, **super().summarize(rows)}
 
     def example_data(self, folder: str) -> str:
@@ -343,7 +461,13 @@ class Tracking(AnswerTask):
         for index in range(9):
             color, path = list(COLORS)[index % len(COLORS)], ((4 + index, 50), (80 - 2 * index, 6))
             clip = draw_square_clip(Path(folder) / f"clips/{index:03d}", color, (0, 6), 6.0, path)
-            rows.append({"id": f"{index:03d}", "video": f"clips/{index:03d}", "question": f"the {color} square",
-                         "answer": {"boxes": {str(second): clip.box(second) for second in range(6)}},
-                         "params": {**clip.facts, **({"first_box": True} if index % 2 else {})}})
+            rows.append(
+                {
+                    "id": f"{index:03d}",
+                    "video": f"clips/{index:03d}",
+                    "question": f"the {color} square",
+                    "answer": {"boxes": {str(second): clip.box(second) for second in range(6)}},
+                    "params": {**clip.facts, **({"first_box": True} if index % 2 else {})},
+                }
+            )
         return write_rows(folder, rows)

@@ -7,6 +7,7 @@ told apart by identity: an equal sample of another group is read again, a text i
     @of_sample
     def true_boxes(sample): ...
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,7 +33,9 @@ def of_sample(function: Callable[Concatenate[Sample, P], T]) -> Callable[Concate
     def once(sample: Sample, *args: P.args, **kwargs: P.kwargs) -> T:
         key = (id(sample), *args)
         found = kept.get(key)
-        if found is not None and not kwargs:  # the entry holds its sample, so that no other one can have its id
+        if (
+            found is not None and not kwargs
+        ):  # the entry holds its sample, so that no other one can have its id
             return found[1]
         value = function(sample, *args, **kwargs)
         if kwargs:

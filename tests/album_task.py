@@ -3,6 +3,7 @@
 A randomly initialised model never writes a box, so tasks with sparse rewards would leave every group without signal.
 The reward is the share of characters in the first half of the alphabet: dense, deterministic and learnable.
 """
+
 from __future__ import annotations
 
 import json
@@ -22,11 +23,24 @@ class Album(Task):
 
     def load(self, path: str) -> Iterable[Sample]:
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return [Sample(r["id"], self.name, r.get("source", Path(path).stem), r["question"], None, tuple(r["images"]),
-                       tuple(r.get("videos", ()))) for r in rows]
+        return [
+            Sample(
+                r["id"],
+                self.name,
+                r.get("source", Path(path).stem),
+                r["question"],
+                None,
+                tuple(r["images"]),
+                tuple(r.get("videos", ())),
+            )
+            for r in rows
+        ]
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
-        media = [*({"type": "video"} for _ in sample.videos), *({"type": "image"} for _ in sample.images)]
+        media = [
+            *({"type": "video"} for _ in sample.videos),
+            *({"type": "image"} for _ in sample.images),
+        ]
         content = [*media, {"type": "text", "text": sample.question}]
         user = {"role": "user", "content": content}
         return [{"role": "system", "content": template.system}, user] if template.system else [user]
@@ -36,7 +50,9 @@ class Album(Task):
             raise RuntimeError("this reward is broken")
         share = sum("a" <= c <= "m" for c in text.lower()) / max(1, len(text))
         value = float(self.params.get("value", share))
-        return Score.combine({"accuracy": value}, {"accuracy": 1.0}, parsed=True, metrics={"iou": share})
+        return Score.combine(
+            {"accuracy": value}, {"accuracy": 1.0}, parsed=True, metrics={"iou": share}
+        )
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         return "abc"

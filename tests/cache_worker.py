@@ -1,4 +1,5 @@
 """A run with a cache of visual tensors, and what that cache did; a job of tests/process_worker.py."""
+
 from __future__ import annotations
 
 import hashlib
@@ -15,24 +16,41 @@ __all__ = ["cached_run", "look", "train_and_look"]
 
 def cached_run(folder: Path) -> str:
     """The configuration of a run about clips and pictures whose frozen tower's features are kept in FOLDER/shared."""
-    return config_file(folder / "c.yaml", small_run(
-        folder / "runs", mixed_file(folder / "data"), model={"freeze": ["vision", "projector"]},
-        data={"video": {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}, "cache": {"dir": str(folder / "shared")}},
-        train={"steps": 2, "prompts_per_step": 6}, optim={"lr": 0.001}))
+    return config_file(
+        folder / "c.yaml",
+        small_run(
+            folder / "runs",
+            mixed_file(folder / "data"),
+            model={"freeze": ["vision", "projector"]},
+            data={
+                "video": {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6},
+                "cache": {"dir": str(folder / "shared")},
+            },
+            train={"steps": 2, "prompts_per_step": 6},
+            optim={"lr": 0.001},
+        ),
+    )
 
 
 def look(trainer: Trainer) -> dict[str, Any]:
     """What the visual cache of a run did (stats) and hands out afterwards (SHA-256 of pixels and features by path)."""
     encoder, tower = trainer.policy.encoder, trainer.policy.tower()
     visuals = encoder.visuals
-    seen: dict[str, Any] = {"rank": trainer.world.rank, "size": trainer.world.size, "built": visuals.stats.built,
-                            "encoded": visuals.stats.encoded, "tensors": {}}
+    seen: dict[str, Any] = {
+        "rank": trainer.world.rank,
+        "size": trainer.world.size,
+        "built": visuals.stats.built,
+        "encoded": visuals.stats.encoded,
+        "tensors": {},
+    }
     assert tower is not None
     for sample in trainer.train_sources[0].samples:
         for visual in encoder.references(sample):
             (features,) = visuals.features([visual], tower)
             parts = [visuals.pixels(visual), features.main, *features.deep]
-            seen["tensors"][visual.path] = [hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest() for x in parts]
+            seen["tensors"][visual.path] = [
+                hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest() for x in parts
+            ]
     return seen
 
 

@@ -3,6 +3,7 @@ fails because the machine is busy.
 
 With `CI` or `MMRL_NO_SKIP` set, a skipped test or module counts as failed unless its reason names a missing GPU.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -18,15 +19,32 @@ from hypothesis import settings
 settings.register_profile("mmrl", deadline=None)  # speed belongs in benchmarks
 settings.load_profile("mmrl")
 
-if not os.path.exists("/dev/nvidiactl"):  # whichever test imports robosuite first: the software renderer
+if not os.path.exists(
+    "/dev/nvidiactl"
+):  # whichever test imports robosuite first: the software renderer
     os.environ.setdefault("MUJOCO_GL", "osmesa")
 
-NO_SKIP = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "MMRL_NO_SKIP"))
+NO_SKIP = any(
+    os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "MMRL_NO_SKIP")
+)
 
 
-LONG = ("test_torture_run.py", "test_fuzz_rewards.py", "test_operations_runs.py", "test_embodied_processes.py", "test_vllm_run.py",
-        "test_simulator_runs.py", "test_other_device.py", "test_distributed.py", "test_vllm.py", "test_vllm_server.py",
-        "test_maniskill.py", "test_recipes.py", "test_answer_critic.py", "test_critic_processes.py")
+LONG = (
+    "test_torture_run.py",
+    "test_fuzz_rewards.py",
+    "test_operations_runs.py",
+    "test_embodied_processes.py",
+    "test_vllm_run.py",
+    "test_simulator_runs.py",
+    "test_other_device.py",
+    "test_distributed.py",
+    "test_vllm.py",
+    "test_vllm_server.py",
+    "test_maniskill.py",
+    "test_recipes.py",
+    "test_answer_critic.py",
+    "test_critic_processes.py",
+)
 """Files of over 40 seconds of processor time, the longest first."""
 
 
@@ -98,7 +116,9 @@ def _refuse_skip(report: Any) -> None:
     reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
     if "GPU" not in reason:
         report.outcome = "failed"
-        report.longrepr = f"{report.nodeid}: skipped in CI ({reason}); only a missing GPU excuses a test here"
+        report.longrepr = (
+            f"{report.nodeid}: skipped in CI ({reason}); only a missing GPU excuses a test here"
+        )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -4,6 +4,7 @@ For every precision and choice of frozen parts it takes what a run hands to its 
 what a run on the CPU hands over, samples, scores, differentiates; with an ARCH like `qwen2_5_vl+vllm` a real vLLM (on the CPU)
 answers the runs with frozen towers. Prints one line per combination: "ok ARCH-CASE", or "failed ARCH-CASE: why".
 """
+
 from __future__ import annotations
 
 import itertools
@@ -34,14 +35,21 @@ from tests.rollout.vllm_kit import VLLM, samples_of, settings_of, training_of
 
 FROZEN: dict[str, Any] = {"freeze": ["vision", "projector"]}
 PARTS: dict[str, dict[str, Any]] = {
-    "full": {}, "frozen": FROZEN, "vision": {"freeze": ["vision"]},
-    "lora": {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "down_proj"]}}}
+    "full": {},
+    "frozen": FROZEN,
+    "vision": {"freeze": ["vision"]},
+    "lora": {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "down_proj"]}},
+}
 LIMIT = {"fp32": 1e-5, "bf16": 0.05}  # 80 and 6 times the rounding of the type
 _CPU = torch.device("cpu")
 
 
 def policy_on(device: torch.device, arch: str, dtype: str, parts: dict[str, Any]) -> Policy:
-    return load_policy(ModelConfig(path=tiny_folder(arch), dtype=dtype, **parts), DataConfig(video=ALL), device=device)
+    return load_policy(
+        ModelConfig(path=tiny_folder(arch), dtype=dtype, **parts),
+        DataConfig(video=ALL),
+        device=device,
+    )
 
 
 def tensors_of(wires: Sequence[WirePrompt]) -> list[torch.Tensor]:
@@ -58,14 +66,22 @@ def handed_over(policy: Policy, folder: Path) -> tuple[list[Any], list[WirePromp
             fresh = build_visuals(policy.processor, DataConfig(video=ALL))
             with torch.autocast(policy.device.type, dtype):
                 (found,) = fresh.features([prompts[0].visuals[0]], tower)
-            assert torch.equal(torch.cat([found.main, *found.deep], -1).cpu(), tensors_of(wires)[0]), "depends on the caller"
-    assert all(t.device == _CPU for t in tensors_of(wires)) and all(w.positions_3P.device == _CPU for w in wires)
+            assert torch.equal(
+                torch.cat([found.main, *found.deep], -1).cpu(), tensors_of(wires)[0]
+            ), "depends on the caller"
+    assert all(t.device == _CPU for t in tensors_of(wires)) and all(
+        w.positions_3P.device == _CPU for w in wires
+    )
     return prompts, wires
 
 
 def said_by(wire: WirePrompt) -> tuple[Any, ...]:
     """A prompt without its names: a server makes its own hashes and fingerprints of what came."""
-    return wire.ids, wire.kinds, [(m.kind, m.form, m.grid_thw, m.offset, m.length) for m in wire.media]
+    return (
+        wire.ids,
+        wire.kinds,
+        [(m.kind, m.form, m.grid_thw, m.offset, m.length) for m in wire.media],
+    )
 
 
 def server(wires: Sequence[WirePrompt], policy: Policy, training: Any) -> None:
@@ -74,7 +90,9 @@ def server(wires: Sequence[WirePrompt], policy: Policy, training: Any) -> None:
     document, came = load(dump({"prompts": dump_prompts(wires, tensors)}, tensors))
     back, missing = load_prompts(document["prompts"], came, lambda name: None)
     assert not missing and [said_by(w) for w in back] == [said_by(w) for w in wires]
-    assert all(torch.equal(a.positions_3P, b.positions_3P) for a, b in zip(back, wires, strict=True))
+    assert all(
+        torch.equal(a.positions_3P, b.positions_3P) for a, b in zip(back, wires, strict=True)
+    )
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(back), tensors_of(wires), strict=True))
     plan = SyncPlan(policy)
     sent = dict(plan.weights(training, everything=True))
@@ -85,10 +103,19 @@ def own_engine(policy: Policy, prompts: Sequence[Any]) -> None:
     """Samples, scores and differentiates; the log-probs of both are the same."""
     asked = [Request(p, 2, (1, n)) for n, p in enumerate(prompts)]
     groups = PrefillOnceEngine(policy).generate(asked, settings_of(4))
-    logps = policy.logp(pack([PackItem(p, tuple(c.token_ids for c in g)) for p, g in zip(prompts, groups, strict=True)])).logp_N
+    logps = policy.logp(
+        pack(
+            [
+                PackItem(p, tuple(c.token_ids for c in g))
+                for p, g in zip(prompts, groups, strict=True)
+            ]
+        )
+    ).logp_N
     sampled = torch.tensor([x for g in groups for c in g for x in c.logps])
     limit = 1e-4 if policy.autocast_dtype is None else 0.3
-    assert (logps.detach().cpu() - sampled).abs().max() < limit, (logps.detach().cpu() - sampled).abs().max()
+    assert (logps.detach().cpu() - sampled).abs().max() < limit, (
+        (logps.detach().cpu() - sampled).abs().max()
+    )
     assert logps.device == policy.device
     logps.mean().backward()
     missing = [n for n, p in policy.trainable() if p.grad is None]
@@ -96,22 +123,43 @@ def own_engine(policy: Policy, prompts: Sequence[Any]) -> None:
     assert not missing, missing[:3]
 
 
-def vllm(backends: dict[str, VLLMBackend], arch: str, dtype: str, policy: Policy, training: Any, folder: Path) -> None:
+def vllm(
+    backends: dict[str, VLLMBackend],
+    arch: str,
+    dtype: str,
+    policy: Policy,
+    training: Any,
+    folder: Path,
+) -> None:
     """A vLLM in this process takes over the weights, agrees in the probe, and samples."""
     if dtype not in backends:
         for old in backends.values():
             old.close()
         backends.clear()
         wide = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
-        backends[dtype] = VLLMBackend(VLLMSettings(tiny_folder(arch), wide, 1024, kv_cache_gib=0.125))
-    engine = VLLMEngine(VLLMConfig(**VLLM, probe_prompts=3), policy, policy, World(policy.device), backends[dtype],
-                        [loaded(*samples_of(folder))])
+        backends[dtype] = VLLMBackend(
+            VLLMSettings(tiny_folder(arch), wide, 1024, kv_cache_gib=0.125)
+        )
+    engine = VLLMEngine(
+        VLLMConfig(**VLLM, probe_prompts=3),
+        policy,
+        policy,
+        World(policy.device),
+        backends[dtype],
+        [loaded(*samples_of(folder))],
+    )
     engine.publish(training)
     asked = [Request(policy.encoder(s, TASK), 2, (1, n)) for n, s in enumerate(samples_of(folder))]
     assert all(len(c.token_ids) for g in engine.generate(asked, settings_of(4)) for c in g)
 
 
-def check(arch: str, dtype: str, parts: dict[str, Any], folder: Path, backends: dict[str, VLLMBackend] | None) -> None:
+def check(
+    arch: str,
+    dtype: str,
+    parts: dict[str, Any],
+    folder: Path,
+    backends: dict[str, VLLMBackend] | None,
+) -> None:
     _, expected = handed_over(policy_on(_CPU, arch, dtype, parts), folder)
     with toy_device() as device:
         policy = policy_on(device, arch, dtype, parts)
@@ -140,7 +188,10 @@ def run(arch: str, backends: dict[str, VLLMBackend] | None, trace: bool) -> None
                 check(arch, dtype, PARTS[name], Path(folder), backends)
                 print(f"ok {arch}-{dtype}-{name}", flush=True)
             except Exception as error:
-                print(f"failed {arch}-{dtype}-{name}: {type(error).__name__}: {str(error)[:400]!r}", flush=True)
+                print(
+                    f"failed {arch}-{dtype}-{name}: {type(error).__name__}: {str(error)[:400]!r}",
+                    flush=True,
+                )
                 if trace:
                     raise
 

@@ -3,6 +3,7 @@
 The tiny models' weights are enlarged: a freshly initialised model predicts almost the same distribution whatever it
 reads, so a test against it would not notice a wrong mask. These react to every pixel and position.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -53,8 +54,15 @@ __all__ = [
 ]
 
 REPO = Path(__file__).resolve().parent.parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-               "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(REPO), "MMRL_TRACEBACK": ""}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(REPO),
+    "MMRL_TRACEBACK": "",
+}
 ALBUM = f"{REPO / 'tests' / 'album_task.py'}:Album"
 # squares, landscape 3:2 and 4:3 as cameras make them, portrait, wide screen, a strip; some larger than the pixel budget
 PHOTO_SIZES = ((56, 56), (112, 84), (640, 427), (480, 640), (320, 180), (37, 211), (300, 28))
@@ -63,12 +71,22 @@ atexit.register(shutil.rmtree, _WORK, True)
 
 
 @functools.lru_cache
-def tiny_folder(arch: str = "qwen2_5_vl", seed: int = 0, gain: float = 4.0, window_vision: bool = True) -> str:
+def tiny_folder(
+    arch: str = "qwen2_5_vl", seed: int = 0, gain: float = 4.0, window_vision: bool = True
+) -> str:
     """A saved tiny model (hidden 64, 2 layers) whose weight matrices were multiplied by `gain`."""
     import torch
 
-    spec = TinySpec(arch=arch, hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2, window_vision=window_vision,
-                    seed=seed)
+    spec = TinySpec(
+        arch=arch,
+        hidden=64,
+        heads=2,
+        kv=1,
+        vision_hidden=32,
+        vision_heads=2,
+        window_vision=window_vision,
+        seed=seed,
+    )
     model, processor = build_tiny(spec)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,11 +98,18 @@ def tiny_folder(arch: str = "qwen2_5_vl", seed: int = 0, gain: float = 4.0, wind
     return str(folder)
 
 
-def fresh_policy(arch: str = "qwen2_5_vl", *, needs_reference: bool = False, trainable: bool = True,
-                 **options: Any) -> Policy:
+def fresh_policy(
+    arch: str = "qwen2_5_vl",
+    *,
+    needs_reference: bool = False,
+    trainable: bool = True,
+    **options: Any,
+) -> Policy:
     """A newly loaded policy on the CPU; `options` are fields of ModelConfig."""
     options.setdefault("path", tiny_folder(arch))
-    return load_policy(ModelConfig(device="cpu", **options), needs_reference=needs_reference, trainable=trainable)
+    return load_policy(
+        ModelConfig(device="cpu", **options), needs_reference=needs_reference, trainable=trainable
+    )
 
 
 @functools.lru_cache
@@ -102,17 +127,23 @@ def picture(size: tuple[int, int], seed: int = 0) -> str:
     return str(path)
 
 
-def sample_with(pictures: Sequence[str], question: str = "Where is the red circle?", number: int = 0) -> Sample:
+def sample_with(
+    pictures: Sequence[str], question: str = "Where is the red circle?", number: int = 0
+) -> Sample:
     """A sample of the album task with these pictures."""
     return Sample(f"s{number}", "album", "albums", question, None, tuple(pictures))
 
 
-def plain_logits(p: Policy, model: Any, task: Any, sample: Sample, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Any]]:
+def plain_logits(
+    p: Policy, model: Any, task: Any, sample: Sample, texts: Sequence[Sequence[int]]
+) -> Iterator[tuple[Any, Any]]:
     """By transformers alone, one completion at a time, positions and masks of its own making: the completion's tokens (n,) and the
     logits (n, vocabulary) they are drawn from, float32."""
     import torch
 
-    text = p.processor.apply_chat_template(task.messages(sample, p.template), add_generation_prompt=True, tokenize=False)
+    text = p.processor.apply_chat_template(
+        task.messages(sample, p.template), add_generation_prompt=True, tokenize=False
+    )
     opened = [open_image(path) for path in sample.images]
     for tokens in texts:
         inputs = dict(p.processor(text=[text], images=opened or None, return_tensors="pt"))
@@ -120,18 +151,26 @@ def plain_logits(p: Policy, model: Any, task: Any, sample: Sample, texts: Sequen
         inputs["input_ids"] = torch.cat([inputs["input_ids"], extra], 1)
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if "mm_token_type_ids" in inputs:
-            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(extra)], 1)
-        yield extra[0], model(**inputs).logits[0, length - 1:-1].float()
+            inputs["mm_token_type_ids"] = torch.cat(
+                [inputs["mm_token_type_ids"], torch.zeros_like(extra)], 1
+            )
+        yield extra[0], model(**inputs).logits[0, length - 1 : -1].float()
 
 
 def album_data(folder: Path, rows: Sequence[Sequence[str]], name: str = "album") -> str:
     """A jsonl file for the album task, one row per list of picture paths."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.jsonl"
-    questions = ("Where is the red circle?", "yes or no", "Describe the image, then the largest shape.", "How many?")
+    questions = (
+        "Where is the red circle?",
+        "yes or no",
+        "Describe the image, then the largest shape.",
+        "How many?",
+    )
     path.write_text(
         "".join(
-            json.dumps({"id": f"{name}-{i}", "images": list(images), "question": questions[i % 4]}) + "\n"
+            json.dumps({"id": f"{name}-{i}", "images": list(images), "question": questions[i % 4]})
+            + "\n"
             for i, images in enumerate(rows)
         ),
         encoding="utf-8",
@@ -142,19 +181,31 @@ def album_data(folder: Path, rows: Sequence[Sequence[str]], name: str = "album")
 def merge(base: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """`extra` laid over `base`, section by section, in place."""
     for key, value in extra.items():
-        base[key] = merge(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), dict) else value
+        base[key] = (
+            merge(base[key], value)
+            if isinstance(value, Mapping) and isinstance(base.get(key), dict)
+            else value
+        )
     return base
 
 
-def small_run(folder: Path, train_file: str, held_out: str | None = None, **sections: Any) -> dict[str, Any]:
+def small_run(
+    folder: Path, train_file: str, held_out: str | None = None, **sections: Any
+) -> dict[str, Any]:
     """A complete small run as a dictionary: 2 steps, 3 prompts, groups of 3, rewards in-process; override sections."""
     tree = {
-        "name": "run", "dir": str(folder), "seed": 3,
+        "name": "run",
+        "dir": str(folder),
+        "seed": 3,
         "model": {"path": tiny_folder("qwen2_5_vl", window_vision=False), "device": "cpu"},
-        "data": {"train": [{"task": ALBUM, "path": train_file}],
-                 "eval": [{"task": ALBUM, "path": held_out}] if held_out else []},
+        "data": {
+            "train": [{"task": ALBUM, "path": train_file}],
+            "eval": [{"task": ALBUM, "path": held_out}] if held_out else [],
+        },
         "rollout": {"group_size": 3, "max_new_tokens": 6},
-        "optim": {"lr": 0.002}, "reward": {"workers": 0}, "alarms": {"logprob_gap": 0.001},
+        "optim": {"lr": 0.002},
+        "reward": {"workers": 0},
+        "alarms": {"logprob_gap": 0.001},
         "eval": {"samples": 2, "every": 1, "best_metric": "sampled/reward"},
         "train": {"steps": 2, "prompts_per_step": 3, "save_every": 1, "token_budget": 120},
     }
@@ -170,8 +221,15 @@ def config_file(path: Path, tree: Mapping[str, Any]) -> str:
 
 def start_cli(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start `python -m mmrl.cli.main ARGUMENTS` as a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "mmrl.cli.main", *arguments], cwd=REPO, env=ENVIRONMENT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmrl.cli.main", *arguments],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
 
 
 def cli(*arguments: str, status: int = 0, timeout: float = 300) -> tuple[str, str]:
@@ -181,13 +239,19 @@ def cli(*arguments: str, status: int = 0, timeout: float = 300) -> tuple[str, st
         out, err = process.communicate(timeout=timeout)
     finally:
         process.kill()
-    assert process.returncode == status, f"exit status {process.returncode}, expected {status}\n{out}\n{err}"
+    assert process.returncode == status, (
+        f"exit status {process.returncode}, expected {status}\n{out}\n{err}"
+    )
     return out, err
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Rows of a jsonl file; none when it does not exist."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def weights_of(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ a GPU holds here: an operation takes tensors of one device, but for CPU scalars,
 of the device's own context, and casts matrix products, convolutions and attention. The device is torch's own provision for
 backends in Python (torch.utils.backend_registration); it is invisible to whoever does not ask for it.
 """
+
 from __future__ import annotations
 
 import functools
@@ -19,15 +20,33 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
 
 __all__ = ["toy_device"]
 
 NAME = "toy"
 aten = torch.ops.aten
 _COPIES = {aten._to_copy.default, aten.copy_.default, aten.copy.default}
-_INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._unsafe_index.Tensor}
-_CAST = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv2d", "conv3d", "scaled_dot_product_attention")
+_INDEXED = {
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._unsafe_index.Tensor,
+}
+_CAST = (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "conv2d",
+    "conv3d",
+    "scaled_dot_product_attention",
+)
 
 
 class _Tensor(torch.Tensor):
@@ -37,8 +56,14 @@ class _Tensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(),
-                                                   dtype=inner.dtype, device=torch.device(NAME, 0))
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+        )
 
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
@@ -58,12 +83,18 @@ def _check(func: Any, args: Any, kwargs: Any) -> None:
     """Raises as CUDA does where tensors of two devices meet."""
     if func in _COPIES:
         return
-    found = [t for t in tree_leaves(((args[0], *args[2:]) if func in _INDEXED else args, kwargs)) if isinstance(t, torch.Tensor)]
+    found = [
+        t
+        for t in tree_leaves(((args[0], *args[2:]) if func in _INDEXED else args, kwargs))
+        if isinstance(t, torch.Tensor)
+    ]
     if any(isinstance(t, _Tensor) for t in found):
         strange = [tuple(t.shape) for t in found if not isinstance(t, _Tensor) and t.ndim]
         if strange:
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! "
-                               f"({func}: {strange})")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! "
+                f"({func}: {strange})"
+            )
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -108,20 +139,37 @@ def _autocast(name: str) -> Callable[..., Any]:
         dtype = torch.get_autocast_dtype(NAME)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             args, kwargs = tree_map(
-                lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.device.type == NAME else x,
-                (args, kwargs))
+                lambda x: (
+                    x.to(dtype)
+                    if isinstance(x, torch.Tensor)
+                    and x.is_floating_point()
+                    and x.device.type == NAME
+                    else x
+                ),
+                (args, kwargs),
+            )
             return getattr(torch.ops.aten, name)(*args, **kwargs)
+
     return cast
 
 
 @functools.cache
 def _register() -> tuple[torch.library.Library, ...]:
     module = types.ModuleType(f"torch.{NAME}")
-    vars(module).update(get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16], is_available=lambda: False,
-                        device_count=lambda: 0, current_device=lambda: 0, _lazy_init=lambda: None, is_initialized=lambda: True,
-                        _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None)
+    vars(module).update(
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+        is_available=lambda: False,
+        device_count=lambda: 0,
+        current_device=lambda: 0,
+        _lazy_init=lambda: None,
+        is_initialized=lambda: True,
+        _is_in_bad_fork=lambda: False,
+        manual_seed_all=lambda seed: None,
+    )
     _setup_privateuseone_for_python_backend(NAME, module, _Hook())
-    fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # returned, so that both live as long as the process
+    fallback = torch.library.Library(
+        "_", "IMPL", "AutocastPrivateUse1"
+    )  # returned, so that both live as long as the process
     fallback.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     for name in _CAST:
@@ -134,7 +182,9 @@ def toy_device() -> Iterator[torch.device]:
     """The device, for as long as the block lasts."""
     _register()
     before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes its numbers on the CPU and then copies, where modes see it
+    torch._C._set_only_lift_cpu_tensors(
+        True
+    )  # torch.tensor makes its numbers on the CPU and then copies, where modes see it
     try:
         with _Mode():
             yield torch.device(NAME, 0)

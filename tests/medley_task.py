@@ -2,6 +2,7 @@
 
 The rewards are dense in random text: share of letters a-m (accuracy) and of vowels (style).
 """
+
 from __future__ import annotations
 
 import json
@@ -26,7 +27,9 @@ class Medley(Album):
     headline: ClassVar[str] = "correct"
     part_names: tuple[str, ...] = ("accuracy", "style")
 
-    def __init__(self, peers: bool = False, bonus: float = 0.0, skip: int = 0, solved: float | None = None) -> None:
+    def __init__(
+        self, peers: bool = False, bonus: float = 0.0, skip: int = 0, solved: float | None = None
+    ) -> None:
         super().__init__(peers=peers, bonus=bonus)
         self.in_group = peers  # type: ignore[misc]
         self.bonus, self.skip, self.solved = bonus, skip, solved
@@ -37,18 +40,34 @@ class Medley(Album):
     def load(self, path: str) -> Iterable[Sample]:
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         self.skipped = {"on_request": self.skip} if self.skip else {}
-        return [Sample(r["id"], r.get("task", "share"), r.get("source", Path(path).stem), r["question"], None,
-                       tuple(r.get("images", ())), params=r.get("params", {})) for r in rows[self.skip:]]
+        return [
+            Sample(
+                r["id"],
+                r.get("task", "share"),
+                r.get("source", Path(path).stem),
+                r["question"],
+                None,
+                tuple(r.get("images", ())),
+                params=r.get("params", {}),
+            )
+            for r in rows[self.skip :]
+        ]
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         low, vowels = ({c for c in "abcdefghijklm"}, {c for c in "aeiou"})
-        share, style = (sum(c in chosen for c in text.lower()) / max(1, len(text)) for chosen in (low, vowels))
+        share, style = (
+            sum(c in chosen for c in text.lower()) / max(1, len(text)) for chosen in (low, vowels)
+        )
         accuracy = float(share > 0.45) if sample.task == "binary" else share
         accuracy = accuracy if self.solved is None else self.solved
         style = style if self.solved is None else self.solved
         parts = {"accuracy": accuracy * (1 + self.bonus), "style": style * (1 + self.bonus)}
-        return Score.combine(parts, {"accuracy": 0.9, "style": 0.1}, parsed=True,
-                             metrics={"correct": float(accuracy > 0.4), f"{sample.task}_share": share})
+        return Score.combine(
+            parts,
+            {"accuracy": 0.9, "style": 0.1},
+            parsed=True,
+            metrics={"correct": float(accuracy > 0.4), f"{sample.task}_share": share},
+        )
 
     def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
         """The accuracy becomes the share of completions of the group that it reaches (its rank)."""

@@ -4,6 +4,7 @@
 order in which groups close changes with `speed_seed`, while what an episode does depends only on its place and on the
 weights. Its inference reads the learner's weights, so a wrong version shows in the result.
 """
+
 from __future__ import annotations
 
 import random
@@ -90,7 +91,9 @@ class SmallLearner:
 
 def features(job: Job, count: int) -> torch.Tensor:
     """What an episode sees (decisions, 8): a function of its place alone."""
-    generator = torch.Generator().manual_seed(1_000_003 * job.step + 1009 * job.place + 31 * job.member)
+    generator = torch.Generator().manual_seed(
+        1_000_003 * job.step + 1009 * job.place + 31 * job.member
+    )
     return torch.randn(64, 8, generator=generator)[:count]
 
 
@@ -105,9 +108,19 @@ class Told:
 class Arena:
     """A GroupSource; see the module. `empty` places give nothing; `lag` versions pass until its actor takes weights over."""
 
-    def __init__(self, learner: SmallLearner, *, places: int = 6, members: int = 3, slots: int = 8, stages: int = 2,
-                 speed_seed: int = 0, empty: Sequence[tuple[int, int]] = (), lag: int = 0,
-                 hook: Callable[[str, Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        learner: SmallLearner,
+        *,
+        places: int = 6,
+        members: int = 3,
+        slots: int = 8,
+        stages: int = 2,
+        speed_seed: int = 0,
+        empty: Sequence[tuple[int, int]] = (),
+        lag: int = 0,
+        hook: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self.learner, self.places, self.members, self.lag = learner, places, members, lag
         self.stages, self.slots = Stages(slots, stages), slots
         self.rng = random.Random(speed_seed)

@@ -5,6 +5,7 @@
 Starting processes takes longer than a small run, so they are used again. A job is ["module:function", *arguments]; what the jobs
 returned in a process is written to JOBS.json.RANK, as a list. With further arguments the processes end as that `mmrl` command does.
 """
+
 from __future__ import annotations
 
 import gc
@@ -64,7 +65,9 @@ def train_damaged(path: str, overrides: list[str], continues: str, steps: int) -
     """A copy of a run goes on after a bit of its last checkpoint's weights, of step `steps`, was flipped."""
     config = load_config(path, overrides)
     copied(str(Path(config.dir) / continues), config.name, steps)
-    file = Path(config.dir) / config.name / "checkpoints" / f"step_{steps:06d}" / "model.safetensors"
+    file = (
+        Path(config.dir) / config.name / "checkpoints" / f"step_{steps:06d}" / "model.safetensors"
+    )
     if os.environ["RANK"] == "0":
         flip_bit(file, 8 * file.stat().st_size - 5)
     torch.distributed.barrier()
@@ -78,7 +81,9 @@ def work(jobs: Path) -> None:
         module, _, function = name.partition(":")
         returned.append(getattr(importlib.import_module(module), function)(*arguments))
         forget_plugin()
-        jobs.with_name(f"{jobs.name}.{os.environ['RANK']}").write_text(json.dumps(returned), encoding="utf-8")
+        jobs.with_name(f"{jobs.name}.{os.environ['RANK']}").write_text(
+            json.dumps(returned), encoding="utf-8"
+        )
 
 
 def whole() -> None:

@@ -1,4 +1,5 @@
 """Ray clusters of two nodes on this machine for tests, and what they leave behind."""
+
 from __future__ import annotations
 
 import os
@@ -22,9 +23,16 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.ray = ray
-        health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4,
-                  "prestart_worker_first_driver": False, "worker_niceness": 0}
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "_system_config": health})
+        health = {
+            "health_check_initial_delay_ms": 0,
+            "health_check_period_ms": 500,
+            "health_check_failure_threshold": 4,
+            "prestart_worker_first_driver": False,
+            "worker_niceness": 0,
+        }
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": cpus, "_system_config": health}
+        )
         self.address = str(self.cluster.address)
 
     def add(self, cpus: int) -> Any:

@@ -1,4 +1,5 @@
 """What the processes of a run tell of their Ray workers; a job of tests/process_worker.py. Ray itself is not started."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -21,4 +22,8 @@ def tell() -> dict[str, Any]:
     if world.rank == 1:
         for kind in ("rewards", "rollouts", "rewards"):
             cluster.count_restart(kind, "it was killed")
-    return {"metrics": cluster_metrics(cluster, world), "local": cluster_metrics(None, world), "here": local_processes(world.size)}
+    return {
+        "metrics": cluster_metrics(cluster, world),
+        "local": cluster_metrics(None, world),
+        "here": local_processes(world.size),
+    }

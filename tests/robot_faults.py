@@ -1,4 +1,5 @@
 """Simulators that misbehave, for tests; imported by the workers by name."""
+
 from __future__ import annotations
 
 import contextlib

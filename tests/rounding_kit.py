@@ -10,6 +10,7 @@ flex attention, under AVX-512 and AVX2 (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA,
 were at most 1.02 times that, of gradients 1.14 times, while the largest differences themselves varied from 1e-6 to 2.5e-5. A wrong
 mask, position or scale costs hundreds of times more.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +30,9 @@ def _apart(a: Found, b: Found) -> tuple[float, float]:
     return float((a[0].double() - b[0].double()).norm()), float(torch.stack(squares).sum().sqrt())
 
 
-def assert_same(run: Callable[[], Found], found: Found, weights: Iterable[torch.nn.Parameter]) -> None:
+def assert_same(
+    run: Callable[[], Found], found: Found, weights: Iterable[torch.nn.Parameter]
+) -> None:
     """That `found`, log-probs and gradients, is what `run` computes with these `weights`, to fp32 rounding."""
     weights, draw = list(weights), torch.Generator().manual_seed(7)
     assert all(p.dtype == torch.float32 for p in weights)
@@ -38,12 +41,23 @@ def assert_same(run: Callable[[], Found], found: Found, weights: Iterable[torch.
     try:
         with torch.no_grad():
             for p in weights:
-                p.copy_(torch.nextafter(p, torch.where(torch.rand(p.shape, generator=draw) < 0.5, torch.inf, -torch.inf)))
+                p.copy_(
+                    torch.nextafter(
+                        p,
+                        torch.where(
+                            torch.rand(p.shape, generator=draw) < 0.5, torch.inf, -torch.inf
+                        ),
+                    )
+                )
         moved = _apart(run(), expected)
     finally:
         with torch.no_grad():
             for p, old in zip(weights, kept, strict=True):
                 p.copy_(old)
-    for what, distance, one in zip(("log-probs", "gradients"), _apart(found, expected), moved, strict=True):
+    for what, distance, one in zip(
+        ("log-probs", "gradients"), _apart(found, expected), moved, strict=True
+    ):
         assert one > 0, f"the weights do not show in the {what}"
-        assert distance <= SLACK * one, f"{what} lie {distance:.3g} apart, {distance / one:.3g} roundings of the weights"
+        assert distance <= SLACK * one, (
+            f"{what} lie {distance:.3g} apart, {distance / one:.3g} roundings of the weights"
+        )

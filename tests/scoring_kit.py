@@ -1,5 +1,6 @@
 """Threads in the place of reward processes: the pipe, the frames and the loop of mmrl.workers.scoring are real, starting is
 free."""
+
 from __future__ import annotations
 
 import contextlib
@@ -28,6 +29,7 @@ PATIENCE_S = 20  # for one test; each takes less than a second
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
     """A loop inside that does not end raises TimeoutError."""
+
     def too_long(*_: Any) -> None:
         raise TimeoutError(f"expected the test to end within {PATIENCE_S} s")
 
@@ -187,4 +189,7 @@ def scorer(workers: int, timeout_s: float = 5.0) -> Scorer:
 
 
 def jobs(*texts: str, key: int = 0) -> list[ScoreJob]:
-    return [ScoreJob(key, Sample(f"{i}", "told", "s", "q", None), text, CONTEXT) for i, text in enumerate(texts)]
+    return [
+        ScoreJob(key, Sample(f"{i}", "told", "s", "q", None), text, CONTEXT)
+        for i, text in enumerate(texts)
+    ]

@@ -5,6 +5,7 @@
 A plan is a list of {"config": path, "overrides": [...], "out": folder}: the trained model is written to OUT, and what each process
 found (a row of metrics for every step in the main one, the last row in each, or the error) to OUT.RANK.json.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -35,7 +36,9 @@ def fine_tune(config: str, overrides: list[str], out: str) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
 
     def note(step: int, metrics: Mapping[str, Any]) -> None:
-        rows.append({"step": step, **{k: v for k, v in metrics.items() if k not in ("seconds", "failures")}})
+        rows.append(
+            {"step": step, **{k: v for k, v in metrics.items() if k not in ("seconds", "failures")}}
+        )
 
     torch.manual_seed(settings.seed)
     try:
@@ -59,7 +62,9 @@ def whole() -> None:
     *plan, command = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for job in plan:
         found = fine_tune(**job)
-        Path(f"{job['out']}.{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
+        Path(f"{job['out']}.{os.environ['RANK']}.json").write_text(
+            json.dumps(found), encoding="utf-8"
+        )
     sft_command(Path(command["config"]), command["overrides"], Path(command["out"]), quiet=False)
     assert not torch.distributed.is_initialized(), "the command leaves the process group"
 

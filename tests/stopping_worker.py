@@ -1,4 +1,5 @@
 """Runs that one of two processes breaks, each in a way of its own; jobs of tests/process_worker.py."""
+
 from __future__ import annotations
 
 import contextlib
@@ -51,7 +52,9 @@ def broken(kind: str) -> Iterator[None]:
 
 def stop(path: str, engine: str, kind: str, breaker: int) -> str:
     """With what error the run called ENGINE-KIND ended in this process; the process `breaker` breaks it."""
-    trainer = Trainer(load_config(path, [f"name={engine}-{kind}", f"engine.train={engine}", "train.steps=2"]))
+    trainer = Trainer(
+        load_config(path, [f"name={engine}-{kind}", f"engine.train={engine}", "train.steps=2"])
+    )
     with broken(kind) if trainer.world.rank == breaker else contextlib.nullcontext():
         try:
             trainer.fit()

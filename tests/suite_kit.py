@@ -3,6 +3,7 @@
 `evaluate_suite` reads a shipped suite's data from a folder as the release has it, scores the replies, sums them
 up, runs the official scorers with their submission files, and gives the suite's line of the table.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,20 @@ from mmrl.rollout import SamplingSettings
 from mmrl.types import ImageSize, Sample, StopReason, Turn
 from mmrl.workers.scoring import Scorer
 
-__all__ = ["BOOK", "FIXTURES", "Golden", "Outcome", "Reply", "agree", "evaluate_suite", "golden", "put", "put_parquet",
-           "put_picture", "told"]
+__all__ = [
+    "BOOK",
+    "FIXTURES",
+    "Golden",
+    "Outcome",
+    "Reply",
+    "agree",
+    "evaluate_suite",
+    "golden",
+    "put",
+    "put_parquet",
+    "put_picture",
+    "told",
+]
 
 FIXTURES = Path(__file__).resolve().parent.parent / "assets" / "fixtures"
 BOOK = load_suites(Path(__file__).resolve().parent.parent / "configs" / "suites.yaml")
@@ -46,8 +59,12 @@ def golden(name: str) -> Golden:
     """The fixture assets/fixtures/suites/<name>.json."""
     found = json.loads((FIXTURES / "suites" / f"{name}.json").read_text(encoding="utf-8"))
     cases = found["cases"]
-    return Golden([{**found["row"], **case["row"]} for case in cases], [case["reply"] for case in cases],
-                  [case["value"] for case in cases], found["official"])
+    return Golden(
+        [{**found["row"], **case["row"]} for case in cases],
+        [case["reply"] for case in cases],
+        [case["value"] for case in cases],
+        found["official"],
+    )
 
 
 def told(found: Golden, ids: list[str]) -> Reply:
@@ -60,8 +77,11 @@ def agree(found: Golden, ids: list[str], *mine: Mapping[str, float]) -> None:
     """Every reply has the value that the program gives it, in the one table of `mine` that has it."""
     known = {name: value for table in mine for name, value in table.items()}
     assert known.keys() == set(ids), "every row is a sample"
-    assert {name: (reply, known[name], value) for name, reply, value in zip(ids, found.replies, found.values, strict=True)
-            if known[name] != pytest.approx(value, abs=1e-6)} == {}
+    assert {
+        name: (reply, known[name], value)
+        for name, reply, value in zip(ids, found.replies, found.values, strict=True)
+        if known[name] != pytest.approx(value, abs=1e-6)
+    } == {}
 
 
 @dataclass(frozen=True)
@@ -75,13 +95,17 @@ class Outcome:
 
     def values(self, metric: str) -> dict[str, float]:
         """Sample id -> its value of a metric; 0 for what the answer's score lacks."""
-        return {row["id"]: float(row["score"]["metrics"].get(metric, 0.0)) for row in self.predictions}
+        return {
+            row["id"]: float(row["score"]["metrics"].get(metric, 0.0)) for row in self.predictions
+        }
 
 
 def _prompt(sample: Sample, task: Any) -> Any:
     """Stands for an encoded prompt: the sizes of the sample's pictures as they are."""
     size = (int(sample.params.get("width", 32)), int(sample.params.get("height", 32)))
-    return SimpleNamespace(sample=sample, images=(ImageSize(size, size),) * len(sample.images), videos=())
+    return SimpleNamespace(
+        sample=sample, images=(ImageSize(size, size),) * len(sample.images), videos=()
+    )
 
 
 class _Speaker:
@@ -91,11 +115,21 @@ class _Speaker:
         self.reply, self.stop = reply, stop
 
     def generate(self, requests: Iterable[Any], settings: SamplingSettings) -> list[list[Turn]]:
-        return [[Turn((1,), self.reply(r.prompt.sample), (0.0,), self.stop)] * r.count for r in requests]
+        return [
+            [Turn((1,), self.reply(r.prompt.sample), (0.0,), self.stop)] * r.count for r in requests
+        ]
 
 
-def evaluate_suite(name: str, root: Path, reply: Reply, out: Path, *, answers: str | None = None,
-                   frame: CoordFrame = CoordFrame.ABS_ORIG, stop: StopReason = StopReason.EOS) -> Outcome:
+def evaluate_suite(
+    name: str,
+    root: Path,
+    reply: Reply,
+    out: Path,
+    *,
+    answers: str | None = None,
+    frame: CoordFrame = CoordFrame.ABS_ORIG,
+    stop: StopReason = StopReason.EOS,
+) -> Outcome:
     """Evaluate the shipped suite `name` on the data below `root` as `mmrl eval --suite NAME --answers ANSWERS` does; every reply
     ended because of `stop`.
 
@@ -108,18 +142,28 @@ def evaluate_suite(name: str, root: Path, reply: Reply, out: Path, *, answers: s
         return _prompt(sample, task)
 
     encode.ahead = None  # type: ignore[attr-defined]
-    policy: Any = SimpleNamespace(encoder=encode, template=SimpleNamespace(name="told", frame=frame))
+    policy: Any = SimpleNamespace(
+        encoder=encode, template=SimpleNamespace(name="told", frame=frame)
+    )
     engine: Any = _Speaker(reply, stop)
-    settings = EvalSettings(SamplingSettings(max_new_tokens=suite.settings.max_new_tokens or 64), 0, on_error="raise")
+    settings = EvalSettings(
+        SamplingSettings(max_new_tokens=suite.settings.max_new_tokens or 64), 0, on_error="raise"
+    )
     specs = [(s.config.task, dict(s.config.params)) for s in sources]
     with Scorer(specs, [s.task for s in sources], workers=0) as scorer:
         found = evaluate(policy, engine, scorer, sources, settings)
     run_benchmarks(found, sources, folder / "submissions")
     write_evaluation(found, folder)
     again = rescore(folder / "predictions.jsonl")
-    assert not again.broken and [r.line for r in again.rows if r.changed] == [], "mmrl score gives another score"
-    return Outcome(suite_row(name, suite, found.results, found.predictions, None, None, answers), found.results, found.predictions,
-                   folder)
+    assert not again.broken and [r.line for r in again.rows if r.changed] == [], (
+        "mmrl score gives another score"
+    )
+    return Outcome(
+        suite_row(name, suite, found.results, found.predictions, None, None, answers),
+        found.results,
+        found.predictions,
+        folder,
+    )
 
 
 def put(path: Path, value: Any = b"") -> Path:
@@ -128,7 +172,11 @@ def put(path: Path, value: Any = b"") -> Path:
     if isinstance(value, bytes):
         path.write_bytes(value)
     else:
-        lines = "".join(json.dumps(row) + "\n" for row in value) if path.suffix == ".jsonl" else json.dumps(value)
+        lines = (
+            "".join(json.dumps(row) + "\n" for row in value)
+            if path.suffix == ".jsonl"
+            else json.dumps(value)
+        )
         path.write_text(lines, encoding="utf-8")
     return path
 

@@ -2,6 +2,7 @@
 
 Run in a process of its own: MKL decides at its first product, which another test may have made.
 """
+
 from __future__ import annotations
 
 import copy
@@ -41,14 +42,25 @@ print(len(different), different[:5])
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["", "avx2"])
 def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(capability: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    environment = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {
+        "PYTHONPATH": str(REPO),
+        "OMP_NUM_THREADS": "1",
+    }
     if capability:
         environment["ATEN_CPU_CAPABILITY"] = capability
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.stdout.startswith("0 []"), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("shape", [(1, 6), (2, 6), (3, 6), (1, 3, 6), (4, 6), (2, 5, 6), (0, 6), (6,)])
+@pytest.mark.parametrize(
+    "shape", [(1, 6), (2, 6), (3, 6), (1, 3, 6), (4, 6), (2, 5, 6), (0, 6), (6,)]
+)
 def test_a_batch_invariant_layer_is_a_linear_layer(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layer, given = torch.nn.Linear(6, 5), torch.randn(shape, requires_grad=True)
@@ -57,14 +69,20 @@ def test_a_batch_invariant_layer_is_a_linear_layer(shape: tuple[int, ...]) -> No
     found, expected = invariant(given), layer(given)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected)
-    grads = [torch.autograd.grad(out.square().sum(), (given, *module.parameters()))
-             for out, module in ((found, invariant), (expected, layer))]
+    grads = [
+        torch.autograd.grad(out.square().sum(), (given, *module.parameters()))
+        for out, module in ((found, invariant), (expected, layer))
+    ]
     torch.testing.assert_close(*grads)
 
 
-def test_a_policy_on_a_cpu_that_needs_it_is_batch_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_on_a_cpu_that_needs_it_is_batch_invariant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for needed in (True, False):
-        monkeypatch.setattr(batch_invariance, "needs_batch_invariance", lambda needed=needed: needed)
+        monkeypatch.setattr(
+            batch_invariance, "needs_batch_invariance", lambda needed=needed: needed
+        )
         kinds = {type(m) for m in fresh_policy().model.modules() if isinstance(m, torch.nn.Linear)}
         assert kinds == {BatchInvariantLinear if needed else torch.nn.Linear}
     monkeypatch.setattr(batch_invariance, "needs_batch_invariance", lambda: True)
@@ -76,5 +94,13 @@ def test_a_policy_on_a_cpu_that_needs_it_is_batch_invariant(monkeypatch: pytest.
 def test_a_setting_of_the_users_own_stays() -> None:
     program = "import os, mmrl; print(os.environ['MKL_CBWR'])"
     environment = {**os.environ, "PYTHONPATH": str(REPO), "MKL_CBWR": "COMPATIBLE"}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
-                          timeout=120).stdout.strip() == "COMPATIBLE"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout.strip()
+        == "COMPATIBLE"
+    )

@@ -1,4 +1,5 @@
 """What scripts/bench_schedule.py measures is what `mmrl train` runs: the trainer's own executor, made from a configuration."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -34,25 +35,48 @@ def test_every_measured_system_is_one_that_a_configuration_gives(tmp_path: Path)
         assert made == PipelineSettings(schedule=kind, staleness=int(kind == "async")), name  # type: ignore[arg-type]
         for row in recorded:
             measured = dict(row["systems"][name]["executor"])
-            assert measured.pop("shared", True), "a choice that there was once, which no run ever made otherwise"
-            assert measured == dataclasses.asdict(made), f"{name} was measured otherwise: record it again"
+            assert measured.pop("shared", True), (
+                "a choice that there was once, which no run ever made otherwise"
+            )
+            assert measured == dataclasses.asdict(made), (
+                f"{name} was measured otherwise: record it again"
+            )
     assert all(row["systems"].keys() == SYSTEMS.keys() for row in recorded)
 
 
 def test_rows_of_another_machine_or_another_script_are_not_kept() -> None:
     here = {"cpu": "a", "cores": 2, "memory_gib": 8.0, "load_1min": 0.1}
-    rows = {"tiny": {"systems": {"serial": {}, "streaming": {}}}, "old": {"systems": {"serial": {}, "stage_overlap": {}}}}
-    assert list(kept_rows({"machine": here, "real": rows}, {**here, "load_1min": 9.0}, ("serial", "streaming"))) == ["tiny"]
+    rows = {
+        "tiny": {"systems": {"serial": {}, "streaming": {}}},
+        "old": {"systems": {"serial": {}, "stage_overlap": {}}},
+    }
+    assert list(
+        kept_rows(
+            {"machine": here, "real": rows}, {**here, "load_1min": 9.0}, ("serial", "streaming")
+        )
+    ) == ["tiny"]
     for other in ({"cpu": "b"}, {"cores": 4}, {"memory_gib": 16.0}):
-        assert kept_rows({"machine": {**here, **other}, "real": rows}, here, ("serial", "streaming")) == {}
+        assert (
+            kept_rows({"machine": {**here, **other}, "real": rows}, here, ("serial", "streaming"))
+            == {}
+        )
     assert kept_rows({"machine": {}}, here, ("serial",)) == {}
 
 
 @pytest.mark.slow
 def test_a_costed_run_sleeps_where_it_says(tmp_path: Path) -> None:
     costs = dataclasses.replace(FREE, render=0.4, infer=0.2, train=0.6)
-    summaries, settings = run(config_of(costs, tmp_path, *SYSTEMS["async_4"]), 1, functools.partial(CostedRollouts, costs=costs))
+    summaries, settings = run(
+        config_of(costs, tmp_path, *SYSTEMS["async_4"]),
+        1,
+        functools.partial(CostedRollouts, costs=costs),
+    )
     (found,) = summaries
-    busy = {stage: found["wall_s"] * (1 - found["stages"][stage]["bubble"]) for stage in ("render", "infer", "train")}
-    assert all(busy[stage] >= wanted for stage, wanted in (("render", 0.2), ("infer", 0.2), ("train", 0.6))), busy
+    busy = {
+        stage: found["wall_s"] * (1 - found["stages"][stage]["bubble"])
+        for stage in ("render", "infer", "train")
+    }
+    assert all(
+        busy[stage] >= wanted for stage, wanted in (("render", 0.2), ("infer", 0.2), ("train", 0.6))
+    ), busy
     assert settings.schedule == "async" and settings.staleness == 1

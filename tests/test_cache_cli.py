@@ -1,4 +1,5 @@
 """`mmrl cache stats | verify | prune`: what is printed, the JSON for scripts, and the exit status."""
+
 from __future__ import annotations
 
 import json
@@ -21,7 +22,13 @@ def cache(tmp_path: Path) -> Path:
     store = TensorStore(tmp_path / "cache")
     for i in range(4):
         key = make_key(number=i)
-        store.get_or_build(key, lambda i=i: ({"x": torch.full((4096,), i)}, {"kind": "features" if i < 2 else "pixels"})).close()
+        store.get_or_build(
+            key,
+            lambda i=i: (
+                {"x": torch.full((4096,), i)},
+                {"kind": "features" if i < 2 else "pixels"},
+            ),
+        ).close()
         when = time.time_ns() - (i + 1) * 86400 * 10**9
         os.utime(file_of(tmp_path / "cache", i), ns=(when, when))
     store.flush(wait_s=5)
@@ -38,7 +45,9 @@ def damage(cache: Path, number: int) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["mmrl", "cache", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -46,62 +55,121 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
     return int(ended.value.code or 0), out.out, out.err
 
 
-def test_stats(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, _ = run(monkeypatch, capsys, "stats", cache)
-    lines = {line.split("│")[1].strip(): [c.strip() for c in line.split("│")[2:-1]] for line in out.splitlines() if "│" in line}
-    assert status == 0 and lines["features"][0] == lines["pixels"][0] == "2" and lines["(all)"][0] == "4"
-    assert lines["pixels"][1] == "64.5 KiB" and "least recently used entry: 4.0 days ago" in out and "0.0% of 4 requests" in out
+    lines = {
+        line.split("│")[1].strip(): [c.strip() for c in line.split("│")[2:-1]]
+        for line in out.splitlines()
+        if "│" in line
+    }
+    assert (
+        status == 0
+        and lines["features"][0] == lines["pixels"][0] == "2"
+        and lines["(all)"][0] == "4"
+    )
+    assert (
+        lines["pixels"][1] == "64.5 KiB"
+        and "least recently used entry: 4.0 days ago" in out
+        and "0.0% of 4 requests" in out
+    )
     status, out, _ = run(monkeypatch, capsys, "stats", cache, "--json")
     tree = json.loads(out)
     size = sum(file_of(cache, i).stat().st_size for i in range(4))
-    assert status == 0 and tree["entries"] == 4 and tree["bytes"] == size and tree["counts"]["builds"] == 4
+    assert (
+        status == 0
+        and tree["entries"] == 4
+        and tree["bytes"] == size
+        and tree["counts"]["builds"] == 4
+    )
     assert tree["kinds"]["pixels"] == {"entries": 2, "bytes": size // 2}
     assert time.time() - tree["least_recent_use"] == pytest.approx(4 * 86400, abs=60)
 
 
-def test_stats_of_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_of_an_empty_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     TensorStore(tmp_path)
     status, out, _ = run(monkeypatch, capsys, "stats", tmp_path)
     assert status == 0 and "(all)" in out and "requests" not in out
-    assert json.loads(run(monkeypatch, capsys, "stats", tmp_path, "--json")[1])["least_recent_use"] is None
+    assert (
+        json.loads(run(monkeypatch, capsys, "stats", tmp_path, "--json")[1])["least_recent_use"]
+        is None
+    )
 
 
-def test_verify(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, capsys, "verify", cache)[0] == 0
     damage(cache, 1)
     status, out, _ = run(monkeypatch, capsys, "verify", cache)
-    assert status == 1 and make_key(number=1) in out and "the checksum differs" in out and "1 damaged, 0 removed" in out
+    assert (
+        status == 1
+        and make_key(number=1) in out
+        and "the checksum differs" in out
+        and "1 damaged, 0 removed" in out
+    )
     assert "remove them with --delete" in out and file_of(cache, 1).exists()
     status, out, _ = run(monkeypatch, capsys, "verify", cache, "--json")
-    assert status == 1 and json.loads(out)["damaged"] == [{"key": make_key(number=1), "why": "the checksum differs"}]
+    assert status == 1 and json.loads(out)["damaged"] == [
+        {"key": make_key(number=1), "why": "the checksum differs"}
+    ]
     status, out, _ = run(monkeypatch, capsys, "verify", cache, "--delete")
     assert status == 0 and "1 damaged, 1 removed" in out and not file_of(cache, 1).exists()
     status, out, _ = run(monkeypatch, capsys, "verify", cache, "--json")
     assert status == 0 and json.loads(out)["entries"] == 3
 
 
-def test_prune(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, _ = run(monkeypatch, capsys, "prune", cache, "--unused-days", 3.5)
     assert status == 0 and out.startswith("1 entries removed") and not file_of(cache, 3).exists()
     one = file_of(cache, 0).stat().st_size
     held = TensorStore(cache).get(make_key(number=0))
-    status, out, _ = run(monkeypatch, capsys, "prune", cache, "--max-gib", 2.5 * one / 2**30, "--json")
-    assert status == 0 and json.loads(out) == {"removed": 1, "bytes_left": 2 * one, "kept_in_use": False}
+    status, out, _ = run(
+        monkeypatch, capsys, "prune", cache, "--max-gib", 2.5 * one / 2**30, "--json"
+    )
+    assert status == 0 and json.loads(out) == {
+        "removed": 1,
+        "bytes_left": 2 * one,
+        "kept_in_use": False,
+    }
     assert file_of(cache, 1).exists() and not file_of(cache, 2).exists()
     status, out, _ = run(monkeypatch, capsys, "prune", cache, "--max-gib", 0)
-    assert status == 1 and "those entries are in use" in out and file_of(cache, 0).exists() and held is not None
+    assert (
+        status == 1
+        and "those entries are in use" in out
+        and file_of(cache, 0).exists()
+        and held is not None
+    )
     held.close()
-    assert run(monkeypatch, capsys, "prune", cache, "--max-gib", 0)[0] == 0 and not file_of(cache, 0).exists()
+    assert (
+        run(monkeypatch, capsys, "prune", cache, "--max-gib", 0)[0] == 0
+        and not file_of(cache, 0).exists()
+    )
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["stats", "{}/none"], "expected a tensor cache, found no folder 'tensors-v1'"),
-    (["verify", "{}"], "expected a tensor cache"), (["prune", "{}", "--max-gib", "1"], "expected a tensor cache"),
-    (["prune", "{}/cache"], "expected --max-gib or --unused-days"),
-    (["prune", "{}/cache", "--max-gib", "inf"], "expected a finite number"),
-    (["prune", "{}/cache", "--unused-days", "inf"], "expected a finite number")])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["stats", "{}/none"], "expected a tensor cache, found no folder 'tensors-v1'"),
+        (["verify", "{}"], "expected a tensor cache"),
+        (["prune", "{}", "--max-gib", "1"], "expected a tensor cache"),
+        (["prune", "{}/cache"], "expected --max-gib or --unused-days"),
+        (["prune", "{}/cache", "--max-gib", "inf"], "expected a finite number"),
+        (["prune", "{}/cache", "--unused-days", "inf"], "expected a finite number"),
+    ],
+)
 def test_mistakes_end_with_status_2_and_touch_nothing(
-        cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
+) -> None:
     before = sorted(cache.parent.rglob("*"))
     status, _, err = run(monkeypatch, capsys, *(w.format(cache.parent) for w in words))
     assert status == 2 and says in err and sorted(cache.parent.rglob("*")) == before

@@ -1,5 +1,6 @@
 """A run on clips with a frozen tower, stopped and resumed, equals the run in one go, bit for bit: with a fresh cache, a warm one,
 and none."""
+
 from __future__ import annotations
 
 import shutil
@@ -15,9 +16,20 @@ from tests.engine_kit import config_file, small_run
 from tests.test_contrast_run import VIDEO, mixed_file
 
 
-def trainer(folder: Path, data: str, cache: str | None, *, resume: bool = False, stop_after: int | None = None) -> Trainer:
-    tree = small_run(folder, data, train={"steps": 3, "prompts_per_step": 4, "save_every": 1},
-                     algorithm={"contrast": {"kind": "shuffle", "skip": False}, "dynamic_sampling": False})
+def trainer(
+    folder: Path,
+    data: str,
+    cache: str | None,
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+) -> Trainer:
+    tree = small_run(
+        folder,
+        data,
+        train={"steps": 3, "prompts_per_step": 4, "save_every": 1},
+        algorithm={"contrast": {"kind": "shuffle", "skip": False}, "dynamic_sampling": False},
+    )
     tree["model"]["freeze"] = ["vision", "projector"]
     tree["data"].update(video=VIDEO, cache={"dir": cache})
 
@@ -25,7 +37,9 @@ def trainer(folder: Path, data: str, cache: str | None, *, resume: bool = False,
         if kind == "checkpoint" and payload["step"] == stop_after:
             raise KeyboardInterrupt
 
-    made = Trainer(load_config(config_file(folder / "c.yaml", tree)), resume=resume, on_event=on_event)
+    made = Trainer(
+        load_config(config_file(folder / "c.yaml", tree)), resume=resume, on_event=on_event
+    )
     if stop_after is None:
         made.fit()
     else:
@@ -50,5 +64,10 @@ def test_resuming_with_cached_features_changes_no_bit(tmp_path: Path) -> None:
     first = whole.policy.encoder.visuals.stats
     assert first.encoded > 0
     again = trainer(tmp_path / "again", data, str(tmp_path / "cache_whole"))
-    assert again.policy.encoder.visuals.stats.built == 0, "a second run on the same cache decodes nothing"
-    assert all(torch.equal(a.detach(), b) for (_, a), b in zip(again.policy.trainable(), weights[0], strict=True))
+    assert again.policy.encoder.visuals.stats.built == 0, (
+        "a second run on the same cache decodes nothing"
+    )
+    assert all(
+        torch.equal(a.detach(), b)
+        for (_, a), b in zip(again.policy.trainable(), weights[0], strict=True)
+    )

@@ -50,7 +50,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True).returncode
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True
+        ).returncode
         == 0
     )
     yield folder
@@ -83,8 +85,14 @@ def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert checkpoints.steps() == [2, 4, 5], "the best outlives newer ones"
     assert (tmp_path / "c" / "best").resolve() == checkpoints.path(2)
     checkpoints.mark_best(5)
-    assert checkpoints.steps() == [4, 5] and os.readlink(tmp_path / "c" / "best") == "step_000005", "a relative link"
-    assert sorted(x.name for x in (tmp_path / "c").iterdir()) == ["best", "step_000004", "step_000005"], "no litter"
+    assert (
+        checkpoints.steps() == [4, 5] and os.readlink(tmp_path / "c" / "best") == "step_000005"
+    ), "a relative link"
+    assert sorted(x.name for x in (tmp_path / "c").iterdir()) == [
+        "best",
+        "step_000004",
+        "step_000005",
+    ], "no litter"
     checkpoints.save(5, p, optimizer.state_dict(), {**STATE, "note": "again"})
     assert checkpoints.load_state(5, optimizer.load_state_dict)["note"] == "again"
 
@@ -104,7 +112,18 @@ def test_optimizer_comes_back_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", first_fast(["truncated", "garbage", "emptied", "removed", "another model's", "state cut", "state removed"])
+    "damage",
+    first_fast(
+        [
+            "truncated",
+            "garbage",
+            "emptied",
+            "removed",
+            "another model's",
+            "state cut",
+            "state removed",
+        ]
+    ),
 )
 def test_damaged_checkpoints_are_named(damage: str, tmp_path: Path) -> None:
     checkpoints, p, optimizer = saver(tmp_path / "c", keep_last=3)
@@ -130,7 +149,11 @@ def test_damaged_checkpoints_are_named(damage: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         checkpoints.load_state(3, optimizer.load_state_dict)
     message = str(caught.value)
-    assert str(checkpoints.path(3)) in message and "remove that folder" in message and "1, 2" in message
+    assert (
+        str(checkpoints.path(3)) in message
+        and "remove that folder" in message
+        and "1, 2" in message
+    )
 
 
 def test_malicious_optimizer_file_is_not_executed(tmp_path: Path) -> None:
@@ -144,7 +167,10 @@ def test_malicious_optimizer_file_is_not_executed(tmp_path: Path) -> None:
     checkpoints, p, optimizer = saver(tmp_path / "c")
     checkpoints.save(1, p, optimizer.state_dict(), STATE)
     file = checkpoints.path(1) / "trainer" / "optimizer.pt"
-    for write in (lambda: file.write_bytes(pickle.dumps(Payload())), lambda: torch.save(Payload(), file)):
+    for write in (
+        lambda: file.write_bytes(pickle.dumps(Payload())),
+        lambda: torch.save(Payload(), file),
+    ):
         write()
         with pytest.raises(CheckpointError):
             checkpoints.load_state(1, optimizer.load_state_dict)
@@ -160,7 +186,9 @@ def test_a_write_that_fails_leaves_earlier_checkpoints_alone(tmp_path: Path) -> 
             checkpoints.save(2, p, optimizer.state_dict(), STATE)
         message = str(caught.value)
         assert str(tmp_path / "c") in message and "GiB free" in message and "--resume" in message
-        assert checkpoints.steps() == [1] and [f.name for f in (tmp_path / "c").iterdir()] == ["step_000001"]
+        assert checkpoints.steps() == [1] and [f.name for f in (tmp_path / "c").iterdir()] == [
+            "step_000001"
+        ]
     assert {f: f.read_bytes() for f in checkpoints.path(1).rglob("*") if f.is_file()} == before
     checkpoints.save(2, p, optimizer.state_dict(), STATE)
     assert checkpoints.steps() == [2]
@@ -171,10 +199,14 @@ def test_full_disk(small_disk: Path) -> None:
     checkpoints.save(1, p, optimizer.state_dict(), STATE)
     with (
         full(small_disk),
-        pytest.raises(CheckpointError, match=r"small/c .*GiB free.*Earlier checkpoints \(1\) are untouched"),
+        pytest.raises(
+            CheckpointError, match=r"small/c .*GiB free.*Earlier checkpoints \(1\) are untouched"
+        ),
     ):
         checkpoints.save(2, p, optimizer.state_dict(), STATE)
-    assert checkpoints.steps() == [1] and checkpoints.load_state(1, optimizer.load_state_dict) == STATE
+    assert (
+        checkpoints.steps() == [1] and checkpoints.load_state(1, optimizer.load_state_dict) == STATE
+    )
     checkpoints.save(2, p, optimizer.state_dict(), STATE)
     assert checkpoints.steps() == [1, 2]
 
@@ -219,21 +251,32 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     leftovers = 0
     p = fresh_policy()
     optimizer = build_optimizer(p.trainable(), load_config().optim)
-    with subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, tiny_folder(), str(folder)], cwd=REPO, env=ENVIRONMENT, text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVE_FOREVER, tiny_folder(), str(folder)],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         for attempt in range(20):
             if attempt >= 4 and leftovers:
                 break
             print(file=process.stdin, flush=True)
-            saved = next(line.split() for line in process.stdout if line.startswith("saved "))  # libraries may print before it
+            saved = next(
+                line.split() for line in process.stdout if line.startswith("saved ")
+            )  # libraries may print before it
             time.sleep(0.05 + 0.0137 * attempt)
             os.kill(int(saved[2]), signal.SIGKILL)
             assert "gone\n" in process.stdout
             checkpoints = Checkpoints(folder, 2)
             leftovers += len([f for f in folder.iterdir() if f.name.startswith(".")])
             checkpoints.clean()
-            assert checkpoints.steps() and not [f for f in folder.iterdir() if f.name.startswith(".")]
+            assert checkpoints.steps() and not [
+                f for f in folder.iterdir() if f.name.startswith(".")
+            ]
             for step in checkpoints.steps():
                 assert checkpoints.load_state(step, optimizer.load_state_dict) == {"step": step}
                 fresh_policy(path=str(checkpoints.path(step)))
@@ -244,7 +287,9 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 
 def small(tmp_path: Path, **sections: Any) -> Any:
     train_file = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(8)])
-    return load_config(config_file(tmp_path / "c.yaml", small_run(tmp_path / "runs", train_file, **sections)))
+    return load_config(
+        config_file(tmp_path / "c.yaml", small_run(tmp_path / "runs", train_file, **sections))
+    )
 
 
 @pytest.mark.slow
@@ -254,14 +299,21 @@ def test_training_goes_on_with_an_alarm_and_the_last_save_fails_loudly(tmp_path:
     trainer = Trainer(settings, on_event=lambda kind, payload: events.append((kind, payload)))
     with contextlib.ExitStack() as stack:
         trainer.on_event = lambda kind, payload: (
-            stack.enter_context(file_size_limit(200_000)) if kind == "step" and payload["step"] == 2 else None,
-            events.append((kind, payload)))[1]
+            stack.enter_context(file_size_limit(200_000))
+            if kind == "step" and payload["step"] == 2
+            else None,
+            events.append((kind, payload)),
+        )[1]
         with pytest.raises(CheckpointError, match=r"step 3 .*GiB free.*Earlier checkpoints \(1\)"):
             trainer.fit()
     run = trainer.folder.path
-    assert trainer.checkpoints.steps() == [1] and [r["step"] for r in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3]
+    assert trainer.checkpoints.steps() == [1] and [
+        r["step"] for r in read_jsonl(run / "metrics.jsonl")
+    ] == [1, 2, 3]
     alarms = read_jsonl(run / "alarms.jsonl")
-    assert [(a["step"], a["name"], a["severity"]) for a in alarms] == [(2, "checkpoint_failed", "error")]
+    assert [(a["step"], a["name"], a["severity"]) for a in alarms] == [
+        (2, "checkpoint_failed", "error")
+    ]
     assert [p.name for kind, p in events if kind == "alarm"] == ["checkpoint_failed"]
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     resumed = Trainer(settings, resume=True)
@@ -275,14 +327,21 @@ def test_run_whose_checkpoints_disk_is_full(tmp_path: Path, small_disk: Path) ->
     run = tmp_path / "runs" / "run"
     run.mkdir(parents=True)
     (run / "checkpoints").symlink_to(small_disk)
-    with full(small_disk), pytest.raises(CheckpointError, match=r"GiB free.*Earlier checkpoints \(none\)"):
+    with (
+        full(small_disk),
+        pytest.raises(CheckpointError, match=r"GiB free.*Earlier checkpoints \(none\)"),
+    ):
         Trainer(settings).fit()
     assert [a["name"] for a in read_jsonl(run / "alarms.jsonl")] == ["checkpoint_failed"]
     assert len(read_jsonl(run / "metrics.jsonl")) == 2 and not list(small_disk.iterdir())
 
 
-@pytest.mark.parametrize("file", first_fast(["model.safetensors", "config.json", "trainer/optimizer.pt"]))
-def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_mend_that_works(file: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file", first_fast(["model.safetensors", "config.json", "trainer/optimizer.pt"])
+)
+def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_mend_that_works(
+    file: str, tmp_path: Path
+) -> None:
     """One without a manifest: nothing tells what it should be, so nothing is put in its place unasked."""
     settings = small(tmp_path, train={"steps": 2, "save_every": 1})
     trainer = Trainer(settings)
@@ -291,10 +350,14 @@ def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_mend_tha
     folder = trainer.checkpoints.path(2)
     (folder / "trainer" / "manifest.json").unlink()
     state = json.loads((folder / "trainer" / "state.json").read_text())
-    (folder / "trainer" / "state.json").write_text(json.dumps({k: v for k, v in state.items() if k != "manifest"}))
+    (folder / "trainer" / "state.json").write_text(
+        json.dumps({k: v for k, v in state.items() if k != "manifest"})
+    )
     damaged = folder / file
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"step_000002.*remove that folder.*earlier complete checkpoints: 1"):
+    with pytest.raises(
+        CheckpointError, match=r"step_000002.*remove that folder.*earlier complete checkpoints: 1"
+    ):
         Trainer(settings, resume=True).fit()
     shutil.rmtree(trainer.checkpoints.path(2))
     Trainer(settings, resume=True).fit()

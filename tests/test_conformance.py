@@ -1,4 +1,5 @@
 """`mmrl tasks check` passes good tasks, and names exactly what is wrong with bad ones."""
+
 from __future__ import annotations
 
 import json
@@ -123,14 +124,19 @@ def failed(result: Conformance) -> set[str]:
 
 
 def problems(result: Conformance, check: str) -> str:
-    return " | ".join(p for finding in result.findings if finding.check == check for p in finding.problems)
+    return " | ".join(
+        p for finding in result.findings if finding.check == check for p in finding.problems
+    )
 
 
 @pytest.mark.slow
 def test_grounding_keeps_its_contract_and_its_boxes_can_be_seen(tiny: str, tmp_path: Path) -> None:
     result = check_task("grounding", model=tiny, out=tmp_path, limit=12)
     assert result.ok, [f for f in result.findings if not f.ok]
-    assert result.samples == 12 and 0 < result.tokens["min"] <= result.tokens["median"] <= result.tokens["max"]
+    assert (
+        result.samples == 12
+        and 0 < result.tokens["min"] <= result.tokens["median"] <= result.tokens["max"]
+    )
     assert set(result.lowest_gold) == {"abs_orig", "abs_resized", "rel1000", "rel1"}
     assert result.lowest_gold["abs_orig"] == 1 and min(result.lowest_gold.values()) > 0.95
     assert len(result.pictures) == 12
@@ -142,30 +148,56 @@ def test_grounding_keeps_its_contract_and_its_boxes_can_be_seen(tiny: str, tmp_p
 
 
 def test_a_task_without_boxes_passes_too(tiny: str, tmp_path: Path) -> None:
-    result = check_task(f"{PLUGIN}:CountCircles", model=tiny, params={"question": "Circles?"}, out=tmp_path)
+    result = check_task(
+        f"{PLUGIN}:CountCircles", model=tiny, params={"question": "Circles?"}, out=tmp_path
+    )
     assert result.ok, [f for f in result.findings if not f.ok]
 
 
 @pytest.mark.check_takes(2)
-@pytest.mark.parametrize(("name", "expected"), [
-    ("BadData", {"ids are unique", "loading is deterministic", "samples survive the log"}),
-    ("BadReward", {"gold scores 1", "wrong scores 0", "garbage scores 0 with a reason", "value is the weighted sum",
-                   "value in [0, 1], nothing raised"}),
-    ("BadState", {"scores are repeatable", "a worker scores the same", "summarize takes anything",
-                  "headline is measured"}),
-    ("BadPrompt", {"one image item per picture", "prompts encode and fit"}),
-])
-def test_broken_promises_are_named_and_no_others(name: str, expected: set[str], broken: Path, tiny: str,
-                                                 tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("BadData", {"ids are unique", "loading is deterministic", "samples survive the log"}),
+        (
+            "BadReward",
+            {
+                "gold scores 1",
+                "wrong scores 0",
+                "garbage scores 0 with a reason",
+                "value is the weighted sum",
+                "value in [0, 1], nothing raised",
+            },
+        ),
+        (
+            "BadState",
+            {
+                "scores are repeatable",
+                "a worker scores the same",
+                "summarize takes anything",
+                "headline is measured",
+            },
+        ),
+        ("BadPrompt", {"one image item per picture", "prompts encode and fit"}),
+    ],
+)
+def test_broken_promises_are_named_and_no_others(
+    name: str, expected: set[str], broken: Path, tiny: str, tmp_path: Path
+) -> None:
     result = check_task(f"{broken}:{name}", model=tiny, out=tmp_path / "out", limit=6)
     assert failed(result) == expected
     assert not result.ok
-    assert all(f.problems and f.mend and f.expected and f.count >= len(f.problems) for f in result.findings if not f.ok)
+    assert all(
+        f.problems and f.mend and f.expected and f.count >= len(f.problems)
+        for f in result.findings
+        if not f.ok
+    )
 
 
 @pytest.mark.slow
-def test_a_gold_answer_in_the_wrong_frame_is_found_in_exactly_the_other_frames(broken: Path, tiny: str,
-                                                                               tmp_path: Path) -> None:
+def test_a_gold_answer_in_the_wrong_frame_is_found_in_exactly_the_other_frames(
+    broken: Path, tiny: str, tmp_path: Path
+) -> None:
     result = check_task(f"{broken}:WrongFrame", model=tiny, out=tmp_path / "out", limit=6)
     assert failed(result) == {"gold scores 1"}
     assert result.lowest_gold["abs_orig"] == 1 and result.lowest_gold["rel1000"] < 0.2
@@ -173,7 +205,9 @@ def test_a_gold_answer_in_the_wrong_frame_is_found_in_exactly_the_other_frames(b
 
 
 @pytest.mark.slow
-def test_a_reward_that_hangs_or_dies_does_not_take_the_check_along(broken: Path, tiny: str, tmp_path: Path) -> None:
+def test_a_reward_that_hangs_or_dies_does_not_take_the_check_along(
+    broken: Path, tiny: str, tmp_path: Path
+) -> None:
     result = check_task(f"{broken}:Hangs", model=tiny, out=tmp_path / "out", limit=2, timeout_s=2.0)
     assert failed(result) == {"garbage scores 0 with a reason", "value in [0, 1], nothing raised"}
     found = problems(result, "garbage scores 0 with a reason")
@@ -181,7 +215,9 @@ def test_a_reward_that_hangs_or_dies_does_not_take_the_check_along(broken: Path,
     assert "reward_crash" in problems(result, "value in [0, 1], nothing raised")
 
 
-def test_what_is_no_sample_is_a_finding_not_a_crash(broken: Path, tiny: str, tmp_path: Path) -> None:
+def test_what_is_no_sample_is_a_finding_not_a_crash(
+    broken: Path, tiny: str, tmp_path: Path
+) -> None:
     result = check_task(f"{broken}:NoSamples", model=tiny, out=tmp_path / "out")
     assert "load gave a dict" in problems(result, "samples are frozen and picklable")
 
@@ -194,7 +230,9 @@ def test_unreadable_data_is_a_finding_not_a_crash(tiny: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_picture_that_vanished_is_named_and_the_others_are_checked(tiny: str, tmp_path: Path) -> None:
+def test_a_picture_that_vanished_is_named_and_the_others_are_checked(
+    tiny: str, tmp_path: Path
+) -> None:
     data = make_scenes(tmp_path / "scenes", count=4, seed=0)
     cut = tmp_path / "scenes" / "images" / "scene-0-000001.png"
     cut.write_bytes(cut.read_bytes()[:400])
@@ -211,22 +249,39 @@ def test_names_and_models_that_do_not_exist_are_the_users_error(tiny: str, tmp_p
         check_task("grounding", model=str(tmp_path / "none"), out=tmp_path)
 
 
-def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(broken: Path, tiny: str,
-                                                                            tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(
+    broken: Path, tiny: str, tmp_path: Path
+) -> None:
     out = ["--model", tiny, "--out", str(tmp_path / "out"), "--limit", "4"]
     good = CliRunner().invoke(app, ["tasks", "check", "grounding", "--param", "mode=dynamic", *out])
-    assert good.exit_code == 0 and "gold scores 1" in good.output and "prompt tokens" in good.output, good.output
-    assert "native    in a sentence, without <answer>" in good.output and "none      in a doubt" in good.output, good.output
-    assert json.loads((tmp_path / "out" / "conformance.json").read_text())["spellings"]["as asked"] == {"strict": 4}
+    assert (
+        good.exit_code == 0 and "gold scores 1" in good.output and "prompt tokens" in good.output
+    ), good.output
+    assert (
+        "native    in a sentence, without <answer>" in good.output
+        and "none      in a doubt" in good.output
+    ), good.output
+    assert json.loads((tmp_path / "out" / "conformance.json").read_text())["spellings"][
+        "as asked"
+    ] == {"strict": 4}
     bad = CliRunner().invoke(app, ["tasks", "check", f"{broken}:BadPrompt", *out])
     assert bad.exit_code == 1
-    assert all(word in bad.output for word in ("failed", "expected", "found", "mend", "image items"))
+    assert all(
+        word in bad.output for word in ("failed", "expected", "found", "mend", "image items")
+    )
 
 
 def test_levels_of_spellings_are_told_apart() -> None:
-    read = {"as asked": {"strict": 4}, "in a sentence": {"native": 3, "none": 1}, "in a doubt": {"none": 4}}
-    assert list(level_lines(read)) == ["strict    as asked", "native    in a sentence (3 of 4)",
-                                       "none      in a sentence (1 of 4), in a doubt"]
+    read = {
+        "as asked": {"strict": 4},
+        "in a sentence": {"native": 3, "none": 1},
+        "in a doubt": {"none": 4},
+    }
+    assert list(level_lines(read)) == [
+        "strict    as asked",
+        "native    in a sentence (3 of 4)",
+        "none      in a sentence (1 of 4), in a doubt",
+    ]
     assert list(level_lines({})) == []
 
 
@@ -235,11 +290,28 @@ def coco_file(folder: Path) -> Path:
     boxes = [((442, 110), [91.46, 11.16, 20.03, 15.46]), ((171, 200), [38.69, 113.8, 42.89, 7.22])]
     for number, (size, _) in enumerate(boxes):
         Image.new("RGB", size).save(folder / f"{number}.png")
-    (folder / "instances.json").write_text(json.dumps({
-        "images": [{"id": n, "file_name": f"{n}.png", "width": w, "height": h} for n, ((w, h), _) in enumerate(boxes)],
-        "annotations": [{"id": n, "image_id": n, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
-                        for n, (_, box) in enumerate(boxes)],
-        "categories": [{"id": 1, "name": "cat"}]}))
+    (folder / "instances.json").write_text(
+        json.dumps(
+            {
+                "images": [
+                    {"id": n, "file_name": f"{n}.png", "width": w, "height": h}
+                    for n, ((w, h), _) in enumerate(boxes)
+                ],
+                "annotations": [
+                    {
+                        "id": n,
+                        "image_id": n,
+                        "category_id": 1,
+                        "bbox": box,
+                        "area": box[2] * box[3],
+                        "iscrowd": 0,
+                    }
+                    for n, (_, box) in enumerate(boxes)
+                ],
+                "categories": [{"id": 1, "name": "cat"}],
+            }
+        )
+    )
     return folder / "instances.json"
 
 
@@ -251,37 +323,67 @@ def test_a_wrong_box_that_touches_by_rounding_is_wrong_enough(tiny: str, tmp_pat
 def test_rows_are_sent_to_another_task_only_where_its_answers_look_alike(tmp_path: Path) -> None:
     from mmrl.tasks.readers import read_any
 
-    with pytest.raises(ConfigError, match=r"holds task detection, found task choice.*written anew") as caught:
+    with pytest.raises(
+        ConfigError, match=r"holds task detection, found task choice.*written anew"
+    ) as caught:
         read_any(coco_file(tmp_path), task="choice")
     assert "types" not in str(caught.value)
     (tmp_path / "page_ocr.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"holds task ocr, found task chart.*reader\.types=\{'ocr': 'chart'\}"):
+    with pytest.raises(
+        ConfigError, match=r"holds task ocr, found task chart.*reader\.types=\{'ocr': 'chart'\}"
+    ):
         read_any(tmp_path / "page_ocr.json", "pageocr", task="chart")
 
 
 @pytest.mark.slow
-def test_a_configuration_sets_model_prompt_pixels_limits_and_parameters(tiny: str, tmp_path: Path) -> None:
+def test_a_configuration_sets_model_prompt_pixels_limits_and_parameters(
+    tiny: str, tmp_path: Path
+) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     plain = check_task("grounding", data, model=tiny, out=tmp_path / "plain")
-    tree: dict[str, Any] = {"model": {"path": tiny, "frame": "rel1000", "system": "Be brief. " * 30, "max_prompt_tokens": 4000},
-            "data": {"train": [{"task": "grounding", "path": "elsewhere.jsonl"},
-                               {"task": "grounding", "path": data, "params": {"prompt": "Find {question} {frame} " * 40}}]}}
+    tree: dict[str, Any] = {
+        "model": {
+            "path": tiny,
+            "frame": "rel1000",
+            "system": "Be brief. " * 30,
+            "max_prompt_tokens": 4000,
+        },
+        "data": {
+            "train": [
+                {"task": "grounding", "path": "elsewhere.jsonl"},
+                {
+                    "task": "grounding",
+                    "path": data,
+                    "params": {"prompt": "Find {question} {frame} " * 40},
+                },
+            ]
+        },
+    }
 
     def check(out: str, given: str | None = data, **options: Any) -> Conformance:
-        return check_task("grounding", given, out=tmp_path / out, config=RunConfig.model_validate(tree), **options)
+        return check_task(
+            "grounding", given, out=tmp_path / out, config=RunConfig.model_validate(tree), **options
+        )
 
     long = check("long")
-    assert long.ok and long.model == tiny and long.tokens["min"] > plain.tokens["max"] + 100, "system text and prompt count"
+    assert long.ok and long.model == tiny and long.tokens["min"] > plain.tokens["max"] + 100, (
+        "system text and prompt count"
+    )
     tree["data"]["train"][1]["params"] = {}
     tree["model"]["system"] = None
     wide = check("wide")
     tree["data"] |= {"min_pixels": 784, "max_pixels": 3136}
     small = check("small")
     assert small.ok and small.tokens["max"] < wide.tokens["max"], "fewer pixels, fewer tokens"
-    assert check("over", params={"prompt": "Find {question} {frame} " * 40}).tokens["min"] > small.tokens["max"]
+    assert (
+        check("over", params={"prompt": "Find {question} {frame} " * 40}).tokens["min"]
+        > small.tokens["max"]
+    )
     tree["model"]["max_prompt_tokens"] = int(small.tokens["max"]) - 1
     short = check("short")
-    assert failed(short) == {"prompts encode and fit"} and "max_prompt_tokens" in problems(short, "prompts encode and fit")
+    assert failed(short) == {"prompts encode and fit"} and "max_prompt_tokens" in problems(
+        short, "prompts encode and fit"
+    )
     del tree["data"]["train"][0]
     assert check("own", None).data == data, "without data: what the run trains on"
 
@@ -289,34 +391,69 @@ def test_a_configuration_sets_model_prompt_pixels_limits_and_parameters(tiny: st
 def test_the_frame_of_a_configuration_is_asked_for_and_drawn(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=1, seed=0)
     for frame in CoordFrame:
-        config = load_config(None, [f"model.path={tiny}", f"model.frame={frame.value}", "model.system=Look."])
+        config = load_config(
+            None, [f"model.path={tiny}", f"model.frame={frame.value}", "model.system=Look."]
+        )
         encoder, name = load_encoder(None, tmp_path, config)
         task = Grounding()
         text = encoder.text(next(iter(task.load(data))), task)
-        assert encoder.template.frame is frame and FRAME_WORDS[frame] in text and "Look." in text and name == tiny
+        assert (
+            encoder.template.frame is frame
+            and FRAME_WORDS[frame] in text
+            and "Look." in text
+            and name == tiny
+        )
 
 
 @pytest.mark.slow
-def test_a_configuration_without_the_task_or_with_broken_rows_is_named(tiny: str, tmp_path: Path) -> None:
+def test_a_configuration_without_the_task_or_with_broken_rows_is_named(
+    tiny: str, tmp_path: Path
+) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     with Path(data).open("a", encoding="utf-8") as file:
         file.write("no json\n")
-    config = load_config(None, [f"model.path={tiny}", f"data.train=[{{task: grounding, path: {data}}}]",
-                                "data.on_error=record"])
+    config = load_config(
+        None,
+        [
+            f"model.path={tiny}",
+            f"data.train=[{{task: grounding, path: {data}}}]",
+            "data.on_error=record",
+        ],
+    )
     result = check_task("grounding", out=tmp_path / "out", config=config)
     assert result.ok and result.rejected == 1, "the run would list the row and go on"
-    with pytest.raises(ConfigError, match=r"task 'groundin'.*found grounding\. Did you mean 'grounding'"):
+    with pytest.raises(
+        ConfigError, match=r"task 'groundin'.*found grounding\. Did you mean 'grounding'"
+    ):
         check_task("groundin", out=tmp_path / "out", config=config)
     with pytest.raises(ConfigError, match=r"expected model\.path"):
-        check_task("grounding", out=tmp_path / "out", config=load_config(None, [
-            f"model.path={tmp_path / 'none'}", f"data.train=[{{task: grounding, path: {data}}}]"]))
+        check_task(
+            "grounding",
+            out=tmp_path / "out",
+            config=load_config(
+                None,
+                [
+                    f"model.path={tmp_path / 'none'}",
+                    f"data.train=[{{task: grounding, path: {data}}}]",
+                ],
+            ),
+        )
 
 
 @pytest.mark.slow
 def test_the_command_takes_a_configuration(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     file = tmp_path / "run.yaml"
-    file.write_text(f"model: {{path: {tiny}, max_prompt_tokens: 20}}\n"
-                    f"data: {{train: [{{task: grounding, path: {data}}}]}}\n", encoding="utf-8")
-    done = CliRunner().invoke(app, ["tasks", "check", "grounding", "--config", str(file), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 1 and "at most 20 prompt tokens" in done.output and data in done.output.replace("\n", "")
+    file.write_text(
+        f"model: {{path: {tiny}, max_prompt_tokens: 20}}\n"
+        f"data: {{train: [{{task: grounding, path: {data}}}]}}\n",
+        encoding="utf-8",
+    )
+    done = CliRunner().invoke(
+        app, ["tasks", "check", "grounding", "--config", str(file), "--out", str(tmp_path / "out")]
+    )
+    assert (
+        done.exit_code == 1
+        and "at most 20 prompt tokens" in done.output
+        and data in done.output.replace("\n", "")
+    )

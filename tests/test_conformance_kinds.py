@@ -1,4 +1,5 @@
 """`mmrl tasks check` on answers that are no boxes: points, clicks, texts without pictures, presets that add up, votes."""
+
 from __future__ import annotations
 
 import json
@@ -124,10 +125,14 @@ def others(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["Pointing", "Clicking"])
-def test_points_are_judged_by_the_grid_of_the_frame_like_boxes(name: str, others: Path, tiny: str, tmp_path: Path) -> None:
+def test_points_are_judged_by_the_grid_of_the_frame_like_boxes(
+    name: str, others: Path, tiny: str, tmp_path: Path
+) -> None:
     result = check_task(f"{others}:{name}", model=tiny, out=tmp_path / "out")
     assert result.ok, [f for f in result.findings if not f.ok]
-    assert result.rounds and result.lowest_gold["abs_orig"] == 1 and result.lowest_gold["rel1"] < 0.999, "rounding cost something"
+    assert (
+        result.rounds and result.lowest_gold["abs_orig"] == 1 and result.lowest_gold["rel1"] < 0.999
+    ), "rounding cost something"
     assert result.skipped == {"other split": 2}
     for color in ((0, 170, 60), (245, 130, 0)):
         with Image.open(result.pictures[0]) as picture:
@@ -135,14 +140,24 @@ def test_points_are_judged_by_the_grid_of_the_frame_like_boxes(name: str, others
         assert color in {c for _, c in upper.getcolors(1 << 24) or []}, "a cross on the picture"
 
 
-def test_a_point_further_off_than_rounding_is_no_gold(others: Path, tiny: str, tmp_path: Path) -> None:
-    result = check_task(f"{others}:Pointing", model=tiny, params={"shift": 2.0}, out=tmp_path / "out", limit=2)
-    assert "gold scores 1" in failed(result) and "frame abs_orig" in problems(result, "gold scores 1")
+def test_a_point_further_off_than_rounding_is_no_gold(
+    others: Path, tiny: str, tmp_path: Path
+) -> None:
+    result = check_task(
+        f"{others}:Pointing", model=tiny, params={"shift": 2.0}, out=tmp_path / "out", limit=2
+    )
+    assert "gold scores 1" in failed(result) and "frame abs_orig" in problems(
+        result, "gold scores 1"
+    )
 
 
-def test_texts_without_pictures_are_checked_and_drawn_and_get_no_tolerance(others: Path, tiny: str, tmp_path: Path) -> None:
+def test_texts_without_pictures_are_checked_and_drawn_and_get_no_tolerance(
+    others: Path, tiny: str, tmp_path: Path
+) -> None:
     result = check_task(f"{others}:Saying", model=tiny, out=tmp_path / "out")
-    assert result.ok and not result.rounds and len(result.pictures) == 3, [f for f in result.findings if not f.ok]
+    assert result.ok and not result.rounds and len(result.pictures) == 3, [
+        f for f in result.findings if not f.ok
+    ]
     with Image.open(result.pictures[0]) as picture:
         seen = {c for _, c in picture.convert("RGB").getcolors(1 << 24) or []}
     assert {(0, 170, 60), (245, 130, 0)} <= seen, "gold and wrong text in their colours"
@@ -150,42 +165,78 @@ def test_texts_without_pictures_are_checked_and_drawn_and_get_no_tolerance(other
     assert failed(low) == {"gold scores 1"}, "0.9 is enough for rounded boxes only"
 
 
-def test_a_preset_that_adds_parts_up_is_held_to_its_own_sum(others: Path, tiny: str, tmp_path: Path) -> None:
-    both = check_task(f"{others}:Saying", model=tiny, params={"preset": "sum"}, out=tmp_path / "sum")
+def test_a_preset_that_adds_parts_up_is_held_to_its_own_sum(
+    others: Path, tiny: str, tmp_path: Path
+) -> None:
+    both = check_task(
+        f"{others}:Saying", model=tiny, params={"preset": "sum"}, out=tmp_path / "sum"
+    )
     assert both.ok and both.lowest_gold["rel1"] == 2
-    half = check_task(f"{others}:Saying", model=tiny, params={"preset": "sum", "scale": 0.5}, out=tmp_path / "half")
+    half = check_task(
+        f"{others}:Saying",
+        model=tiny,
+        params={"preset": "sum", "scale": 0.5},
+        out=tmp_path / "half",
+    )
     assert failed(half) == {"gold scores 1"}, "1.5 of 2 is not gold"
 
 
-def test_scores_of_a_group_are_checked_where_a_task_has_them(others: Path, tiny: str, tmp_path: Path) -> None:
+def test_scores_of_a_group_are_checked_where_a_task_has_them(
+    others: Path, tiny: str, tmp_path: Path
+) -> None:
     assert check_task(f"{others}:Voting", model=tiny, out=tmp_path / "good").ok
     bad = check_task(f"{others}:Voting", model=tiny, params={"bad": True}, out=tmp_path / "bad")
-    assert failed(bad) == {"groups are scored alike"} and "could not be parsed" in problems(bad, "groups are scored alike")
+    assert failed(bad) == {"groups are scored alike"} and "could not be parsed" in problems(
+        bad, "groups are scored alike"
+    )
 
 
 def test_the_list_shows_what_each_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["tasks", "list"])
-    for words in ("grounding", "Find one object.", "answer: [x1, y1, x2, y2]; headline: iou; presets: v_triune"):
+    for words in (
+        "grounding",
+        "Find one object.",
+        "answer: [x1, y1, x2, y2]; headline: iou; presets: v_triune",
+    ):
         assert words in done.output
     assert "Beside the parameters" not in done.output
     monkeypatch.setitem(BUILT_IN, "lost", "tasks.nowhere:Lost")
     done = CliRunner().invoke(app, ["tasks", "list"])
-    assert done.exit_code == 1 and "cannot be imported: ModuleNotFoundError" in done.output and "Find one object." in done.output
+    assert (
+        done.exit_code == 1
+        and "cannot be imported: ModuleNotFoundError" in done.output
+        and "Find one object." in done.output
+    )
 
 
 def test_the_command_takes_a_preset(tiny: str, tmp_path: Path) -> None:
     out = ["--model", tiny, "--out", str(tmp_path / "out"), "--limit", "2"]
-    good = CliRunner().invoke(app, ["tasks", "check", "grounding", "--preset", "perception_r1", *out])
+    good = CliRunner().invoke(
+        app, ["tasks", "check", "grounding", "--preset", "perception_r1", *out]
+    )
     assert good.exit_code == 0, good.output
-    bad = CliRunner().invoke(app, ["tasks", "check", "grounding", "--preset", "perception_r2", *out])
-    assert isinstance(bad.exception, ConfigError) and "Did you mean 'perception_r1'" in str(bad.exception)
+    bad = CliRunner().invoke(
+        app, ["tasks", "check", "grounding", "--preset", "perception_r2", *out]
+    )
+    assert isinstance(bad.exception, ConfigError) and "Did you mean 'perception_r1'" in str(
+        bad.exception
+    )
 
 
 def test_rejected_rows_are_shown_with_their_reasons(tmp_path: Path) -> None:
     good = Path(make_scenes(tmp_path, count=2, seed=1))
-    broken = json.loads(good.read_text(encoding="utf-8").splitlines()[0]) | {"id": "gone", "image": "gone.png"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(broken) + "\n" + good.read_text(encoding="utf-8"), encoding="utf-8")
-    result = check_task("grounding", str(tmp_path / "rows.jsonl"), params={"reader": {"on_error": "record"}},
-                        out=str(tmp_path / "out"))
+    broken = json.loads(good.read_text(encoding="utf-8").splitlines()[0]) | {
+        "id": "gone",
+        "image": "gone.png",
+    }
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps(broken) + "\n" + good.read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    result = check_task(
+        "grounding",
+        str(tmp_path / "rows.jsonl"),
+        params={"reader": {"on_error": "record"}},
+        out=str(tmp_path / "out"),
+    )
     assert (result.samples, result.rejected) == (2, 1)
     assert "row 1" in result.rejected_shown[0] and "gone.png" in result.rejected_shown[0]

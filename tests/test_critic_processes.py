@@ -1,5 +1,6 @@
 """PPO on prompts in two real processes (gloo on 127.0.0.1): values, advantages and the value head are those of one process, whether
 the weights are whole or sharded, and where a process has no prompt of a step at all."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,12 +19,21 @@ from tests.process_worker import cut
 from tests.test_distributed import compare, make, work
 
 pytestmark = pytest.mark.slow
-PPO = {"advantage": "gae", "epochs": 2, "minibatches": 2, "kl": {"coef": 0.05},
-       "critic": {"warmup": 1, "lr": 0.01, "bootstrap": "standard"}}
+PPO = {
+    "advantage": "gae",
+    "epochs": 2,
+    "minibatches": 2,
+    "kl": {"coef": 0.05},
+    "critic": {"warmup": 1, "lr": 0.01, "bootstrap": "standard"},
+}
 RUNS: dict[str, dict[str, Any]] = {
     "mixed": {"algorithm": PPO},
-    "one prompt": {"algorithm": {"advantage": "gae", "critic": {"level": "turn"}}, "train": {"prompts_per_step": 1},
-                   "rollout": {"group_size": 2}}}
+    "one prompt": {
+        "algorithm": {"advantage": "gae", "critic": {"level": "turn"}},
+        "train": {"prompts_per_step": 1},
+        "rollout": {"group_size": 2},
+    },
+}
 ENGINES = {"ddp": ["engine.train=ddp"], "fsdp2": ["engine.train=fsdp2"], "zero2": KINDS["zero2"]}
 
 
@@ -40,21 +50,34 @@ class Found:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("critics")
-    usual: dict[str, Any] = {"eval": {"every": 0, "best_metric": None}, "data": {"eval": []}, "train": {"keep_last": 9}}
-    configs = {name: config_file(folder / name / "c.yaml", merge(merge(make(folder / name, "mixed"), usual), sections))
-               for name, sections in RUNS.items()}
+    usual: dict[str, Any] = {
+        "eval": {"every": 0, "best_metric": None},
+        "data": {"eval": []},
+        "train": {"keep_last": 9},
+    }
+    configs = {
+        name: config_file(
+            folder / name / "c.yaml", merge(merge(make(folder / name, "mixed"), usual), sections)
+        )
+        for name, sections in RUNS.items()
+    }
     one = {}
     for name, config in configs.items():
         one[name] = Trainer(load_config(config))
         one[name].fit()
-    jobs = [["tests.process_worker:train", configs[run], [f"name={engine}", *options]]
-            for engine, options in ENGINES.items() for run in RUNS]
+    jobs = [
+        ["tests.process_worker:train", configs[run], [f"name={engine}", *options]]
+        for engine, options in ENGINES.items()
+        for run in RUNS
+    ]
     work(folder, jobs)
     return Found(one)
 
 
 def heads(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
-    return load_file(str(run / "checkpoints" / f"step_{step:06d}" / "critic" / "value_head.safetensors"))
+    return load_file(
+        str(run / "checkpoints" / f"step_{step:06d}" / "critic" / "value_head.safetensors")
+    )
 
 
 def assert_same_head(one: Path, other: Path) -> None:

@@ -1,4 +1,5 @@
 """Data sources and the prompt stream: nothing lost, nothing twice, the same after a resume."""
+
 from __future__ import annotations
 
 import json
@@ -17,8 +18,12 @@ from mmrl.types import Sample
 
 
 def source(name: str, count: int, weight: float = 1.0) -> LoadedSource:
-    samples = tuple(Sample(f"{i}", "grounding", name, "red circle", [0, 0, 1, 1]) for i in range(count))
-    return LoadedSource(DataSource(task="grounding", path=name, weight=weight), task_from_spec("grounding"), samples)
+    samples = tuple(
+        Sample(f"{i}", "grounding", name, "red circle", [0, 0, 1, 1]) for i in range(count)
+    )
+    return LoadedSource(
+        DataSource(task="grounding", path=name, weight=weight), task_from_spec("grounding"), samples
+    )
 
 
 def draws(stream: PromptStream, count: int) -> list[tuple[str, str]]:
@@ -39,7 +44,7 @@ def test_epochs_of_mixed_sources_do_not_disturb_each_other() -> None:
     for name, size in (("a", 5), ("b", 11)):
         own = [i for s, i in seen if s == name]
         for start in range(0, len(own) - size, size):
-            assert len(set(own[start:start + size])) == size
+            assert len(set(own[start : start + size])) == size
 
 
 def test_the_same_seed_gives_the_same_draws_and_another_seed_others() -> None:
@@ -49,7 +54,9 @@ def test_the_same_seed_gives_the_same_draws_and_another_seed_others() -> None:
 
 
 def test_weights_are_shares_of_the_draws_whatever_the_sizes() -> None:
-    stream = PromptStream([source("small", 3, weight=3.0), source("large", 500, weight=1.0)], seed=1)
+    stream = PromptStream(
+        [source("small", 3, weight=3.0), source("large", 500, weight=1.0)], seed=1
+    )
     share = sum(name == "small" for name, _ in draws(stream, 4000)) / 4000
     assert share == pytest.approx(0.75, abs=0.03)
 
@@ -91,7 +98,9 @@ def scenes(tmp_path: Path) -> str:
 
 
 def loaded(*paths: str, on_error: str = "raise", **options: Any) -> list[LoadedSource]:
-    return load_sources([DataSource(task="grounding", path=p, **options) for p in paths], on_error=on_error)
+    return load_sources(
+        [DataSource(task="grounding", path=p, **options) for p in paths], on_error=on_error
+    )
 
 
 def test_sources_are_limited_to_their_first_samples(scenes: str) -> None:
@@ -102,7 +111,9 @@ def test_sources_are_limited_to_their_first_samples(scenes: str) -> None:
 def test_duplicate_ids_name_the_sample_and_both_files(scenes: str, tmp_path: Path) -> None:
     copy = tmp_path / "scenes" / "copy.jsonl"
     copy.write_text(Path(scenes).read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(DataError, match=r"copy\.jsonl: sample id 'scene-0-000000' .* already used in .*data\.jsonl"):
+    with pytest.raises(
+        DataError, match=r"copy\.jsonl: sample id 'scene-0-000000' .* already used in .*data\.jsonl"
+    ):
         loaded(scenes, str(copy))
 
 
@@ -121,13 +132,18 @@ def test_missing_and_empty_data_are_named(tmp_path: Path) -> None:
 
 def test_broken_rows_stop_the_run_or_are_listed(scenes: str, tmp_path: Path) -> None:
     with Path(scenes).open("a", encoding="utf-8") as file:
-        file.write('{"id": "x", "image": "images/none.png", "question": "circle", "answer": [1, 2, 3, 4]}\nno json\n')
+        file.write(
+            '{"id": "x", "image": "images/none.png", "question": "circle", "answer": [1, 2, 3, 4]}\nno json\n'
+        )
     with pytest.raises(DataError, match=r"none\.png"):
         loaded(scenes)
     [recorded] = loaded(scenes, on_error="record")
     assert len(recorded.samples) == 6 and len(recorded.rejected) == 2
     assert write_rejected([recorded], tmp_path / "rejected.jsonl") == 2
-    rows = [json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "rejected.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row["row"] for row in rows] == ["7", "8"] and "none.png" in rows[0]["reason"]
 
 

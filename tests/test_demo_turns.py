@@ -1,4 +1,5 @@
 """The demo of two turns: what is recorded keeps its claim, the claim can fail, and the first model answers in the task's form."""
+
 from __future__ import annotations
 
 import copy
@@ -21,7 +22,9 @@ RECORDS = REPO / "assets" / "results"
 
 def test_the_record_keeps_its_claim_and_others_would_not() -> None:
     found = json.loads((RECORDS / "demo_turns.json").read_text(encoding="utf-8"))
-    assert demo_turns.verdict(found) == [] and len(found["real"]["curve"]) == found["steps"] == len(found["shuffled"]["curve"])
+    assert demo_turns.verdict(found) == [] and len(found["real"]["curve"]) == found["steps"] == len(
+        found["shuffled"]["curve"]
+    )
     swapped = {**found, "real": found["shuffled"], "shuffled": found["real"]}
     assert len(demo_turns.verdict(swapped)) == 2
     flat = copy.deepcopy(found)
@@ -38,9 +41,21 @@ def test_the_model_it_begins_with_answers_in_the_tasks_form(tmp_path: Path) -> N
     model = demo_turns.warm_model(tmp_path / "model", rows, 0, steps=80)
     policy = load_policy(ModelConfig(path=str(model), device="cpu", system=""))
     task = task_from_spec(demo_turns.TASK)
-    groups = [begin(policy, sample, task, 4, (1, number)) for number, sample in enumerate(task.load(str(rows)))]
-    found = [r for group in play(policy, PrefillOnceEngine(policy), groups, SamplingSettings(max_new_tokens=5)) for r in group]
-    assert all(r.error is None for r in found) and sum(len(r.turns) == 2 for r in found) > len(found) / 2
+    groups = [
+        begin(policy, sample, task, 4, (1, number))
+        for number, sample in enumerate(task.load(str(rows)))
+    ]
+    found = [
+        r
+        for group in play(
+            policy, PrefillOnceEngine(policy), groups, SamplingSettings(max_new_tokens=5)
+        )
+        for r in group
+    ]
+    assert (
+        all(r.error is None for r in found)
+        and sum(len(r.turns) == 2 for r in found) > len(found) / 2
+    )
 
 
 def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
@@ -49,7 +64,13 @@ def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
     build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), tmp_path)
     row = bench_turns.measure(str(tmp_path), 3, True, 1)
     assert row["tokens"]["packed"] < row["tokens"]["turns"] < row["tokens"]["rows"]
-    assert row["pictures"] == {"packed": 1 + 2 * 8, "turns": 1 + (2 + 3) * 8, "rows": (1 + 2 + 3) * 8}
+    assert row["pictures"] == {
+        "packed": 1 + 2 * 8,
+        "turns": 1 + (2 + 3) * 8,
+        "rows": (1 + 2 + 3) * 8,
+    }
     assert row["largest_difference"] < 1e-4
     record = json.loads((RECORDS / "bench_turns.json").read_text(encoding="utf-8"))
-    assert len(record["rows"]) == len(bench_turns.SETTINGS) and turns_cost(record).count("\n") == 3 + len(record["rows"])
+    assert len(record["rows"]) == len(bench_turns.SETTINGS) and turns_cost(record).count(
+        "\n"
+    ) == 3 + len(record["rows"])

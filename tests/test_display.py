@@ -1,4 +1,5 @@
 """What a run says while it trains: on a terminal of 80 columns, and in a log."""
+
 from __future__ import annotations
 
 import io
@@ -10,8 +11,18 @@ from rich.console import Console
 
 from mmrl.cli.display import Display, clock, fit_parts, step_parts
 
-ROW = {"step": 12, "train/reward/mean": 0.123456, "train/parse_rate": 0.97, "train/groups/asked": 96.0, "train/groups/failed": 0.0,
-       "train/groups/kept": 60.0, "train/iou": 0.333, "train/entropy": 0.81, "train/logprob_gap/mean": 2.3e-7, "time/total": 52.13}
+ROW = {
+    "step": 12,
+    "train/reward/mean": 0.123456,
+    "train/parse_rate": 0.97,
+    "train/groups/asked": 96.0,
+    "train/groups/failed": 0.0,
+    "train/groups/kept": 60.0,
+    "train/iou": 0.333,
+    "train/entropy": 0.81,
+    "train/logprob_gap/mean": 2.3e-7,
+    "time/total": 52.13,
+}
 
 
 class Clock:
@@ -23,9 +34,13 @@ class Clock:
         return self.seconds
 
 
-def display(width: int, *, terminal: bool, total: int = 500, **options: Any) -> tuple[Display, io.StringIO, Clock]:
+def display(
+    width: int, *, terminal: bool, total: int = 500, **options: Any
+) -> tuple[Display, io.StringIO, Clock]:
     text, now = io.StringIO(), Clock()
-    console = Console(file=text, width=width, force_terminal=terminal, color_system=None, legacy_windows=False)
+    console = Console(
+        file=text, width=width, force_terminal=terminal, color_system=None, legacy_windows=False
+    )
     return Display(total, False, console=console, now=now, **options), text, now
 
 
@@ -54,9 +69,15 @@ def test_long_runs_fit_into_80_columns_too() -> None:
     with shows:
         shows.begin(98_000)
         now.seconds += 100_000.0
-        shows.step(98_001, step_parts({**ROW, "train/reward/mean": -123.456, "time/total": 99_999.9}, "iou"))
+        shows.step(
+            98_001,
+            step_parts({**ROW, "train/reward/mean": -123.456, "time/total": 99_999.9}, "iou"),
+        )
     line = shown(text)
-    assert all(words in line for words in ("step 98001/100000", "1d 3:46", "ETA 2313d", "parsed 97%", "signal 62%")), line
+    assert all(
+        words in line
+        for words in ("step 98001/100000", "1d 3:46", "ETA 2313d", "parsed 97%", "signal 62%")
+    ), line
 
 
 def test_a_log_has_the_first_step_a_line_at_least_every_minute_and_the_last_step() -> None:
@@ -70,7 +91,9 @@ def test_a_log_has_the_first_step_a_line_at_least_every_minute_and_the_last_step
     steps = [int(line.split()[1].split("/")[0]) for line in lines]
     assert steps[0] == 1 and steps[-1] == 1000 and max(b - a for a, b in pairwise(steps)) <= 60
     assert len(lines) < 40, "and not one for every step of a fast run"
-    assert "ETA 16:39" in lines[0] and all(f in lines[0] for f in ("reward 0.123", "parsed 97%", "signal 62%", "52.1 s/step"))
+    assert "ETA 16:39" in lines[0] and all(
+        f in lines[0] for f in ("reward 0.123", "parsed 97%", "signal 62%", "52.1 s/step")
+    )
 
 
 def test_a_step_that_takes_long_is_told_of_every_minute() -> None:
@@ -79,7 +102,9 @@ def test_a_step_that_takes_long_is_told_of_every_minute() -> None:
     for _ in range(20):
         now.seconds += 15.0
         shows.tick()
-    assert text.getvalue().splitlines() == [f"step 0/500  {m}:00  ETA -  (at step 1 for {m}:00)" for m in range(1, 6)]
+    assert text.getvalue().splitlines() == [
+        f"step 0/500  {m}:00  ETA -  (at step 1 for {m}:00)" for m in range(1, 6)
+    ]
     shows.step(1, step_parts(ROW, "iou"))
     assert text.getvalue().splitlines()[-1].startswith("step 1/500  5:00  ETA 1d 17:35  reward")
 
@@ -100,15 +125,26 @@ def test_a_quiet_display_says_only_what_has_a_style() -> None:
         shows.step(1, step_parts(ROW, "iou"))
         shows.say("never mind")
         shows.say("alarm [/red] of [1, 2]", "bold red")
-    assert "step" not in text.getvalue() and "never" not in text.getvalue() and "alarm [/red] of [1, 2]" in text.getvalue()
+    assert (
+        "step" not in text.getvalue()
+        and "never" not in text.getvalue()
+        and "alarm [/red] of [1, 2]" in text.getvalue()
+    )
 
 
 def test_robots_show_success_and_signal() -> None:
-    row = {"train/success_once": 0.25, "train/groups/asked": 8.0, "train/groups/trained": 2.0, "train/groups/failed": 0.0}
+    row = {
+        "train/success_once": 0.25,
+        "train/groups/asked": 8.0,
+        "train/groups/trained": 2.0,
+        "train/groups/failed": 0.0,
+    }
     assert fit_parts(step_parts(row, ""), 40) == "success rate 25%  signal 25%  - s/step"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"),
-                                               (90_061, "1d 1:01")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (90_061, "1d 1:01")],
+)
 def test_times_are_short(seconds: float, text: str) -> None:
     assert clock(seconds) == text

@@ -1,5 +1,6 @@
 """What the README and the pages in docs/ tell people to type is what the program takes: commands, options, keys, their values, and
 combinations of engine and schedule."""
+
 from __future__ import annotations
 
 import re
@@ -23,8 +24,17 @@ from mmrl.robotics.config import EmbodiedConfig
 from mmrl.training.sft import supervised
 from tests.engine_kit import REPO
 
-PAGES = [REPO / "README.md", REPO / "SECURITY.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
-TEXT = {page.relative_to(REPO).as_posix(): page.read_text(encoding="utf-8") for page in PAGES if page.exists()}
+PAGES = [
+    REPO / "README.md",
+    REPO / "SECURITY.md",
+    REPO / "CONTRIBUTING.md",
+    *sorted((REPO / "docs").rglob("*.md")),
+]
+TEXT = {
+    page.relative_to(REPO).as_posix(): page.read_text(encoding="utf-8")
+    for page in PAGES
+    if page.exists()
+}
 _START = re.compile(r"(?:torchrun (?P<options>.*?) -m mmrl\.cli\.main|mmrl) (?P<rest>.+)")
 
 
@@ -62,12 +72,16 @@ LINES = sorted(set(lines()))
 
 
 @pytest.mark.parametrize(("page", "line"), LINES, ids=[line[:60] for _, line in LINES])
-def test_a_documented_command_line_is_parsed_and_its_configuration_accepted(page: str, line: str) -> None:
+def test_a_documented_command_line_is_parsed_and_its_configuration_accepted(
+    page: str, line: str
+) -> None:
     found = _START.match(line)
     assert found is not None
     words = [word for word in shlex.split(found["rest"]) if word != "..."]
     command, rest = command_of(words)
-    context = command.make_context(command.name, list(rest))  # an unknown option, or a missing argument, raises
+    context = command.make_context(
+        command.name, list(rest)
+    )  # an unknown option, or a missing argument, raises
     config, overrides = context.params.get("config"), list(context.params.get("overrides") or [])
     if not isinstance(config, Path):
         return
@@ -85,7 +99,9 @@ def test_commands_and_options_in_sentences_exist() -> None:
         if not code.startswith("mmrl ") or "|" in code:
             continue
         words = [w.split("=")[0] for w in shlex.split(code)[1:]]
-        command, rest = command_of([w for w in words if not re.fullmatch(r"[A-Z_.]+", w)] if words[0] != "cache" else words)
+        command, rest = command_of(
+            [w for w in words if not re.fullmatch(r"[A-Z_.]+", w)] if words[0] != "cache" else words
+        )
         unknown = [w for w in rest if w.startswith("--") and w not in known_options(command)]
         assert not unknown, f"{page}: `{code}`: {unknown}"
         seen += 1
@@ -100,12 +116,21 @@ def field_of(path: str) -> Any:
     for schema in (RunConfig, EmbodiedConfig):
         found: Any = schema
         for part in path.split("."):
-            models = [m for m in (found, *_inside(found)) if isinstance(m, type) and issubclass(m, BaseModel)]
+            models = [
+                m
+                for m in (found, *_inside(found))
+                if isinstance(m, type) and issubclass(m, BaseModel)
+            ]
             if part.isdigit() and _inside(found):  # an entry of a list
                 continue
             owner = next((m for m in models if part in m.model_fields), None)
             if owner is None:
-                found = dict if any("dict" in str(a) for a in (found, *_inside(found))) and found is not schema else None
+                found = (
+                    dict
+                    if any("dict" in str(a) for a in (found, *_inside(found)))
+                    and found is not schema
+                    else None
+                )
                 break
             found = owner.model_fields[part].annotation
         if found is not None:
@@ -127,7 +152,11 @@ def keys() -> Iterator[tuple[str, str, str | None]]:
     """(page, dotted key, value as it is written or None); what ends in a file's suffix is a file."""
     for page, code in inline():
         found = _KEY.fullmatch(code.strip('"'))
-        if found and found[1].split(".")[0] in SECTIONS and not re.search(r"\.(py|sh|md|ya?ml|jsonl?|txt|parquet|html)$", found[1]):
+        if (
+            found
+            and found[1].split(".")[0] in SECTIONS
+            and not re.search(r"\.(py|sh|md|ya?ml|jsonl?|txt|parquet|html)$", found[1])
+        ):
             yield page, found[1], found[2] or found[3]
 
 
@@ -143,8 +172,15 @@ def test_every_key_that_is_named_is_in_the_schema_and_takes_the_value_beside_it(
     found = list(keys())
     unknown = sorted({f"{page}: {key}" for page, key, _ in found if field_of(key) is None})
     assert not unknown, unknown
-    wrong = sorted({f"{page}: {key}: {value}" for page, key, value in found
-                    if value is not None and not re.fullmatch(r"[A-Z][A-Z_.]*", value) and not accepts(key, value)})
+    wrong = sorted(
+        {
+            f"{page}: {key}: {value}"
+            for page, key, value in found
+            if value is not None
+            and not re.fullmatch(r"[A-Z][A-Z_.]*", value)
+            and not accepts(key, value)
+        }
+    )
     assert not wrong, wrong
     assert len({key for _, key, _ in found}) > 25, "the pattern finds them"
     assert field_of("engine.trane") is None and field_of("data.train.0.path") is str
@@ -153,9 +189,15 @@ def test_every_key_that_is_named_is_in_the_schema_and_takes_the_value_beside_it(
 
 def test_tables_of_settings_name_values_that_are_accepted() -> None:
     """`| engine.train | auto (..), fsdp2 | .. |`: every bare word in backticks is one of its values."""
-    rows = [row for page, text in TEXT.items() if page != "docs/config.md"  # written from the settings themselves
-            for row in re.findall(r"^\| `([a-z_]+\.[a-z_.]+)` \| (.*?) \|", text, re.MULTILINE)]
-    assert {"engine.train", "engine.rollout", "engine.workers", "model.attn"} <= {key for key, _ in rows}
+    rows = [
+        row
+        for page, text in TEXT.items()
+        if page != "docs/config.md"  # written from the settings themselves
+        for row in re.findall(r"^\| `([a-z_]+\.[a-z_.]+)` \| (.*?) \|", text, re.MULTILINE)
+    ]
+    assert {"engine.train", "engine.rollout", "engine.workers", "model.attn"} <= {
+        key for key, _ in rows
+    }
     for key, cell in rows:
         values = [word for word in re.findall(r"`([a-z_0-9]+)`", cell)]
         assert values and all(accepts(key, value) for value in values), (key, values)
@@ -164,10 +206,14 @@ def test_tables_of_settings_name_values_that_are_accepted() -> None:
 def test_what_pages_say_of_engines_and_schedules_is_what_validation_says(tmp_path: Path) -> None:
     """README, Scale: sharded engines train with schedule.kind serial; prompts in several processes, too."""
     text = " ".join(TEXT["README.md"].split())
-    assert re.search(r"train all weights of a large policy, critic included, with `schedule\.kind: serial`", text)
+    assert re.search(
+        r"train all weights of a large policy, critic included, with `schedule\.kind: serial`", text
+    )
     for train in ("deepspeed_zero2", "deepspeed_zero3", "fsdp2"):
         for kind, accepted in (("serial", True), ("pipelined", False), ("async", False)):
-            config = run_config(REPO / "configs/maniskill.yaml", [f"engine.train={train}", f"schedule.kind={kind}"])
+            config = run_config(
+                REPO / "configs/maniskill.yaml", [f"engine.train={train}", f"schedule.kind={kind}"]
+            )
             if accepted:
                 assert train_engine_name(config, 8) == train
             else:

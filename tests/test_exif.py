@@ -2,6 +2,7 @@
 
 The second party for pixels is OpenCV, which shows a JPEG as displayed by default and as stored with IMREAD_IGNORE_ORIENTATION.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,8 +27,16 @@ from mmrl.video.store import TensorStore
 from mmrl.video.visuals import VisualCache
 from tests.engine_kit import tiny_folder
 
-STORED, BOX = (96, 56), [8, 12, 40, 44]  # the file's raster is 96 wide; the object in it, in its pixels
-TURNED = [56 - 44, 8, 56 - 12, 40]  # where orientation 6 (a quarter turn clockwise) shows it: x = 56 - y, y = x
+STORED, BOX = (
+    (96, 56),
+    [8, 12, 40, 44],
+)  # the file's raster is 96 wide; the object in it, in its pixels
+TURNED = [
+    56 - 44,
+    8,
+    56 - 12,
+    40,
+]  # where orientation 6 (a quarter turn clockwise) shows it: x = 56 - y, y = x
 
 
 def photo(path: Path, tag: int = 6, **options: Any) -> Path:
@@ -38,7 +47,12 @@ def photo(path: Path, tag: int = 6, **options: Any) -> Path:
     draw.rectangle((0, 0, 9, 5), fill=(0, 0, 250))
     exif = Image.Exif()
     exif[0x0112] = tag
-    picture.save(path, exif=exif, **({"quality": 95, "subsampling": 0} if path.suffix == ".jpg" else {}), **options)
+    picture.save(
+        path,
+        exif=exif,
+        **({"quality": 95, "subsampling": 0} if path.suffix == ".jpg" else {}),
+        **options,
+    )
     return path
 
 
@@ -52,7 +66,9 @@ def rows(folder: Path, *extra: dict[str, Any], tag: int = 6, **keys: Any) -> Pat
 
 @pytest.mark.parametrize("tag", range(1, 9))
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
-def test_stored_is_the_raster_of_the_file_and_displayed_what_viewers_show(tmp_path: Path, suffix: str, tag: int) -> None:
+def test_stored_is_the_raster_of_the_file_and_displayed_what_viewers_show(
+    tmp_path: Path, suffix: str, tag: int
+) -> None:
     path = photo(tmp_path / f"a.{suffix}", tag, **({"lossless": True} if suffix == "webp" else {}))
     stored, shown = open_image(path, orientation="stored"), open_image(path)
     assert stored.size == image_size(path, "stored") == STORED == image_facts(path).stored
@@ -64,7 +80,10 @@ def test_stored_is_the_raster_of_the_file_and_displayed_what_viewers_show(tmp_pa
     if suffix == "jpg":
         raw = cv2.imread(str(path), cv2.IMREAD_IGNORE_ORIENTATION | cv2.IMREAD_COLOR)[:, :, ::-1]
         turned = cv2.imread(str(path))[:, :, ::-1]
-        assert np.abs(np.asarray(stored, int) - raw).max() < 12 and np.abs(np.asarray(shown, int) - turned).max() < 12
+        assert (
+            np.abs(np.asarray(stored, int) - raw).max() < 12
+            and np.abs(np.asarray(shown, int) - turned).max() < 12
+        )
 
 
 def test_the_copy_of_a_picture_asks_for_no_turn(tmp_path: Path) -> None:
@@ -74,26 +93,45 @@ def test_the_copy_of_a_picture_asks_for_no_turn(tmp_path: Path) -> None:
         assert image_size(tmp_path / "again.jpg") == picture.size
 
 
-@pytest.mark.parametrize(("keys", "words"), [
-    ({"answer": [60, 12, 90, 44]}, "inside the picture"),
-    ({"params": {"width": 96, "height": 56}}, "as the picture has them, 56 x 96")])
-def test_coordinates_and_sizes_of_the_stored_raster_are_told_from_wrong_ones(tmp_path: Path, keys: dict[str, Any],
-                                                                            words: str) -> None:
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"answer": [60, 12, 90, 44]}, "inside the picture"),
+        ({"params": {"width": 96, "height": 56}}, "as the picture has them, 56 x 96"),
+    ],
+)
+def test_coordinates_and_sizes_of_the_stored_raster_are_told_from_wrong_ones(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
     path = rows(tmp_path, **keys)
     with pytest.raises(DataError) as caught:
         read_any(path)
     message = str(caught.value)
-    assert words in message and "EXIF orientation is 6: turned.jpg is stored as 96 x 56 and displayed as 56 x 96" in message
+    assert (
+        words in message
+        and "EXIF orientation is 6: turned.jpg is stored as 96 x 56 and displayed as 56 x 96"
+        in message
+    )
     assert "reader.orientation=stored" in message and "data.image.orientation=stored" in message
     (sample,) = read_any(path, orientation="stored")
-    assert sample.answer == keys.get("answer", BOX) and (sample.params["width"], sample.params["height"]) == STORED
+    assert (
+        sample.answer == keys.get("answer", BOX)
+        and (sample.params["width"], sample.params["height"]) == STORED
+    )
     other_way = rows(tmp_path, answer=[12, 60, 44, 90])  # fits the displayed picture only
-    with pytest.raises(DataError, match=r"taken in the stored picture \(if .*displayed one: reader.orientation=displayed"):
+    with pytest.raises(
+        DataError,
+        match=r"taken in the stored picture \(if .*displayed one: reader.orientation=displayed",
+    ):
         read_any(other_way, orientation="stored")
 
 
 def test_exif_is_no_explanation_of_other_mistakes(tmp_path: Path) -> None:
-    for keys, tag in (({"question": ""}, 6), ({"answer": [40, 12, 8, 44]}, 6), ({"answer": [60, 12, 190, 44]}, 1)):
+    for keys, tag in (
+        ({"question": ""}, 6),
+        ({"answer": [40, 12, 8, 44]}, 6),
+        ({"answer": [60, 12, 190, 44]}, 1),
+    ):
         with pytest.raises(DataError) as caught:
             read_any(rows(tmp_path, tag=tag, **keys))
         assert "EXIF" not in str(caught.value)
@@ -102,27 +140,51 @@ def test_exif_is_no_explanation_of_other_mistakes(tmp_path: Path) -> None:
 def test_a_coco_file_with_raw_sizes_is_read_as_stored(tmp_path: Path) -> None:
     photo(tmp_path / "turned.jpg")
     x1, y1, x2, y2 = BOX
-    (tmp_path / "instances.json").write_text(json.dumps({
-        "images": [{"id": 1, "file_name": "turned.jpg", "width": 96, "height": 56}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": 0}],
-        "categories": [{"id": 1, "name": "square"}]}))
-    with pytest.raises(DataError, match=r"right picture.*EXIF orientation is 6.*reader.orientation=stored"):
+    (tmp_path / "instances.json").write_text(
+        json.dumps(
+            {
+                "images": [{"id": 1, "file_name": "turned.jpg", "width": 96, "height": 56}],
+                "annotations": [
+                    {
+                        "id": 1,
+                        "image_id": 1,
+                        "category_id": 1,
+                        "bbox": [x1, y1, x2 - x1, y2 - y1],
+                        "iscrowd": 0,
+                    }
+                ],
+                "categories": [{"id": 1, "name": "square"}],
+            }
+        )
+    )
+    with pytest.raises(
+        DataError, match=r"right picture.*EXIF orientation is 6.*reader.orientation=stored"
+    ):
         read_any(tmp_path / "instances.json", task="detection")
     (sample,) = read_any(tmp_path / "instances.json", task="detection", orientation="stored")
-    assert sample.answer == [{"bbox": BOX, "label": "square"}] and image_overrides(sample) == {"orientation": "stored"}
+    assert sample.answer == [{"bbox": BOX, "label": "square"}] and image_overrides(sample) == {
+        "orientation": "stored"
+    }
 
 
 def test_only_turned_pictures_are_marked_and_all_are_counted(tmp_path: Path) -> None:
     path = rows(tmp_path, {"id": "2", "image": "plain.png", "question": "x", "answer": BOX})
     (displayed,) = load_sources([DataSource(task="grounding", path=str(path))])
     (stored,) = load_sources([DataSource(task="grounding", path=str(path))], orientation="stored")
-    (own,) = load_sources([DataSource(task="grounding", path=str(path), params={"reader": {"orientation": "stored"}})])
-    assert own.samples == stored.samples and ["image_orientation" in s.params for s in stored.samples] == [True, False]
+    (own,) = load_sources(
+        [DataSource(task="grounding", path=str(path), params={"reader": {"orientation": "stored"}})]
+    )
+    assert own.samples == stored.samples and [
+        "image_orientation" in s.params for s in stored.samples
+    ] == [True, False]
     assert not any("image_orientation" in s.params for s in displayed.samples)
     for source, word in ((displayed, "displayed"), (stored, "stored"), (own, "stored")):
         assert note_lines([source]) == [
-            f"{path}: 1 x pictures with an EXIF orientation, taken as {word} (data.image.orientation)"]
-    with pytest.raises(ConfigError, match=r"'displayed' or 'stored', found 'store'.*Did you mean 'stored'"):
+            f"{path}: 1 x pictures with an EXIF orientation, taken as {word} (data.image.orientation)"
+        ]
+    with pytest.raises(
+        ConfigError, match=r"'displayed' or 'stored', found 'store'.*Did you mean 'stored'"
+    ):
         read_any(path, orientation="store")
 
 
@@ -137,15 +199,27 @@ def test_the_policy_sees_the_pixels_that_the_data_count(tmp_path: Path) -> None:
     photo(tmp_path / "turned.png")
     Image.open(tmp_path / "turned.png").save(tmp_path / "plain.png", exif=b"")
     visuals = _cache(TensorStore(tmp_path / "cache"))
-    plain, stored, shown = (visuals.image(str(tmp_path / name), turn) for name, turn in (
-        ("plain.png", None), ("turned.png", {"orientation": "stored"}), ("turned.png", None)))
-    assert plain.digest == stored.digest != shown.digest and stored.key != shown.key and stored.content == shown.content
+    plain, stored, shown = (
+        visuals.image(str(tmp_path / name), turn)
+        for name, turn in (
+            ("plain.png", None),
+            ("turned.png", {"orientation": "stored"}),
+            ("turned.png", None),
+        )
+    )
+    assert (
+        plain.digest == stored.digest != shown.digest
+        and stored.key != shown.key
+        and stored.content == shown.content
+    )
     assert stored.orig_wh == STORED and shown.orig_wh == STORED[::-1]
     again = _cache(TensorStore(tmp_path / "cache"))
     for visual in (stored, shown):
         again.lease([visual])
         assert (again.pixels(visual) == visuals.pixels(visual)).all()
-    assert visuals.cost("image", str(tmp_path / "turned.png"), {"orientation": "stored"})[0] == 96 * 56
+    assert (
+        visuals.cost("image", str(tmp_path / "turned.png"), {"orientation": "stored"})[0] == 96 * 56
+    )
 
 
 @pytest.mark.parametrize("orientation", ["displayed", "stored"])
@@ -167,15 +241,24 @@ def test_sizes_drawings_and_report_follow_the_sample(tmp_path: Path, orientation
 
 def test_a_run_configuration_says_it_for_all_of_its_data(tmp_path: Path) -> None:
     path = rows(tmp_path, answer=[60, 12, 90, 44])
-    tree: dict[str, Any] = {"model": {"path": tiny_folder()}, "data": {
-        "train": [{"task": "grounding", "path": str(path)}], "image": {"orientation": "stored"}}}
+    tree: dict[str, Any] = {
+        "model": {"path": tiny_folder()},
+        "data": {
+            "train": [{"task": "grounding", "path": str(path)}],
+            "image": {"orientation": "stored"},
+        },
+    }
     result = check_task("grounding", config=RunConfig.model_validate(tree), out=tmp_path / "out")
     assert result.ok, [f for f in result.findings if not f.ok]
     assert sum(result.notes.values()) == 1 and "taken as stored" in next(iter(result.notes))
     with pytest.raises(ValueError, match="orientation"):
-        RunConfig.model_validate({**tree, "data": {**tree["data"], "image": {"orientation": "raw"}}})
+        RunConfig.model_validate(
+            {**tree, "data": {**tree["data"], "image": {"orientation": "raw"}}}
+        )
 
 
 def test_a_sample_with_another_value_is_displayed() -> None:
-    assert image_overrides(Sample("1", "t", "s", "q", None, params={"image_orientation": 3})) is None
+    assert (
+        image_overrides(Sample("1", "t", "s", "q", None, params={"image_orientation": 3})) is None
+    )
     assert Grounding().orientation == "displayed"

@@ -1,4 +1,5 @@
 """The reward fuzzer finds nothing in the shipped rewards, and does find planted holes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -48,7 +49,9 @@ def test_every_task_preset_and_mode_is_a_case() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(all_cases()), ids=lambda c: c.name)
 def test_hundreds_of_inputs_find_nothing(case: RewardCase) -> None:
-    wanted = 1000 if case.name == case.task != "math" else 400  # presets share most of a task's code; the script tries 200,000
+    wanted = (
+        1000 if case.name == case.task != "math" else 400
+    )  # presets share most of a task's code; the script tries 200,000
     found = Fuzzer(case, seed=2).run(wanted)
     found.kinds.pop("slow", None)  # measured by the script on a quiet machine, not by a test
     assert not found.kinds, found.shown[:3]
@@ -56,7 +59,9 @@ def test_hundreds_of_inputs_find_nothing(case: RewardCase) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [("Raises", "exception"), ("Sloppy", "pays: two answers"), ("Slow", "slow")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Raises", "exception"), ("Sloppy", "pays: two answers"), ("Slow", "slow")]
+)
 def test_planted_holes_are_found(name: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "holes.py").write_text(HOLES, encoding="utf-8")
     found = Fuzzer(RewardCase(name, f"{tmp_path / 'holes.py'}:{name}"), seed=0).run(1000)

@@ -1,4 +1,5 @@
 """scripts/record_golden.py sees every difference between two runs, and to rounding only those that are more than rounding."""
+
 from __future__ import annotations
 
 import copy
@@ -13,12 +14,26 @@ from scripts.record_golden import differences
 
 ROUNDING = 1e-3
 RECORD: dict[str, Any] = {
-    "steps": [{"train/loss": 0.125 * n, "train/grad_norm": 0.7, "rewards": [0.0, 0.5, 1.0]} for n in (1, 2, 3)],
-    "weights": {"tensors": 2, "digest": "a", "norms": {"model/a": 3.5, "model/b": 0.25}}}
+    "steps": [
+        {"train/loss": 0.125 * n, "train/grad_norm": 0.7, "rewards": [0.0, 0.5, 1.0]}
+        for n in (1, 2, 3)
+    ],
+    "weights": {"tensors": 2, "digest": "a", "norms": {"model/a": 3.5, "model/b": 0.25}},
+}
 
 
-@pytest.mark.parametrize(("change", "beyond_rounding"), [
-    ("loss", False), ("reward", True), ("rewards", True), ("norm", True), ("digest", False), ("missing", True), ("steps", True)])
+@pytest.mark.parametrize(
+    ("change", "beyond_rounding"),
+    [
+        ("loss", False),
+        ("reward", True),
+        ("rewards", True),
+        ("norm", True),
+        ("digest", False),
+        ("missing", True),
+        ("steps", True),
+    ],
+)
 def test_every_difference_is_found(change: str, beyond_rounding: bool) -> None:
     other = copy.deepcopy(RECORD)
     if change == "loss":
@@ -40,7 +55,9 @@ def test_every_difference_is_found(change: str, beyond_rounding: bool) -> None:
     assert differences(RECORD, copy.deepcopy(RECORD)) == []
 
 
-def test_another_processor_is_compared_in_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_is_compared_in_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(record_golden, "GOLDEN", tmp_path)
     record = {**RECORD, "processor": record_golden.processor()}
     (tmp_path / "here.json").write_text(json.dumps(record))
@@ -49,8 +66,12 @@ def test_another_processor_is_compared_in_its_first_step(tmp_path: Path, monkeyp
     late["steps"][2]["rewards"][0] += 0.5
     early["steps"][0]["rewards"][0] += 0.5
     renamed["weights"]["norms"] = {"model/c": 3.5}
-    found = {name: [bool(record_golden.against_record(name, run)) for run in (RECORD, late, early, renamed)]
-             for name in ("here", "elsewhere")}
+    found = {
+        name: [
+            bool(record_golden.against_record(name, run)) for run in (RECORD, late, early, renamed)
+        ]
+        for name in ("here", "elsewhere")
+    }
     assert found == {"here": [False, True, True, True], "elsewhere": [False, False, True, True]}
 
 
@@ -59,5 +80,9 @@ def test_another_processor_is_compared_in_its_first_step(tmp_path: Path, monkeyp
 def test_short_runs_compute_what_they_computed(kind: str, tmp_path: Path) -> None:
     """The other kinds: `python -m scripts.record_golden`, before and after a change that is to change nothing."""
     record_golden.make_data(tmp_path / "data")
-    new = record_golden.run_kind(record_golden.KINDS[kind], tmp_path / "data", tmp_path / "out", record_golden.ROOT)
-    assert record_golden.against_record(kind, new) == [], "python -m scripts.record_golden --record, and say why in the commit"
+    new = record_golden.run_kind(
+        record_golden.KINDS[kind], tmp_path / "data", tmp_path / "out", record_golden.ROOT
+    )
+    assert record_golden.against_record(kind, new) == [], (
+        "python -m scripts.record_golden --record, and say why in the commit"
+    )

@@ -1,4 +1,5 @@
 """The search finds what pays without looking where a rule pays for it, and nothing better than half right at the defaults."""
+
 from __future__ import annotations
 
 import json
@@ -25,20 +26,44 @@ def recorded() -> dict[str, Any]:
     return json.loads((RESULTS / "hack_search.json").read_text(encoding="utf-8"))["rewards"]  # type: ignore[no-any-return]
 
 
-def test_every_default_preset_and_mode_was_searched_and_defaults_hold(recorded: dict[str, Any]) -> None:
+def test_every_default_preset_and_mode_was_searched_and_defaults_hold(
+    recorded: dict[str, Any],
+) -> None:
     assert recorded.keys() == ALL.keys(), "python -m scripts.hack_search --only NAME"
     tasks = set(BUILT_IN) - {"mixed"}
-    assert tasks <= ALL.keys() and {f"{t}:{p}" for t in tasks for p in resolve_task(t).presets} <= ALL.keys()
+    assert (
+        tasks <= ALL.keys()
+        and {f"{t}:{p}" for t in tasks for p in resolve_task(t).presets} <= ALL.keys()
+    )
     verdicts = {name: verdict(row) for name, row in recorded.items()}
-    assert {name for name, found in verdicts.items() if found != "holds" and standing(name, recorded[name]) == "default"} == set()
-    assert verdicts["counting:perception_r1"] == verdicts["gui_grounding:gui_rcpo"] == "pays for guessing"
-    assert verdicts["detection:v_triune"] == "pays for padding" and verdicts["counting:points"] == "holds"
+    assert {
+        name
+        for name, found in verdicts.items()
+        if found != "holds" and standing(name, recorded[name]) == "default"
+    } == set()
+    assert (
+        verdicts["counting:perception_r1"]
+        == verdicts["gui_grounding:gui_rcpo"]
+        == "pays for guessing"
+    )
+    assert (
+        verdicts["detection:v_triune"] == "pays for padding"
+        and verdicts["counting:points"] == "holds"
+    )
 
 
 def test_rewards_are_chosen_by_the_beginning_of_their_names_or_by_whole_names() -> None:
-    assert [case.name for case in chosen(["st_grounding", "ocr"], exact=True)] == ["st_grounding", "ocr"]
-    assert {case.name for case in chosen(["st_grounding"])} == {name for name in ALL if name.startswith("st_grounding")}
-    assert [case.name for case in chosen(["st_grounding", "boolean"], defaults=True)] == ["st_grounding", "boolean"]
+    assert [case.name for case in chosen(["st_grounding", "ocr"], exact=True)] == [
+        "st_grounding",
+        "ocr",
+    ]
+    assert {case.name for case in chosen(["st_grounding"])} == {
+        name for name in ALL if name.startswith("st_grounding")
+    }
+    assert [case.name for case in chosen(["st_grounding", "boolean"], defaults=True)] == [
+        "st_grounding",
+        "boolean",
+    ]
     assert chosen([""]) == list(ALL.values()) and not chosen(["groundin"], exact=True)
 
 
@@ -46,18 +71,31 @@ def test_the_page_is_written_from_the_record(recorded: dict[str, Any]) -> None:
     assert (RESULTS / "hack_search.md").read_text(encoding="utf-8") == table(recorded)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("counting:smooth", "pays for guessing"), ("boolean", "holds"), ("gui_grounding:gui_rcpo", "pays for guessing"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("counting:perception_r1", "pays for guessing"), ("counting:points", "holds"), ("detection:v_triune", "pays for padding"),
-        ("grounding", "holds"), ("temporal_grounding", "holds"), ("detection", "holds")))])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("counting:smooth", "pays for guessing"),
+        ("boolean", "holds"),
+        ("gui_grounding:gui_rcpo", "pays for guessing"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("counting:perception_r1", "pays for guessing"),
+                ("counting:points", "holds"),
+                ("detection:v_triune", "pays for padding"),
+                ("grounding", "holds"),
+                ("temporal_grounding", "holds"),
+                ("detection", "holds"),
+            )
+        ),
+    ],
+)
 def test_a_short_search_comes_to_the_same(name: str, expected: str) -> None:
     row = searched(name)
     assert verdict(row) == expected, row
     assert row["right"] > row["honest"] and row["evaluations"] >= 2000
     if expected == "holds":
         assert row["blind"] < row["honest"] < row["right"]
-
 
 
 @pytest.mark.slow
@@ -81,9 +119,22 @@ class Wide(Grounding):
     assert row["blind"] == pytest.approx(1.0) and verdict(row) == "pays for guessing", row["answer"]
 
 
-@pytest.mark.parametrize("name", [
-    "grounding", "detection", "counting:points", "temporal_grounding", "tracking", "st_grounding", "ocr",
-    "grounding:vlm_r1", "grounding:easyvideo_r1", "detection:vlm_r1_weighted_sum", "tracking:videochat_r1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grounding",
+        "detection",
+        "counting:points",
+        "temporal_grounding",
+        "tracking",
+        "st_grounding",
+        "ocr",
+        "grounding:vlm_r1",
+        "grounding:easyvideo_r1",
+        "detection:vlm_r1_weighted_sum",
+        "tracking:videochat_r1",
+    ],
+)
 def test_half_right_answers_earn_about_half(name: str) -> None:
     task: Any = ALL[name].make()
     values = []

@@ -1,4 +1,5 @@
 """A launched process ends with its status, its files and its exit functions, whatever threads of C++ are still doing."""
+
 from __future__ import annotations
 
 import subprocess
@@ -47,28 +48,49 @@ print("ended with", sorted(set(statuses)))
 
 
 def started(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code, *arguments], cwd=REPO, text=True, capture_output=True,
-                          timeout=300, check=False, env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", **environment})
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        cwd=REPO,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+        env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", **environment},
+    )
 
 
 @pytest.mark.slow
 def test_a_launched_process_is_not_aborted_by_a_thread_of_its_process_group(tmp_path: Path) -> None:
     done = started(_PENDING, str(tmp_path))
-    assert "terminate called" not in done.stderr and done.stdout.split("\n")[-2:] == ["ended with [0]", ""], done.stderr[-2000:]
+    assert "terminate called" not in done.stderr and done.stdout.split("\n")[-2:] == [
+        "ended with [0]",
+        "",
+    ], done.stderr[-2000:]
 
 
 @pytest.mark.check_takes(2)
-@pytest.mark.parametrize(("ending", "status", "said"), [
-    ("pass", 0, ""), ("sys.exit(143)", 143, ""), ("sys.exit('no')", 1, "no"), ("raise MMRLError('mend it')", 2, "error: mend it"),
-    ("raise KeyError('x')", 1, "KeyError: 'x'"), ("raise KeyboardInterrupt", 130, "interrupted")])
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit(143)", 143, ""),
+        ("sys.exit('no')", 1, "no"),
+        ("raise MMRLError('mend it')", 2, "error: mend it"),
+        ("raise KeyError('x')", 1, "KeyError: 'x'"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+    ],
+)
 @pytest.mark.parametrize("launched", first_fast([True, False]))
-def test_the_status_and_what_is_owed_at_the_end_are_pythons_own(ending: str, status: int, said: str, launched: bool,
-                                                                tmp_path: Path) -> None:
-    code = ("import atexit, sys, threading, time\nimport mmrl.cli.main as command\nfrom mmrl.errors import MMRLError\n"
-            "def work():\n    print('printed')\n    atexit.register(lambda: print('at exit'))\n"
-            "    threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
-            f"    {ending}\n"
-            "command.app = work\ncommand.main()\n")
+def test_the_status_and_what_is_owed_at_the_end_are_pythons_own(
+    ending: str, status: int, said: str, launched: bool, tmp_path: Path
+) -> None:
+    code = (
+        "import atexit, sys, threading, time\nimport mmrl.cli.main as command\nfrom mmrl.errors import MMRLError\n"
+        "def work():\n    print('printed')\n    atexit.register(lambda: print('at exit'))\n"
+        "    threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
+        f"    {ending}\n"
+        "command.app = work\ncommand.main()\n"
+    )
     done = started(code, **({"LOCAL_RANK": "0"} if launched else {}))
     assert done.returncode == status and said in done.stderr, done.stderr
     assert done.stdout.split() == ["printed", "thread", "at", "exit"]

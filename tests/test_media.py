@@ -1,4 +1,5 @@
 """Pictures: every way of failing has its kind, every mode becomes upright RGB, sizes are those displayed."""
+
 from __future__ import annotations
 
 import io
@@ -63,7 +64,9 @@ def test_a_truncated_jpeg_is_never_a_grey_picture(tmp_path: Path, keep: float) -
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     for side in (12_000, 60_000):  # one that Pillow opens, one that Pillow refuses itself
         header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
@@ -80,7 +83,9 @@ def test_extreme_but_usable_shapes_open(tmp_path: Path, size: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("size", [(1, 201), (20_000, 99)])
-def test_shapes_that_processors_refuse_are_refused_with_both_sides_named(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_shapes_that_processors_refuse_are_refused_with_both_sides_named(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
     Image.new("RGB", size).save(tmp_path / "a.png")
     assert _kind(tmp_path / "a.png") == "unsupported"
     with pytest.raises(MediaError, match=f"{size[0]} x {size[1]}"):
@@ -89,9 +94,19 @@ def test_shapes_that_processors_refuse_are_refused_with_both_sides_named(tmp_pat
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_shows_the_same_scene_and_size(tmp_path: Path, suffix: str, orientation: int) -> None:
+def test_exif_rotation_shows_the_same_scene_and_size(
+    tmp_path: Path, suffix: str, orientation: int
+) -> None:
     upright = Image.open(_corners(tmp_path / "upright.png")).convert("RGB")
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose values that store the upright scene rotated
+    undo = {
+        2: 0,
+        3: 3,
+        4: 1,
+        5: 5,
+        6: 2,
+        7: 6,
+        8: 4,
+    }  # Image.Transpose values that store the upright scene rotated
     stored = upright.transpose(Image.Transpose(undo[orientation])) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation

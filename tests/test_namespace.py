@@ -1,5 +1,6 @@
 """What is installed is one namespace, mmrl; the repository's folders tasks, rewards, robotics and video are parts of it and have no
 second name. Each case runs a real Python in a real folder."""
+
 from __future__ import annotations
 
 import os
@@ -23,14 +24,23 @@ PARTS = ("tasks", "rewards", "robotics", "video")
 def python(*arguments: str, cwd: Path, root: str = "") -> subprocess.CompletedProcess[str]:
     """Python in `cwd`, without the test runner's own path settings; `root`: before or after what it would find by itself."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=clean | ({"PYTHONPATH": root} if root else {}),
-                          capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=clean | ({"PYTHONPATH": root} if root else {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_each_folder_is_a_link_that_git_holds_and_has_one_import_name(name: str) -> None:
     link = ROOT / "mmrl" / name
-    assert link.is_symlink() and os.readlink(link) == f"../{name}", "relative, so that a clone may be moved"
+    assert link.is_symlink() and os.readlink(link) == f"../{name}", (
+        "relative, so that a clone may be moved"
+    )
     assert name not in sys.modules, f"some test imported `{name}` in place of mmrl.{name}"
 
 
@@ -38,7 +48,11 @@ def test_each_folder_is_a_link_that_git_holds_and_has_one_import_name(name: str)
 @pytest.mark.parametrize("name", PARTS)
 def test_the_bare_name_is_refused_with_the_name_to_write(name: str) -> None:
     done = python("-c", f"import {name}", cwd=ROOT)
-    assert done.returncode == 1 and f"expected `import mmrl.{name}`, found an import as `{name}`" in done.stderr.splitlines()[-1]
+    assert (
+        done.returncode == 1
+        and f"expected `import mmrl.{name}`, found an import as `{name}`"
+        in done.stderr.splitlines()[-1]
+    )
     done = python("-m", f"{name}.anything", cwd=ROOT)
     assert f"expected `import mmrl.{name}`" in done.stderr
 
@@ -48,11 +62,18 @@ def test_a_users_own_packages_of_these_names_stand_beside_mmrl(tmp_path: Path) -
     for name in ("tasks", "video"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"MINE = {name!r}\n")
-    (tmp_path / "script.py").write_text("import tasks, video\nfrom mmrl.tasks.grounding import Grounding\n"
-                                        "from mmrl.video import sampling\n"
-                                        "print(tasks.MINE, video.MINE, Grounding.__module__, sampling.__name__)\n")
+    (tmp_path / "script.py").write_text(
+        "import tasks, video\nfrom mmrl.tasks.grounding import Grounding\n"
+        "from mmrl.video import sampling\n"
+        "print(tasks.MINE, video.MINE, Grounding.__module__, sampling.__name__)\n"
+    )
     done = python("script.py", cwd=tmp_path, root=str(ROOT))
-    assert done.stdout.split() == ["tasks", "video", "mmrl.tasks.grounding", "mmrl.video.sampling"], done.stderr
+    assert done.stdout.split() == [
+        "tasks",
+        "video",
+        "mmrl.tasks.grounding",
+        "mmrl.video.sampling",
+    ], done.stderr
 
 
 def test_no_file_of_a_clone_is_loaded_under_two_names() -> None:
@@ -76,12 +97,20 @@ print({f: n for f, n in ours.items() if len(n) > 1})
     assert done.stdout.strip() == "{}", done.stdout + done.stderr
 
 
-def test_names_saved_by_an_older_version_are_mapped_with_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_saved_by_an_older_version_are_mapped_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from mmrl.robotics.contract import EnvSpec, make_simulator
 
-    with pytest.warns(DeprecationWarning, match=r"'robotics.tiny:TinyArm' is called 'mmrl.robotics.tiny:TinyArm' now"):
+    with pytest.warns(
+        DeprecationWarning,
+        match=r"'robotics.tiny:TinyArm' is called 'mmrl.robotics.tiny:TinyArm' now",
+    ):
         assert current_target("robotics.tiny:TinyArm") == "mmrl.robotics.tiny:TinyArm"
-    assert current_target("mmrl.robotics.tiny:X") == "mmrl.robotics.tiny:X" and current_target("own:X") == "own:X"
+    assert (
+        current_target("mmrl.robotics.tiny:X") == "mmrl.robotics.tiny:X"
+        and current_target("own:X") == "own:X"
+    )
     with pytest.warns(DeprecationWarning), pytest.raises(AttributeError, match="Nothing"):
         make_simulator(EnvSpec("robotics.tiny:Nothing", "reach", 5))  # the module was found
     (tmp_path / "robotics").mkdir()
@@ -105,6 +134,15 @@ def test_the_projects_files_agree_on_names() -> None:
     assert 'name = "mmrl-rft"' in project and f'version = "{mmrl.__version__}"' in project
     assert versions()["mmrl"] == mmrl.__version__
     [layers] = re.findall(r"\nlayers = \[\n(.*?)\n\]", project, flags=re.DOTALL)
-    there = {f"mmrl.{p.stem}" for p in (ROOT / "mmrl").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
-    assert set(re.findall(r"mmrl\.\w+", layers)) == there - {"mmrl.__init__", "mmrl._torchvision_cpu"}, "a room without a place"
-    assert len(list((ROOT / "mmrl").glob("*.py"))) <= 10, "the top of mmrl/ is what users import; everything else has a room"
+    there = {
+        f"mmrl.{p.stem}"
+        for p in (ROOT / "mmrl").iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").is_file()
+    }
+    assert set(re.findall(r"mmrl\.\w+", layers)) == there - {
+        "mmrl.__init__",
+        "mmrl._torchvision_cpu",
+    }, "a room without a place"
+    assert len(list((ROOT / "mmrl").glob("*.py"))) <= 10, (
+        "the top of mmrl/ is what users import; everything else has a room"
+    )

@@ -1,4 +1,5 @@
 """Locks of run folders, signals, restarts and metrics, each with real processes, signals and scrapes."""
+
 from __future__ import annotations
 
 import errno
@@ -44,10 +45,22 @@ else:
 """
 
 
-def holder(run: Path, *, end: str = "lock.release()", beat_s: float = 0.05, stale_s: float = 60.0,
-           **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", HOLD.format(end=end), str(run), str(beat_s), str(stale_s)], cwd=REPO, text=True,
-                            env={**ENVIRONMENT, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def holder(
+    run: Path,
+    *,
+    end: str = "lock.release()",
+    beat_s: float = 0.05,
+    stale_s: float = 60.0,
+    **environment: str,
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(end=end), str(run), str(beat_s), str(stale_s)],
+        cwd=REPO,
+        text=True,
+        env={**ENVIRONMENT, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -64,8 +77,20 @@ def end(*processes: subprocess.Popen[str]) -> None:
 def foreign(run: Path, age_s: float, **facts: Any) -> Path:
     """A lock file as another host leaves it, last touched `age_s` seconds ago."""
     path = run.with_name(f".{run.name}.lock")
-    path.write_text(json.dumps({"host": "node17", "boot": "b", "namespace": "n", "pid": 4242, "born": 1.0, "token": "t",
-                                "since": "2026-01-01", **facts}))
+    path.write_text(
+        json.dumps(
+            {
+                "host": "node17",
+                "boot": "b",
+                "namespace": "n",
+                "pid": 4242,
+                "born": 1.0,
+                "token": "t",
+                "since": "2026-01-01",
+                **facts,
+            }
+        )
+    )
     os.utime(path, (time.time() - age_s,) * 2)
     return path
 
@@ -74,7 +99,10 @@ def test_a_second_launch_is_refused_by_host_and_pid_until_the_first_lets_go(tmp_
     run, first = tmp_path / "runs" / "one", holder(tmp_path / "runs" / "one")
     try:
         assert said(first) == "held\n"
-        with pytest.raises(ConfigError, match=rf"process {first.pid} on {os.uname().nodename}.*kill -TERM {first.pid}"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"process {first.pid} on {os.uname().nodename}.*kill -TERM {first.pid}",
+        ):
             RunLock(run).acquire()
         first.communicate("go\n", timeout=60)
         lock = RunLock(run)
@@ -130,14 +158,17 @@ def test_a_process_is_told_by_when_it_was_started(tmp_path: Path) -> None:
         process.stdin.close()  # type: ignore[union-attr]
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
-    assert lock_module._born(process.pid) is None, "nobody has waited for it yet, and it holds nothing"
+    assert lock_module._born(process.pid) is None, (
+        "nobody has waited for it yet, and it holds nothing"
+    )
     process.wait()
     assert lock_module._born(process.pid) is None
 
 
 @pytest.mark.slow
-def test_a_restart_of_the_same_launch_waits_for_a_dead_hosts_lock(tmp_path: Path, capfd: pytest.CaptureFixture[str],
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_of_the_same_launch_waits_for_a_dead_hosts_lock(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
     foreign(tmp_path / "one", 0.0, launch="job7")
     lock = RunLock(tmp_path / "one", beat_s=0.1, stale_s=0.5)
@@ -155,7 +186,9 @@ def test_of_many_launches_at_once_exactly_one_takes_over_a_stale_lock(tmp_path: 
         end(*many)
 
 
-def test_a_holder_that_was_taken_over_is_told_and_does_not_remove_the_new_lock(tmp_path: Path) -> None:
+def test_a_holder_that_was_taken_over_is_told_and_does_not_remove_the_new_lock(
+    tmp_path: Path,
+) -> None:
     lock = RunLock(tmp_path / "one", beat_s=0.01)
     lock.acquire()
     lock.check()
@@ -179,8 +212,9 @@ def test_a_lock_that_was_replaced_after_it_was_judged_stale_stays(tmp_path: Path
     assert json.loads(path.read_text())["token"] == "new" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_lock_that_cannot_be_read_for_a_while_ends_neither_the_run_nor_its_beats(tmp_path: Path,
-                                                                                capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_that_cannot_be_read_for_a_while_ends_neither_the_run_nor_its_beats(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     lock = RunLock(tmp_path / "one", beat_s=0.01)
     lock.acquire()
     aside = lock.path.rename(tmp_path / "aside")
@@ -202,7 +236,9 @@ def test_a_lock_that_cannot_be_read_for_a_while_ends_neither_the_run_nor_its_bea
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_a_file_system_without_hard_links_locks_too(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_locks_too(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def link(source: Path, target: Path) -> None:
         raise OSError(number, os.strerror(number), str(target))
 
@@ -211,7 +247,9 @@ def test_a_file_system_without_hard_links_locks_too(number: int, tmp_path: Path,
     foreign(tmp_path / "one", 1000)
     lock.acquire()
     lock.check()
-    assert json.loads(lock.path.read_text())["pid"] == os.getpid() and list(tmp_path.iterdir()) == [lock.path]
+    assert json.loads(lock.path.read_text())["pid"] == os.getpid() and list(tmp_path.iterdir()) == [
+        lock.path
+    ]
     lock.release()
     path = foreign(tmp_path / "one", 0)
     with pytest.raises(ConfigError, match="node17"):
@@ -231,14 +269,24 @@ def test_beats_show_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_ends_the_run_after_a_whole_step_with_its_checkpoint(number: signal.Signals) -> None:
+def test_a_signal_ends_the_run_after_a_whole_step_with_its_checkpoint(
+    number: signal.Signals,
+) -> None:
     before, saved, world = signal.getsignal(number), [], World()
-    with pytest.raises(Interrupted, match=f"{number.name}: ended after step 3; its checkpoint is written") as stopped, \
-            Interrupts(60) as interrupts:
+    with (
+        pytest.raises(
+            Interrupted, match=f"{number.name}: ended after step 3; its checkpoint is written"
+        ) as stopped,
+        Interrupts(60) as interrupts,
+    ):
         interrupts.stop_if_asked(world, 2, lambda: 0, lambda: saved.append(2))
         os.kill(os.getpid(), number)
         interrupts.stop_if_asked(world, 3, lambda: saved[-1], lambda: saved.append(3))
-    assert saved == [3] and stopped.value.status == 128 + number and stopped.value.signal == number.name
+    assert (
+        saved == [3]
+        and stopped.value.status == 128 + number
+        and stopped.value.signal == number.name
+    )
     assert signal.getsignal(number) == before
 
 
@@ -260,15 +308,25 @@ except Interrupted as stop:
 @pytest.mark.slow
 def test_a_signal_that_is_delivered_twice_is_one_request() -> None:
     """As under torchrun where the manager signals the whole tree."""
-    process = subprocess.Popen([sys.executable, "-c", TWICE], cwd=REPO, env=ENVIRONMENT, text=True, stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TWICE],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
         assert said(process) == "step\n"
         for _ in range(3):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.3)  # two that are pending at a time are one
         out, _ = process.communicate("the step ends\n", timeout=300)
-        assert process.returncode == 143 and "saved" in out and "SIGTERM: ended after step 5; its checkpoint is written" in out
+        assert (
+            process.returncode == 143
+            and "saved" in out
+            and "SIGTERM: ended after step 5; its checkpoint is written" in out
+        )
     finally:
         end(process)
 
@@ -285,13 +343,24 @@ with Interrupts(float(sys.argv[1]), lambda name: print("abandoned", name, flush=
 """
 
 
-@pytest.mark.parametrize(("second", "repeat_s"), first_fast([(None, 10), (signal.SIGINT, 600), (signal.SIGUSR1, 0.1)]),
-                         ids=["the grace period ends", "SIGINT comes", "a second request comes later"])
-def test_a_step_that_hangs_is_given_up_with_its_children(second: signal.Signals | None, repeat_s: float) -> None:
+@pytest.mark.parametrize(
+    ("second", "repeat_s"),
+    first_fast([(None, 10), (signal.SIGINT, 600), (signal.SIGUSR1, 0.1)]),
+    ids=["the grace period ends", "SIGINT comes", "a second request comes later"],
+)
+def test_a_step_that_hangs_is_given_up_with_its_children(
+    second: signal.Signals | None, repeat_s: float
+) -> None:
     import psutil
 
-    process = subprocess.Popen([sys.executable, "-c", STUCK, "600" if second else "0.3", str(repeat_s)], cwd=REPO, env=ENVIRONMENT,
-                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, "600" if second else "0.3", str(repeat_s)],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         child = int(said(process))
         process.send_signal(signal.SIGTERM)
@@ -301,13 +370,17 @@ def test_a_step_that_hangs_is_given_up_with_its_children(second: signal.Signals 
             process.send_signal(second)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 143 and out == "abandoned SIGTERM\n"
-        assert (f"a second signal ({second.name})" if second else "operations.grace_s = 0.3") in err and "--resume" in err
+        assert (
+            f"a second signal ({second.name})" if second else "operations.grace_s = 0.3"
+        ) in err and "--resume" in err
         assert not psutil.pid_exists(child)
     finally:
         end(process)
 
 
-def test_only_what_this_launch_began_is_resumed_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_this_launch_began_is_resumed_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import psutil
 
     world, run = World(), tmp_path / "run"
@@ -337,12 +410,19 @@ def test_names_of_metrics() -> None:
 def test_every_alarm_is_a_series_from_the_start() -> None:
     files = ("training/alarms.py", "training/trainer.py", "errors.py")
     written = "".join((REPO / "mmrl" / name).read_text(encoding="utf-8") for name in files)
-    names = set(re.findall(r'Alarm\(\s*step,\s*"(\w+)"', written)) | set(re.findall(r'^    alarm = "(\w+)"', written, re.MULTILINE))
+    names = set(re.findall(r'Alarm\(\s*step,\s*"(\w+)"', written)) | set(
+        re.findall(r'^    alarm = "(\w+)"', written, re.MULTILINE)
+    )
     assert len(names) > 5 and names <= set(ALARMS)
     collector = RunCollector("r", 0)
 
     def counts() -> dict[str, float]:
-        return {s.labels["name"]: s.value for f in collector.collect() for s in f.samples if s.name == "mmrl_alarms_total"}
+        return {
+            s.labels["name"]: s.value
+            for f in collector.collect()
+            for s in f.samples
+            if s.name == "mmrl_alarms_total"
+        }
 
     assert counts() == dict.fromkeys(ALARMS, 0.0)
     collector.hear("alarm", Alarm(3, "logprob_gap", "far"))
@@ -350,7 +430,9 @@ def test_every_alarm_is_a_series_from_the_start() -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_and_a_missing_package_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard: list[Any] = []
 
     def listener(kind: str, payload: Any) -> None:
@@ -359,12 +441,23 @@ def test_a_port_that_is_taken_and_a_missing_package_are_named(monkeypatch: pytes
     with metrics_endpoint(OperationsConfig(metrics_port=None), "r", 0, listener) as same:
         assert same is listener
     with metrics_endpoint(OperationsConfig(metrics_port=0), "r", 0, listener) as hear:
-        hear("start", {"step": 0, "notes": ["a note"], "config": type("C", (), {"train": type("T", (), {"steps": 5})})})
+        hear(
+            "start",
+            {
+                "step": 0,
+                "notes": ["a note"],
+                "config": type("C", (), {"train": type("T", (), {"steps": 5})}),
+            },
+        )
         port = int(heard[0][1]["notes"][1].rsplit(":", 1)[1].split("/")[0])
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*operations.metrics_port"), \
-                metrics_endpoint(OperationsConfig(metrics_port=port), "r", 0, listener):
+        with (
+            pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*operations.metrics_port"),
+            metrics_endpoint(OperationsConfig(metrics_port=port), "r", 0, listener),
+        ):
             pass
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"\[metrics\]"), \
-            metrics_endpoint(OperationsConfig(metrics_port=0), "r", 0, listener):
+    with (
+        pytest.raises(MissingExtraError, match=r"\[metrics\]"),
+        metrics_endpoint(OperationsConfig(metrics_port=0), "r", 0, listener),
+    ):
         pass

@@ -1,4 +1,5 @@
 """The wheel holds one package, mmrl, with all its parts and their data, and every file of it has one import name."""
+
 from __future__ import annotations
 
 import subprocess
@@ -37,34 +38,59 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sources() -> Iterator[tuple[Path, str]]:
     """Every file of the packages, and where it lies in the wheel."""
-    for folder, inside in ((ROOT / "mmrl", "mmrl"), *((ROOT / name, f"mmrl/{name}") for name in LINKED)):
+    for folder, inside in (
+        (ROOT / "mmrl", "mmrl"),
+        *((ROOT / name, f"mmrl/{name}") for name in LINKED),
+    ):
         for path in folder.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and (folder.name != "mmrl" or not _linked(path)):
+            if (
+                path.is_file()
+                and "__pycache__" not in path.parts
+                and (folder.name != "mmrl" or not _linked(path))
+            ):
                 yield path, f"{inside}/{path.relative_to(folder)}"
 
 
 def _linked(path: Path) -> bool:
     """Whether a path leads through a link, as old versions of `rglob` follow them."""
-    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT / "mmrl"))
+    return any(
+        parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT / "mmrl")
+    )
 
 
 def test_the_wheel_holds_one_package_and_nothing_else(contents: list[str]) -> None:
     tops = {name.partition("/")[0] for name in contents}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mmrl"} and len(tops) == 2
     assert len(contents) == len(set(contents)), "nothing twice"
-    assert not [name for name in contents if "__pycache__" in name or name.startswith(("mmrl/scripts", "mmrl/tests"))]
+    assert not [
+        name
+        for name in contents
+        if "__pycache__" in name or name.startswith(("mmrl/scripts", "mmrl/tests"))
+    ]
 
 
 def test_every_module_and_data_file_is_shipped(contents: list[str]) -> None:
     """Also what a template folder or py.typed adds: a file in a package that the wheel forgets fails only for users."""
-    wanted = {name for path, name in sources() if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"}
-    assert {"mmrl/py.typed", *(f"mmrl/{name}/py.typed" for name in LINKED)} <= wanted and len(wanted) > 350
+    wanted = {
+        name
+        for path, name in sources()
+        if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"
+    }
+    assert {"mmrl/py.typed", *(f"mmrl/{name}/py.typed" for name in LINKED)} <= wanted and len(
+        wanted
+    ) > 350
     assert wanted - set(contents) == set()
 
 
 def test_recipes_and_tiny_models_are_shipped(contents: list[str]) -> None:
-    recipes = {f"mmrl/shipped/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
-    models = {f"mmrl/shipped/{path.relative_to(ROOT)}" for folder in (ROOT / "assets").glob("tiny_*") for path in folder.rglob("*")}
+    recipes = {
+        f"mmrl/shipped/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")
+    }
+    models = {
+        f"mmrl/shipped/{path.relative_to(ROOT)}"
+        for folder in (ROOT / "assets").glob("tiny_*")
+        for path in folder.rglob("*")
+    }
     assert len(recipes) > 25 and len(models) > 40
     assert {name for name in contents if name.startswith("mmrl/shipped/")} == recipes | models
 
@@ -88,12 +114,20 @@ def test_a_source_release_holds_files_in_the_place_of_links(tmp_path: Path) -> N
     """What is unpacked elsewhere, where a link might lead nowhere, builds the same wheel."""
     source = copy_of_the_sources(tmp_path / "source")
     code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=source, capture_output=True, check=True, timeout=120
+    )
     [made] = tmp_path.glob("mmrl_rft-*.tar.gz")
     with tarfile.open(made) as archive:
         held = {member.name.partition("/")[2]: member for member in archive.getmembers()}
-    wanted = ("mmrl/tasks/grounding.py", "mmrl/shipped/configs/demo.yaml", "mmrl/shipped/assets/tiny_vlm/config.json")
-    assert all(held[name].isreg() for name in wanted) and not any(member.issym() for member in held.values())
+    wanted = (
+        "mmrl/tasks/grounding.py",
+        "mmrl/shipped/configs/demo.yaml",
+        "mmrl/shipped/assets/tiny_vlm/config.json",
+    )
+    assert all(held[name].isreg() for name in wanted) and not any(
+        member.issym() for member in held.values()
+    )
 
 
 def test_no_file_is_loaded_under_two_names(site: Path) -> None:
@@ -115,7 +149,13 @@ for name, module in list(sys.modules.items()):
 assert len(files) >= 300
 print({{f: n for f, n in files.items() if len(n) > 1}})
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True, timeout=300,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=site,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{}"

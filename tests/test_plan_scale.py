@@ -1,4 +1,5 @@
 """The planning page is what its script writes, and the arithmetic behind it holds where it can be checked by hand."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -32,7 +33,9 @@ def test_the_committed_page_is_what_the_script_writes() -> None:
     assert len(text.splitlines()) <= 200
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("Qwen2.5-VL-3B-Instruct", 3.755e9), ("Qwen2.5-VL-7B-Instruct", 8.292e9)])
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("Qwen2.5-VL-3B-Instruct", 3.755e9), ("Qwen2.5-VL-7B-Instruct", 8.292e9)]
+)
 def test_shapes_add_up_to_the_published_numbers_of_parameters(name: str, numbers: float) -> None:
     """As the hub displays them; norms and biases, which the arithmetic leaves out, are far below one percent."""
     s = shape_of(name)
@@ -63,23 +66,36 @@ def test_decoding_worked_out_by_hand() -> None:
     rows = r.config.rollout.batch_tokens // (1408 + 128)
     assert waves == 2 and rows < 64 and own > 1.5 * 128 * step / (3.35e12 * 0.6)
     for planned in recipes()[:2]:
-        assert vllm_rows(planned) > 8 * planned.config.train.prompts_per_step / GPUS[0] * planned.group
+        assert (
+            vllm_rows(planned) > 8 * planned.config.train.prompts_per_step / GPUS[0] * planned.group
+        )
 
 
 def test_engines_send_what_their_formulas_say() -> None:
     r = recipes()[0]
-    ddp, zero2, fsdp2 = (plan(dataclasses.replace(r, engine=name, overrides=(f"engine.train={name}",)), 8, 80).traffic
-                         for name in ("ddp", "deepspeed_zero2", "fsdp2"))
+    ddp, zero2, fsdp2 = (
+        plan(
+            dataclasses.replace(r, engine=name, overrides=(f"engine.train={name}",)), 8, 80
+        ).traffic
+        for name in ("ddp", "deepspeed_zero2", "fsdp2")
+    )
     m, one = micro_batches(r, 80), 7 / 8 * 4 * trained_parameters(r)
     assert m > 1 and ddp["gradients"] == pytest.approx(2 * one) and ddp["gathers"] == 0
-    assert zero2["gradients"] == pytest.approx(2 * m * one) and zero2["gathers"] == pytest.approx(one)
-    assert fsdp2["gradients"] == pytest.approx(m * one) and fsdp2["gathers"] == pytest.approx((2 * m + 1) * one)
+    assert zero2["gradients"] == pytest.approx(2 * m * one) and zero2["gathers"] == pytest.approx(
+        one
+    )
+    assert fsdp2["gradients"] == pytest.approx(m * one) and fsdp2["gathers"] == pytest.approx(
+        (2 * m + 1) * one
+    )
 
 
 def test_what_grows_and_what_stays() -> None:
     for r in recipes():
         small, large = (plan(r, g, 8) for g in (GPUS[0], GPUS[-1]))
-        assert large.seconds["update"] == small.seconds["update"] and large.prompts == 64 * small.prompts
+        assert (
+            large.seconds["update"] == small.seconds["update"]
+            and large.prompts == 64 * small.prompts
+        )
         assert large.memory <= small.memory and large.generated > 10 * small.generated
         assert small.step_s >= max(small.seconds.values())
     constants = {k: v[0] for k, v in ASSUMED.items()}
@@ -93,16 +109,32 @@ def test_every_row_is_a_run_that_mmrl_accepts() -> None:
         for gpus in GPUS:
             for prompts in (own * gpus // GPUS[0], own):
                 config = accepted(r, gpus, prompts)
-                assert config.train.prompts_per_step == prompts and config.model.path == r.config.model.path
+                assert (
+                    config.train.prompts_per_step == prompts
+                    and config.model.path == r.config.model.path
+                )
 
 
 def test_a_row_that_mmrl_refuses_is_not_planned() -> None:
     grounding, _, libero = recipes()
-    asynchronous = dataclasses.replace(grounding, overrides=(*grounding.overrides, "schedule.kind=async", "schedule.staleness=1"))
-    with pytest.raises(ConfigError, match=r"expected schedule\.kind serial in a run of 8 processes, found async"):
+    asynchronous = dataclasses.replace(
+        grounding, overrides=(*grounding.overrides, "schedule.kind=async", "schedule.staleness=1")
+    )
+    with pytest.raises(
+        ConfigError, match=r"expected schedule\.kind serial in a run of 8 processes, found async"
+    ):
         plan(asynchronous, 8, 8)
-    with pytest.raises(ConfigError, match=r"expected schedule\.kind serial with engine\.train fsdp2, found pipelined"):
-        plan(dataclasses.replace(libero, overrides=(*libero.overrides, "engine.train=fsdp2"), engine="fsdp2"), 8, 8)
+    with pytest.raises(
+        ConfigError,
+        match=r"expected schedule\.kind serial with engine\.train fsdp2, found pipelined",
+    ):
+        plan(
+            dataclasses.replace(
+                libero, overrides=(*libero.overrides, "engine.train=fsdp2"), engine="fsdp2"
+            ),
+            8,
+            8,
+        )
     with pytest.raises(ValueError, match=r"planned with engine\.train ddp"):
         plan(dataclasses.replace(grounding, engine="ddp"), 8, 8)
     text = (REPO / "docs/scaling.md").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """Somebody else's task, pip-installed or in a file of their own, is listed, checked, trained and scored by the real
 command line. It imports nothing of mmrl but `from mmrl import ...`.
 """
+
 from __future__ import annotations
 
 import ast
@@ -47,8 +48,19 @@ for arguments in json.loads(sys.argv[1]):
 
 def where_it_is_installed(site: Path, *command: str) -> str:
     """Run Python in a process of its own, in which the package is installed; returns what it printed."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, cwd=site)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=site,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -66,9 +78,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source") / "package"
     shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("site")
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
-                    "--no-index", "--disable-pip-version-check", "--target", str(target), str(source)],
-                   check=True, timeout=180)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--disable-pip-version-check",
+            "--target",
+            str(target),
+            str(source),
+        ],
+        check=True,
+        timeout=180,
+    )
     return target
 
 
@@ -79,16 +106,32 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task_from_spec(FILE).example_data(str(folder / "circles"))
     build_tiny(TinySpec(), folder / "tiny")
     (folder / "config.yaml").write_text(CONFIG.format(folder=folder), encoding="utf-8")
-    mmrl("sft", str(folder / "config.yaml"), f"model.path={folder}/tiny", f"data.train.0.task={FILE}",
-         "train.steps=30", "optim.lr=3e-3", "--out", str(folder / "model"), "--quiet")
+    mmrl(
+        "sft",
+        str(folder / "config.yaml"),
+        f"model.path={folder}/tiny",
+        f"data.train.0.task={FILE}",
+        "train.steps=30",
+        "optim.lr=3e-3",
+        "--out",
+        str(folder / "model"),
+        "--quiet",
+    )
     return folder
 
 
 def test_the_plugin_needs_nothing_of_mmrl_but_its_front_door() -> None:
     tree = ast.parse((PACKAGE / "shape_counting.py").read_text(encoding="utf-8"))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {m for m in modules if m and m.split(".")[0] in ("mmrl", "tasks", "rewards", "video")} == {"mmrl"}
+    modules |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert {
+        m for m in modules if m and m.split(".")[0] in ("mmrl", "tasks", "rewards", "video")
+    } == {"mmrl"}
 
 
 @pytest.mark.slow
@@ -100,39 +143,68 @@ def test_installed_tasks_are_listed(site: Path) -> None:
 
 def training(workshop: Path, name: str, spec: str) -> list[str]:
     """The command that trains two steps; its run's folder is WORKSHOP/runs/NAME."""
-    return ["train", str(workshop / "config.yaml"), f"name={name}", f"data.train.0.task={spec}",
-            f"data.eval.0.task={spec}", "--quiet"]
+    return [
+        "train",
+        str(workshop / "config.yaml"),
+        f"name={name}",
+        f"data.train.0.task={spec}",
+        f"data.eval.0.task={spec}",
+        "--quiet",
+    ]
 
 
 @pytest.fixture(scope="module")
 def said(site: Path, workshop: Path) -> list[str]:
     """What commands printed that name the installed task, one after the other in one process: train, score twice, check."""
     run = workshop / "runs" / "package"
-    commands = [training(workshop, "package", INSTALLED), ["score", str(run / "eval" / "step_000002" / "predictions.jsonl")],
-                ["score", str(run / "rollouts" / "step_000002.jsonl")],
-                ["tasks", "check", INSTALLED, "--model", str(workshop / "model"), "--data",
-                 str(workshop / "circles" / "circles.jsonl"), "--out", str(workshop / "check")]]
+    commands = [
+        training(workshop, "package", INSTALLED),
+        ["score", str(run / "eval" / "step_000002" / "predictions.jsonl")],
+        ["score", str(run / "rollouts" / "step_000002.jsonl")],
+        [
+            "tasks",
+            "check",
+            INSTALLED,
+            "--model",
+            str(workshop / "model"),
+            "--data",
+            str(workshop / "circles" / "circles.jsonl"),
+            "--out",
+            str(workshop / "check"),
+        ],
+    ]
     return where_it_is_installed(site, "-c", SEVERAL, json.dumps(commands)).split("\0")
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @pytest.mark.slow
-def test_a_foreign_task_is_trained_and_scored_in_both_forms(workshop: Path, said: list[str]) -> None:
+def test_a_foreign_task_is_trained_and_scored_in_both_forms(
+    workshop: Path, said: list[str]
+) -> None:
     run = workshop / "runs" / "package"
     rows = metrics(run)
     assert [row["step"] for row in rows] == [1, 2]
-    assert all(row["train/parse_rate"] > 0 and row["train/grad_norm"] > 0 for row in rows)  # it really learned
+    assert all(
+        row["train/parse_rate"] > 0 and row["train/grad_norm"] > 0 for row in rows
+    )  # it really learned
     assert json.loads((run / "run.json").read_text(encoding="utf-8"))["status"] == "finished"
-    results = json.loads((run / "eval" / "step_000002" / "results.json").read_text(encoding="utf-8"))
+    results = json.loads(
+        (run / "eval" / "step_000002" / "results.json").read_text(encoding="utf-8")
+    )
     assert results["greedy"]["parse_rate"]["mean"] > 0 and results["sampled"]["exact"]["n"] == 4
     assert (run / "report.html").stat().st_size > 10_000
     assert "0 of 12 scores changed" in said[1]
     assert "0 of 12 scores changed" in said[2] and "part/accuracy" in said[2]
     mmrl(*training(workshop, "file", FILE))
-    for a, b in zip(rows, metrics(workshop / "runs" / "file"), strict=True):  # the same task, whatever form names it
+    for a, b in zip(
+        rows, metrics(workshop / "runs" / "file"), strict=True
+    ):  # the same task, whatever form names it
         names = [name for name in a if name.startswith(("train/", "eval/"))]
         assert len(names) > 20 and [a[name] for name in names] == [b[name] for name in names]
 

@@ -1,4 +1,5 @@
 """The README's numbers equal the result files, and the commands and files it names exist."""
+
 from __future__ import annotations
 
 import json
@@ -45,28 +46,53 @@ def test_rows_in_the_readme_can_be_read(tmp_path: Path) -> None:
     assert {row.get("task") for row in rows} == {None, "choice", "temporal_grounding", "tracking"}
     clip = draw_square_clip(tmp_path / "k.mp4", "red", (1, 3), 4.0)
     Image.new("RGB", (200, 200)).save(tmp_path / "kitchen.jpg")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"task": "grounding", **row}) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"task": "grounding", **row}) + "\n" for row in rows), encoding="utf-8"
+    )
     samples = list(Mixed().load(str(tmp_path / "rows.jsonl")))
-    assert [s.videos for s in samples if s.videos] == [(clip.folder,)] * 3 and len(samples) == len(rows) == 4
+    assert [s.videos for s in samples if s.videos] == [(clip.folder,)] * 3 and len(samples) == len(
+        rows
+    ) == 4
 
 
 def test_recipes_in_the_readme_exist_and_their_options_are_known() -> None:
-    commands = re.findall(r"^    (?:bash (scripts/train_\w+\.sh)|mmrl train (configs/\w+\.yaml)) (.*)$", README, re.MULTILINE)
+    commands = re.findall(
+        r"^    (?:bash (scripts/train_\w+\.sh)|mmrl train (configs/\w+\.yaml)) (.*)$",
+        README,
+        re.MULTILINE,
+    )
     assert len(commands) >= 9
     for script, recipe, arguments in commands:
         assert (ROOT / (script or recipe)).is_file(), script or recipe
         used = set(re.findall(r"--\w+", arguments.partition("#")[0]))
-        known = {"--model", "--data", "--eval", "--images", "--videos", "--tasks", "--suite", "--demos", "--assets"}
+        known = {
+            "--model",
+            "--data",
+            "--eval",
+            "--images",
+            "--videos",
+            "--tasks",
+            "--suite",
+            "--demos",
+            "--assets",
+        }
         assert used <= known and (bool(used) == bool(script))
 
 
 @pytest.mark.parametrize("name", ["cache", "video", "tgrpo", "torture"])
-def test_a_missing_result_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_result_is_said(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("scripts.update_readme.ROOT", tmp_path)
-    assert re.match(r"No number has been recorded yet; `python -m scripts\.\w+( --record)?` measures\.$", BLOCKS[name]())
+    assert re.match(
+        r"No number has been recorded yet; `python -m scripts\.\w+( --record)?` measures\.$",
+        BLOCKS[name](),
+    )
 
 
-def test_example_task_in_the_readme_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_task_in_the_readme_keeps_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mmrl.diagnostics.conformance import check_task
 
     code = re.search(r"```python\n# parity.py\n(.*?)```", README, re.DOTALL)
@@ -74,5 +100,7 @@ def test_example_task_in_the_readme_keeps_the_contract(tmp_path: Path, monkeypat
     (tmp_path / "parity.py").write_text(code.group(1), encoding="utf-8")
     (tmp_path / "numbers.txt").write_text("".join(f"{n}\n" for n in range(12)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    result = check_task(f"{tmp_path / 'parity.py'}:Parity", str(tmp_path / "numbers.txt"), out=str(tmp_path / "out"))
+    result = check_task(
+        f"{tmp_path / 'parity.py'}:Parity", str(tmp_path / "numbers.txt"), out=str(tmp_path / "out")
+    )
     assert result.ok, [finding for finding in result.findings if not finding.ok]

@@ -1,4 +1,5 @@
 """What the recipes' comments claim of settings, compared with the settings, the schema and the code that computes them."""
+
 from __future__ import annotations
 
 import re
@@ -42,9 +43,22 @@ def commented() -> list[Line]:
                 section = text.partition(":")[0]
             key, _, rest = text.strip().partition(":")
             value, mark, comment = rest.partition(" # ")
-            if text.strip().startswith("#") and found and found[-1].recipe == name and text[:1] == " ":
+            if (
+                text.strip().startswith("#")
+                and found
+                and found[-1].recipe == name
+                and text[:1] == " "
+            ):
                 last = found.pop()
-                found.append(Line(name, last.section, last.key, last.value, f"{last.comment} {text.strip(' #')}"))
+                found.append(
+                    Line(
+                        name,
+                        last.section,
+                        last.key,
+                        last.value,
+                        f"{last.comment} {text.strip(' #')}",
+                    )
+                )
             elif mark and not text.startswith("#"):
                 found.append(Line(name, section, key.strip(" -"), value.strip(), comment.strip()))
     return found
@@ -84,41 +98,99 @@ def test_every_recipe_has_the_shared_values_its_comments_compare_with() -> None:
         c = config_of(line.recipe)
         assert c.train.prompts_per_step == 4 * len(c.data.train) and c.data.balance == "tasks"
     for line, _ in lines("all held-out rows of each task", 1):
-        assert "rows 40-49" in RECIPES[line.recipe].read_text(encoding="utf-8") and int(line.value) == 10
+        assert (
+            "rows 40-49" in RECIPES[line.recipe].read_text(encoding="utf-8")
+            and int(line.value) == 10
+        )
 
 
 def test_headers_name_the_settings_below_them() -> None:
     claims: list[tuple[str, str, Any]] = [
-        ("grounding", "clip 0.2 / 0.28, frozen vision tower and projector",
-         lambda c: (c.algorithm.clip_low, c.algorithm.clip_high, set(c.model.freeze)) == (0.2, 0.28, {"vision", "projector"})),
-        ("gui", "KL 0.04, lr 1e-6,", lambda c: (c.algorithm.kl.coef, c.optim.lr, c.rollout.group_size) == (0.04, 1e-6, 8)),
-        ("video_qa", "128 * 28 * 28 pixels each, 768 new tokens, KL 0.04, lr 1e-6 cosine",
-         lambda c: (c.rollout.group_size, c.algorithm.contrast.group_size, c.data.video.num_frames, c.data.video.max_pixels,
-                    c.rollout.max_new_tokens, c.algorithm.kl.coef, c.optim.lr, c.optim.schedule)
-         == (8, 4, 16, 128 * 28 * 28, 768, 0.04, 1e-6, "cosine")),
-        ("video_qa", "# without its division by the group's standard deviation", lambda c: c.algorithm.advantage_scale == "none"),
-        ("tgrpo_tiny", "Video-R1's numbers", lambda c: (c.algorithm.contrast.group_size, c.algorithm.contrast.factor,
-                                                        c.algorithm.contrast.threshold, c.algorithm.contrast.bonus)
-         == (4, 0.8, 0.1, 0.3)),
-        ("libero", "as OpenVLA-OFT evaluates libero_object", lambda c: c.env.horizon == 280)]
+        (
+            "grounding",
+            "clip 0.2 / 0.28, frozen vision tower and projector",
+            lambda c: (
+                (c.algorithm.clip_low, c.algorithm.clip_high, set(c.model.freeze))
+                == (0.2, 0.28, {"vision", "projector"})
+            ),
+        ),
+        (
+            "gui",
+            "KL 0.04, lr 1e-6,",
+            lambda c: (c.algorithm.kl.coef, c.optim.lr, c.rollout.group_size) == (0.04, 1e-6, 8),
+        ),
+        (
+            "video_qa",
+            "128 * 28 * 28 pixels each, 768 new tokens, KL 0.04, lr 1e-6 cosine",
+            lambda c: (
+                (
+                    c.rollout.group_size,
+                    c.algorithm.contrast.group_size,
+                    c.data.video.num_frames,
+                    c.data.video.max_pixels,
+                    c.rollout.max_new_tokens,
+                    c.algorithm.kl.coef,
+                    c.optim.lr,
+                    c.optim.schedule,
+                )
+                == (8, 4, 16, 128 * 28 * 28, 768, 0.04, 1e-6, "cosine")
+            ),
+        ),
+        (
+            "video_qa",
+            "# without its division by the group's standard deviation",
+            lambda c: c.algorithm.advantage_scale == "none",
+        ),
+        (
+            "tgrpo_tiny",
+            "Video-R1's numbers",
+            lambda c: (
+                (
+                    c.algorithm.contrast.group_size,
+                    c.algorithm.contrast.factor,
+                    c.algorithm.contrast.threshold,
+                    c.algorithm.contrast.bonus,
+                )
+                == (4, 0.8, 0.1, 0.3)
+            ),
+        ),
+        ("libero", "as OpenVLA-OFT evaluates libero_object", lambda c: c.env.horizon == 280),
+    ]
     for recipe, words, holds in claims:
-        assert words in RECIPES[recipe].read_text(encoding="utf-8"), f"{recipe}: the claim is gone, so must its line here"
+        assert words in RECIPES[recipe].read_text(encoding="utf-8"), (
+            f"{recipe}: the claim is gone, so must its line here"
+        )
         assert holds(config_of(recipe)), (recipe, words)
 
 
-@pytest.mark.parametrize(("recipe", "words", "override"), [
-    ("temporal_grounding", "filter: {key: reward}", "algorithm.filter={key: reward}"),
-    ("temporal_grounding", "`freeze: []`", "model.freeze=[]"), ("video_qa", "`freeze: []`", "model.freeze=[]"),
-    ("video_qa", "{kind: fps, fps: 2}", "data.video={kind: fps, fps: 2}"),
-    ("video_mixed", "none: off", "algorithm.contrast.kind=none"),
-    ("mixed", "ema_within", "algorithm.advantage_scale=ema_within"), ("video_qa", "pairs:", "algorithm.contrast.unit=pairs"),
-    ("mixed", "{detection: {preset: v_triune}, ...}", "data.train.0.params={tasks: {detection: {preset: v_triune}}}"),
-    ("detection", "{preset: v_triune}", "data.train.0.params={preset: v_triune}"),
-    ("gui", "{preset: gui_rcpo}", "data.train.0.params={preset: gui_rcpo}"), ("puzzles", "or task: maze", "data.train.0.task=maze"),
-    *(("temporal_grounding", preset, f"data.train.0.params={{preset: {preset}}}")
-      for preset in ("temporal_r1", "videochat_r1", "easyvideo_r1", "onethinker"))])
+@pytest.mark.parametrize(
+    ("recipe", "words", "override"),
+    [
+        ("temporal_grounding", "filter: {key: reward}", "algorithm.filter={key: reward}"),
+        ("temporal_grounding", "`freeze: []`", "model.freeze=[]"),
+        ("video_qa", "`freeze: []`", "model.freeze=[]"),
+        ("video_qa", "{kind: fps, fps: 2}", "data.video={kind: fps, fps: 2}"),
+        ("video_mixed", "none: off", "algorithm.contrast.kind=none"),
+        ("mixed", "ema_within", "algorithm.advantage_scale=ema_within"),
+        ("video_qa", "pairs:", "algorithm.contrast.unit=pairs"),
+        (
+            "mixed",
+            "{detection: {preset: v_triune}, ...}",
+            "data.train.0.params={tasks: {detection: {preset: v_triune}}}",
+        ),
+        ("detection", "{preset: v_triune}", "data.train.0.params={preset: v_triune}"),
+        ("gui", "{preset: gui_rcpo}", "data.train.0.params={preset: gui_rcpo}"),
+        ("puzzles", "or task: maze", "data.train.0.task=maze"),
+        *(
+            ("temporal_grounding", preset, f"data.train.0.params={{preset: {preset}}}")
+            for preset in ("temporal_r1", "videochat_r1", "easyvideo_r1", "onethinker")
+        ),
+    ],
+)
 def test_alternatives_that_comments_name_load(recipe: str, words: str, override: str) -> None:
-    assert words in RECIPES[recipe].read_text(encoding="utf-8"), f"{recipe}: the claim is gone, so must its line here"
+    assert words in RECIPES[recipe].read_text(encoding="utf-8"), (
+        f"{recipe}: the claim is gone, so must its line here"
+    )
     source = config_of(recipe, override).data.train[0]
     task_from_spec(source.task, source.params)
 
@@ -127,7 +199,11 @@ def test_onethinkers_name_stands_where_its_rule_is_used() -> None:
     for line in (line for line in LINES if line.key == "advantage_scale"):
         if "OneThinker" in line.comment:
             assert config_of(line.recipe).algorithm.advantage_scale == "ema", line
-    named = {line.recipe for line in LINES if line.key == "advantage_scale" and "OneThinker" in line.comment}
+    named = {
+        line.recipe
+        for line in LINES
+        if line.key == "advantage_scale" and "OneThinker" in line.comment
+    }
     assert named == {"mixed", "mixed_tiny", "video_mixed", "video_tiny"}
 
 
@@ -152,13 +228,25 @@ def step_of(recipe: str, right: tuple[int, ...] = (1, 4, 6)) -> list[RolloutGrou
         return Rollout((Turn((1,), text, (0.0,), StopReason.EOS),), score)
 
     gold, wrong = answer(task.gold(sample, context)), answer(task.wrong(sample, context))
-    assert isinstance(gold.score, Score) and gold.score.parts["accuracy"] > wrong.score.parts["accuracy"]  # type: ignore[union-attr]
-    return [RolloutGroup(sample, (gold,) * n + (wrong,) * (8 - n), key=(1, i, 0), view="shuffle",
-                  contrast=((wrong, gold)[i == len(right) - 1],) * 4) for i, n in enumerate(right)]
+    assert (
+        isinstance(gold.score, Score)
+        and gold.score.parts["accuracy"] > wrong.score.parts["accuracy"]
+    )  # type: ignore[union-attr]
+    return [
+        RolloutGroup(
+            sample,
+            (gold,) * n + (wrong,) * (8 - n),
+            key=(1, i, 0),
+            view="shuffle",
+            contrast=((wrong, gold)[i == len(right) - 1],) * 4,
+        )
+        for i, n in enumerate(right)
+    ]
 
 
 def acts(config: RunConfig, groups: list[RolloutGroup]) -> bool:
     """Whether the bonus changes any advantage by more than the divisor's epsilon does."""
+
     def advantages(bonus: float) -> list[float]:
         changed = config.model_copy(deep=True)
         changed.algorithm.contrast.bonus = bonus
@@ -169,15 +257,21 @@ def acts(config: RunConfig, groups: list[RolloutGroup]) -> bool:
     return max(abs(a - b) for a, b in pairs) > 1e-3
 
 
-WITH_CONTRAST = [name for name in RECIPES if "kind: shuffle" in RECIPES[name].read_text(encoding="utf-8")]
+WITH_CONTRAST = [
+    name for name in RECIPES if "kind: shuffle" in RECIPES[name].read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("recipe", WITH_CONTRAST)
-def test_the_bonus_acts_on_right_or_wrong_answers_or_the_recipe_says_that_it_does_not(recipe: str) -> None:
+def test_the_bonus_acts_on_right_or_wrong_answers_or_the_recipe_says_that_it_does_not(
+    recipe: str,
+) -> None:
     config, text = config_of(recipe), RECIPES[recipe].read_text(encoding="utf-8")
     found = acts(config, step_of(recipe))
     assert found == ("the bonus\n  # cancels exactly" not in text), recipe
-    assert found != any("cancels exactly" in line for line in remarks(config)), "and so does the run when it starts"
+    assert found != any("cancels exactly" in line for line in remarks(config)), (
+        "and so does the run when it starts"
+    )
     assert set(WITH_CONTRAST) == {"tgrpo_tiny", "video_mixed", "video_qa"}
 
 
@@ -186,7 +280,13 @@ def test_the_settings_that_are_said_to_let_it_act_do() -> None:
     std of several groups does so where all of them get the bonus."""
     groups = step_of("video_qa")
     for scale in ("batch", "batch_rewards", "ema", "ema_within", "none"):
-        assert acts(config_of("video_qa", f"algorithm.advantage_scale={scale}"), groups[:2]) == (scale == "none"), scale
+        assert acts(config_of("video_qa", f"algorithm.advantage_scale={scale}"), groups[:2]) == (
+            scale == "none"
+        ), scale
     for scale in ADVANTAGE_SCALES["grpo"]:
-        assert acts(config_of("video_qa", f"algorithm.advantage_scale={scale}"), groups) == (scale != "std"), scale
-    assert acts(config_of("video_qa", "algorithm.advantage_scale=std", "algorithm.aggregation=gdpo"), groups)
+        assert acts(config_of("video_qa", f"algorithm.advantage_scale={scale}"), groups) == (
+            scale != "std"
+        ), scale
+    assert acts(
+        config_of("video_qa", "algorithm.advantage_scale=std", "algorithm.aggregation=gdpo"), groups
+    )

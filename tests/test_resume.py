@@ -1,4 +1,5 @@
 """A killed and resumed run equals the undisturbed one, bit for bit; a run that cannot be continued says why."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +23,11 @@ def test_torture_with_a_kill(tmp_path: Path) -> None:
     """The seed's moment is in the middle of the run."""
     record = torture(tmp_path, kills=1, seed=3, steps=8)
     (kill,) = record["kills"]
-    assert record["passed"] and 3 <= kill["checkpoint"] < 8 and not kill["phase"].startswith("starting"), record
+    assert (
+        record["passed"]
+        and 3 <= kill["checkpoint"] < 8
+        and not kill["phase"].startswith("starting")
+    ), record
     assert set(record["identical"]) >= {
         "metrics.jsonl",
         "weights and optimizer",
@@ -36,11 +41,27 @@ def make(tmp_path: Path, name: str, **sections: Any) -> Any:
     rows = [[picture((112, 84), i)] * (i % 3) for i in range(7)] + [[str(tmp_path / "missing.png")]]
     flat = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(3)], "flat")
     held = album_data(tmp_path / "data", rows[:3], "held")
-    train = [{"task": ALBUM, "path": album_data(tmp_path / "data", rows)},
-             {"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.6}]
-    sections = {"algorithm": {"epochs": 2}, "optim": {"lr": 0.005, "schedule": "cosine", "warmup_steps": 2}, **sections}
-    tree = small_run(tmp_path / "runs", train[0]["path"], held, name=name, data={"train": train, "on_error": "record"}, **{
-        "train": {"steps": 5, "prompts_per_step": 4, "keep_last": 9}, "eval": {"every": 2}, **sections})
+    train = [
+        {"task": ALBUM, "path": album_data(tmp_path / "data", rows)},
+        {"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.6},
+    ]
+    sections = {
+        "algorithm": {"epochs": 2},
+        "optim": {"lr": 0.005, "schedule": "cosine", "warmup_steps": 2},
+        **sections,
+    }
+    tree = small_run(
+        tmp_path / "runs",
+        train[0]["path"],
+        held,
+        name=name,
+        data={"train": train, "on_error": "record"},
+        **{
+            "train": {"steps": 5, "prompts_per_step": 4, "keep_last": 9},
+            "eval": {"every": 2},
+            **sections,
+        },
+    )
     return load_config(config_file(tmp_path / f"{name}.yaml", tree))
 
 
@@ -90,7 +111,13 @@ def test_the_comparison_notices_differences(calm: Path) -> None:
     other.fit()
     verdicts = differences(calm, other.folder.path)
     assert not any(
-        verdicts[n] for n in ("metrics.jsonl", "eval/*/predictions.jsonl", "rollouts/*.jsonl", "weights and optimizer")
+        verdicts[n]
+        for n in (
+            "metrics.jsonl",
+            "eval/*/predictions.jsonl",
+            "rollouts/*.jsonl",
+            "weights and optimizer",
+        )
     )
     import torch
     from safetensors.torch import load_file, save_file
@@ -103,20 +130,26 @@ def test_the_comparison_notices_differences(calm: Path) -> None:
     flat = weights[name].flatten()
     flat[0] = torch.nextafter(flat[0], torch.tensor(torch.inf))
     save_file(weights, file)
-    assert [n for n, same in differences(calm, copy).items() if not same] == ["weights and optimizer"], "one last bit"
+    assert [n for n, same in differences(calm, copy).items() if not same] == [
+        "weights and optimizer"
+    ], "one last bit"
 
 
 def test_resume_refuses_another_run(calm: Path) -> None:
     cut(calm, "cut", 3)
     before = read_jsonl(calm / "metrics.jsonl")
-    for sections, message in (({"seed": 9}, "seed was 3, now 9"),
-                              ({"optim": {"lr": 0.5}}, "optim.lr was .*now 0.5"),
-                              ({"train": {"steps": 4, "prompts_per_step": 4}}, "train.steps was 5, now 4")):
+    for sections, message in (
+        ({"seed": 9}, "seed was 3, now 9"),
+        ({"optim": {"lr": 0.5}}, "optim.lr was .*now 0.5"),
+        ({"train": {"steps": 4, "prompts_per_step": 4}}, "train.steps was 5, now 4"),
+    ):
         with pytest.raises(ConfigError, match=message):
             Trainer(beside(calm, "cut", **sections), resume=True).fit()
     settings = beside(calm, "cut")
     extra = Path(settings.data.train[0].path)
-    extra.write_text(extra.read_text() + json.dumps({"id": "new", "images": [], "question": "?"}) + "\n")
+    extra.write_text(
+        extra.read_text() + json.dumps({"id": "new", "images": [], "question": "?"}) + "\n"
+    )
     with pytest.raises(DataError, match=r"8 samples.*now .*9 samples"):
         Trainer(settings, resume=True).fit()
     assert read_jsonl(calm / "metrics.jsonl") == before

@@ -1,4 +1,5 @@
 """Rewards that raise, hang, die or lie cost their own completion a recorded zero, and no other anything."""
+
 from __future__ import annotations
 
 import os
@@ -71,7 +72,10 @@ def scorer(spec: str, workers: int, timeout_s: float = 3.0) -> Scorer:
 
 
 def jobs(texts: list[str]) -> list[ScoreJob]:
-    return [ScoreJob(0, Sample(f"{i}", "hostile", "s", "q", None), text, CONTEXT) for i, text in enumerate(texts)]
+    return [
+        ScoreJob(0, Sample(f"{i}", "hostile", "s", "q", None), text, CONTEXT)
+        for i, text in enumerate(texts)
+    ]
 
 
 def among_good(bad: list[str]) -> list[str]:
@@ -93,10 +97,16 @@ def check(texts: list[str], scores: list[Score], reasons: dict[str, str]) -> Non
             assert score.value == float(text) and score.reason is None
 
 
-WRONG = {"raise": "reward_error: KeyError: 'no such box'", "nan": "reward_error", "two": "found 2.0",
-         "exit": "SystemExit", "negative": "found -0.5", "text": "expected a mmrl.Score, found str",
-         "nothing": "found NoneType",
-         "nan metric": "expected finite metrics"}
+WRONG = {
+    "raise": "reward_error: KeyError: 'no such box'",
+    "nan": "reward_error",
+    "two": "found 2.0",
+    "exit": "SystemExit",
+    "negative": "found -0.5",
+    "text": "expected a mmrl.Score, found str",
+    "nothing": "found NoneType",
+    "nan metric": "expected finite metrics",
+}
 
 
 @pytest.mark.check_takes(2)
@@ -110,7 +120,11 @@ def test_rewards_that_raise_or_lie_are_recorded_and_harm_no_other(spec: str, wor
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rewards_that_hang_or_die_are_recorded_and_harm_no_other(spec: str, workers: int) -> None:
-    reasons = {"sleep": "reward_timeout: no answer within 3 s", "regex": "reward_timeout", "die": "exit code 7"}
+    reasons = {
+        "sleep": "reward_timeout: no answer within 3 s",
+        "regex": "reward_timeout",
+        "die": "exit code 7",
+    }
     texts = among_good(["die", "sleep", "die", "regex", "die"])
     with scorer(spec, workers) as s:
         began = time.monotonic()
@@ -146,7 +160,11 @@ def test_scores_are_plain_numbers_whatever_the_reward_computes_with(spec: str) -
     for workers in (0, 1):
         with scorer(spec, workers) as s:
             score, rounded = s.score(jobs(["numpy", "rounding"]))
-        assert type(score.value) is float and type(score.metrics["iou"]) is float and type(score.parsed) is bool
+        assert (
+            type(score.value) is float
+            and type(score.metrics["iou"]) is float
+            and type(score.parsed) is bool
+        )
         assert rounded.value == 1.0
 
 
@@ -168,8 +186,10 @@ def test_a_worker_that_died_while_idle_is_replaced(spec: str) -> None:
 
 def test_a_task_that_does_not_start_in_a_worker_stops_the_run_with_its_own_words(spec: str) -> None:
     task = task_from_spec(spec, {"refuse_in_worker": True})
-    with Scorer([(spec, {"refuse_in_worker": True})], [task], workers=1) as s, \
-            pytest.raises(RewardError, match="OSError: no licence on this machine"):
+    with (
+        Scorer([(spec, {"refuse_in_worker": True})], [task], workers=1) as s,
+        pytest.raises(RewardError, match="OSError: no licence on this machine"),
+    ):
         s.score(jobs(["0.5"]))
 
 
@@ -225,33 +245,63 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def groups(*texts: list[str]) -> list[list[ScoreJob]]:
-    return [[ScoreJob(0, Sample(f"g{g}", "grouped", "s", "q", None), t, CONTEXT) for t in row] for g, row in enumerate(texts)]
+    return [
+        [ScoreJob(0, Sample(f"g{g}", "grouped", "s", "q", None), t, CONTEXT) for t in row]
+        for g, row in enumerate(texts)
+    ]
 
 
 @pytest.mark.parametrize("workers", first_fast([1, 0, 2]))
-def test_scores_in_a_group_see_all_of_their_own_group_and_no_other(grouped: str, workers: int) -> None:
+def test_scores_in_a_group_see_all_of_their_own_group_and_no_other(
+    grouped: str, workers: int
+) -> None:
     with scorer(grouped, workers) as s:
-        found = s.score_groups(groups(["0.1", "0.9", "0.5", "0.9"], ["0.3"], [], ["0.2", "raise alone", "0.0"]))
-    assert [[x.value for x in row] for row in found] == [[0.0, 0.5, 0.25, 0.5], [0.0], [], [2 / 3, 0.0, 0.0]]
-    assert "alone" in (found[3][1].reason or "") and is_reward_failure(found[3][1]), "what failed alone stays failed"
+        found = s.score_groups(
+            groups(["0.1", "0.9", "0.5", "0.9"], ["0.3"], [], ["0.2", "raise alone", "0.0"])
+        )
+    assert [[x.value for x in row] for row in found] == [
+        [0.0, 0.5, 0.25, 0.5],
+        [0.0],
+        [],
+        [2 / 3, 0.0, 0.0],
+    ]
+    assert "alone" in (found[3][1].reason or "") and is_reward_failure(found[3][1]), (
+        "what failed alone stays failed"
+    )
 
 
 def test_a_task_that_needs_no_group_is_not_asked(grouped: str) -> None:
-    with Scorer([(grouped, {"grouped": False})], [task_from_spec(grouped, {"grouped": False})], workers=1) as s:
+    with Scorer(
+        [(grouped, {"grouped": False})], [task_from_spec(grouped, {"grouped": False})], workers=1
+    ) as s:
         jobs_of_groups = groups(["0.1", "raise together"], ["1"])
-        assert [[x.value for x in row] for row in s.score_groups(jobs_of_groups)] == [[0.1, 0.5], [1.0]]
+        assert [[x.value for x in row] for row in s.score_groups(jobs_of_groups)] == [
+            [0.1, 0.5],
+            [1.0],
+        ]
 
 
 @pytest.mark.parametrize("workers", first_fast([0, 1]))
 def test_failures_in_a_group_are_recorded_and_harm_no_other(grouped: str, workers: int) -> None:
-    texts = ["0.1", "raise together", "leave range", "0.9"] + (["hang together", "die together"] if workers else [])
-    reasons = {"raise together": "KeyError: 'together'", "leave range": "found 7.0",
-               "hang together": "reward_timeout", "die together": "exit code 9"}
+    texts = ["0.1", "raise together", "leave range", "0.9"] + (
+        ["hang together", "die together"] if workers else []
+    )
+    reasons = {
+        "raise together": "KeyError: 'together'",
+        "leave range": "found 7.0",
+        "hang together": "reward_timeout",
+        "die together": "exit code 9",
+    }
     with scorer(grouped, workers, timeout_s=2.0) as s:
         [found] = s.score_groups(groups(texts))
     for text, score in zip(texts, found, strict=True):
         if text in reasons:
-            assert is_reward_failure(score) and reasons[text] in (score.reason or ""), (text, score.reason)
+            assert is_reward_failure(score) and reasons[text] in (score.reason or ""), (
+                text,
+                score.reason,
+            )
             assert score.value == 0 and dict(score.parts) == {"accuracy": 0.0}
         else:
-            assert score.reason is None and score.value == sum(t != text and text == "0.9" for t in texts) / len(texts)
+            assert score.reason is None and score.value == sum(
+                t != text and text == "0.9" for t in texts
+            ) / len(texts)

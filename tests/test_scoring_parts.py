@@ -1,4 +1,5 @@
 """What a score may hold and when scores are sent: the parts of mmrl.workers.scoring that need no process."""
+
 from __future__ import annotations
 
 import math
@@ -42,39 +43,74 @@ def test_a_detail_of_65536_characters_is_kept_and_a_longer_one_left_out() -> Non
     room = 65_536 - len('{"x": ""}')
     assert dict(scored(Score(0.5, True, detail={"x": "y" * room})).detail) == {"x": "y" * room}
     assert dict(scored(Score(0.5, True, detail={"x": "y" * (room + 1)})).detail) == {
-        "left_out": "65,537 characters as JSON, at most 65,536 are kept"}
+        "left_out": "65,537 characters as JSON, at most 65,536 are kept"
+    }
     assert dict(scored(Score(0.5, True)).detail) == {}
-    assert dict(scored(Score(0.5, True, detail={"of": {1, 2}})).detail) == {"of": {1, 2}}, "what is no JSON is written as text"
-    assert scored(Score(0.5, True, detail={(1, 2): 3})).detail["left_out"].startswith("it cannot be written as JSON: TypeError")
+    assert dict(scored(Score(0.5, True, detail={"of": {1, 2}})).detail) == {"of": {1, 2}}, (
+        "what is no JSON is written as text"
+    )
+    assert (
+        scored(Score(0.5, True, detail={(1, 2): 3}))
+        .detail["left_out"]
+        .startswith("it cannot be written as JSON: TypeError")
+    )
 
 
 @pytest.mark.parametrize("table", ["metrics", "parts", "weights"])
 def test_a_score_has_at_most_256_numbers_with_names_of_200_characters(table: str) -> None:
     def holding(numbers: dict[str, Any]) -> Score:
         plain = dict.fromkeys(numbers, 0.0)
-        return scored(Score(0.5, True, **({"metrics": numbers} if table == "metrics" else
-                                          {"parts": plain, "weights": plain, table: numbers})))
+        return scored(
+            Score(
+                0.5,
+                True,
+                **(
+                    {"metrics": numbers}
+                    if table == "metrics"
+                    else {"parts": plain, "weights": plain, table: numbers}
+                ),
+            )
+        )
 
     def first(words: str) -> str:
-        return words if table != "weights" else words.replace("weights", "parts")  # they have the same names, and parts come first
+        return (
+            words if table != "weights" else words.replace("weights", "parts")
+        )  # they have the same names, and parts come first
 
     many = {f"m{i}": 0.25 for i in range(257)}
-    assert dict(getattr(holding(dict(list(many.items())[:256])), table)) == dict(list(many.items())[:256])
-    assert first(f"at most 256 {table} with names of at most 200 characters, found 257, the longest name of 4") in (
-        holding(many).reason or "")
+    assert dict(getattr(holding(dict(list(many.items())[:256])), table)) == dict(
+        list(many.items())[:256]
+    )
+    assert first(
+        f"at most 256 {table} with names of at most 200 characters, found 257, the longest name of 4"
+    ) in (holding(many).reason or "")
     assert dict(getattr(holding({"n" * 200: 0.25}), table)) == {"n" * 200: 0.25}
     assert "found 1, the longest name of 201" in (holding({"n" * 201: 0.25}).reason or "")
     for broken in (math.nan, math.inf):
         assert holding({"good": 0.5, "bad": broken}).reason == (
-            f"reward_error: ValueError: expected finite {table}, found {{'bad': {broken}}}")
+            f"reward_error: ValueError: expected finite {table}, found {{'bad': {broken}}}"
+        )
 
 
-@pytest.mark.parametrize(("value", "kept"), [
-    (0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (-0.9e-9, 0.0), (1 + 0.9e-9, 1.0), (-1.1e-9, None), (1 + 1.1e-9, None)])
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (0.0, 0.0),
+        (1.0, 1.0),
+        (0.5, 0.5),
+        (-0.9e-9, 0.0),
+        (1 + 0.9e-9, 1.0),
+        (-1.1e-9, None),
+        (1 + 1.1e-9, None),
+    ],
+)
 def test_a_value_leaves_its_range_by_rounding_only(value: float, kept: float | None) -> None:
     score = scored(Score(value, True))
     if kept is None:
-        assert score.reason == f"reward_error: ValueError: expected a value in [0, 1], found {value}" and not score.parsed
+        assert (
+            score.reason == f"reward_error: ValueError: expected a value in [0, 1], found {value}"
+            and not score.parsed
+        )
         assert is_reward_failure(score) and dict(score.parts) == {"accuracy": 0.0}
     else:
         assert score == Score(kept, True) and not is_reward_failure(score)
@@ -82,7 +118,9 @@ def test_a_value_leaves_its_range_by_rounding_only(value: float, kept: float | N
 
 def test_only_reasons_of_the_reward_itself_are_failures_of_it() -> None:
     assert is_reward_failure(Score.failure("reward_timeout: x"))
-    assert not is_reward_failure(Score.failure("no_answer")) and not is_reward_failure(Score(0.5, True))
+    assert not is_reward_failure(Score.failure("no_answer")) and not is_reward_failure(
+        Score(0.5, True)
+    )
     assert not is_reward_failure(Score.failure("no reward_error"))
 
 
@@ -91,10 +129,15 @@ class Mute(ValueError):
         raise RuntimeError("no words")
 
 
-@pytest.mark.parametrize(("result", "said"), [
-    (KeyError("box"), "reward_error: KeyError: 'box'"), (SystemExit(3), "reward_error: SystemExit: 3"),
-    ("0.5", "reward_error: TypeError: expected a mmrl.Score, found str"),
-    (Mute(), "reward_error: Mute: (its text cannot be made: RuntimeError)")])
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (KeyError("box"), "reward_error: KeyError: 'box'"),
+        (SystemExit(3), "reward_error: SystemExit: 3"),
+        ("0.5", "reward_error: TypeError: expected a mmrl.Score, found str"),
+        (Mute(), "reward_error: Mute: (its text cannot be made: RuntimeError)"),
+    ],
+)
 def test_what_a_reward_raises_is_its_score(result: Any, said: str) -> None:
     assert scored(result) == Score.failure(said, ("accuracy",))
 
@@ -146,7 +189,9 @@ class Notes:
         self.told.append("flush")
 
 
-def served(monkeypatch: pytest.MonkeyPatch, ticks: Sequence[float], *batches: list[tuple[int, ScoreJob]]) -> tuple[Any, Any, Any]:
+def served(
+    monkeypatch: pytest.MonkeyPatch, ticks: Sequence[float], *batches: list[tuple[int, ScoreJob]]
+) -> tuple[Any, Any, Any]:
     """(what the pipe was told, what the writer was told, the progress after each score) of a reward process with this clock."""
     Notes.made, clock, seen, adopted = [], iter(ticks), [], list[bytes]()
 
@@ -160,9 +205,13 @@ def served(monkeypatch: pytest.MonkeyPatch, ticks: Sequence[float], *batches: li
     monkeypatch.setattr(scoring, "task_from_spec", lambda spec, params: Told(**params))
     monkeypatch.setattr(scoring, "adopt", adopted.append)
     connection, progress = Script(*batches), Progress([0.0, 0.0])
-    scoring._serve(connection, progress, [("told", {}), ("told", {"factor": 0.5})], b"token", b"theirs")  # type: ignore[arg-type]
+    scoring._serve(
+        connection, progress, [("told", {}), ("told", {"factor": 0.5})], b"token", b"theirs"
+    )  # type: ignore[arg-type]
     assert adopted == [b"theirs"], "tasks of the parent's own, before any is made"
-    assert next(clock, None) is None, "the clock is read once when a list came, for each job, and after each job"
+    assert next(clock, None) is None, (
+        "the clock is read once when a list came, for each job, and after each job"
+    )
     return connection.sent, Notes.made[0].told, seen
 
 
@@ -173,8 +222,20 @@ def test_scores_travel_together_for_five_milliseconds(monkeypatch: pytest.Monkey
     told, writer, progress = served(monkeypatch, ticks, [(3, one), (4, two), (9, one)], [(11, two)])
     name = ("accuracy",)
     assert told == [None], "it is ready"
-    assert writer == [b"token", "check", (3, 1.0, name), "check", (4, 0.25, name), "flush", "check", (9, 1.0, name), "flush",
-                      "check", (11, 0.25, name), "flush"]
+    assert writer == [
+        b"token",
+        "check",
+        (3, 1.0, name),
+        "check",
+        (4, 0.25, name),
+        "flush",
+        "check",
+        (9, 1.0, name),
+        "flush",
+        "check",
+        (11, 0.25, name),
+        "flush",
+    ]
     assert progress == [(3, 10.001), (4, 10.004), (9, 10.007), (11, 20.0)]
 
 
@@ -206,8 +267,14 @@ def test_groups_are_scored_alone_and_then_together() -> None:
     here = scorer(0)
     rows = [jobs("0.1", "0.9", "0.5"), [], jobs("0.3", "broken", "0.2")]
     found = here.score_groups(rows)
-    assert [[round(x.value, 6) for x in row] for row in found] == [[0.0, 0.666667, 0.333333], [], [0.666667, 0.0, 0.333333]]
-    assert is_reward_failure(found[2][1]) and "could not convert string to float" in (found[2][1].reason or "")
+    assert [[round(x.value, 6) for x in row] for row in found] == [
+        [0.0, 0.666667, 0.333333],
+        [],
+        [0.666667, 0.0, 0.333333],
+    ]
+    assert is_reward_failure(found[2][1]) and "could not convert string to float" in (
+        found[2][1].reason or ""
+    )
     alone = Told()
     alone.in_group = False
     [kept] = Scorer([("told", {})], [alone], workers=0).score_groups(rows[:1])

@@ -1,5 +1,6 @@
 """Which worker gets which job, and what becomes of jobs whose worker hangs, dies or babbles: mmrl.workers.scoring's loop over
 threads that stand for its processes (tests/scoring_kit.py)."""
+
 from __future__ import annotations
 
 import os
@@ -32,8 +33,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
 
 def test_jobs_are_shared_out_in_order(sent: list[tuple[int, list[int]]]) -> None:
     with scorer(3) as s:
-        for count, shares in ((7, [[0, 1, 2], [3, 4, 5], [6]]), (6, [[0, 1], [2, 3], [4, 5]]), (4, [[0, 1], [2, 3], []]),
-                              (2, [[0], [1], []]), (0, [[], [], []])):
+        for count, shares in (
+            (7, [[0, 1, 2], [3, 4, 5], [6]]),
+            (6, [[0, 1], [2, 3], [4, 5]]),
+            (4, [[0, 1], [2, 3], []]),
+            (2, [[0], [1], []]),
+            (0, [[], [], []]),
+        ):
             texts = [f"{i / 8}" for i in range(count)]
             assert [x.value for x in s.score(jobs(*texts))] == [float(t) for t in texts]
             assert sorted(sent) == [(n, share) for n, share in enumerate(shares)], count
@@ -47,7 +53,12 @@ def test_one_worker_is_the_default(sent: Any) -> None:
     with Scorer([("told", {})], [Told()]) as s:
         assert len(s._workers) == 1
         [worker] = s._workers
-        assert (worker.name, worker.ready, worker.pending, worker.later) == ("mmrl-reward", False, {}, [])
+        assert (worker.name, worker.ready, worker.pending, worker.later) == (
+            "mmrl-reward",
+            False,
+            {},
+            [],
+        )
         s.score(jobs("1"))
         assert worker.ready
     assert s._workers == []
@@ -68,26 +79,47 @@ def test_ids_are_never_used_twice(sent: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("bad", "said"), [
-    ("hang", "reward_timeout: no answer within 0.4 s"), ("0 half", "reward_timeout: no answer within 0.4 s"),
-    ("die", "reward_crash: the process died (exit code 7)"),
-    ("0 babble", "reward_crash: what came from its process could not be read (expected a score, found other bytes)")])
-def test_what_a_job_does_to_its_worker_is_its_own_score(sent: Any, bad: str, said: str, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("hang", "reward_timeout: no answer within 0.4 s"),
+        ("0 half", "reward_timeout: no answer within 0.4 s"),
+        ("die", "reward_crash: the process died (exit code 7)"),
+        (
+            "0 babble",
+            "reward_crash: what came from its process could not be read (expected a score, found other bytes)",
+        ),
+    ],
+)
+def test_what_a_job_does_to_its_worker_is_its_own_score(
+    sent: Any, bad: str, said: str, workers: int
+) -> None:
     texts = ["0.1", "0.2", bad, "0.4", "0.5", "0.6"]
     with scorer(workers, timeout_s=0.4) as s:
         found = s.score(jobs(*texts))
         assert [x.value for x in s.score(jobs("0.7", "0.8"))] == [0.7, 0.8], "and it goes on"
         assert all(w.later == [] for w in s._workers)
     assert found[2] == Score.failure(said, ("accuracy",))
-    assert [(x.value, x.reason) for x in (*found[:2], *found[3:])] == [(float(t), None) for t in (*texts[:2], *texts[3:])]
+    assert [(x.value, x.reason) for x in (*found[:2], *found[3:])] == [
+        (float(t), None) for t in (*texts[:2], *texts[3:])
+    ]
 
 
-def test_jobs_of_a_pipe_that_holds_rubbish_are_sent_one_by_one(sent: list[tuple[int, list[int]]]) -> None:
+def test_jobs_of_a_pipe_that_holds_rubbish_are_sent_one_by_one(
+    sent: list[tuple[int, list[int]]],
+) -> None:
     with scorer(1) as s:
         found = s.score(jobs("0.1", "0 babble", "0.3", "0 babble", "0.5"))
-    assert [x.value for x in found] == [0.1, 0.0, 0.3, 0.0, 0.5] and [is_reward_failure(x) for x in found] == [
-        False, True, False, True, False]
-    assert sent[0] == (0, [0, 1, 2, 3, 4]) and [indices for _, indices in sent[1:]] == [[0], [1], [2], [3], [4]]
+    assert [x.value for x in found] == [0.1, 0.0, 0.3, 0.0, 0.5] and [
+        is_reward_failure(x) for x in found
+    ] == [False, True, False, True, False]
+    assert sent[0] == (0, [0, 1, 2, 3, 4]) and [indices for _, indices in sent[1:]] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
 
 
 def test_what_was_scored_and_not_sent_is_scored_again(sent: list[tuple[int, list[int]]]) -> None:
@@ -126,7 +158,9 @@ def test_a_worker_that_is_dead_before_it_is_asked_costs_nobody_anything(sent: An
         first.join(PATIENCE_S)
         s._workers[0].send({}, [])
         assert s._workers[0].process is first, "nothing to do: nothing is started"
-        assert [x.value for x in s.score(jobs("0.5"))] == [0.5] and s._workers[0].process is not first
+        assert [x.value for x in s.score(jobs("0.5"))] == [0.5] and s._workers[
+            0
+        ].process is not first
 
 
 class Silent:
@@ -145,13 +179,21 @@ class Silent:
         return pickle.dumps(self.word)
 
 
-@pytest.mark.parametrize(("word", "said"), [("nothing", "no answer"), (EOFError(), "the process died"),
-                                            ("OSError: no licence", "OSError: no licence")])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("nothing", "no answer"),
+        (EOFError(), "the process died"),
+        ("OSError: no licence", "OSError: no licence"),
+    ],
+)
 def test_a_worker_that_does_not_start_says_why(sent: Any, word: Any, said: str) -> None:
     with scorer(1) as s:
         [worker] = s._workers
         real, worker.connection = worker.connection, Silent(word)
-        with pytest.raises(RewardError, match=rf"did not start \({said}\); set reward.workers=0 to see where"):
+        with pytest.raises(
+            RewardError, match=rf"did not start \({said}\); set reward.workers=0 to see where"
+        ):
             worker.wait_ready()
         assert not worker.ready and worker.connection.polled == [300.0]
         worker.connection.word = None
@@ -174,7 +216,11 @@ def test_how_long_the_loop_waits(sent: Any, monkeypatch: pytest.MonkeyPatch) -> 
     with scorer(2, timeout_s=0.5) as s:
         hung, good = s.score(jobs("hang", "0.5"))
     assert is_reward_failure(hung) and good.value == 0.5
-    assert 2 <= len(waits) <= 8 and all(w is not None and 0 <= w <= 0.5 for w in waits) and max(waits) > 0.3
+    assert (
+        2 <= len(waits) <= 8
+        and all(w is not None and 0 <= w <= 0.5 for w in waits)
+        and max(waits) > 0.3
+    )
 
 
 def test_a_worker_that_ends_between_two_looks_still_gives_what_it_wrote(sent: Any) -> None:
@@ -208,7 +254,9 @@ def test_a_pipe_that_breaks_while_it_is_read_is_a_death(sent: Any) -> None:
         worker.inbox, first, waited = Broken(), worker.process, list[float]()
         first.join = waited.append
         [found] = s.score(jobs("0.5"))
-    assert found.reason == "reward_crash: the process died (exit code None)" and waited[0] == 5, "it is given time to be gone"
+    assert found.reason == "reward_crash: the process died (exit code None)" and waited[0] == 5, (
+        "it is given time to be gone"
+    )
     assert first.killed.is_set()
 
 
@@ -224,7 +272,9 @@ def test_rubbish_from_the_only_job_is_told_at_once(sent: list[tuple[int, list[in
     assert sent == [(0, [0]), (0, [])], "it is not asked again"
 
 
-def test_scores_that_a_dead_process_left_in_its_pipe_are_read_to_the_last(sent: list[tuple[int, list[int]]]) -> None:
+def test_scores_that_a_dead_process_left_in_its_pipe_are_read_to_the_last(
+    sent: list[tuple[int, list[int]]],
+) -> None:
     with scorer(1) as s:
         [worker] = s._workers
         inbox, found = worker.inbox, list[Any]()
@@ -244,7 +294,9 @@ def test_scores_that_a_dead_process_left_in_its_pipe_are_read_to_the_last(sent: 
         worker.inbox = inbox
 
 
-def test_half_a_score_is_given_up_at_the_deadline_and_not_after_it(sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_score_is_given_up_at_the_deadline_and_not_after_it(
+    sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with scorer(1, timeout_s=5.0) as s:
         [worker] = s._workers
         [job], scores = jobs("hang"), dict[int, Score]()

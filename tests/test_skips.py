@@ -1,4 +1,5 @@
 """In CI a skipped test is a failure unless its reason names a missing GPU (the rule is in conftest.py)."""
+
 from __future__ import annotations
 
 import os
@@ -35,10 +36,23 @@ MODULE_SKIP = "import pytest\npytest.importorskip('no_such_module')\ndef test_ne
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     """Exit status and output of pytest over `folder`, which gets our conftest."""
     shutil.copy(HERE / "conftest.py", folder)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: GPU\n  render: render\n  slow: slow\n  check_takes: n\n")
-    clean = {k: v for k, v in os.environ.items() if k not in ("CI", "MMRL_NO_SKIP") and not k.startswith("PYTEST_")}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *arguments, str(folder)],
-                          cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=120, check=False)
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n  gpu: GPU\n  render: render\n  slow: slow\n  check_takes: n\n"
+    )
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("CI", "MMRL_NO_SKIP") and not k.startswith("PYTEST_")
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", *arguments, str(folder)],
+        cwd=folder,
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     return done.returncode, done.stdout
 
 
@@ -72,11 +86,18 @@ def test_outside_ci_a_skip_is_a_skip(tmp_path: Path) -> None:
 
 
 def test_check_takes_as_many_parameters_as_it_is_told_evenly(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("import pytest\n" + "".join(
-        f"@pytest.mark.check_takes({n})\n@pytest.mark.parametrize('x', range(5))\ndef test_{n}(x): pass\n" for n in (1, 2, 5)))
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        + "".join(
+            f"@pytest.mark.check_takes({n})\n@pytest.mark.parametrize('x', range(5))\ndef test_{n}(x): pass\n"
+            for n in (1, 2, 5)
+        )
+    )
     status, output = run(tmp_path, "-m", "not slow", "-v")
     assert status == 0 and "8 passed, 7 deselected" in output
-    assert all(f"test_it.py::test_{name} PASSED" in output for name in ("1[0]", "2[0]", "2[2]", "5[4]"))
+    assert all(
+        f"test_it.py::test_{name} PASSED" in output for name in ("1[0]", "2[0]", "2[2]", "5[4]")
+    )
     assert "15 passed" in run(tmp_path)[1], "all of them without it"
 
 

@@ -1,7 +1,8 @@
 """Parts of the executor: the lock that is granted in order, and stages of slots that take turns.
 
-    pytest tests/test_stages.py
+pytest tests/test_stages.py
 """
+
 from __future__ import annotations
 
 import threading
@@ -21,9 +22,11 @@ def test_the_lock_is_granted_in_order_of_asking() -> None:
     lock, order, workers = FairLock(), [], []
     lock.__enter__()
     for number in range(6):
+
         def ask(number: int = number) -> None:
             with lock:
                 order.append(number)
+
         workers.append(threading.Thread(target=ask))
         workers[-1].start()
         deadline = threading.Event()
@@ -43,10 +46,15 @@ def test_the_lock_is_granted_in_order_of_asking() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.lists(st.integers(0, 2**31), max_size=60))
-def test_a_stage_is_due_only_when_all_of_it_has_answered(slots: int, count: int, moves: list[int]) -> None:
+def test_a_stage_is_due_only_when_all_of_it_has_answered(
+    slots: int, count: int, moves: list[int]
+) -> None:
     count = min(count, slots)
     stages = Stages(slots, count)
-    assert sorted(s for block in stages.blocks for s in block) == list(range(slots)) and min(map(len, stages.blocks)) > 0
+    assert (
+        sorted(s for block in stages.blocks for s in block) == list(range(slots))
+        and min(map(len, stages.blocks)) > 0
+    )
     state = dict.fromkeys(range(slots), "free")
     for move in moves:
         slot = move % slots
@@ -60,11 +68,16 @@ def test_a_stage_is_due_only_when_all_of_it_has_answered(slots: int, count: int,
             stages.sent(slot)
             state[slot] = "work"
         assert stages.at_work == sum(v == "work" for v in state.values())
-        whole = [[s for s in block if state[s] == "answered"] for block in stages.blocks
-                 if any(state[s] == "answered" for s in block) and all(state[s] != "work" for s in block)]
+        whole = [
+            [s for s in block if state[s] == "answered"]
+            for block in stages.blocks
+            if any(state[s] == "answered" for s in block) and all(state[s] != "work" for s in block)
+        ]
         due = list(stages.due())
         assert due in whole if whole else due == []
-        assert [s for i in range(count) for s in stages.free(i)] == [s for s in range(slots) if state[s] == "free"]
+        assert [s for i in range(count) for s in stages.free(i)] == [
+            s for s in range(slots) if state[s] == "free"
+        ]
     with pytest.raises(ConfigError, match="expected 1 <= stages <= slots"):
         Stages(slots, slots + 1)
 

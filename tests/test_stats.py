@@ -1,4 +1,5 @@
 """Intervals: known values, coverage by simulation, and why pictures (not completions) are resampled."""
+
 from __future__ import annotations
 
 import math
@@ -14,7 +15,12 @@ from mmrl.errors import DataError
 from mmrl.evaluation.stats import bootstrap_mean, describe, paired_gain, wilson
 
 # R. G. Newcombe, Statistics in Medicine 17 (1998) 857-872, table I, score method without continuity correction
-WILSON = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
+WILSON = [
+    (81, 263, 0.2553, 0.3662),
+    (15, 148, 0.0624, 0.1605),
+    (0, 20, 0.0, 0.1611),
+    (1, 29, 0.0061, 0.1718),
+]
 
 
 @pytest.mark.parametrize(("successes", "n", "low", "high"), WILSON)
@@ -38,14 +44,19 @@ def test_wilson_agrees_with_scipy(n: int, data: st.DataObject, level: float) -> 
 def _beta_clusters(rng: np.random.Generator, n: int, k: int) -> tuple[list[float], list[int]]:
     """n pictures of differing difficulty, k 0/1 completions each; the true mean is 0.5."""
     difficulty = rng.beta(0.6, 0.6, size=n)
-    return list((rng.random((n, k)) < difficulty[:, None]).astype(float).ravel()), list(np.repeat(np.arange(n), k))
+    return list((rng.random((n, k)) < difficulty[:, None]).astype(float).ravel()), list(
+        np.repeat(np.arange(n), k)
+    )
 
 
 def test_cluster_bootstrap_covers_and_the_naive_one_does_not() -> None:
     rng, covered, naive, runs = np.random.default_rng(0), 0, 0, 300
     for seed in range(runs):
         values, clusters = _beta_clusters(rng, 25, 8)
-        e, wrong = bootstrap_mean(values, 0.95, seed, clusters, 500), bootstrap_mean(values, 0.95, seed, None, 500)
+        e, wrong = (
+            bootstrap_mean(values, 0.95, seed, clusters, 500),
+            bootstrap_mean(values, 0.95, seed, None, 500),
+        )
         covered += e.low <= 0.5 <= e.high
         naive += wrong.low <= 0.5 <= wrong.high
         assert e.n == 25
@@ -55,9 +66,16 @@ def test_cluster_bootstrap_covers_and_the_naive_one_does_not() -> None:
 
 def test_small_samples_are_covered_too() -> None:
     rng, runs = np.random.default_rng(1), 400
-    hits = sum(e.low <= 0 <= e.high for e in
-               (bootstrap_mean(rng.normal(size=6).tolist(), 0.95, seed, None, 500) for seed in range(runs)))
-    assert 0.90 <= hits / runs <= 0.98  # measured over 2000 draws: 0.93; the plain percentile interval: 0.87
+    hits = sum(
+        e.low <= 0 <= e.high
+        for e in (
+            bootstrap_mean(rng.normal(size=6).tolist(), 0.95, seed, None, 500)
+            for seed in range(runs)
+        )
+    )
+    assert (
+        0.90 <= hits / runs <= 0.98
+    )  # measured over 2000 draws: 0.93; the plain percentile interval: 0.87
 
 
 def test_the_interval_matches_theory_on_many_values() -> None:
@@ -71,7 +89,9 @@ def test_same_seed_same_interval_in_any_order_of_rows() -> None:
     values, clusters = _beta_clusters(np.random.default_rng(3), 12, 4)
     order = np.random.default_rng(4).permutation(len(values))
     first = bootstrap_mean(values, seed=7, clusters=clusters)
-    again = bootstrap_mean([values[i] for i in order], seed=7, clusters=[f"p{clusters[i]}" for i in order])
+    again = bootstrap_mean(
+        [values[i] for i in order], seed=7, clusters=[f"p{clusters[i]}" for i in order]
+    )
     other = bootstrap_mean(values, seed=8, clusters=clusters)
     assert first == again
     assert (other.low, other.high) != (first.low, first.high) and other.mean == first.mean
@@ -81,7 +101,9 @@ def test_repeating_completions_adds_no_certainty() -> None:
     values, clusters = _beta_clusters(np.random.default_rng(5), 20, 1)
     repeated = bootstrap_mean(values * 8, clusters=clusters * 8)
     once = bootstrap_mean(values, clusters=clusters)
-    assert (repeated.low, repeated.high) == pytest.approx((once.low, once.high)) and repeated.n == once.n == 20
+    assert (repeated.low, repeated.high) == pytest.approx(
+        (once.low, once.high)
+    ) and repeated.n == once.n == 20
 
 
 def test_the_mean_weighs_every_value_alike() -> None:
@@ -98,13 +120,17 @@ def test_describe_is_not_certain_when_all_values_agree() -> None:
     assert describe([0.0] * 160, clusters=[i // 8 for i in range(160)]) == wilson(0, 20)
     assert describe([1.0, 0.0, 1.0]) == wilson(2, 3)
     mixed = [0.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-    assert describe(mixed, clusters=[0, 0, 1, 1, 2, 2]) == bootstrap_mean(mixed, clusters=[0, 0, 1, 1, 2, 2])
+    assert describe(mixed, clusters=[0, 0, 1, 1, 2, 2]) == bootstrap_mean(
+        mixed, clusters=[0, 0, 1, 1, 2, 2]
+    )
 
 
 def test_pairing_sees_a_gain_that_separate_intervals_hide() -> None:
     rng = np.random.default_rng(6)
     before = {i: [v] for i, v in enumerate(rng.random(40))}
-    after = {i: [v[0] + 0.03 + rng.normal(0, 0.01)] for i, v in before.items()} | {"only after": [9.0]}
+    after = {i: [v[0] + 0.03 + rng.normal(0, 0.01)] for i, v in before.items()} | {
+        "only after": [9.0]
+    }
     gain = paired_gain(before, after)
     assert gain is not None and 0.02 < gain.low < 0.03 < gain.high < 0.04 and gain.n == 40
     old, new = (bootstrap_mean([v[0] for v in d.values() if v[0] < 5]) for d in (before, after))
@@ -112,18 +138,25 @@ def test_pairing_sees_a_gain_that_separate_intervals_hide() -> None:
     assert paired_gain({"a": [1.0]}, {"b": [1.0]}) is None
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda: wilson(5, 4), "0 <= successes <= n"), (lambda: wilson(0, 0), "n >= 1"),
-    (lambda: wilson(1, 2, 95), "between 0 and 1, found 95"), (lambda: bootstrap_mean([]), "at least one number"),
-    (lambda: bootstrap_mean([0.1, math.nan]), "finite"),
-    (lambda: bootstrap_mean([1.0, 2.0], clusters=["a"]), "found 1"),
-    (lambda: describe([1.0, 0.0], clusters=["a"]), "found 1"),
-])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: wilson(5, 4), "0 <= successes <= n"),
+        (lambda: wilson(0, 0), "n >= 1"),
+        (lambda: wilson(1, 2, 95), "between 0 and 1, found 95"),
+        (lambda: bootstrap_mean([]), "at least one number"),
+        (lambda: bootstrap_mean([0.1, math.nan]), "finite"),
+        (lambda: bootstrap_mean([1.0, 2.0], clusters=["a"]), "found 1"),
+        (lambda: describe([1.0, 0.0], clusters=["a"]), "found 1"),
+    ],
+)
 def test_misuse_is_explained(call: object, words: str) -> None:
     with pytest.raises(DataError, match=words):
         call()  # type: ignore[operator]
 
 
 def test_importing_needs_neither_numpy_nor_scipy() -> None:
-    code = "import sys, mmrl.evaluation.stats; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
+    code = (
+        "import sys, mmrl.evaluation.stats; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

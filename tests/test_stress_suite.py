@@ -1,4 +1,5 @@
 """scripts/stress_suite.py finds what fails under AVX2 and load, counts it, and leaves no process behind."""
+
 from __future__ import annotations
 
 import os
@@ -29,13 +30,22 @@ def test_it_is_skipped():
 def test_a_run_says_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     with stress_suite.load(2):
-        end = time.monotonic() + 60  # a process that has just begun its program may not show its command yet
+        end = (
+            time.monotonic() + 60
+        )  # a process that has just begun its program may not show its command yet
         while len(busy := _busy()) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         assert len(busy) >= 2
-        found = stress_suite.run([str(tmp_path), "--rootdir", str(tmp_path), "-c", os.devnull], 1, 300, tmp_path / "logs" / "1.log")
+        found = stress_suite.run(
+            [str(tmp_path), "--rootdir", str(tmp_path), "-c", os.devnull],
+            1,
+            300,
+            tmp_path / "logs" / "1.log",
+        )
     assert (found["passed"], found["skipped"], found["status"]) == (1, 1, 1), found["output"]
-    assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_it_fails"] and "on purpose" in found["output"]
+    assert [name.rpartition("::")[2] for name in found["failed"]] == [
+        "test_it_fails"
+    ] and "on purpose" in found["output"]
     assert not any(_alive(pid) and _parent(pid) == os.getpid() for pid in busy)
     late = stress_suite.run([str(tmp_path)], 1, 0.2, tmp_path / "2.log")
     assert late["status"] == -1 and "no end within 0.2 s" in late["output"]
@@ -60,7 +70,11 @@ def test_the_load_of_a_run_is_looked_at_while_it_runs(monkeypatch: pytest.Monkey
 
 
 def _busy() -> list[int]:
-    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _command(p) == stress_suite._BUSY]
+    return [
+        int(p.name)
+        for p in Path("/proc").iterdir()
+        if p.name.isdigit() and _command(p) == stress_suite._BUSY
+    ]
 
 
 def _command(process: Path) -> str:

@@ -1,4 +1,5 @@
 """Whole suites about pictures from replies to numbers, against the benchmarks' own programs; see tests/test_suite_goldens.py."""
+
 from __future__ import annotations
 
 import hashlib
@@ -29,13 +30,25 @@ def test_pixmo_count(tmp_path: Path) -> None:
         path = put_picture(tmp_path / "picture.png", (30 + number, 20))
         names.append(hashlib.sha256(path.read_bytes()).hexdigest())
         put(tmp_path / "pixmo-count" / "images" / names[-1], path.read_bytes())
-    put_parquet(tmp_path / "pixmo-count" / "data" / "test-00000-of-00001.parquet", [
-        {"image_url": "https://example.org/a.png", "image_sha256": names[row["picture"]], "count": row["count"],
-         "label": row["label"]} for row in found.rows])
+    put_parquet(
+        tmp_path / "pixmo-count" / "data" / "test-00000-of-00001.parquet",
+        [
+            {
+                "image_url": "https://example.org/a.png",
+                "image_sha256": names[row["picture"]],
+                "count": row["count"],
+                "label": row["label"],
+            }
+            for row in found.rows
+        ],
+    )
     ids = [f"test-00000-of-00001-{number}" for number in range(1, len(found.rows) + 1)]
     outcome = evaluate_suite("pixmo_count", tmp_path, told(found, ids), tmp_path / "out")
     agree(found, ids, outcome.values("correct"))
-    assert outcome.line.value == close(found.official["numbers"]["correct"]) and outcome.line.extractor == "pixmo_count"
+    assert (
+        outcome.line.value == close(found.official["numbers"]["correct"])
+        and outcome.line.extractor == "pixmo_count"
+    )
 
 
 @pytest.mark.parametrize("stop", [StopReason.EOS, StopReason.LENGTH])
@@ -49,10 +62,17 @@ def test_pageocr(stop: StopReason, tmp_path: Path) -> None:
     outcome = evaluate_suite("pageocr_en", tmp_path, told(found, ids), tmp_path / "out", stop=stop)
     agree(found, ids, {name: 1 - value for name, value in outcome.values("ned").items()})
     numbers = found.official["numbers"]
-    assert outcome.line.value == close(numbers["edit_dist"]) and outcome.line.n == numbers["eval question num"]
+    assert (
+        outcome.line.value == close(numbers["edit_dist"])
+        and outcome.line.n == numbers["eval question num"]
+    )
     [path] = (outcome.folder / "submissions").rglob("pageocr.json")
-    assert [(page["label"], page["answer"]) for page in json.loads(path.read_text(encoding="utf-8"))] == [
-        (row["conversations"][1]["value"], reply) for row, reply in zip(found.rows, found.replies, strict=True)]
+    assert [
+        (page["label"], page["answer"]) for page in json.loads(path.read_text(encoding="utf-8"))
+    ] == [
+        (row["conversations"][1]["value"], reply)
+        for row, reply in zip(found.rows, found.replies, strict=True)
+    ]
 
 
 def test_refcoco(tmp_path: Path) -> None:
@@ -61,17 +81,53 @@ def test_refcoco(tmp_path: Path) -> None:
     pictures = tmp_path / "images/mscoco/images/train2014"
     pictures.mkdir(parents=True)
     Image.new("RGB", PICTURE).save(pictures / "COCO_train2014_000000000009.jpg")
-    refs = [{"ref_id": row["ref_id"], "ann_id": row["ref_id"] + 1, "category_id": 1, "image_id": 9, "split": "val",
-             "file_name": f"COCO_train2014_000000000009_{row['ref_id']}.jpg", "sent_ids": [row["ref_id"]],
-             "sentences": [{"sent_id": row["ref_id"], "sent": row["sentence"], "raw": row["sentence"], "tokens": []}]}
-            for row in found.rows]
+    refs = [
+        {
+            "ref_id": row["ref_id"],
+            "ann_id": row["ref_id"] + 1,
+            "category_id": 1,
+            "image_id": 9,
+            "split": "val",
+            "file_name": f"COCO_train2014_000000000009_{row['ref_id']}.jpg",
+            "sent_ids": [row["ref_id"]],
+            "sentences": [
+                {
+                    "sent_id": row["ref_id"],
+                    "sent": row["sentence"],
+                    "raw": row["sentence"],
+                    "tokens": [],
+                }
+            ],
+        }
+        for row in found.rows
+    ]
     put(tmp_path / "refcoco" / "refs(unc).p", pickle.dumps(refs, protocol=2))
-    put(tmp_path / "refcoco" / "instances.json", {
-        "images": [{"id": 9, "file_name": "COCO_train2014_000000000009.jpg", "width": PICTURE[0], "height": PICTURE[1]}],
-        "annotations": [{"id": row["ref_id"] + 1, "image_id": 9, "category_id": 1, "bbox": row["bbox"]} for row in found.rows]})
+    put(
+        tmp_path / "refcoco" / "instances.json",
+        {
+            "images": [
+                {
+                    "id": 9,
+                    "file_name": "COCO_train2014_000000000009.jpg",
+                    "width": PICTURE[0],
+                    "height": PICTURE[1],
+                }
+            ],
+            "annotations": [
+                {"id": row["ref_id"] + 1, "image_id": 9, "category_id": 1, "bbox": row["bbox"]}
+                for row in found.rows
+            ],
+        },
+    )
     replies = {row["sentence"]: reply for row, reply in zip(found.rows, found.replies, strict=True)}
-    outcome = evaluate_suite("refcoco_val", tmp_path, lambda sample: replies[sample.question], tmp_path / "out",
-                             answers="official", frame=CoordFrame.REL1)
+    outcome = evaluate_suite(
+        "refcoco_val",
+        tmp_path,
+        lambda sample: replies[sample.question],
+        tmp_path / "out",
+        answers="official",
+        frame=CoordFrame.REL1,
+    )
     ids = {row["question"]: row["id"] for row in outcome.predictions}
     agree(found, [ids[row["sentence"]] for row in found.rows], outcome.values("iou"))
     numbers = found.official["numbers"]
@@ -86,17 +142,32 @@ def test_screenspot_v2(tmp_path: Path) -> None:
     ids, files = [], {name: [] for name in ("mobile", "desktop", "web")}  # type: dict[str, list[Any]]
     for row in found.rows:
         listed = files[row["platform"]]
-        listed.append({"img_filename": "a.png", **{key: value for key, value in row.items() if key != "platform"}})
+        listed.append(
+            {
+                "img_filename": "a.png",
+                **{key: value for key, value in row.items() if key != "platform"},
+            }
+        )
         ids.append(f"screenspot_{row['platform']}_v2-{len(listed)}")
     for name, listed in files.items():
         put(root / f"screenspot_{name}_v2.json", listed)
-    outcome = evaluate_suite("screenspot_v2", tmp_path, told(found, ids), tmp_path / "out", answers="official",
-                             frame=CoordFrame.REL1)
+    outcome = evaluate_suite(
+        "screenspot_v2",
+        tmp_path,
+        told(found, ids),
+        tmp_path / "out",
+        answers="official",
+        frame=CoordFrame.REL1,
+    )
     agree(found, ids, outcome.values("inside"))
     numbers, mine = found.official["numbers"], outcome.values("inside")
     assert outcome.line.value == close(numbers["action"]) and outcome.line.metric == "inside"
     for kind in ("text", "icon"):
-        values = [mine[name] for name, row in zip(ids, found.rows, strict=True) if row["data_type"] == kind]
+        values = [
+            mine[name]
+            for name, row in zip(ids, found.rows, strict=True)
+            if row["data_type"] == kind
+        ]
         assert sum(values) / len(values) == close(numbers[kind])
 
 
@@ -106,8 +177,14 @@ def test_tempcompass_matching(tmp_path: Path) -> None:
     questions: dict[str, dict[str, list[Any]]] = {}
     for number, row in enumerate(found.rows):
         questions.setdefault(row["video"], {}).setdefault(row["dim"], []).append(
-            {"question": row["question"], "answer": row["answer"], "number": number})
-    order = [row.pop("number") for aspects in questions.values() for rows in aspects.values() for row in rows]
+            {"question": row["question"], "answer": row["answer"], "number": number}
+        )
+    order = [
+        row.pop("number")
+        for aspects in questions.values()
+        for rows in aspects.values()
+        for row in rows
+    ]
     put(tmp_path / "TempCompass" / "questions" / "caption_matching.json", questions)
     for name in questions:
         put(tmp_path / "TempCompass" / "videos" / f"{name}.mp4", b"no video: replies need none")

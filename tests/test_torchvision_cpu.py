@@ -1,4 +1,5 @@
 """torchvision and transformers' Qwen-VL processors import beside the torch that is here, whatever its build."""
+
 from __future__ import annotations
 
 import subprocess
@@ -13,14 +14,22 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=180,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.mark.slow
-def test_processors_work_and_operators_are_declared_only_where_torchvision_cannot_do_it_itself() -> None:
+def test_processors_work_and_operators_are_declared_only_where_torchvision_cannot_do_it_itself() -> (
+    None
+):
     """The declaration is for a C++ part that links CUDA, beside a torch without it: then and only then."""
     shape, as_needed, declared = run("""
 import mmrl._torchvision_cpu as shim
@@ -39,7 +48,8 @@ print(hasattr(torch.ops.torchvision, "nms"))
 
 
 def test_install_is_idempotent_and_imports_nothing_heavy() -> None:
-    assert run("""
+    assert (
+        run("""
 import sys
 import mmrl._torchvision_cpu as shim
 before = len(sys.meta_path)
@@ -47,12 +57,16 @@ shim.install(); shim.install()
 import importlib.util
 found = importlib.util.find_spec("torchvision") is not None
 print(len(sys.meta_path) - before <= 1, found, "torch" in sys.modules)
-""") == "True True False"
+""")
+        == "True True False"
+    )
 
 
 def test_links_cuda_reads_the_library(tmp_path: Path) -> None:
     assert not links_cuda(tmp_path)
     (tmp_path / "_C.so").write_bytes(b"\x7fELF libtorch_cpu.so libc10.so")
     assert not links_cuda(tmp_path)
-    (tmp_path / "_C.so").write_bytes(b"\x7fELF" + b"\0" * 5000 + b"libtorch_cuda.so\0libc10_cuda.so\0")
+    (tmp_path / "_C.so").write_bytes(
+        b"\x7fELF" + b"\0" * 5000 + b"libtorch_cuda.so\0libc10_cuda.so\0"
+    )
     assert links_cuda(tmp_path)

@@ -2,6 +2,7 @@
 
 The environment is new and holds nothing but the wheel; libraries (torch, transformers ...) are found where the tests run.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,8 +20,16 @@ from tests.wheel_kit import build_wheel, without_paths
 pytestmark = pytest.mark.slow  # `make wheel-test`, part of `make test`
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-SMALL = ("train.steps=1", "train.prompts_per_step=2", "rollout.group_size=2", "eval.limit=2", "eval.samples=1", "eval.gallery=1",
-         "rollout.max_new_tokens=4", "--quiet")
+SMALL = (
+    "train.steps=1",
+    "train.prompts_per_step=2",
+    "rollout.group_size=2",
+    "eval.limit=2",
+    "eval.samples=1",
+    "eval.gallery=1",
+    "rollout.max_new_tokens=4",
+    "--quiet",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +39,23 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheel = build_wheel(folder)
     venv.create(folder / "venv", symlinks=True)
     program = folder / "venv" / "bin"
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(program / "python"), "install", "--quiet", "--no-deps",
-                    "--no-index", str(wheel)], check=True, timeout=180, env=without_paths())
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(program / "python"),
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            str(wheel),
+        ],
+        check=True,
+        timeout=180,
+        env=without_paths(),
+    )
     [own] = (folder / "venv" / "lib").glob("python*/site-packages")
     names = {path.name for path in own.iterdir()}
     assert "mmrl" in names and not {"tasks", "rewards", "robotics", "video"} & names
@@ -53,19 +77,33 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(environment: Path, empty: Path) -> Run:
     """A command of the fresh environment in the user's folder; without a network and without anything of ours on a path."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     clean = without_paths() | offline
 
     def run(program: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([str(environment / program), *arguments], cwd=empty, env=clean, capture_output=True, text=True,
-                              timeout=300, check=False)
+        done = subprocess.run(
+            [str(environment / program), *arguments],
+            cwd=empty,
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
     return run
 
 
-def test_a_script_imports_its_own_packages_beside_mmrl(run: Run, empty: Path, environment: Path) -> None:
+def test_a_script_imports_its_own_packages_beside_mmrl(
+    run: Run, empty: Path, environment: Path
+) -> None:
     (empty / "script.py").write_text("""import tasks, video, video.decode
 import mmrl
 from mmrl.rewards.iou import box_iou
@@ -87,13 +125,19 @@ def test_tasks_recipes_suites_and_presets_are_found_by_name(run: Run) -> None:
     assert "name: grounding" in run("mmrl", "config", "grounding", "--preset", "gpu_24g").stdout
     assert "refcoco" in run("mmrl", "eval", "--list-suites").stdout
     error = run("mmrl", "train", "groundin", status=2).stderr
-    assert "expected a configuration file or a recipe of" in error and "Did you mean 'grounding'?" in error
+    assert (
+        "expected a configuration file or a recipe of" in error
+        and "Did you mean 'grounding'?" in error
+    )
 
 
 def test_a_tiny_model_is_trained_by_the_name_of_its_recipe(run: Run, empty: Path) -> None:
     run("mmrl", "demo", "--scenes", "20", *SMALL)
     run("mmrl", "train", "demo", "name=again", *SMALL)
     for name in ("demo", "again"):
-        rows = [json.loads(line) for line in (empty / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (empty / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        ]
         assert [row["step"] for row in rows] == [1] and rows[0]["train/grad_norm"] >= 0
         assert (empty / "runs" / name / "report.html").stat().st_size > 10_000

@@ -1,5 +1,6 @@
 """The supervisor of child processes with real ones: deadlines, ends and how they are told, messages that are too long or none,
 what a child started, and the end of the interpreter that started it."""
+
 from __future__ import annotations
 
 import gc
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.slow  # every test starts interpreters
 
 def python(code: str, *arguments: str, **options: Any) -> Program:
     """An interpreter that runs `code`, with 60 s for what it is asked first."""
-    program = Program([sys.executable, "-c", textwrap.dedent(code), *arguments], "the program", **options)
+    program = Program(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], "the program", **options
+    )
     program.begin(60.0)
     return program
 
@@ -52,7 +55,9 @@ def test_one_waits_until_the_first_deadline(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: 11.0))
     assert patience([15.0, 19.0, 17.0]) == 4.0 and patience([15.0, 19.0], 3.0) == 3.0
     assert patience([15.0, 10.0]) == 0.0 and patience([11.0]) == 0.0
-    assert patience([]) is None and patience([math.inf]) is None and patience([math.inf], 2.0) == 2.0
+    assert (
+        patience([]) is None and patience([math.inf]) is None and patience([math.inf], 2.0) == 2.0
+    )
 
 
 def test_losses_in_a_row_and_altogether() -> None:
@@ -66,17 +71,33 @@ def test_losses_in_a_row_and_altogether() -> None:
 # how a program ends
 
 
-@pytest.mark.parametrize(("code", "cause", "status", "how"), [
-    ("raise SystemExit(3)", "exit", 3, "exited with status 3"), ("pass", "exit", 0, "exited with status 0"),
-    ("import os; os.kill(os.getpid(), 11)", "signal", -11, "was killed by SIGSEGV"),
-    ("import os; os.kill(os.getpid(), 40)", "signal", -40, "was killed by signal 40"),
-    (f"raise SystemExit({MEMORY_EXIT})", "memory", MEMORY_EXIT, f"exited with status {MEMORY_EXIT}")])
+@pytest.mark.parametrize(
+    ("code", "cause", "status", "how"),
+    [
+        ("raise SystemExit(3)", "exit", 3, "exited with status 3"),
+        ("pass", "exit", 0, "exited with status 0"),
+        ("import os; os.kill(os.getpid(), 11)", "signal", -11, "was killed by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 40)", "signal", -40, "was killed by signal 40"),
+        (
+            f"raise SystemExit({MEMORY_EXIT})",
+            "memory",
+            MEMORY_EXIT,
+            f"exited with status {MEMORY_EXIT}",
+        ),
+    ],
+)
 def test_how_it_ended_is_told(code: str, cause: str, status: int, how: str) -> None:
     program = python(f"import sys; print('last words', file=sys.stderr, flush=True); {code}")
     with pytest.raises(ChildError, match=how) as raised:
         program.read(1)
     death = raised.value.death
-    assert (death.cause, death.code, death.how, death.tail, death.said) == (cause, status, how, "last words", "closed its stdout")
+    assert (death.cause, death.code, death.how, death.tail, death.said) == (
+        cause,
+        status,
+        how,
+        "last words",
+        "closed its stdout",
+    )
     assert death.signal == ("SIGSEGV" if status == -11 else "signal 40" if status == -40 else "")
     program.kill()
     program.kill()
@@ -89,14 +110,19 @@ def test_one_that_closes_its_pipe_and_stays_is_told_apart() -> None:
     began = time.monotonic()
     with pytest.raises(ChildError, match="closed its pipe") as raised:
         program.read(5)
-    assert raised.value.death == Death("pipe", None, "closed its stdout") and bytes(program.held) == b"half"
+    assert (
+        raised.value.death == Death("pipe", None, "closed its stdout")
+        and bytes(program.held) == b"half"
+    )
     assert time.monotonic() - began < 4.0, "its status is awaited within the deadline"
     program.kill()
     assert gone(program.pid)
 
 
 def test_the_deadline_is_that_of_the_question_and_its_answer() -> None:
-    program = python("import sys, time\nfor line in sys.stdin: time.sleep(float(line)); print('done', flush=True)")
+    program = python(
+        "import sys, time\nfor line in sys.stdin: time.sleep(float(line)); print('done', flush=True)"
+    )
     program.write(b"0\n")
     assert program.read_line(100) == b"done\n"
     program.begin(0.5)
@@ -104,7 +130,9 @@ def test_the_deadline_is_that_of_the_question_and_its_answer() -> None:
     began = time.monotonic()
     with pytest.raises(ChildError, match=r"gave no answer within 0\.5 s") as raised:
         program.read_line(100)
-    assert raised.value.death.cause == "timeout" and raised.value.death.code is None and program.late
+    assert (
+        raised.value.death.cause == "timeout" and raised.value.death.code is None and program.late
+    )
     assert 0.3 < time.monotonic() - began < 5.0
     program.rest()
     assert not program.late and program.deadline == math.inf
@@ -140,11 +168,14 @@ def test_messages_are_cut_off_where_they_are_too_long() -> None:
 
 
 def test_one_that_is_gone_is_noticed_though_what_it_started_holds_its_pipe() -> None:
-    program = python("""
+    program = python(
+        """
         import subprocess, sys
         print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
         raise SystemExit(5)
-    """, group=True)
+    """,
+        group=True,
+    )
     child = int(program.read_line(100))
     with pytest.raises(ChildError, match="exited with status 5") as raised:
         program.read(1)
@@ -163,7 +194,11 @@ def test_stderr_is_kept_within_bounds() -> None:
         os.write(2, b"end")
     """)
     program.read_line(10)
-    assert program.stderr_size == 6_000_000 and len(program.tail()) == 2999 and len(program.tail(10)) == 9
+    assert (
+        program.stderr_size == 6_000_000
+        and len(program.tail()) == 2999
+        and len(program.tail(10)) == 9
+    )
     program.trim()
     assert program.stderr_size == 0
     program.write(b"\n")
@@ -218,9 +253,17 @@ def hang(connection: Any, progress: Any) -> None:
 
 @pytest.mark.parametrize("how", ["end", "raise", "fork"])
 def test_the_end_of_the_interpreter_is_theirs(how: str) -> None:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(EXIT), how], cwd=REPO, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(EXIT), how],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     first, *more = done.stdout.splitlines()
-    assert all(gone(int(pid)) for pid in first.split()) and more == (["True True"] if how == "fork" else []), done.stderr
+    assert all(gone(int(pid)) for pid in first.split()) and more == (
+        ["True True"] if how == "fork" else []
+    ), done.stderr
 
 
 # a spawned Python
@@ -254,10 +297,19 @@ def obey(connection: Any, progress: Any, fault: str) -> None:
         connection.send(what)
 
 
-@pytest.mark.parametrize(("what", "cause", "code"), [
-    ("die", "exit", 7), ("killed", "signal", -9), ("odd", "message", None), ("rubbish", "message", None),
-    ("x" * 4000, "message", None)])
-def test_what_a_worker_does_is_told_and_another_takes_its_place(what: str, cause: str, code: int | None) -> None:
+@pytest.mark.parametrize(
+    ("what", "cause", "code"),
+    [
+        ("die", "exit", 7),
+        ("killed", "signal", -9),
+        ("odd", "message", None),
+        ("rubbish", "message", None),
+        ("x" * 4000, "message", None),
+    ],
+)
+def test_what_a_worker_does_is_told_and_another_takes_its_place(
+    what: str, cause: str, code: int | None
+) -> None:
     worker = Worker(obey, ("",), "obedient", most=4020)
     try:
         assert not worker.ready and worker.deadline < math.inf
@@ -269,7 +321,9 @@ def test_what_a_worker_does_is_told_and_another_takes_its_place(what: str, cause
         if len(what) > 1000:
             assert worker.receive() == what, "within the limit"
             worker.most = 100
-            with pytest.raises(ValueError, match="expected a message of at most 100 bytes, found 4,0"):
+            with pytest.raises(
+                ValueError, match="expected a message of at most 100 bytes, found 4,0"
+            ):
                 worker.give(what, 60.0)
             worker.connection.send(what)
         with pytest.raises(ChildError) as raised:
@@ -291,20 +345,32 @@ def test_a_thread_that_blocks_on_a_late_worker_meets_its_end() -> None:
     with worker.within(0.4) as late, pytest.raises(ChildError) as raised:
         worker.connection.send("job")
         worker.receive()
-    assert late.is_set() and (raised.value.death.cause, raised.value.death.code) == ("signal", -signal.SIGKILL)
+    assert late.is_set() and (raised.value.death.cause, raised.value.death.code) == (
+        "signal",
+        -signal.SIGKILL,
+    )
     worker.restart()
     worker.await_ready(60.0)
     with worker.within(60.0) as late:
         assert worker.deadline < math.inf
-    assert not late.is_set() and worker.deadline == math.inf and worker.alive, "in time, it is left alone"
+    assert not late.is_set() and worker.deadline == math.inf and worker.alive, (
+        "in time, it is left alone"
+    )
     worker.kill()
 
 
 def test_a_worker_that_does_not_come_up_says_why() -> None:
-    for fault, cause, said in (("no licence", "refused", "no licence"), ("late", "timeout", "was not ready within 0.2 s")):
+    for fault, cause, said in (
+        ("no licence", "refused", "no licence"),
+        ("late", "timeout", "was not ready within 0.2 s"),
+    ):
         worker = Worker(obey, (fault,), "obedient")
         with pytest.raises(ChildError, match=f"obedient: .* {said}") as raised:
             worker.await_ready(0.2 if cause == "timeout" else 60.0)
-        assert (raised.value.death.cause, raised.value.death.said, worker.ready) == (cause, said, False)
+        assert (raised.value.death.cause, raised.value.death.said, worker.ready) == (
+            cause,
+            said,
+            False,
+        )
         worker.kill()
         worker.kill()

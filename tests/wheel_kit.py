@@ -1,4 +1,5 @@
 """A wheel of mmrl, built as a user's pip would: from a copy of the sources, without a network."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,12 @@ from pathlib import Path
 __all__ = ["LINKED", "ROOT", "build_wheel", "copy_of_the_sources", "without_paths"]
 
 ROOT = Path(__file__).resolve().parents[1]
-LINKED = ("tasks", "rewards", "video", "robotics")  # folders of the repository that are parts of mmrl
+LINKED = (
+    "tasks",
+    "rewards",
+    "video",
+    "robotics",
+)  # folders of the repository that are parts of mmrl
 
 
 def without_paths() -> dict[str, str]:
@@ -31,7 +37,23 @@ def copy_of_the_sources(target: Path) -> Path:
 def build_wheel(folder: Path) -> Path:
     """The wheel's file; the environment's own setuptools builds it."""
     source = copy_of_the_sources(folder / "source")
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
-                    "-w", str(folder / "wheel"), str(source)], check=True, timeout=180, env=without_paths())
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            str(folder / "wheel"),
+            str(source),
+        ],
+        check=True,
+        timeout=180,
+        env=without_paths(),
+    )
     [built] = (folder / "wheel").glob("mmrl_rft-*.whl")
     return built

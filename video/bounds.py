@@ -4,6 +4,7 @@
 
 Containers are of a list: FFmpeg's playlists and lists of parts make it open other files and addresses.
 """
+
 from __future__ import annotations
 
 import os
@@ -13,11 +14,20 @@ from mmrl.errors import MediaError
 from mmrl.video.containers import most_frames
 from mmrl.video.media import MAX_PIXELS
 
-__all__ = ["ClipBounds", "bounds", "check_declared_frames", "check_frame_count",
-           "check_stream_size", "container_options", "set_bounds"]
+__all__ = [
+    "ClipBounds",
+    "bounds",
+    "check_declared_frames",
+    "check_frame_count",
+    "check_stream_size",
+    "container_options",
+    "set_bounds",
+]
 
-_CONTAINERS = ("mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,av1,obu,ivf,ogg,flv,asf,wtv,mxf,nut,"
-               "dv,rm,mjpeg,gif,apng,mp3,wav,flac,aac")  # each holds its own pictures; sound is told apart
+_CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,av1,obu,ivf,ogg,flv,asf,wtv,mxf,nut,"
+    "dv,rm,mjpeg,gif,apng,mp3,wav,flac,aac"
+)  # each holds its own pictures; sound is told apart
 
 
 @dataclass(frozen=True)
@@ -44,14 +54,22 @@ def set_bounds(new: ClipBounds) -> None:
 
 def container_options() -> dict[str, str]:
     """Options of FFmpeg, for the container and every decoder in it: `max_pixels` holds for what the stream says, too."""
-    return {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS, "max_pixels": str(_now.pixels)}
+    return {
+        "protocol_whitelist": "file",
+        "format_whitelist": _CONTAINERS,
+        "max_pixels": str(_now.pixels),
+    }
 
 
 def check_stream_size(width: int, height: int, path: str) -> None:
     """Raises MediaError for a stream whose declared size is too large. FFmpeg may report it as none, and then decodes nothing."""
     if width * height > _now.pixels:
-        raise MediaError(f"expected a video whose frames have at most {_now.pixels:,} pixels, found {width} x {height} in {path}; "
-                         "scale it down with ffmpeg", kind="too_large", path=path)
+        raise MediaError(
+            f"expected a video whose frames have at most {_now.pixels:,} pixels, found {width} x {height} in {path}; "
+            "scale it down with ffmpeg",
+            kind="too_large",
+            path=path,
+        )
 
 
 def check_declared_frames(path: str, head: bytes) -> None:
@@ -59,12 +77,18 @@ def check_declared_frames(path: str, head: bytes) -> None:
     first 16 bytes."""
     declared, size = most_frames(path, head), os.path.getsize(path)
     if declared > size:
-        raise MediaError(f"expected a video, found one that declares {declared:,} frames in {size:,} bytes: {path}; copy it again",
-                         kind="corrupt", path=path)
+        raise MediaError(
+            f"expected a video, found one that declares {declared:,} frames in {size:,} bytes: {path}; copy it again",
+            kind="corrupt",
+            path=path,
+        )
 
 
 def check_frame_count(frames: int, path: str) -> None:
     """Raises MediaError for a clip of more frames than may be listed."""
     if frames > _now.frames:
-        raise MediaError(f"expected a video of at most {_now.frames:,} frames, found more in {path}; cut it", kind="too_large",
-                         path=path)
+        raise MediaError(
+            f"expected a video of at most {_now.frames:,} frames, found more in {path}; cut it",
+            kind="too_large",
+            path=path,
+        )

@@ -3,6 +3,7 @@
 MP4 and MOV list boxes, Matroska and WebM a segment, AVI a RIFF chunk, GIF ends in a trailer. MPEG-TS, Ogg and raw streams
 declare nothing: a cut there is a shorter video.
 """
+
 from __future__ import annotations
 
 import os
@@ -11,9 +12,30 @@ from typing import BinaryIO
 
 __all__ = ["is_cut", "looks_like_video", "most_frames"]
 
-_SIGNATURES = (b"\x1a\x45\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3",
-               b"\x30\x26\xb2\x75", b"\x47\x40")
-_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"styp", b"sidx", b"uuid", b"pnot"}
+_SIGNATURES = (
+    b"\x1a\x45\xdf\xa3",
+    b"RIFF",
+    b"FLV",
+    b"OggS",
+    b"GIF8",
+    b"\x00\x00\x01\xba",
+    b"\x00\x00\x01\xb3",
+    b"\x30\x26\xb2\x75",
+    b"\x47\x40",
+)
+_BOXES = {
+    b"ftyp",
+    b"moov",
+    b"mdat",
+    b"free",
+    b"skip",
+    b"wide",
+    b"moof",
+    b"styp",
+    b"sidx",
+    b"uuid",
+    b"pnot",
+}
 _HOLD_BOXES = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"}
 _COUNTS = {b"stsz": 8, b"trun": 4}  # where they say how many frames
 _MOST_BOXES = 100_000

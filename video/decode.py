@@ -9,6 +9,7 @@ Indices, times and pixels (to rounding) do not depend on the decoder. Nothing is
 failure is a MediaError whose kind says what is wrong (missing, empty, truncated, corrupt, no_video, unsupported, too_short,
 too_large).
 """
+
 from __future__ import annotations
 
 import os
@@ -55,12 +56,22 @@ def probe(path: str | os.PathLike[str], *, folder_fps: float = 2.0) -> VideoInfo
     return _index(path, folder_fps).info
 
 
-def _chosen(path: str | os.PathLike[str], sampling: FrameSampling) -> tuple[ClipIndex, tuple[int, ...]]:
+def _chosen(
+    path: str | os.PathLike[str], sampling: FrameSampling
+) -> tuple[ClipIndex, tuple[int, ...]]:
     """The index of a clip and the numbers of the frames that `sampling` takes. Raises MediaError."""
     index = _index(path, sampling.folder_fps)
     info = index.info
     try:
-        return index, tuple(select_frames(info.timestamps_s, sampling, info.keyframes, fps=info.fps, duration_s=info.duration_s))
+        return index, tuple(
+            select_frames(
+                info.timestamps_s,
+                sampling,
+                info.keyframes,
+                fps=info.fps,
+                duration_s=info.duration_s,
+            )
+        )
     except MediaError as err:
         raise MediaError(f"{err} ({info.path})", kind=err.kind, path=info.path) from err
 
@@ -77,12 +88,16 @@ def choose_decoder(decoder: str = "auto") -> str:
     if decoder == "auto":
         return next(iter(DECODERS))
     if decoder not in DECODERS:
-        raise ConfigError(f"expected decoder as one of auto, {', '.join(DECODERS)}, found {str(decoder)[:40]!r}."
-                          f"{did_you_mean(str(decoder), ['auto', *DECODERS])}")
+        raise ConfigError(
+            f"expected decoder as one of auto, {', '.join(DECODERS)}, found {str(decoder)[:40]!r}."
+            f"{did_you_mean(str(decoder), ['auto', *DECODERS])}"
+        )
     return decoder
 
 
-def _target(index: ClipIndex, count: int, size: Callable[[int, int, int], tuple[int, int]] | None) -> tuple[int, int]:
+def _target(
+    index: ClipIndex, count: int, size: Callable[[int, int, int], tuple[int, int]] | None
+) -> tuple[int, int]:
     """(height, width) of the frames to give."""
     info = index.info
     return (info.height, info.width) if size is None else size(count, info.height, info.width)
@@ -102,21 +117,33 @@ def _chunks(frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.stack(held)
 
 
-def _collect(index: ClipIndex, wanted: Sequence[int], height: int, width: int, decoder: str, threads: int) -> np.ndarray:
+def _collect(
+    index: ClipIndex, wanted: Sequence[int], height: int, width: int, decoder: str, threads: int
+) -> np.ndarray:
     """Frames `wanted` (ascending, unrepeated) resized to height x width. Raises MediaError when some do not come."""
     out = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
     filled = 0
     for chunk in _chunks(decode_frames(index, wanted, decoder, threads)):
-        out[filled:filled + len(chunk)] = resize_frames(chunk, height, width)
+        out[filled : filled + len(chunk)] = resize_frames(chunk, height, width)
         filled += len(chunk)
     if filled != len(wanted):
-        raise MediaError(f"expected {len(wanted)} frames of {index.info.path}, {decoder} gave {filled}", kind="corrupt",
-                         path=index.info.path)
+        raise MediaError(
+            f"expected {len(wanted)} frames of {index.info.path}, {decoder} gave {filled}",
+            kind="corrupt",
+            path=index.info.path,
+        )
     return out
 
 
-def read_clip(path: str | os.PathLike[str], sampling: FrameSampling, *, decoder: str = "auto", threads: int = 1,
-              size: Callable[[int, int, int], tuple[int, int]] | None = None, max_bytes: int = MAX_BYTES) -> Clip:
+def read_clip(
+    path: str | os.PathLike[str],
+    sampling: FrameSampling,
+    *,
+    decoder: str = "auto",
+    threads: int = 1,
+    size: Callable[[int, int, int], tuple[int, int]] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Clip:
     """The frames of a clip that `sampling` chooses, upright, with square pixels, uint8 RGB.
 
     decoder: "auto" (PyAV), "pyav", "torchcodec", "decord" or "opencv": the same frames, or an error that says why this one
@@ -130,10 +157,19 @@ def read_clip(path: str | os.PathLike[str], sampling: FrameSampling, *, decoder:
     height, width = _target(index, len(indices), size)
     unique = sorted(set(indices))
     if len(indices) * height * width * 3 > max_bytes:
-        raise MediaError(f"{len(indices)} frames of {width} x {height} of {info.path} take more than {max_bytes / 2**30:.3g} GiB; "
-                         "take fewer, smaller ones (size), or raise max_bytes", kind="too_large", path=info.path)
+        raise MediaError(
+            f"{len(indices)} frames of {width} x {height} of {info.path} take more than {max_bytes / 2**30:.3g} GiB; "
+            "take fewer, smaller ones (size), or raise max_bytes",
+            kind="too_large",
+            path=info.path,
+        )
     rgb_THWC = _collect(index, unique, height, width, name, threads)
     if len(unique) != len(indices):
         rgb_THWC = rgb_THWC[np.searchsorted(unique, indices)]
-    return Clip(rgb_THWC, indices, tuple(float(info.timestamps_s[i]) for i in indices), info,
-                "pictures" if index.pictures else name)
+    return Clip(
+        rgb_THWC,
+        indices,
+        tuple(float(info.timestamps_s[i]) for i in indices),
+        info,
+        "pictures" if index.pictures else name,
+    )

@@ -6,6 +6,7 @@ conceal damage or repeat neighbours, so the same stretch is first decoded by PyA
 Where one of them would give other frames or colours it is led around the trap (open groups of pictures: torchcodec gets our
 index, decord reads from the beginning) or refused (`refusal`).
 """
+
 from __future__ import annotations
 
 import bisect
@@ -24,11 +25,18 @@ __all__ = ["DECODERS", "check_intact", "decode_frames", "refusal"]
 
 _SECONDS_BEFORE = (0.0, 4.0)  # where to look for a keyframe again when a seek landed after it
 _BT601 = {2, 5, 6}  # unspecified, BT.470BG, SMPTE 170M: what swscale takes when it is told nothing
-_SEEKABLE = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}  # containers where torchcodec and decord find a frame again
+_SEEKABLE = {
+    "mov,mp4,m4a,3gp,3g2,mj2",
+    "matroska,webm",
+}  # containers where torchcodec and decord find a frame again
 
 
 def _damaged(index: ClipIndex, what: str) -> MediaError:
-    return MediaError(f"found damage in {index.info.path}: {what}; copy or download it again", kind="corrupt", path=index.info.path)
+    return MediaError(
+        f"found damage in {index.info.path}: {what}; copy or download it again",
+        kind="corrupt",
+        path=index.info.path,
+    )
 
 
 def _keyframe_before(index: ClipIndex, number: int) -> int:
@@ -74,8 +82,16 @@ class _Walker:
         assert index.pts is not None
         order = bisect.bisect_left(index.info.keyframes, key)
         for before in _SECONDS_BEFORE:
-            stream = self._open() if self.container is None else stream_at(self.container, index.stream, index.info.path)
-            self.container.seek(index.keyframe_dts[order] - int(before / index.time_base), stream=stream, backward=True)
+            stream = (
+                self._open()
+                if self.container is None
+                else stream_at(self.container, index.stream, index.info.path)
+            )
+            self.container.seek(
+                index.keyframe_dts[order] - int(before / index.time_base),
+                stream=stream,
+                backward=True,
+            )
             self.frames = self.container.decode(stream)
             for frame in self.frames:
                 number = self.numbers.get(frame.pts)
@@ -90,11 +106,19 @@ class _Walker:
 
     def _sound(self, frame: Any, number: int) -> Any:
         if frame.is_corrupt:
-            raise _damaged(self.index, f"the frame at {self.index.info.timestamps_s[number]:.3f} s is broken")
-        if (frame.width, frame.height) != self.index.stored_wh or frame.format.name != self.index.pix_fmt:
-            raise MediaError(f"the pictures change within {self.index.info.path}, from {self.index.stored_wh} {self.index.pix_fmt} "
-                             f"to {(frame.width, frame.height)} {frame.format.name}; convert it with ffmpeg", kind="unsupported",
-                             path=self.index.info.path)
+            raise _damaged(
+                self.index, f"the frame at {self.index.info.timestamps_s[number]:.3f} s is broken"
+            )
+        if (
+            frame.width,
+            frame.height,
+        ) != self.index.stored_wh or frame.format.name != self.index.pix_fmt:
+            raise MediaError(
+                f"the pictures change within {self.index.info.path}, from {self.index.stored_wh} {self.index.pix_fmt} "
+                f"to {(frame.width, frame.height)} {frame.format.name}; convert it with ffmpeg",
+                kind="unsupported",
+                path=self.index.info.path,
+            )
         return frame
 
     def _next(self) -> Any:
@@ -104,7 +128,10 @@ class _Walker:
             if number is None or number <= self.at:
                 continue  # before the first keyframe, or cut away by an edit list
             if number != self.at + 1:
-                raise _damaged(self.index, f"no frame comes out at {self.index.info.timestamps_s[self.at + 1]:.3f} s")
+                raise _damaged(
+                    self.index,
+                    f"no frame comes out at {self.index.info.timestamps_s[self.at + 1]:.3f} s",
+                )
             self.at = number
             return self._sound(frame, number)
         return None
@@ -124,10 +151,18 @@ class _Walker:
             while self.at < number:
                 found = self._next()
                 if found is None:
-                    raise _damaged(self.index, f"it ends after {self.at + 1} of {self.index.info.frames} frames")
+                    raise _damaged(
+                        self.index,
+                        f"it ends after {self.at + 1} of {self.index.info.frames} frames",
+                    )
             return found
-        except (av.error.FFmpegError, IndexError) as err:  # IndexError: PyAV, when a stream appears in the middle
-            raise _damaged(self.index, f"after {self.index.info.timestamps_s[max(self.at, 0)]:.3f} s ({err})") from err
+        except (
+            av.error.FFmpegError,
+            IndexError,
+        ) as err:  # IndexError: PyAV, when a stream appears in the middle
+            raise _damaged(
+                self.index, f"after {self.index.info.timestamps_s[max(self.at, 0)]:.3f} s ({err})"
+            ) from err
 
 
 class _ToRgb:
@@ -138,8 +173,12 @@ class _ToRgb:
         av = import_library("av")
         self.graph = av.filter.Graph()
         self.graph.threads = 1
-        steps = [self.graph.add_buffer(template=stream, time_base=stream.time_base), self.graph.add("scale", "flags=bicubic"),
-                 self.graph.add("format", "rgb24"), self.graph.add("buffersink")]
+        steps = [
+            self.graph.add_buffer(template=stream, time_base=stream.time_base),
+            self.graph.add("scale", "flags=bicubic"),
+            self.graph.add("format", "rgb24"),
+            self.graph.add("buffersink"),
+        ]
         for before, after in itertools.pairwise(steps):
             before.link_to(after)
         self.graph.configure()
@@ -166,8 +205,11 @@ def check_intact(index: ClipIndex, wanted: Sequence[int], threads: int = 1) -> N
 
 
 def _wrong_frame(index: ClipIndex, decoder: str, number: int, found: object) -> MediaError:
-    return MediaError(f"{decoder} gave another frame than number {number} of {index.info.path} ({found}); use decoder: pyav",
-                      kind="unsupported", path=index.info.path)
+    return MediaError(
+        f"{decoder} gave another frame than number {number} of {index.info.path} ({found}); use decoder: pyav",
+        kind="unsupported",
+        path=index.info.path,
+    )
 
 
 def _frame_table(index: ClipIndex) -> str:
@@ -176,15 +218,26 @@ def _frame_table(index: ClipIndex) -> str:
     assert index.pts is not None
     lengths = np.append(np.diff(index.pts), max(1, round(1 / (index.info.fps * index.time_base))))
     keys = {0, *index.info.keyframes} if index.closed else {0}
-    return json.dumps({"frames": [{"pts": int(pts), "duration": int(length), "key_frame": int(n in keys)}
-                                  for n, (pts, length) in enumerate(zip(index.pts, lengths, strict=True))]})
+    return json.dumps(
+        {
+            "frames": [
+                {"pts": int(pts), "duration": int(length), "key_frame": int(n in keys)}
+                for n, (pts, length) in enumerate(zip(index.pts, lengths, strict=True))
+            ]
+        }
+    )
 
 
 def _with_torchcodec(index: ClipIndex, wanted: Sequence[int], threads: int) -> Iterator[np.ndarray]:
     decoders = import_library("torchcodec.decoders")
     assert index.pts is not None
-    reader = decoders.VideoDecoder(index.info.path, stream_index=index.stream, dimension_order="NHWC", num_ffmpeg_threads=threads,
-                                   custom_frame_mappings=_frame_table(index))
+    reader = decoders.VideoDecoder(
+        index.info.path,
+        stream_index=index.stream,
+        dimension_order="NHWC",
+        num_ffmpeg_threads=threads,
+        custom_frame_mappings=_frame_table(index),
+    )
     for number in wanted:
         frame = reader.get_frame_at(number)
         if abs(frame.pts_seconds - int(index.pts[number]) * index.time_base) > 1e-6:
@@ -196,7 +249,9 @@ def _with_decord(index: ClipIndex, wanted: Sequence[int], threads: int) -> Itera
     decord = import_library("decord")
     reader = decord.VideoReader(index.info.path, ctx=decord.cpu(0), num_threads=threads)
     if len(reader) != index.info.frames:
-        raise _wrong_frame(index, "decord", 0, f"it counts {len(reader)} frames instead of {index.info.frames}")
+        raise _wrong_frame(
+            index, "decord", 0, f"it counts {len(reader)} frames instead of {index.info.frames}"
+        )
     times = reader.get_frame_timestamp([0, *wanted])[:, 0]
     late = np.abs(times[1:] - times[0] - index.info.timestamps_s[list(wanted)]) > 1e-3
     if late.any():
@@ -235,11 +290,16 @@ class _CvReader:
     def _open(self) -> None:
         self.close()
         cv2 = self.cv2
-        self.capture = cv2.VideoCapture(self.index.info.path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, self.threads])
+        self.capture = cv2.VideoCapture(
+            self.index.info.path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, self.threads]
+        )
         self.capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)
         if not self.capture.isOpened() or not self.capture.grab():
-            raise MediaError(f"OpenCV cannot open {self.index.info.path}; use decoder: pyav", kind="unsupported",
-                             path=self.index.info.path)
+            raise MediaError(
+                f"OpenCV cannot open {self.index.info.path}; use decoder: pyav",
+                kind="unsupported",
+                path=self.index.info.path,
+            )
         self.at, self.offset = 0, self.capture.get(cv2.CAP_PROP_POS_MSEC) / 1e3
 
     def close(self) -> None:
@@ -251,13 +311,17 @@ class _CvReader:
         times = self.index.info.timestamps_s
         time = self.capture.get(self.cv2.CAP_PROP_POS_MSEC) / 1e3 - self.offset
         nearest = int(np.clip(np.searchsorted(times, time), 1, max(len(times) - 1, 1)))
-        nearest -= int(nearest >= len(times) or abs(times[nearest - 1] - time) <= abs(times[nearest] - time))
+        nearest -= int(
+            nearest >= len(times) or abs(times[nearest - 1] - time) <= abs(times[nearest] - time)
+        )
         return nearest if abs(times[nearest] - time) <= 1e-3 else -1
 
     def frame(self, number: int) -> np.ndarray:
         key = _keyframe_before(self.index, number)
         if key > self.at + 1:
-            self.capture.set(self.cv2.CAP_PROP_POS_MSEC, (self.index.info.timestamps_s[key] + self.offset) * 1e3)
+            self.capture.set(
+                self.cv2.CAP_PROP_POS_MSEC, (self.index.info.timestamps_s[key] + self.offset) * 1e3
+            )
             landed = self._number() if self.capture.grab() else -1
             if landed < 0 or landed > number:
                 self._open()
@@ -265,7 +329,12 @@ class _CvReader:
                 self.at = landed
         while self.at < number:
             if not self.capture.grab() or self._number() != self.at + 1:
-                raise _wrong_frame(self.index, "OpenCV", self.at + 1, f"at {self.capture.get(self.cv2.CAP_PROP_POS_MSEC) / 1e3} s")
+                raise _wrong_frame(
+                    self.index,
+                    "OpenCV",
+                    self.at + 1,
+                    f"at {self.capture.get(self.cv2.CAP_PROP_POS_MSEC) / 1e3} s",
+                )
             self.at += 1
         good, bgr = self.capture.retrieve()
         if not good:
@@ -282,7 +351,10 @@ def refusal(index: ClipIndex, decoder: str) -> str:
     if decoder != "torchcodec" and index.deep:
         return "it converts more than 8 bits a channel differently"
     if decoder == "opencv":
-        if index.colorspace not in _BT601 and int(import_library("cv2").__version__.partition(".")[0]) < 5:
+        if (
+            index.colorspace not in _BT601
+            and int(import_library("cv2").__version__.partition(".")[0]) < 5
+        ):
             return "OpenCV before 5 converts every file as BT.601 and this one has another colour space"
         return "" if index.first_stream else "OpenCV shows another of the file's picture streams"
     if index.container not in _SEEKABLE:
@@ -294,7 +366,11 @@ def refusal(index: ClipIndex, decoder: str) -> str:
 
 
 DECODERS: dict[str, Callable[[ClipIndex, Sequence[int], int], Iterator[np.ndarray]]] = {
-    "pyav": _with_pyav, "torchcodec": _with_torchcodec, "decord": _with_decord, "opencv": _with_opencv}
+    "pyav": _with_pyav,
+    "torchcodec": _with_torchcodec,
+    "decord": _with_decord,
+    "opencv": _with_opencv,
+}
 """In the order in which "auto" takes them. Each yields upright uint8 frames [H, W, 3] for ascending, unrepeated numbers."""
 
 
@@ -304,7 +380,9 @@ def _failures(decoder: str) -> tuple[type[Exception], ...]:
     return (RuntimeError, IndexError, *((getattr(import_library(own[0]), own[1]),) if own else ()))
 
 
-def decode_frames(index: ClipIndex, wanted: Sequence[int], decoder: str, threads: int = 1) -> Iterator[np.ndarray]:
+def decode_frames(
+    index: ClipIndex, wanted: Sequence[int], decoder: str, threads: int = 1
+) -> Iterator[np.ndarray]:
     """The frames `wanted` (ascending numbers, no repeats), upright, as uint8 [H, W, 3], one at a time.
 
     Raises MediaError: corrupt, unsupported (this decoder cannot give exactly these frames).
@@ -316,8 +394,11 @@ def decode_frames(index: ClipIndex, wanted: Sequence[int], decoder: str, threads
         import_library({"opencv": "cv2", "torchcodec": "torchcodec.decoders"}.get(decoder, decoder))
     why = refusal(index, decoder)
     if why:
-        raise MediaError(f"decoder {decoder} cannot read {index.info.path} exactly: {why}; use decoder: pyav", kind="unsupported",
-                         path=index.info.path)
+        raise MediaError(
+            f"decoder {decoder} cannot read {index.info.path} exactly: {why}; use decoder: pyav",
+            kind="unsupported",
+            path=index.info.path,
+        )
     if decoder == "pyav":
         yield from _with_pyav(index, wanted, threads)
         return
@@ -325,5 +406,8 @@ def decode_frames(index: ClipIndex, wanted: Sequence[int], decoder: str, threads
     try:
         yield from DECODERS[decoder](index, wanted, threads)
     except _failures(decoder) as err:
-        raise MediaError(f"decoder {decoder} fails on {index.info.path} ({str(err)[-300:]}), which PyAV reads; use decoder: pyav",
-                         kind="unsupported", path=index.info.path) from err
+        raise MediaError(
+            f"decoder {decoder} fails on {index.info.path} ({str(err)[-300:]}), which PyAV reads; use decoder: pyav",
+            kind="unsupported",
+            path=index.info.path,
+        ) from err

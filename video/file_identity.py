@@ -5,6 +5,7 @@
 A digest is remembered by path, size, times and inode, in this process and, if wanted, in small files, so that a second run
 does not read terabytes again; an edited file of the same name has other times or another inode and gets another digest.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -25,9 +26,13 @@ __all__ = ["canonical_json", "digest_of_content", "make_key", "settled_stamp", "
 
 _SIZE = 20  # bytes of a digest
 _CHUNK = 4 << 20
-_SETTLED_NS = 2_000_000_000  # a file changed this recently could change again within one tick of its clock
+_SETTLED_NS = (
+    2_000_000_000  # a file changed this recently could change again within one tick of its clock
+)
 _TRIES = 3
-_MOST_REMEMBERED = 1 << 16  # files; the latest stay, so that a server which sees a new path per request does not grow
+_MOST_REMEMBERED = (
+    1 << 16
+)  # files; the latest stay, so that a server which sees a new path per request does not grow
 _LOCK = threading.Lock()
 _remembered: dict[str, tuple[list[int], str]] = {}  # the latest last
 
@@ -54,11 +59,15 @@ def _check(value: Any, where: str) -> None:
     elif type(value) is dict:
         for name, item in value.items():
             if type(name) is not str:
-                raise ConfigError(f"{where}: expected text keys, found {name!r} of type {type(name).__name__}")
+                raise ConfigError(
+                    f"{where}: expected text keys, found {name!r} of type {type(name).__name__}"
+                )
             _check(item, f"{where}.{name}")
     else:
-        raise ConfigError(f"{where}: expected None, bool, int, float, str, list, tuple or dict, found {value!r} of type "
-                          f"{type(value).__name__}; convert it, for example with float(), str() or .tolist()")
+        raise ConfigError(
+            f"{where}: expected None, bool, int, float, str, list, tuple or dict, found {value!r} of type "
+            f"{type(value).__name__}; convert it, for example with float(), str() or .tolist()"
+        )
 
 
 def make_key(**fields: Any) -> str:
@@ -68,7 +77,9 @@ def make_key(**fields: Any) -> str:
     """
     if not fields:
         raise ConfigError("expected at least one field to make a key of, found none")
-    return hashlib.blake2b(canonical_json(fields, "key").encode(), digest_size=_SIZE, person=b"mmrl-key-1").hexdigest()
+    return hashlib.blake2b(
+        canonical_json(fields, "key").encode(), digest_size=_SIZE, person=b"mmrl-key-1"
+    ).hexdigest()
 
 
 def digest_of_content(path: str | os.PathLike[str], memory: Path | None = None) -> str:
@@ -87,7 +98,9 @@ def digest_of_content(path: str | os.PathLike[str], memory: Path | None = None) 
         if _stamp(name) == before:
             _remember(name, before, digest, memory)
             return digest
-    raise CacheError(f"expected a file at rest, found that {name} changes while it is read; wait until it is complete")
+    raise CacheError(
+        f"expected a file at rest, found that {name} changes while it is read; wait until it is complete"
+    )
 
 
 def stamp_of(path: str | os.PathLike[str]) -> list[int]:
@@ -107,17 +120,32 @@ def _times(path: str) -> list[int]:
     try:
         facts = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise MediaError(f"expected a file or a folder of frames, found nothing at {path}", kind="missing", path=path) from None
+        raise MediaError(
+            f"expected a file or a folder of frames, found nothing at {path}",
+            kind="missing",
+            path=path,
+        ) from None
     if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
-        raise MediaError(f"expected a file or a folder of frames, found a device, pipe or socket at {path}",
-                         kind="unsupported", path=path)
+        raise MediaError(
+            f"expected a file or a folder of frames, found a device, pipe or socket at {path}",
+            kind="unsupported",
+            path=path,
+        )
     return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
 
 def _files(folder: str) -> list[str]:
-    found = [os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names]
+    found = [
+        os.path.relpath(os.path.join(at, name), folder)
+        for at, _, names in os.walk(folder)
+        for name in names
+    ]
     if not found:
-        raise MediaError(f"expected a file or a folder of frames, found an empty folder at {folder}", kind="empty", path=folder)
+        raise MediaError(
+            f"expected a file or a folder of frames, found an empty folder at {folder}",
+            kind="empty",
+            path=folder,
+        )
     return sorted(found)
 
 
@@ -140,9 +168,15 @@ def _read_file(path: str) -> str:
             while n := file.readinto(buffer):
                 digest.update(view[:n])
     except FileNotFoundError:
-        raise MediaError(f"expected a file, found nothing at {path}", kind="missing", path=path) from None
+        raise MediaError(
+            f"expected a file, found nothing at {path}", kind="missing", path=path
+        ) from None
     except OSError as error:
-        raise MediaError(f"expected a readable file, found '{error.strerror}' at {path}", kind="unsupported", path=path) from error
+        raise MediaError(
+            f"expected a readable file, found '{error.strerror}' at {path}",
+            kind="unsupported",
+            path=path,
+        ) from error
     return digest.hexdigest()
 
 
@@ -150,7 +184,11 @@ def _read_folder(folder: str) -> str:
     digest = hashlib.blake2b(digest_size=_SIZE, person=b"mmrl-folder-1")
     for name in _files(folder):
         raw = os.fsencode(name)
-        digest.update(len(raw).to_bytes(4, "big") + raw + bytes.fromhex(_read_file(os.path.join(folder, name))))
+        digest.update(
+            len(raw).to_bytes(4, "big")
+            + raw
+            + bytes.fromhex(_read_file(os.path.join(folder, name)))
+        )
     return digest.hexdigest()
 
 
@@ -168,7 +206,11 @@ def _recall(name: str, stamp: list[int], memory: Path | None) -> str | None:
         return None
     try:
         note = json.loads(_note(name, memory).read_text(encoding="utf-8"))
-        if note["path"] == name and note["stamp"] == stamp and len(bytes.fromhex(note["digest"])) == _SIZE:
+        if (
+            note["path"] == name
+            and note["stamp"] == stamp
+            and len(bytes.fromhex(note["digest"])) == _SIZE
+        ):
             _hold(name, stamp, note["digest"])
             return str(note["digest"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

@@ -9,6 +9,7 @@ shared lock on a data file itself: readers and the writer hold it as long as the
 
 Works on local file systems and NFS 4; Linux and macOS.
 """
+
 from __future__ import annotations
 
 import errno
@@ -20,8 +21,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["create_shared", "exclusive", "open_quietly", "open_shared", "remove_unused", "still_named", "sweep",
-           "write_small"]
+__all__ = [
+    "create_shared",
+    "exclusive",
+    "open_quietly",
+    "open_shared",
+    "remove_unused",
+    "still_named",
+    "sweep",
+    "write_small",
+]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 _serial = itertools.count()
@@ -62,7 +71,9 @@ def _acquire(path: Path) -> int | None:
 
 
 @contextmanager
-def exclusive(path: Path, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
+def exclusive(
+    path: Path, *, wait_s: float, on_wait: Callable[[], None] | None = None
+) -> Iterator[bool]:
     """Hold the name lock `path`; yields False when another still held it after `wait_s` seconds.
 
     `on_wait` is called once when the lock is not free at once. A holder that dies frees it. Not reentrant.
@@ -79,7 +90,9 @@ def exclusive(path: Path, *, wait_s: float, on_wait: Callable[[], None] | None =
         if fd is not None:
             with suppress(OSError):
                 os.unlink(path)
-            fcntl.flock(fd, fcntl.LOCK_UN)  # also frees it where a forked child inherited the descriptor
+            fcntl.flock(
+                fd, fcntl.LOCK_UN
+            )  # also frees it where a forked child inherited the descriptor
             os.close(fd)
 
 
@@ -147,7 +160,9 @@ def remove_unused(path: Path, unless: Callable[[os.stat_result], bool] | None = 
             return None
         try:
             os.unlink(path)
-        except FileNotFoundError:  # its writer gave up, closed it and removed it itself, after we had looked
+        except (
+            FileNotFoundError
+        ):  # its writer gave up, closed it and removed it itself, after we had looked
             return None
         return facts.st_size
     finally:

@@ -7,6 +7,7 @@ kind: missing, empty, truncated, unsupported, too_large.
 
     python -c "from mmrl.video.media import image_size; print(image_size('photo.jpg'))"
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -24,8 +25,21 @@ if TYPE_CHECKING:
 
     from mmrl.types import ImageSize, Sample, VideoSize
 
-__all__ = ["FORMATS", "ImageFacts", "MAX_ASPECT_RATIO", "MAX_PIXELS", "ORIENTATION_PARAM", "Orientation", "image_facts",
-           "image_overrides", "image_size", "open_image", "orientation_of", "sizes_on_disk", "store_bytes"]
+__all__ = [
+    "FORMATS",
+    "ImageFacts",
+    "MAX_ASPECT_RATIO",
+    "MAX_PIXELS",
+    "ORIENTATION_PARAM",
+    "Orientation",
+    "image_facts",
+    "image_overrides",
+    "image_size",
+    "open_image",
+    "orientation_of",
+    "sizes_on_disk",
+    "store_bytes",
+]
 
 Orientation = Literal["displayed", "stored"]
 """How a picture with an EXIF orientation tag is read: turned as viewers show it, or with its rows and columns as in the file."""
@@ -47,8 +61,14 @@ _ORIENTATION_TAG = 0x0112
 _STRIP = 1 << 18  # deep pixels converted at a time
 _MOST_SCANS = 100  # of a progressive JPEG; encoders write some 10. Each is a pass over the whole picture and may have 20 bytes
 _SIGNATURES = {
-    b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg", b"GIF87a": ".gif", b"GIF89a": ".gif", b"BM": ".bmp",
-    b"II*\x00": ".tif", b"MM\x00*": ".tif", b"RIFF": ".webp",
+    b"\x89PNG\r\n\x1a\n": ".png",
+    b"\xff\xd8\xff": ".jpg",
+    b"GIF87a": ".gif",
+    b"GIF89a": ".gif",
+    b"BM": ".bmp",
+    b"II*\x00": ".tif",
+    b"MM\x00*": ".tif",
+    b"RIFF": ".webp",
 }
 
 
@@ -60,23 +80,37 @@ def _suffix(data: bytes) -> str:
 def _read_head(path: str) -> bytes:
     """First bytes of the file; raises MediaError when there is none to read."""
     try:
-        if not (stat.S_ISREG(kind := os.stat(path).st_mode) or stat.S_ISDIR(kind)):  # opening a pipe may wait for ever
-            raise MediaError(f"expected a picture file, found a pipe or device: {path}; give the file itself", kind="unsupported",
-                             path=path)
+        if not (
+            stat.S_ISREG(kind := os.stat(path).st_mode) or stat.S_ISDIR(kind)
+        ):  # opening a pipe may wait for ever
+            raise MediaError(
+                f"expected a picture file, found a pipe or device: {path}; give the file itself",
+                kind="unsupported",
+                path=path,
+            )
         with open(path, "rb") as handle:
             head = handle.read(16)
     except MediaError:
         raise
     except IsADirectoryError as err:
-        raise MediaError(f"expected a picture file, found a folder: {path}; give the file inside it",
-                         kind="unsupported", path=path) from err
+        raise MediaError(
+            f"expected a picture file, found a folder: {path}; give the file inside it",
+            kind="unsupported",
+            path=path,
+        ) from err
     except (OSError, ValueError) as err:
         hint = "download it first, addresses are not fetched" if "://" in path else "check the path"
-        raise MediaError(f"expected a readable picture file, found none at {path} ({err}); {hint}",
-                         kind="missing", path=path) from err
+        raise MediaError(
+            f"expected a readable picture file, found none at {path} ({err}); {hint}",
+            kind="missing",
+            path=path,
+        ) from err
     if not head:
-        raise MediaError(f"expected a picture, found an empty file: {path}; copy or download it again",
-                         kind="empty", path=path)
+        raise MediaError(
+            f"expected a picture, found an empty file: {path}; copy or download it again",
+            kind="empty",
+            path=path,
+        )
     return head
 
 
@@ -88,14 +122,31 @@ def _open_lazily(path: str) -> Image:
     try:
         return Image.open(path, formats=FORMATS)
     except Image.DecompressionBombError as err:
-        raise MediaError(f"picture too large to open: {path} ({err}); shrink it first", kind="too_large",
-                         path=path) from err
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError, struct.error) as err:
+        raise MediaError(
+            f"picture too large to open: {path} ({err}); shrink it first",
+            kind="too_large",
+            path=path,
+        ) from err
+    except (
+        UnidentifiedImageError,
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        struct.error,
+    ) as err:
         if _suffix(head):
-            raise MediaError(f"expected a complete picture, found a broken header in {path} ({err}); copy it again",
-                             kind="truncated", path=path) from err
-        raise MediaError(f"expected a picture (png, jpeg, webp, gif, bmp, tiff), found unknown content in {path}; "
-                         "convert it to png or jpeg", kind="unsupported", path=path) from err
+            raise MediaError(
+                f"expected a complete picture, found a broken header in {path} ({err}); copy it again",
+                kind="truncated",
+                path=path,
+            ) from err
+        raise MediaError(
+            f"expected a picture (png, jpeg, webp, gif, bmp, tiff), found unknown content in {path}; "
+            "convert it to png or jpeg",
+            kind="unsupported",
+            path=path,
+        ) from err
 
 
 def _orientation(picture: Image) -> int:
@@ -124,13 +175,17 @@ def image_facts(path: str | os.PathLike[str]) -> ImageFacts:
     """Size and EXIF orientation from the header alone. Raises MediaError (missing, empty, truncated, unsupported, too_large)."""
     with _open_lazily(os.fspath(path)) as picture:
         width, height = picture.size
-        if picture.format == "TIFF":  # releases of Pillow differ in whether `size` is turned already
+        if (
+            picture.format == "TIFF"
+        ):  # releases of Pillow differ in whether `size` is turned already
             tags: Any = getattr(picture, "tag_v2", {})
             width, height = int(tags.get(256, width)), int(tags.get(257, height))
         return ImageFacts((width, height), _orientation(picture))
 
 
-def image_size(path: str | os.PathLike[str], orientation: Orientation = "displayed") -> tuple[int, int]:
+def image_size(
+    path: str | os.PathLike[str], orientation: Orientation = "displayed"
+) -> tuple[int, int]:
     """(width, height) in pixels as displayed, after EXIF rotation, or as stored. Reads only the header.
 
     Raises MediaError (missing, empty, truncated, unsupported, too_large).
@@ -146,11 +201,19 @@ def orientation_of(sample: Sample) -> Orientation:
 def _check_shape(size: tuple[int, int], max_pixels: int, path: str) -> None:
     width, height = size
     if width * height > max_pixels:
-        raise MediaError(f"picture too large: {path} has {width} x {height} = {width * height} pixels, expected at "
-                         f"most {max_pixels}; shrink it or raise max_pixels", kind="too_large", path=path)
+        raise MediaError(
+            f"picture too large: {path} has {width} x {height} = {width * height} pixels, expected at "
+            f"most {max_pixels}; shrink it or raise max_pixels",
+            kind="too_large",
+            path=path,
+        )
     if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-        raise MediaError(f"expected a picture whose sides differ by at most {MAX_ASPECT_RATIO:.0f} times, found "
-                         f"{width} x {height} in {path}; crop it or pad it", kind="unsupported", path=path)
+        raise MediaError(
+            f"expected a picture whose sides differ by at most {MAX_ASPECT_RATIO:.0f} times, found "
+            f"{width} x {height} in {path}; crop it or pad it",
+            kind="unsupported",
+            path=path,
+        )
 
 
 def _check_scans(picture: Image, path: str) -> None:
@@ -160,11 +223,17 @@ def _check_scans(picture: Image, path: str) -> None:
     scans, last = 0, b""
     with open(path, "rb") as file:
         while (block := file.read(1 << 20)) and scans <= _MOST_SCANS:
-            scans += (last + block).count(b"\xff\xda")  # the marker that begins one; in pixels FF is followed by 00
+            scans += (last + block).count(
+                b"\xff\xda"
+            )  # the marker that begins one; in pixels FF is followed by 00
             last = block[-1:]
     if scans > _MOST_SCANS:
-        raise MediaError(f"expected a progressive JPEG of at most {_MOST_SCANS} scans, found more in {path}; save it again as a "
-                         "baseline JPEG or PNG", kind="unsupported", path=path)
+        raise MediaError(
+            f"expected a progressive JPEG of at most {_MOST_SCANS} scans, found more in {path}; save it again as a "
+            "baseline JPEG or PNG",
+            kind="unsupported",
+            path=path,
+        )
 
 
 def _deep_to_8bit(picture: Image, path: str) -> Image:
@@ -175,11 +244,19 @@ def _deep_to_8bit(picture: Image, path: str) -> Image:
     values = np.asarray(picture)
     top = 1.0 if picture.mode == "F" else 65535.0
     if not values.min() >= 0 or not values.max() <= top:  # written so that NaN does not pass
-        raise MediaError(f"expected {picture.mode} grey values in 0..{top:g} in {path}, found {values.min():g}.."
-                         f"{values.max():g}; convert it to 8 or 16 bits", kind="unsupported", path=path)
+        raise MediaError(
+            f"expected {picture.mode} grey values in 0..{top:g} in {path}, found {values.min():g}.."
+            f"{values.max():g}; convert it to 8 or 16 bits",
+            kind="unsupported",
+            path=path,
+        )
     out = np.empty(values.shape, np.uint8)
-    for first in range(0, len(values), rows := max(1, _STRIP // values.shape[1])):  # float64 of the whole would be 8 times as large
-        out[first:first + rows] = np.rint(values[first:first + rows].astype(np.float64) * (255.0 / top))
+    for first in range(
+        0, len(values), rows := max(1, _STRIP // values.shape[1])
+    ):  # float64 of the whole would be 8 times as large
+        out[first : first + rows] = np.rint(
+            values[first : first + rows].astype(np.float64) * (255.0 / top)
+        )
     return Image.fromarray(out)
 
 
@@ -202,7 +279,11 @@ def image_overrides(sample: Sample) -> dict[str, Any] | None:
     return {"orientation": "stored"} if orientation_of(sample) == "stored" else None
 
 
-def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, orientation: Orientation = "displayed") -> Image:
+def open_image(
+    path: str | os.PathLike[str],
+    max_pixels: int = MAX_PIXELS,
+    orientation: Orientation = "displayed",
+) -> Image:
     """The picture at `path` as an 8-bit RGB PIL image, fully loaded, its file closed.
 
     EXIF rotation is applied (not with `orientation` 'stored'), alpha goes onto white, 16-bit grey is scaled (not clipped), an
@@ -213,7 +294,9 @@ def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, orien
 
     name = os.fspath(path)
     with _open_lazily(name) as picture:
-        _check_shape(picture.size, max_pixels, name)  # before decoding: a bomb is refused by its header
+        _check_shape(
+            picture.size, max_pixels, name
+        )  # before decoding: a bomb is refused by its header
         _check_scans(picture, name)
         tag = left = _orientation(picture)
         try:
@@ -221,20 +304,33 @@ def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, orien
             if picture.format == "TIFF":
                 left = _orientation(picture)  # Pillow turns TIFFs itself while it loads them
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as err:
-            raise MediaError(f"expected a complete picture, found broken or missing pixels in {name} ({err}); "
-                             "copy or download it again", kind="truncated", path=name) from err
+            raise MediaError(
+                f"expected a complete picture, found broken or missing pixels in {name} ({err}); "
+                "copy or download it again",
+                kind="truncated",
+                path=name,
+            ) from err
         except Image.DecompressionBombError as err:
-            raise MediaError(f"picture too large to decode: {name} ({err})", kind="too_large", path=name) from err
+            raise MediaError(
+                f"picture too large to decode: {name} ({err})", kind="too_large", path=name
+            ) from err
         try:
             rgb = _to_rgb(picture, name)
         except (OSError, ValueError) as err:
             if isinstance(err, MediaError):
                 raise
-            raise MediaError(f"cannot convert mode {picture.mode} of {name} to RGB ({err}); convert it to png",
-                             kind="unsupported", path=name) from err
+            raise MediaError(
+                f"cannot convert mode {picture.mode} of {name} to RGB ({err}); convert it to png",
+                kind="unsupported",
+                path=name,
+            ) from err
     turns = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }
     if orientation == "displayed":
@@ -242,7 +338,9 @@ def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, orien
     else:  # what Pillow has turned while loading is turned back: 6 and 8 undo each other, the others themselves
         turn = 1 if left == tag else {6: 8, 8: 6}.get(tag, tag)
     turned = rgb.transpose(turns[turn]) if turn in turns else rgb
-    turned.info.pop("exif", None)  # the rotation is done or not wanted: a copy of the picture must not ask for it
+    turned.info.pop(
+        "exif", None
+    )  # the rotation is done or not wanted: a copy of the picture must not ask for it
     return turned
 
 
@@ -253,7 +351,9 @@ def store_bytes(data: bytes, folder: str | os.PathLike[str]) -> str:
     never see half a file, also with several processes. Raises MediaError (empty) for no data.
     """
     if not data:
-        raise MediaError("expected the bytes of a picture, found none; check the images column", kind="empty")
+        raise MediaError(
+            "expected the bytes of a picture, found none; check the images column", kind="empty"
+        )
     target = Path(folder) / (hashlib.sha256(data).hexdigest()[:40] + (_suffix(data[:16]) or ".img"))
     if target.is_file() and target.stat().st_size == len(data):
         return str(target)
@@ -278,7 +378,10 @@ def sizes_on_disk(sample: Sample) -> tuple[ImageSize | VideoSize, ...] | None:
     try:
         sizes = [image_size(path, orientation_of(sample)) for path in sample.images]
         facts = sample.params
-        clips = [VideoSize((wh := (facts["width"], facts["height"])), wh, facts["duration"]) for _ in sample.videos]
+        clips = [
+            VideoSize((wh := (facts["width"], facts["height"])), wh, facts["duration"])
+            for _ in sample.videos
+        ]
     except (MediaError, TypeError, AttributeError, KeyError):
         return None
     return (*(ImageSize(size, size) for size in sizes), *clips)

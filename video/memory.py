@@ -1,7 +1,8 @@
 """A bounded memory of tensors: least recently used first out, open files of the store counted.
 
-    python -c "from mmrl.video.memory import Memory; print(Memory(1 << 20).get('a'))"
+python -c "from mmrl.video.memory import Memory; print(Memory(1 << 20).get('a'))"
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -7,6 +7,7 @@ where a processor does something else.
 
 Legend: n patches, D = C * F * P * P values of a patch (channels, frames of a pair, sides), T frames.
 """
+
 from __future__ import annotations
 
 import math
@@ -44,16 +45,22 @@ class PatchLayout:
         return x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, c * f * p * p)
 
 
-def permute_frames(patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+def permute_frames(
+    patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int], order: Sequence[int]
+) -> torch.Tensor:
     """The patches of a clip whose frame i is the old frame order[i]; a pair left open is filled with its last frame."""
     x = layout.split(patches_nD, grid_thw)
-    x = x.expand(*x.shape[:6], layout.temporal, *x.shape[7:]).movedim(6, 1)  # (t, F, ...); equal frames were packed once
+    x = x.expand(*x.shape[:6], layout.temporal, *x.shape[7:]).movedim(
+        6, 1
+    )  # (t, F, ...); equal frames were packed once
     frames = x.flatten(0, 1)
     index = [*order, *([order[-1]] * (len(frames) - len(order)))]
     return frames[index].view(x.shape).movedim(1, 6).reshape(len(patches_nD), -1)
 
 
-def flip_frames(patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int]) -> torch.Tensor:
+def flip_frames(
+    patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int]
+) -> torch.Tensor:
     """The patches of the picture or clip mirrored left to right."""
     return layout.split(patches_nD, grid_thw).flip([2, 4, 8]).reshape(patches_nD.shape)
 
@@ -65,7 +72,9 @@ class ByteCodec:
         import torch
 
         self.layout = PatchLayout(part.patch_size, part.temporal_patch_size, part.merge_size)
-        side = math.ceil(16 / (part.patch_size * part.merge_size)) * part.patch_size * part.merge_size
+        side = (
+            math.ceil(16 / (part.patch_size * part.merge_size)) * part.patch_size * part.merge_size
+        )
         ramp_HW = (torch.arange(side * side) % 256).to(torch.uint8).view(side, side)
         ramp_TCHW = ramp_HW.expand(self.layout.temporal, 3, side, side).contiguous()
         bytes_nD, values_nD = self.layout.cut(ramp_TCHW), _run(part, ramp_TCHW, video)
@@ -81,7 +90,9 @@ class ByteCodec:
         shape = (len(bytes_nD), self.layout.channels, -1)
         table = torch.empty(self.layout.channels, 256)
         for c in range(self.layout.channels):
-            table[c, bytes_nD.view(shape)[:, c].flatten().long()] = values_nD.view(shape)[:, c].flatten()
+            table[c, bytes_nD.view(shape)[:, c].flatten().long()] = values_nD.view(shape)[
+                :, c
+            ].flatten()
         self.table_C256 = table
         return table if torch.equal(self._lookup(bytes_nD), values_nD) else None
 
@@ -89,11 +100,17 @@ class ByteCodec:
         """(mean, std) with which (byte - mean) / std in float32 equals the table everywhere, else (None, None)."""
         import torch
 
-        if self.table_C256 is None or not getattr(part, "do_normalize", False) or not getattr(part, "rescale_factor", 0):
+        if (
+            self.table_C256 is None
+            or not getattr(part, "do_normalize", False)
+            or not getattr(part, "rescale_factor", 0)
+        ):
             return None, None
         mean = torch.tensor(part.image_mean) * (1.0 / part.rescale_factor)
         std = torch.tensor(part.image_std) * (1.0 / part.rescale_factor)
-        same = torch.equal((torch.arange(256.0)[None] - mean[:, None]) / std[:, None], self.table_C256)
+        same = torch.equal(
+            (torch.arange(256.0)[None] - mean[:, None]) / std[:, None], self.table_C256
+        )
         return (mean, std) if same else (None, None)
 
     def _lookup(self, bytes_nD: torch.Tensor) -> torch.Tensor:
@@ -102,7 +119,9 @@ class ByteCodec:
         assert self.table_C256 is not None
         per_channel = bytes_nD.view(len(bytes_nD), self.layout.channels, -1).long()
         table = self.table_C256.to(bytes_nD.device)
-        return torch.stack([table[c][per_channel[:, c]] for c in range(self.layout.channels)], 1).view(bytes_nD.shape)
+        return torch.stack(
+            [table[c][per_channel[:, c]] for c in range(self.layout.channels)], 1
+        ).view(bytes_nD.shape)
 
     def pack(self, values_nD: torch.Tensor) -> torch.Tensor:
         """uint8 (n, D), or (n, D / F) when all frames of each patch are equal; `values_nD` itself when bytes cannot say it."""
@@ -112,7 +131,13 @@ class ByteCodec:
             return values_nD
         low, high = self.table_C256[:, 0, None], self.table_C256[:, 255, None]
         per_channel = values_nD.view(len(values_nD), self.layout.channels, -1)
-        bytes_nD = ((per_channel - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).view(values_nD.shape)
+        bytes_nD = (
+            ((per_channel - low) / (high - low) * 255)
+            .round()
+            .clamp(0, 255)
+            .to(torch.uint8)
+            .view(values_nD.shape)
+        )
         if not torch.equal(self._normalise(bytes_nD), values_nD):
             return values_nD
         frames = bytes_nD.view(len(bytes_nD), self.layout.channels, self.layout.temporal, -1)
@@ -157,8 +182,12 @@ class ByteCodec:
 
 def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
     """The processor's output for frames already sampled and resized, as a mapping of tensors."""
-    own = {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}  # a budget of resizing: not used
-    return part(videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt", **own)
+    own = (
+        {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}
+    )  # a budget of resizing: not used
+    return part(
+        videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt", **own
+    )
 
 
 def _run(part: Any, frames_TCHW: torch.Tensor, video: bool) -> torch.Tensor:

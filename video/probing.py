@@ -4,6 +4,7 @@ Only packets are read, and one frame decoded; so a long clip costs reading its b
 the one truth about "frame number i" for all four decoders. Broken files are told apart: MediaError kinds missing, empty,
 truncated (the end is not there), corrupt (the middle is wrong), no_video, unsupported.
 """
+
 from __future__ import annotations
 
 import os
@@ -16,11 +17,26 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import MediaError, MissingExtraError, install_command
-from mmrl.video.bounds import bounds, check_declared_frames, check_frame_count, check_stream_size, container_options
+from mmrl.video.bounds import (
+    bounds,
+    check_declared_frames,
+    check_frame_count,
+    check_stream_size,
+    container_options,
+)
 from mmrl.video.containers import is_cut, looks_like_video
 from mmrl.video.sampling import constant_fps, is_variable
 
-__all__ = ["ClipIndex", "VideoInfo", "forget", "import_library", "open_container", "scan", "stream_at", "upright"]
+__all__ = [
+    "ClipIndex",
+    "VideoInfo",
+    "forget",
+    "import_library",
+    "open_container",
+    "scan",
+    "stream_at",
+    "upright",
+]
 
 _LISTS_BOXES = {"mov", "mp4"}
 _TELLS_LENGTH = {"matroska,webm"}  # duration in the header, none of the frames
@@ -88,9 +104,15 @@ def import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as err:
-        command = "pip install --no-deps torchcodec==0.13.0" if name.startswith("torchcodec") else install_command("video")
-        raise MissingExtraError(f"expected the library {name.partition('.')[0]} to read a video, but it cannot be imported "
-                                f"({err}); run: {command}") from err
+        command = (
+            "pip install --no-deps torchcodec==0.13.0"
+            if name.startswith("torchcodec")
+            else install_command("video")
+        )
+        raise MissingExtraError(
+            f"expected the library {name.partition('.')[0]} to read a video, but it cannot be imported "
+            f"({err}); run: {command}"
+        ) from err
 
 
 def upright(rgb: np.ndarray, matrix: tuple[int, int, int, int]) -> np.ndarray:
@@ -112,22 +134,41 @@ def _rotation(matrix: tuple[int, int, int, int]) -> int:
 def _head(path: str) -> bytes:
     if not os.path.exists(path):
         hint = "download it first, addresses are not fetched" if "://" in path else "check the path"
-        raise MediaError(f"expected a video file or a folder of frames, found none at {path}; {hint}", kind="missing", path=path)
+        raise MediaError(
+            f"expected a video file or a folder of frames, found none at {path}; {hint}",
+            kind="missing",
+            path=path,
+        )
     if not os.path.isfile(path):  # opening a pipe may wait for ever
-        raise MediaError(f"expected a video, found a pipe or device: {path}; give the file", kind="unsupported", path=path)
+        raise MediaError(
+            f"expected a video, found a pipe or device: {path}; give the file",
+            kind="unsupported",
+            path=path,
+        )
     try:
         with open(path, "rb") as handle:
             head = handle.read(16)
     except OSError as err:
-        raise MediaError(f"expected a readable video at {path} ({err}); check its permissions", kind="missing", path=path) from err
+        raise MediaError(
+            f"expected a readable video at {path} ({err}); check its permissions",
+            kind="missing",
+            path=path,
+        ) from err
     if not head:
-        raise MediaError(f"expected a video, found an empty file: {path}; copy or download it again", kind="empty", path=path)
+        raise MediaError(
+            f"expected a video, found an empty file: {path}; copy or download it again",
+            kind="empty",
+            path=path,
+        )
     return head
 
 
 def _cut(path: str, why: object) -> MediaError:
-    return MediaError(f"expected a complete video, found a file that ends too early: {path} ({why}); copy or download it again",
-                      kind="truncated", path=path)
+    return MediaError(
+        f"expected a complete video, found a file that ends too early: {path} ({why}); copy or download it again",
+        kind="truncated",
+        path=path,
+    )
 
 
 def _open_error(path: str, head: bytes, err: Exception) -> MediaError:
@@ -135,9 +176,17 @@ def _open_error(path: str, head: bytes, err: Exception) -> MediaError:
     if is_cut(path, head):
         return _cut(path, err)
     if looks_like_video(head):
-        return MediaError(f"expected a video, found a damaged header in {path} ({err}); copy it again", kind="corrupt", path=path)
-    return MediaError(f"expected a video (mp4, webm, mkv, avi, mov, ...), found unknown content in {path} ({err}); convert it with "
-                      "ffmpeg", kind="unsupported", path=path)
+        return MediaError(
+            f"expected a video, found a damaged header in {path} ({err}); copy it again",
+            kind="corrupt",
+            path=path,
+        )
+    return MediaError(
+        f"expected a video (mp4, webm, mkv, avi, mov, ...), found unknown content in {path} ({err}); convert it with "
+        "ffmpeg",
+        kind="unsupported",
+        path=path,
+    )
 
 
 def open_container(path: str) -> Any:
@@ -146,7 +195,9 @@ def open_container(path: str) -> Any:
     head = _head(path)
     check_declared_frames(path, head)
     try:
-        container = av.open("file:" + os.path.abspath(path), options=container_options(), metadata_errors="replace")
+        container = av.open(
+            "file:" + os.path.abspath(path), options=container_options(), metadata_errors="replace"
+        )
     except (av.error.FFmpegError, ValueError, OSError) as err:
         raise _open_error(path, head, err) from err
     for stream in container.streams.video:
@@ -158,25 +209,39 @@ def open_container(path: str) -> Any:
 def stream_at(container: Any, number: int, path: str) -> Any:
     """Stream `number` of a container opened again. Raises MediaError: damage can make a stream come and go."""
     if number >= len(container.streams):
-        raise MediaError(f"found damage in {path}: its streams differ from one reading to the next; copy it again", kind="corrupt",
-                         path=path)
+        raise MediaError(
+            f"found damage in {path}: its streams differ from one reading to the next; copy it again",
+            kind="corrupt",
+            path=path,
+        )
     return container.streams[number]
 
 
 def _video_stream(container: Any, path: str) -> Any:
     """The stream to show; cover pictures of music files do not count. Raises MediaError (no_video, unsupported)."""
     av = import_library("av")
-    streams = [s for s in container.streams.video if not (s.disposition & av.stream.Disposition.attached_pic)]
+    streams = [
+        s
+        for s in container.streams.video
+        if not (s.disposition & av.stream.Disposition.attached_pic)
+    ]
     if not streams and is_cut(path, _head(path)):
         raise _cut(path, "its list of streams is incomplete")
     if not streams:
         what = "only sound" if container.streams.audio else "no picture stream"
-        raise MediaError(f"expected a video, found {what} in {path}; leave the row out or give the video", kind="no_video",
-                         path=path)
+        raise MediaError(
+            f"expected a video, found {what} in {path}; leave the row out or give the video",
+            kind="no_video",
+            path=path,
+        )
     best = container.streams.best("video")
     stream = best if best in streams else streams[0]
     if stream.codec_context is None:
-        raise MediaError(f"no decoder for the pictures in {path}; convert it to H.264 with ffmpeg", kind="unsupported", path=path)
+        raise MediaError(
+            f"no decoder for the pictures in {path}; convert it to H.264 with ffmpeg",
+            kind="unsupported",
+            path=path,
+        )
     check_stream_size(stream.codec_context.width, stream.codec_context.height, path)
     return stream
 
@@ -217,20 +282,38 @@ def _packets(container: Any, stream: Any, path: str) -> tuple[list[_Row], float]
             if packet.stream_index == stream.index:
                 cut = cut or packet.is_corrupt
                 check_frame_count(len(rows) + 1, path)
-                rows.append(_Row(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, _is_shown(packet, codec)))
-    except (av.error.FFmpegError, IndexError) as err:  # IndexError: PyAV, when a stream appears in the middle
+                rows.append(
+                    _Row(
+                        packet.pts,
+                        packet.dts,
+                        packet.duration or 0,
+                        packet.is_keyframe,
+                        _is_shown(packet, codec),
+                    )
+                )
+    except (
+        av.error.FFmpegError,
+        IndexError,
+    ) as err:  # IndexError: PyAV, when a stream appears in the middle
         if _index_end(stream) > os.path.getsize(path):
             raise _cut(path, f"after {len(rows)} frames") from err
-        raise MediaError(f"found damage after {len(rows)} frames of {path} ({err}); copy it again", kind="corrupt",
-                         path=path) from err
+        raise MediaError(
+            f"found damage after {len(rows)} frames of {path} ({err}); copy it again",
+            kind="corrupt",
+            path=path,
+        ) from err
     if _ends_early(container, stream, path, end):
         raise _cut(path, f"it holds {end:.6g} s and {len(rows)} frames, its header declares more")
     if cut:
-        raise MediaError(f"found damaged packets in {path}; copy or download it again", kind="corrupt", path=path)
+        raise MediaError(
+            f"found damaged packets in {path}; copy or download it again", kind="corrupt", path=path
+        )
     if not any(row.shown for row in rows):
         if is_cut(path, _head(path)):
             raise _cut(path, "no frame is left")
-        raise MediaError(f"expected frames, found none in {path}; leave the row out", kind="empty", path=path)
+        raise MediaError(
+            f"expected frames, found none in {path}; leave the row out", kind="empty", path=path
+        )
     return rows, end
 
 
@@ -245,7 +328,11 @@ def _ends_early(container: Any, stream: Any, path: str, end: float) -> bool:
         return True
     if set(container.format.name.split(",")) & _LISTS_BOXES:
         return False  # its boxes may hold more than the index needs; the index decides
-    longer = container.duration / 1e6 - end if container.format.name in _TELLS_LENGTH and container.duration else 0.0
+    longer = (
+        container.duration / 1e6 - end
+        if container.format.name in _TELLS_LENGTH and container.duration
+        else 0.0
+    )
     return longer > 0.5 or is_cut(path, _head(path))
 
 
@@ -257,10 +344,21 @@ def _first_frame(container: Any, stream: Any, path: str) -> Any:
         for frame in container.decode(stream):
             return frame
     except av.error.FFmpegError as err:
-        large = "" if stream.codec_context.width else f", or it has more than {bounds().pixels:,} pixels"
-        raise MediaError(f"the first frame of {path} cannot be decoded ({err}){large}; copy it again or convert it with ffmpeg",
-                         kind="corrupt", path=path) from err
-    raise MediaError(f"expected frames, found none that decodes in {path}; copy it again", kind="corrupt", path=path)
+        large = (
+            ""
+            if stream.codec_context.width
+            else f", or it has more than {bounds().pixels:,} pixels"
+        )
+        raise MediaError(
+            f"the first frame of {path} cannot be decoded ({err}){large}; copy it again or convert it with ffmpeg",
+            kind="corrupt",
+            path=path,
+        ) from err
+    raise MediaError(
+        f"expected frames, found none that decodes in {path}; copy it again",
+        kind="corrupt",
+        path=path,
+    )
 
 
 def _matrix(frame: Any, path: str) -> tuple[int, int, int, int]:
@@ -269,12 +367,18 @@ def _matrix(frame: Any, path: str) -> tuple[int, int, int, int]:
         if item.type.name == "DISPLAYMATRIX":
             raw = np.frombuffer(bytes(item), dtype=np.int32)
             entries = raw[[0, 1, 3, 4]].astype(np.float64)
-            signs = np.where(np.abs(entries) > 0.02 * np.abs(entries).max(), np.sign(entries), 0).astype(int)
+            signs = np.where(
+                np.abs(entries) > 0.02 * np.abs(entries).max(), np.sign(entries), 0
+            ).astype(int)
             a, b, c, d = (int(v) for v in signs)
             if ((a, d) == (0, 0) and b and c) or ((b, c) == (0, 0) and a and d):
                 return a, b, c, d
-            raise MediaError(f"expected a rotation by quarter turns, found the display matrix {raw.tolist()} in {path}; turn the "
-                             "video with ffmpeg", kind="unsupported", path=path)
+            raise MediaError(
+                f"expected a rotation by quarter turns, found the display matrix {raw.tolist()} in {path}; turn the "
+                "video with ffmpeg",
+                kind="unsupported",
+                path=path,
+            )
     return 1, 0, 0, 1
 
 
@@ -303,7 +407,9 @@ def _index_by_time(rows: list[_Row]) -> _Times | None:
     for shown_at, row in timed:
         key_at = shown_at if row.key else key_at
         closed = closed and shown_at >= key_at
-    frames = sorted(((time, row) for time, row in timed if row.shown and time >= lead), key=lambda item: item[0])
+    frames = sorted(
+        ((time, row) for time, row in timed if row.shown and time >= lead), key=lambda item: item[0]
+    )
     pts = np.array([time for time, _ in frames], dtype=np.int64)
     if not len(pts) or len(np.unique(pts)) != len(pts):
         return None
@@ -312,7 +418,9 @@ def _index_by_time(rows: list[_Row]) -> _Times | None:
     return _Times(pts, tuple(keys), tuple(dts[n] for n in keys), closed, frames[-1][1].duration)
 
 
-def _index_by_decoding(path: str, stream_index: int, fps: float) -> tuple[np.ndarray, tuple[int, ...]]:
+def _index_by_decoding(
+    path: str, stream_index: int, fps: float
+) -> tuple[np.ndarray, tuple[int, ...]]:
     """(timestamps_s, keyframe indices) of every frame, found by decoding all of them; for files without usable times."""
     av = import_library("av")
     times: list[float | None] = []
@@ -321,13 +429,20 @@ def _index_by_decoding(path: str, stream_index: int, fps: float) -> tuple[np.nda
         try:
             for frame in container.decode(stream_at(container, stream_index, path)):
                 if frame.is_corrupt:
-                    raise MediaError(f"found damage after {len(times)} frames of {path}; copy it again", kind="corrupt", path=path)
+                    raise MediaError(
+                        f"found damage after {len(times)} frames of {path}; copy it again",
+                        kind="corrupt",
+                        path=path,
+                    )
                 if frame.key_frame:
                     keys.append(len(times))
                 times.append(None if frame.pts is None else float(frame.pts * frame.time_base))
         except av.error.FFmpegError as err:
-            raise MediaError(f"found damage after {len(times)} frames of {path} ({err}); copy it again", kind="corrupt",
-                             path=path) from err
+            raise MediaError(
+                f"found damage after {len(times)} frames of {path} ({err}); copy it again",
+                kind="corrupt",
+                path=path,
+            ) from err
     known = np.array([t for t in times if t is not None], dtype=np.float64)
     if len(known) == len(times) and (np.diff(known) > 0).all():
         return known - known[0], tuple(keys)
@@ -351,9 +466,14 @@ def _build(container: Any, path: str) -> ClipIndex:
         times, keys = _index_by_decoding(path, stream.index, declared or 25.0)
         last_s = 0.0
     else:
-        times, keys = (index.pts - index.pts[0]).astype(np.float64) * base.numerator / base.denominator, index.keys
+        times, keys = (
+            (index.pts - index.pts[0]).astype(np.float64) * base.numerator / base.denominator,
+            index.keys,
+        )
         last_s = float(index.last * base)
-    measured = constant_fps(times) if len(times) > 1 else (1 / last_s if last_s > 0 else declared or 25.0)
+    measured = (
+        constant_fps(times) if len(times) > 1 else (1 / last_s if last_s > 0 else declared or 25.0)
+    )
     fps = declared if declared > 0 and abs(declared - measured) <= 0.01 * measured else measured
     variable = is_variable(times)
     tail = last_s if last_s > 0 and (variable or abs(last_s * fps - 1) < 0.5) else 1.0 / fps
@@ -361,15 +481,37 @@ def _build(container: Any, path: str) -> ClipIndex:
     shown_w, turned = _shown_width(stream, width), matrix[0] == 0
     times.flags.writeable = False
     info = VideoInfo(
-        path=path, frames=len(times), duration_s=float(times[-1]) + tail, fps=fps, width=height if turned else shown_w,
-        height=shown_w if turned else height, rotation=_rotation(matrix), codec=stream.codec_context.codec.canonical_name,
-        timestamps_s=times, keyframes=keys, variable_rate=variable, has_audio=bool(container.streams.audio))
+        path=path,
+        frames=len(times),
+        duration_s=float(times[-1]) + tail,
+        fps=fps,
+        width=height if turned else shown_w,
+        height=shown_w if turned else height,
+        rotation=_rotation(matrix),
+        codec=stream.codec_context.codec.canonical_name,
+        timestamps_s=times,
+        keyframes=keys,
+        variable_rate=variable,
+        has_audio=bool(container.streams.audio),
+    )
     pixels = frame.format
     return ClipIndex(
-        info, None if index is None else index.pts, base, () if index is None else index.key_dts, stream.index,
-        stream is container.streams.video[0], matrix, (width, height), int(frame.colorspace), pixels.name,
-        container.format.name, index is not None and index.closed, any(c.bits > 8 for c in pixels.components),
-        (pixels.chroma_height(height) * 2 - height) == 1 or (pixels.chroma_width(width) * 2 - width) == 1)
+        info,
+        None if index is None else index.pts,
+        base,
+        () if index is None else index.key_dts,
+        stream.index,
+        stream is container.streams.video[0],
+        matrix,
+        (width, height),
+        int(frame.colorspace),
+        pixels.name,
+        container.format.name,
+        index is not None and index.closed,
+        any(c.bits > 8 for c in pixels.components),
+        (pixels.chroma_height(height) * 2 - height) == 1
+        or (pixels.chroma_width(width) * 2 - width) == 1,
+    )
 
 
 def scan(path: str | os.PathLike[str]) -> ClipIndex:

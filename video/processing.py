@@ -4,6 +4,7 @@
 
 mmrl.video.visuals keeps what is made here, and calls nothing of the processor that is not in this file.
 """
+
 from __future__ import annotations
 
 import functools
@@ -33,7 +34,16 @@ Built = tuple[dict[str, "torch.Tensor"], dict[str, Any]]
 @functools.cache
 def _versions() -> str:
     found = []
-    for name in ("transformers", "torch", "torchvision", "pillow", "av", "decord", "torchcodec", "opencv-python-headless"):
+    for name in (
+        "transformers",
+        "torch",
+        "torchvision",
+        "pillow",
+        "av",
+        "decord",
+        "torchcodec",
+        "opencv-python-headless",
+    ):
         try:
             found.append(f"{name}={importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
@@ -60,8 +70,12 @@ def pixel_digest(tensor: torch.Tensor) -> str:
 class Processing:
     """The picture and video parts of one processor with their options; `image_options` are those of its pictures' call."""
 
-    def __init__(self, processor: Any, image_options: Mapping[str, Any] | None = None,
-                 settings: VideoSettings | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        image_options: Mapping[str, Any] | None = None,
+        settings: VideoSettings | None = None,
+    ) -> None:
         self.processor, self.settings = processor, settings or VideoSettings()
         self.image_options = dict(image_options or {})
         self._codecs: dict[str, ByteCodec] = {}
@@ -73,13 +87,22 @@ class Processing:
         part = self._part("video")
         low, high, total = self.settings.bounds(part.patch_size * part.merge_size)
         if low > high:
-            names = [f"data.video.{name} ({'default of this model' if given is None else 'configured'})" for name, given in (
-                ("min_pixels", self.settings.min_pixels), ("max_pixels", self.settings.max_pixels))]
-            raise ConfigError(f"expected data.video.min_pixels <= data.video.max_pixels, found {low} > {high}: {names[0]} against "
-                              f"{names[1]}; set both")
+            names = [
+                f"data.video.{name} ({'default of this model' if given is None else 'configured'})"
+                for name, given in (
+                    ("min_pixels", self.settings.min_pixels),
+                    ("max_pixels", self.settings.max_pixels),
+                )
+            ]
+            raise ConfigError(
+                f"expected data.video.min_pixels <= data.video.max_pixels, found {low} > {high}: {names[0]} against "
+                f"{names[1]}; set both"
+            )
         if total < low:
-            raise ConfigError(f"expected data.video.total_pixels of at least data.video.min_pixels, found {total} < {low}; set "
-                              "both")
+            raise ConfigError(
+                f"expected data.video.total_pixels of at least data.video.min_pixels, found {total} < {low}; set "
+                "both"
+            )
 
     def _part(self, kind: str) -> Any:
         return self.processor.image_processor if kind == "image" else self.processor.video_processor
@@ -97,11 +120,17 @@ class Processing:
 
     def sample(self, overrides: Mapping[str, Any] | None) -> FrameSampling:
         """How a clip is sampled: as configured, with `overrides` of FrameSampling. Raises ConfigError."""
-        return FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
+        return (
+            FrameSampling.from_mapping(overrides, self.settings.sampling)
+            if overrides
+            else self.settings.sampling
+        )
 
     def _patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """(packed patches, their grid t, h, w) of one picture, as PIL's or as uint8 (C, H, W)."""
-        out = self.processor.image_processor(images=[picture], return_tensors="pt", **self.image_options)
+        out = self.processor.image_processor(
+            images=[picture], return_tensors="pt", **self.image_options
+        )
         t, h, w = (int(x) for x in out["image_grid_thw"][0])
         return self.codec("image").pack(out["pixel_values"]), (t, h, w)
 
@@ -109,27 +138,51 @@ class Processing:
         picture = open_image(path, orientation=orientation)
         packed, (t, h, w) = self._patches(picture)
         patch = self.codec("image").layout.patch
-        return {"pixels": packed}, {"kind": "image", "grid_thw": [t, h, w], "orig_wh": list(picture.size),
-                                    "resized_wh": [w * patch, h * patch], "digest": pixel_digest(packed)}
+        return {"pixels": packed}, {
+            "kind": "image",
+            "grid_thw": [t, h, w],
+            "orig_wh": list(picture.size),
+            "resized_wh": [w * patch, h * patch],
+            "digest": pixel_digest(packed),
+        }
 
     def _build_video(self, path: str, sampling: FrameSampling) -> Built:
         import torch
 
         codec = self.codec("video")
-        clip = read_clip(path, sampling, decoder=self.settings.decoder, size=functools.partial(self._frame_size, path))
+        clip = read_clip(
+            path,
+            sampling,
+            decoder=self.settings.decoder,
+            size=functools.partial(self._frame_size, path),
+        )
         T, new_height, new_width, _ = clip.rgb_THWC.shape
         frames_TCHW = torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
         out = run_video_processor(self.processor.video_processor, frames_TCHW)
         packed = codec.pack(out["pixel_values_videos"])
         start = sampling.start or 0.0
-        end = clip.info.duration_s if sampling.end is None else min(sampling.end, clip.info.duration_s)
+        end = (
+            clip.info.duration_s
+            if sampling.end is None
+            else min(sampling.end, clip.info.duration_s)
+        )
         shown = max(end - start, 1e-6)
-        rate = sample_rate(clip.info.timestamps_s, sampling, clip.indices, clip.info.fps, clip.info.duration_s)
-        meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
-                "orig_wh": [clip.info.width, clip.info.height], "resized_wh": [new_width, new_height], "frames": T,
-                "indices": [int(i) for i in clip.indices], "timestamps_s": [max(0.0, float(t) - start) for t in clip.timestamps_s],
-                "duration_s": shown, "sample_fps": rate, "decoder": clip.decoder,
-                "digest": pixel_digest(packed)}
+        rate = sample_rate(
+            clip.info.timestamps_s, sampling, clip.indices, clip.info.fps, clip.info.duration_s
+        )
+        meta = {
+            "kind": "video",
+            "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
+            "orig_wh": [clip.info.width, clip.info.height],
+            "resized_wh": [new_width, new_height],
+            "frames": T,
+            "indices": [int(i) for i in clip.indices],
+            "timestamps_s": [max(0.0, float(t) - start) for t in clip.timestamps_s],
+            "duration_s": shown,
+            "sample_fps": rate,
+            "decoder": clip.decoder,
+            "digest": pixel_digest(packed),
+        }
         return {"pixels": packed}, meta
 
     def _frame_size(self, path: str, count: int, height: int, width: int) -> tuple[int, int]:
@@ -137,21 +190,29 @@ class Processing:
         layout = self.codec("video").layout
         factor = layout.patch * layout.merge
         least, most, total = self.settings.bounds(factor)
-        low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
+        low, high = frame_pixels(
+            count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor
+        )
         try:
             return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
         except MediaError as err:
             raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
 
-    def cost(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> tuple[int, int]:
+    def cost(
+        self, kind: str, path: str, overrides: Mapping[str, Any] | None = None
+    ) -> tuple[int, int]:
         """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
         layout = self.codec(kind).layout
         if kind == "image":
             width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
-            patches = self.processor.image_processor.get_number_of_image_patches(height, width, self.image_options)
+            patches = self.processor.image_processor.get_number_of_image_patches(
+                height, width, self.image_options
+            )
             return width * height, patches // layout.merge**2
         sampling = self.sample(overrides)
         count, info = measure(path, sampling)
         height, width = self._frame_size(path, count, info.height, info.width)
         pairs = -(-count // layout.temporal)
-        return count * info.width * info.height, pairs * height * width // (layout.patch * layout.merge)**2
+        return count * info.width * info.height, pairs * height * width // (
+            layout.patch * layout.merge
+        ) ** 2

@@ -1,7 +1,8 @@
 """What prompts hold instead of pixels: references to pictures and clips, and what a vision tower made of them.
 
-    python -c "from mmrl.video.references import VideoSettings; print(VideoSettings().bounds(28))"
+python -c "from mmrl.video.references import VideoSettings; print(VideoSettings().bounds(28))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -34,7 +35,10 @@ class VideoSettings:
     def bounds(self, factor: int) -> tuple[int, int, int]:
         """The three bounds in pixels for blocks of `factor` x `factor`."""
         given = (self.min_pixels, self.max_pixels, self.total_pixels)
-        low, high, total = (blocks * factor**2 if v is None else v for v, blocks in zip(given, (128, 768, 115_200), strict=True))
+        low, high, total = (
+            blocks * factor**2 if v is None else v
+            for v, blocks in zip(given, (128, 768, 115_200), strict=True)
+        )
         return low, high, total
 
 
@@ -110,5 +114,7 @@ class Tower(Protocol):
 
     fingerprint: str
 
-    def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Features]:
+    def __call__(
+        self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]
+    ) -> list[Features]:
         """Features of each visual, given their patches one after the other."""

@@ -13,6 +13,7 @@ the beginning of the part: max(0, timestamp - start).
 
     python -c "from mmrl.video.sampling import *; print(select_frames([k / 25 for k in range(100)], FrameSampling(fps=1)))"
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -36,17 +37,25 @@ _IMPLIES = {"num_frames": "uniform", "timestamps": "timestamps", "fps": "fps"}
 
 def _number(name: str, value: Any, *, least: float, strictly: bool = False) -> float:
     """`value` as a float of at least (or above) `least`. Raises ConfigError."""
-    good = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool) and math.isfinite(value)
+    good = (
+        isinstance(value, (int, float, np.integer, np.floating))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
     if not good or value < least or (strictly and value == least):
-        raise ConfigError(f"expected video.{name} as a number {'above' if strictly else 'of at least'} {least:g}, found "
-                          f"{str(value)[:60]!r}; correct it")
+        raise ConfigError(
+            f"expected video.{name} as a number {'above' if strictly else 'of at least'} {least:g}, found "
+            f"{str(value)[:60]!r}; correct it"
+        )
     return float(value)
 
 
 def _count(name: str, value: Any, *, least: int) -> int:
     """`value` as a whole number of at least `least`. Raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"expected video.{name} as a whole number of at least {least}, found {str(value)[:60]!r}; correct it")
+        raise ConfigError(
+            f"expected video.{name} as a whole number of at least {least}, found {str(value)[:60]!r}; correct it"
+        )
     return int(value)
 
 
@@ -74,16 +83,21 @@ class FrameSampling:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"expected video.kind as one of {', '.join(KINDS)}, found {str(self.kind)[:40]!r}."
-                              f"{did_you_mean(str(self.kind), KINDS)}")
+            raise ConfigError(
+                f"expected video.kind as one of {', '.join(KINDS)}, found {str(self.kind)[:40]!r}."
+                f"{did_you_mean(str(self.kind), KINDS)}"
+            )
         clean: dict[str, Any] = {
-            "fps": _number("fps", self.fps, least=0, strictly=True), "factor": _count("factor", self.factor, least=1),
+            "fps": _number("fps", self.fps, least=0, strictly=True),
+            "factor": _count("factor", self.factor, least=1),
             "folder_fps": _number("folder_fps", self.folder_fps, least=0, strictly=True),
             "min_frames": _count("min_frames", self.min_frames, least=1),
             "max_frames": _count("max_frames", self.max_frames, least=1),
             "start": None if self.start is None else _number("start", self.start, least=0),
             "end": None if self.end is None else _number("end", self.end, least=0, strictly=True),
-            "num_frames": None if self.num_frames is None else _count("num_frames", self.num_frames, least=1),
+            "num_frames": None
+            if self.num_frames is None
+            else _count("num_frames", self.num_frames, least=1),
             "timestamps": self._moments(),
         }
         for name, value in clean.items():
@@ -93,54 +107,78 @@ class FrameSampling:
     def _moments(self) -> tuple[float, ...]:
         given: Any = self.timestamps
         if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, np.ndarray)):
-            raise ConfigError(f"expected video.timestamps as a list of seconds, found {str(given)[:60]!r}; write [0.5, 2.0]")
+            raise ConfigError(
+                f"expected video.timestamps as a list of seconds, found {str(given)[:60]!r}; write [0.5, 2.0]"
+            )
         return tuple(_number("timestamps", value, least=0) for value in given)
 
     def _check_together(self) -> None:
         if self.start is not None and self.end is not None and self.start >= self.end:
-            raise ConfigError(f"expected video.start before video.end, found {self.start:g} and {self.end:g}; swap them")
+            raise ConfigError(
+                f"expected video.start before video.end, found {self.start:g} and {self.end:g}; swap them"
+            )
         if self.min_frames > self.max_frames:
-            raise ConfigError(f"expected video.min_frames of at most max_frames, found {self.min_frames} and {self.max_frames}")
+            raise ConfigError(
+                f"expected video.min_frames of at most max_frames, found {self.min_frames} and {self.max_frames}"
+            )
         if self.kind in ("fps", "uniform", "keyframes") and self.max_frames < self.factor:
-            raise ConfigError(f"expected video.max_frames of at least factor {self.factor}, found {self.max_frames}")
+            raise ConfigError(
+                f"expected video.max_frames of at least factor {self.factor}, found {self.max_frames}"
+            )
         if self.num_frames is not None and self.kind not in ("uniform", "keyframes"):
-            raise ConfigError(f"video.num_frames belongs to kind uniform or keyframes, found it with kind {self.kind}; "
-                              "write kind: uniform or leave it out")
+            raise ConfigError(
+                f"video.num_frames belongs to kind uniform or keyframes, found it with kind {self.kind}; "
+                "write kind: uniform or leave it out"
+            )
         if self.num_frames is None and self.kind == "uniform":
-            raise ConfigError("expected video.num_frames with kind uniform, found none; write num_frames: 16")
+            raise ConfigError(
+                "expected video.num_frames with kind uniform, found none; write num_frames: 16"
+            )
         if bool(self.timestamps) != (self.kind == "timestamps"):
-            raise ConfigError(f"video.timestamps belongs to kind timestamps, which needs it: found kind {self.kind} with "
-                              f"{len(self.timestamps)} timestamps")
+            raise ConfigError(
+                f"video.timestamps belongs to kind timestamps, which needs it: found kind {self.kind} with "
+                f"{len(self.timestamps)} timestamps"
+            )
         if any(b < a for a, b in itertools.pairwise(self.timestamps)):
             raise ConfigError("expected video.timestamps in ascending order; sort them")
         low, high = self.start or 0.0, math.inf if self.end is None else self.end
         outside = [t for t in self.timestamps if not low - _EPS <= t <= high + _EPS]
         if outside:
-            raise ConfigError(f"expected video.timestamps between start and end ({low:g} to {high:g} s), found {outside[0]:g}; "
-                              "timestamps are seconds of the file, not of the shown part")
+            raise ConfigError(
+                f"expected video.timestamps between start and end ({low:g} to {high:g} s), found {outside[0]:g}; "
+                "timestamps are seconds of the file, not of the shown part"
+            )
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], base: FrameSampling | None = None) -> FrameSampling:
+    def from_mapping(
+        cls, mapping: Mapping[str, Any], base: FrameSampling | None = None
+    ) -> FrameSampling:
         """`base` (default FrameSampling()) with the fields of `mapping`, as a row's params.video gives them.
 
         Without "kind" the field given implies it: num_frames -> uniform, timestamps -> timestamps, fps -> fps. A field of
         `base` that does not belong to the new kind is dropped. Raises ConfigError: unknown keys, contradictions, bad values.
         """
         if not isinstance(mapping, Mapping):
-            raise ConfigError(f"expected params.video as a mapping such as {{\"fps\": 2}}, found {str(mapping)[:60]!r}")
+            raise ConfigError(
+                f'expected params.video as a mapping such as {{"fps": 2}}, found {str(mapping)[:60]!r}'
+            )
         base = cls() if base is None else base
         known = [field.name for field in dataclasses.fields(cls)]
         for key in mapping:
             if key not in known:
-                raise ConfigError(f"unknown key {str(key)[:40]!r} in params.video; known are {', '.join(known)}."
-                                  f"{did_you_mean(str(key), known)}")
+                raise ConfigError(
+                    f"unknown key {str(key)[:40]!r} in params.video; known are {', '.join(known)}."
+                    f"{did_you_mean(str(key), known)}"
+                )
         given = {key: value for key, value in mapping.items() if value is not None}
         implied = [kind for key, kind in _IMPLIES.items() if key in given]
         if "kind" in given:
             kind = given["kind"]
         elif len(implied) > 1:
-            raise ConfigError(f"params.video has {' and '.join(k for k in _IMPLIES if k in given)}, which contradict each other; "
-                              "keep one, or write kind")
+            raise ConfigError(
+                f"params.video has {' and '.join(k for k in _IMPLIES if k in given)}, which contradict each other; "
+                "keep one, or write kind"
+            )
         else:
             kind = implied[0] if implied else base.kind
             if implied == ["uniform"] and base.kind == "keyframes":
@@ -155,18 +193,28 @@ class FrameSampling:
 
     def key(self) -> str:
         """A stable text with just the fields that decide which frames are chosen; equal texts mean equal choices."""
-        fields: dict[str, Any] = {"start": self.start, "end": self.end, "folder_fps": self.folder_fps}
+        fields: dict[str, Any] = {
+            "start": self.start,
+            "end": self.end,
+            "folder_fps": self.folder_fps,
+        }
         if self.kind in ("fps", "uniform", "keyframes"):
             fields["factor"] = self.factor
         if self.kind == "fps":
-            fields |= {"fps": self.fps, "min_frames": self.min_frames, "max_frames": self.max_frames}
+            fields |= {
+                "fps": self.fps,
+                "min_frames": self.min_frames,
+                "max_frames": self.max_frames,
+            }
         if self.kind in ("uniform", "keyframes"):
             fields["num_frames"] = self.num_frames
         if self.kind in ("keyframes", "all"):
             fields["max_frames"] = self.max_frames
         if self.kind == "timestamps":
             fields["timestamps"] = "/".join(repr(t) for t in self.timestamps)
-        return f"{self.kind}:" + ",".join(f"{name}={fields[name]}" for name in sorted(fields) if fields[name] is not None)
+        return f"{self.kind}:" + ",".join(
+            f"{name}={fields[name]}" for name in sorted(fields) if fields[name] is not None
+        )
 
 
 def constant_fps(timestamps_s: Sequence[float] | np.ndarray) -> float:
@@ -192,20 +240,32 @@ def _shown_at(times: np.ndarray, moments: np.ndarray) -> np.ndarray:
     return np.clip(np.searchsorted(times, moments + _EPS, side="right") - 1, 0, len(times) - 1)
 
 
-def _part(times: np.ndarray, duration: float, fps: float | None, sampling: FrameSampling) -> tuple[int, int]:
+def _part(
+    times: np.ndarray, duration: float, fps: float | None, sampling: FrameSampling
+) -> tuple[int, int]:
     """First and last index of the shown part. `fps` None: by presentation time."""
     start = sampling.start or 0.0
     if start >= duration:
-        raise MediaError(f"expected a clip longer than video.start {start:g} s, found {duration:.6g} s; correct the row",
-                         kind="too_short")
+        raise MediaError(
+            f"expected a clip longer than video.start {start:g} s, found {duration:.6g} s; correct the row",
+            kind="too_short",
+        )
     end = duration if sampling.end is None else min(sampling.end, duration)
     last = len(times) - 1
     if fps is not None:  # qwen-vl-utils' arithmetic, to the bit
         first = 0 if sampling.start is None else math.ceil(min(start, len(times) / fps) * fps)
-        final = last if sampling.end is None else min(math.floor(min(end, len(times) / fps) * fps), last)
+        final = (
+            last
+            if sampling.end is None
+            else min(math.floor(min(end, len(times) / fps) * fps), last)
+        )
     else:
         first = int(np.searchsorted(times, start - _EPS, side="left"))
-        final = last if sampling.end is None else int(np.searchsorted(times, end + _EPS, side="right")) - 1
+        final = (
+            last
+            if sampling.end is None
+            else int(np.searchsorted(times, end + _EPS, side="right")) - 1
+        )
     if first > final:  # no frame begins inside: the one on screen at the start
         first = final = int(_shown_at(times, np.array([start]))[0])
     return first, final
@@ -219,7 +279,9 @@ def _whole(count: float, factor: int, total: int) -> int:
 
 def _part_seconds(duration: float, sampling: FrameSampling) -> float:
     """Length of the shown part."""
-    return (duration if sampling.end is None else min(sampling.end, duration)) - (sampling.start or 0.0)
+    return (duration if sampling.end is None else min(sampling.end, duration)) - (
+        sampling.start or 0.0
+    )
 
 
 def _frame_count(total: int, seconds: float, sampling: FrameSampling) -> int:
@@ -246,8 +308,14 @@ def _spread(times: np.ndarray, first: int, last: int, count: int, variable: bool
     return _shown_at(times, np.linspace(times[first], times[last], count))
 
 
-def select_frames(timestamps_s: Sequence[float] | np.ndarray, sampling: FrameSampling, keyframes: Sequence[int] = (), *,
-                  fps: float | None = None, duration_s: float | None = None) -> tuple[int, ...]:
+def select_frames(
+    timestamps_s: Sequence[float] | np.ndarray,
+    sampling: FrameSampling,
+    keyframes: Sequence[int] = (),
+    *,
+    fps: float | None = None,
+    duration_s: float | None = None,
+) -> tuple[int, ...]:
     """Indices of the frames to show, ascending (strictly, except moments and variable frame rates, where a frame that stays
     on screen may be shown twice).
 
@@ -265,30 +333,47 @@ def select_frames(timestamps_s: Sequence[float] | np.ndarray, sampling: FrameSam
     if sampling.kind == "timestamps":
         late = [t for t in sampling.timestamps if t > duration + _EPS]
         if late:
-            raise MediaError(f"expected video.timestamps within the {duration:.6g} s of the clip, found {late[0]:g}; correct the "
-                             "row", kind="too_short")
+            raise MediaError(
+                f"expected video.timestamps within the {duration:.6g} s of the clip, found {late[0]:g}; correct the "
+                "row",
+                kind="too_short",
+            )
         return tuple(int(i) for i in _shown_at(times, np.asarray(sampling.timestamps)))
     first, last = _part(times, duration, None if variable else rate, sampling)
     total = last - first + 1
     if sampling.kind == "all":
         if total > sampling.max_frames:
-            raise MediaError(f"video.kind all would show {total} frames, expected at most max_frames {sampling.max_frames}; raise "
-                             "it, or sample by fps", kind="too_large")
+            raise MediaError(
+                f"video.kind all would show {total} frames, expected at most max_frames {sampling.max_frames}; raise "
+                "it, or sample by fps",
+                kind="too_large",
+            )
         return tuple(range(first, last + 1))
     if sampling.kind == "keyframes":
         inside = [k for k in keyframes if first <= k <= last]
         if not inside:
-            raise MediaError(f"found no keyframe between frames {first} and {last}; take kind fps or uniform, or a longer part",
-                             kind="unsupported")
-        count = _whole(min(len(inside), sampling.num_frames or len(inside), sampling.max_frames), sampling.factor, len(inside))
+            raise MediaError(
+                f"found no keyframe between frames {first} and {last}; take kind fps or uniform, or a longer part",
+                kind="unsupported",
+            )
+        count = _whole(
+            min(len(inside), sampling.num_frames or len(inside), sampling.max_frames),
+            sampling.factor,
+            len(inside),
+        )
         return tuple(inside[int(i)] for i in _linspace(0, len(inside) - 1, count))
     seconds = _part_seconds(duration, sampling) + _EPS if variable else total / rate
     count = _frame_count(total, seconds, sampling)
     return tuple(int(i) for i in _spread(times, first, last, count, variable))
 
 
-def sample_rate(timestamps_s: Sequence[float] | np.ndarray, sampling: FrameSampling, indices: Sequence[int],
-                fps: float | None = None, duration_s: float | None = None) -> float:
+def sample_rate(
+    timestamps_s: Sequence[float] | np.ndarray,
+    sampling: FrameSampling,
+    indices: Sequence[int],
+    fps: float | None = None,
+    duration_s: float | None = None,
+) -> float:
     """Shown frames per second of clip, from which processors derive the seconds per temporal patch.
 
     `indices` are those that `select_frames` chose with the same arguments. Kinds "fps" and "uniform" of a constant rate:
@@ -304,4 +389,8 @@ def sample_rate(timestamps_s: Sequence[float] | np.ndarray, sampling: FrameSampl
         first, last = _part(times, duration, rate, sampling)
         return len(indices) / (last - first + 1) * rate
     spread = float(times[indices[-1]] - times[indices[0]])
-    return (len(indices) - 1) / spread if spread > 0 else len(indices) / max(_part_seconds(duration, sampling), _EPS)
+    return (
+        (len(indices) - 1) / spread
+        if spread > 0
+        else len(indices) / max(_part_seconds(duration, sampling), _EPS)
+    )

@@ -7,6 +7,7 @@
 One safetensors file per entry, named by its key. A file appears complete or not at all; a damaged one is noticed, removed and
 built again; a full disk costs the cache, not the training. Nothing is ever unpickled. The folder may be deleted at any time.
 """
+
 from __future__ import annotations
 
 import errno
@@ -52,18 +53,39 @@ class TensorStore:
     Can be pickled (spawned workers open it again). Raises CacheError when the folder cannot be made.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, limit_bytes: int | None = None,
-                 verify: Literal["first", "always", "never"] = "first", wait_s: float = 600.0, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        limit_bytes: int | None = None,
+        verify: Literal["first", "always", "never"] = "first",
+        wait_s: float = 600.0,
+        fsync: bool = False,
+    ) -> None:
         if verify not in ("first", "always", "never"):
-            raise ConfigError(f"verify: expected 'first', 'always' or 'never', found {verify!r}."
-                              f"{did_you_mean(str(verify), ('first', 'always', 'never'))}")
+            raise ConfigError(
+                f"verify: expected 'first', 'always' or 'never', found {verify!r}."
+                f"{did_you_mean(str(verify), ('first', 'always', 'never'))}"
+            )
         if limit_bytes is not None and (type(limit_bytes) is not int or limit_bytes <= 0):
-            raise ConfigError(f"limit_bytes: expected a positive whole number or None, found {limit_bytes!r}")
-        self.root, self.limit_bytes, self.check, self.wait_s, self.fsync = Path(root).absolute(), limit_bytes, verify, wait_s, fsync
+            raise ConfigError(
+                f"limit_bytes: expected a positive whole number or None, found {limit_bytes!r}"
+            )
+        self.root, self.limit_bytes, self.check, self.wait_s, self.fsync = (
+            Path(root).absolute(),
+            limit_bytes,
+            verify,
+            wait_s,
+            fsync,
+        )
         self.folder = self.root / _FOLDER
-        self._locks, self._temporary, self._notes = (self.folder / n for n in ("locks", "tmp", "files"))
+        self._locks, self._temporary, self._notes = (
+            self.folder / n for n in ("locks", "tmp", "files")
+        )
         self._space = Space(self.folder, self._locks, limit_bytes)
-        self._seen: dict[str, tuple[int, int, int]] = {}  # key -> inode, size, mtime of the file whose checksum was right
+        self._seen: dict[
+            str, tuple[int, int, int]
+        ] = {}  # key -> inode, size, mtime of the file whose checksum was right
         self._condemned: set[str] = set()
         self._building = threading.local()
         self._warned = False
@@ -76,8 +98,10 @@ class TensorStore:
     def existing(cls, root: str | os.PathLike[str]) -> TensorStore:
         """The store at `root`; CacheError when there is none (nothing is created)."""
         if not (Path(root) / _FOLDER).is_dir():
-            raise CacheError(f"expected a tensor cache, found no folder '{_FOLDER}' in {root}; give the folder that training "
-                             "was given as its cache")
+            raise CacheError(
+                f"expected a tensor cache, found no folder '{_FOLDER}' in {root}; give the folder that training "
+                "was given as its cache"
+            )
         return cls(root)
 
     def __reduce__(self) -> tuple:
@@ -91,14 +115,18 @@ class TensorStore:
         self._count("misses" if entry is None else "hits")
         return entry
 
-    def put(self, key: str, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any] | None = None) -> Entry:
+    def put(
+        self, key: str, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any] | None = None
+    ) -> Entry:
         """Write an entry (replacing one of the same key) and return it, mapped. `meta`: JSON values; meta["kind"] groups stats.
 
         Raises ConfigError for what cannot be kept and CacheError when it cannot be written (disk full, bound, permissions).
         """
         return self._write(pack(self._key(key), tensors, meta or {}))
 
-    def get_or_build(self, key: str, build: Callable[[], Built], *, sources: Mapping[str, str] | None = None) -> Entry:
+    def get_or_build(
+        self, key: str, build: Callable[[], Built], *, sources: Mapping[str, str] | None = None
+    ) -> Entry:
         """The entry of `key`; if there is none, the one that `build() -> (tensors, meta)` makes.
 
         Of all processes and threads that ask at once one builds and the others wait. If it dies, the next one builds. What
@@ -113,16 +141,29 @@ class TensorStore:
         self._count("misses")
         building: set[str] = self._building.__dict__.setdefault("keys", set())
         if key in building:
-            raise CacheError(f"expected a build that needs other entries only, found that the build of {key} asks for itself")
+            raise CacheError(
+                f"expected a build that needs other entries only, found that the build of {key} asks for itself"
+            )
         building.add(key)
         try:
             with ExitStack() as stack:
                 held = True
-                with suppress(OSError):  # no room or no right to make a lock file: build here, and find out when writing
+                with suppress(
+                    OSError
+                ):  # no room or no right to make a lock file: build here, and find out when writing
                     held = stack.enter_context(
-                        exclusive(self._locks / key, wait_s=self.wait_s, on_wait=lambda: self._count("waited")))
+                        exclusive(
+                            self._locks / key,
+                            wait_s=self.wait_s,
+                            on_wait=lambda: self._count("waited"),
+                        )
+                    )
                 if not held:
-                    _LOG.warning("waited %.0f s for another process to build %s; building it here", self.wait_s, key)
+                    _LOG.warning(
+                        "waited %.0f s for another process to build %s; building it here",
+                        self.wait_s,
+                        key,
+                    )
                 return self._open(key) or self._build(key, build, sources or {})
         finally:
             building.discard(key)
@@ -157,7 +198,13 @@ class TensorStore:
                 entries, nbytes = entries + 1, nbytes + file.nbytes
         totals = self.flush(wait_s=5.0)
         counts = {name: self.counts[name] for name in COUNTS}
-        return Stats(entries, nbytes, dict(sorted(kinds.items())), counts, {name: totals[name] for name in COUNTS})
+        return Stats(
+            entries,
+            nbytes,
+            dict(sorted(kinds.items())),
+            counts,
+            {name: totals[name] for name in COUNTS},
+        )
 
     def verify(self, *, delete: bool = False, progress: Progress | None = None) -> Verified:
         """Read every entry and compare its checksum; `delete` removes the damaged ones (those in use too: their maps stay
@@ -177,7 +224,9 @@ class TensorStore:
                 progress(done, total, spent * (total - done) / max(done, 1))
         return Verified(checked, done, tuple(damaged), removed, time.monotonic() - began)
 
-    def prune(self, max_bytes: int | None = None, unused_for_s: float | None = None) -> tuple[int, int]:
+    def prune(
+        self, max_bytes: int | None = None, unused_for_s: float | None = None
+    ) -> tuple[int, int]:
         """Remove entries unused for `unused_for_s` seconds, then the least recently used down to `max_bytes`; never one in use.
 
         Also removes what killed processes left. Returns (entries removed, bytes left).
@@ -203,7 +252,9 @@ class TensorStore:
 
     def _key(self, key: str) -> str:
         if not (type(key) is str and _KEY.match(key)):
-            raise ConfigError(f"key: expected 16 to 128 lower-case hexadecimal digits (see make_key), found {key!r:.80}")
+            raise ConfigError(
+                f"key: expected 16 to 128 lower-case hexadecimal digits (see make_key), found {key!r:.80}"
+            )
         return key
 
     def _path(self, key: str) -> Path:
@@ -215,7 +266,9 @@ class TensorStore:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if not self.folder.is_dir():
-                raise self._failed(error, 0) from error  # a read-only store that exists can still be read
+                raise self._failed(
+                    error, 0
+                ) from error  # a read-only store that exists can still be read
 
     def _sweep(self) -> None:
         for folder in (self._temporary, self._locks, self._notes / "tmp"):
@@ -230,8 +283,10 @@ class TensorStore:
             fd = open_shared(path)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise CacheError(f"expected a free file descriptor, found none ({error.strerror}); close entries or raise "
-                                 "the limit with `ulimit -n`") from error
+                raise CacheError(
+                    f"expected a free file descriptor, found none ({error.strerror}); close entries or raise "
+                    "the limit with `ulimit -n`"
+                ) from error
             self._warn(f"cannot read {path}: {error.strerror}")
             return None
         if fd is None:
@@ -239,7 +294,9 @@ class TensorStore:
         try:
             facts = os.fstat(fd)
             identity = facts.st_ino, facts.st_size, facts.st_mtime_ns
-            check = self.check == "always" or (self.check == "first" and self._seen.get(key) != identity)
+            check = self.check == "always" or (
+                self.check == "first" and self._seen.get(key) != identity
+            )
             entry = load(fd, key, check=check)
             if check:
                 self._seen[key] = identity
@@ -271,7 +328,9 @@ class TensorStore:
         tensors, meta = build()
         for path, digest in sources.items():
             if self.content_digest(path) != digest:
-                raise CacheError(f"expected {path} unchanged while it was read, found other contents; read it again")
+                raise CacheError(
+                    f"expected {path} unchanged while it was read, found other contents; read it again"
+                )
         packed = pack(key, tensors, meta)
         self._count("builds")
         try:
@@ -279,7 +338,9 @@ class TensorStore:
         except CacheError as error:
             self._count("uncached")
             self._warn(f"{error}. Tensors stay in memory, uncached")
-            return Entry(key, packed.tensors, packed.meta, packed.digest, packed.nbytes, cached=False)
+            return Entry(
+                key, packed.tensors, packed.meta, packed.digest, packed.nbytes, cached=False
+            )
 
     def _write(self, packed: Packed) -> Entry:
         path = self._path(packed.key)
@@ -311,9 +372,13 @@ class TensorStore:
 
     def _failed(self, error: OSError, nbytes: int) -> CacheError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return CacheError(f"expected room for {nbytes:,} bytes in {self.root}, found '{error.strerror}'; free space, set "
-                              "limit_bytes, or run `mmrl cache prune`")
-        return CacheError(f"expected to write in {self.root}, found '{error.strerror}'; give a folder this user may write to")
+            return CacheError(
+                f"expected room for {nbytes:,} bytes in {self.root}, found '{error.strerror}'; free space, set "
+                "limit_bytes, or run `mmrl cache prune`"
+            )
+        return CacheError(
+            f"expected to write in {self.root}, found '{error.strerror}'; give a folder this user may write to"
+        )
 
     def _warn(self, text: str) -> None:
         if not self._warned:
@@ -359,5 +424,11 @@ def content_digest(path: str | os.PathLike[str], store: TensorStore | None = Non
     return digest_of_content(path, None if store is None else store._notes)
 
 
-def _reopen(root: str, limit: int | None, check: Literal["first", "always", "never"], wait_s: float, fsync: bool) -> TensorStore:
+def _reopen(
+    root: str,
+    limit: int | None,
+    check: Literal["first", "always", "never"],
+    wait_s: float,
+    fsync: bool,
+) -> TensorStore:
     return TensorStore(root, limit_bytes=limit, verify=check, wait_s=wait_s, fsync=fsync)

@@ -3,6 +3,7 @@
 The size in use is kept in one small file that every writer adds to before it writes, under a name lock. A process that is
 killed in between leaves the number too high, never too low; as soon as it passes the bound the folder is measured again.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,7 +24,9 @@ from mmrl.video.locks import exclusive, remove_unused, write_small
 __all__ = ["SUFFIX", "Counts", "File", "Space", "Stats", "Stored", "Verified", "files"]
 
 SUFFIX = ".safetensors"
-_LOW_WATER = 0.95  # eviction goes below the bound by this much, so that not every write has to measure
+_LOW_WATER = (
+    0.95  # eviction goes below the bound by this much, so that not every write has to measure
+)
 _REFUSE_S = 5.0
 _MEASURE_S = 600.0
 _FLUSH_EVERY_S = 30.0
@@ -108,14 +111,18 @@ class Space:
         if self.limit is None:
             return 0
         if nbytes > self.limit:
-            raise CacheError(f"expected an entry within the cache's bound of {self.limit:,} bytes, found {nbytes:,}; "
-                             "raise limit_bytes, or lower the pixel budget or the number of frames")
+            raise CacheError(
+                f"expected an entry within the cache's bound of {self.limit:,} bytes, found {nbytes:,}; "
+                "raise limit_bytes, or lower the pixel budget or the number of frames"
+            )
         if time.monotonic() < self._refused_until:
             raise self._full(nbytes)
         with self._alone():
             total, evicted = self._known(), 0
             if total is None or total + nbytes > self.limit:
-                total, evicted = self._evict(max(0, int(_LOW_WATER * self.limit) - nbytes), self.limit - nbytes, None)
+                total, evicted = self._evict(
+                    max(0, int(_LOW_WATER * self.limit) - nbytes), self.limit - nbytes, None
+                )
             if total + nbytes > self.limit:
                 self._write(total)
                 self._refused_until = time.monotonic() + _REFUSE_S
@@ -143,15 +150,21 @@ class Space:
             with suppress(OSError):
                 held = stack.enter_context(exclusive(self._lock, wait_s=_WAIT_S))
             if not held:
-                raise CacheError(f"expected {self._lock} to become free, found it held for {_WAIT_S:.0f} s; is its holder stopped?")
+                raise CacheError(
+                    f"expected {self._lock} to become free, found it held for {_WAIT_S:.0f} s; is its holder stopped?"
+                )
             yield
 
     def _full(self, nbytes: int) -> CacheError:
-        return CacheError(f"expected room for {nbytes:,} bytes within the cache's bound of {self.limit:,}, found that what lies "
-                          f"there is in use; raise limit_bytes or close entries")
+        return CacheError(
+            f"expected room for {nbytes:,} bytes within the cache's bound of {self.limit:,}, found that what lies "
+            f"there is in use; raise limit_bytes or close entries"
+        )
 
     def _known(self) -> int | None:
-        if time.monotonic() - self._measured_at >= _MEASURE_S:  # other processes may have written without a bound
+        if (
+            time.monotonic() - self._measured_at >= _MEASURE_S
+        ):  # other processes may have written without a bound
             return None
         try:
             total = int(self._size.read_text(encoding="ascii"))
@@ -190,7 +203,11 @@ class Counts:
     """What one process counted in one store, added now and then to what all of them did."""
 
     def __init__(self, folder: Path, locks: Path, temporaries: Path) -> None:
-        self._file, self._lock_file, self._temporaries = folder / "counts.json", locks / "counts", temporaries
+        self._file, self._lock_file, self._temporaries = (
+            folder / "counts.json",
+            locks / "counts",
+            temporaries,
+        )
         self.restart()
         _counts.add(self)
 
@@ -219,7 +236,9 @@ class Counts:
         with suppress(OSError), exclusive(self._lock_file, wait_s=wait_s) as held:
             total = self._known() + pending
             if held and pending:
-                write_small(self._file, json.dumps(dict(sorted(total.items()))).encode(), self._temporaries)
+                write_small(
+                    self._file, json.dumps(dict(sorted(total.items()))).encode(), self._temporaries
+                )
             written = held
         if not written:
             with self._lock:
@@ -228,7 +247,12 @@ class Counts:
 
     def _known(self) -> Counter[str]:
         try:
-            return Counter({str(k): int(v) for k, v in json.loads(self._file.read_text(encoding="utf-8")).items()})
+            return Counter(
+                {
+                    str(k): int(v)
+                    for k, v in json.loads(self._file.read_text(encoding="utf-8")).items()
+                }
+            )
         except (OSError, ValueError, TypeError, AttributeError):
             return Counter()  # none yet, or damaged: start again from zero
 

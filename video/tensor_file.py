@@ -4,6 +4,7 @@ The checksum (XXH3, 128 bits) covers the header and the data, so a flipped bit i
 Any safetensors library can read the files. Reading copies nothing: each tensor is a view of a private map of the file, in
 which a write changes this process's memory only, never the file.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,15 +26,38 @@ from mmrl.video.file_identity import canonical_json
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SCHEMA", "DamagedError", "Entry", "Packed", "load", "map_limit", "pack", "read_header", "write"]
+__all__ = [
+    "SCHEMA",
+    "DamagedError",
+    "Entry",
+    "Packed",
+    "load",
+    "map_limit",
+    "pack",
+    "read_header",
+    "write",
+]
 
 SCHEMA = 1
 _ALIGN = 64
 _LONGEST_HEADER = 16 << 20
 _NAMES = {  # safetensors' name of each torch dtype
-    "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64", "F32": "float32", "I32": "int32",
-    "U32": "uint32", "F16": "float16", "BF16": "bfloat16", "I16": "int16", "U16": "uint16", "I8": "int8", "U8": "uint8",
-    "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+    "F32": "float32",
+    "I32": "int32",
+    "U32": "uint32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I16": "int16",
+    "U16": "uint16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
 _open_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
@@ -50,16 +74,32 @@ class Entry:
     Between processes send the key, not the entry.
     """
 
-    def __init__(self, key: str, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], digest: str, nbytes: int, *,
-                 cached: bool = True) -> None:
-        self.key, self.meta, self.digest, self.nbytes, self.cached = key, MappingProxyType(dict(meta)), digest, nbytes, cached
+    def __init__(
+        self,
+        key: str,
+        tensors: Mapping[str, torch.Tensor],
+        meta: Mapping[str, Any],
+        digest: str,
+        nbytes: int,
+        *,
+        cached: bool = True,
+    ) -> None:
+        self.key, self.meta, self.digest, self.nbytes, self.cached = (
+            key,
+            MappingProxyType(dict(meta)),
+            digest,
+            nbytes,
+            cached,
+        )
         self._tensors: Mapping[str, torch.Tensor] | None = MappingProxyType(dict(tensors))
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Name -> tensor, a map of the file; CacheError after close()."""
         if self._tensors is None:
-            raise CacheError(f"expected an open entry, found that {self.key} was closed; take tensors out before close()")
+            raise CacheError(
+                f"expected an open entry, found that {self.key} was closed; take tensors out before close()"
+            )
         return self._tensors
 
     def close(self) -> None:
@@ -77,7 +117,9 @@ class Entry:
         return f"Entry({self.key}, {shapes}, {self.nbytes} bytes{'' if self.cached else ', not cached'})"
 
     def __reduce__(self) -> tuple:
-        raise TypeError("an Entry maps a file of this machine; send entry.key and call get() in the other process")
+        raise TypeError(
+            "an Entry maps a file of this machine; send entry.key and call get() in the other process"
+        )
 
 
 @dataclass(frozen=True)
@@ -102,12 +144,24 @@ def _plain(name: str, tensor: Any) -> torch.Tensor:
 
     if type(name) is not str or not name or name == "__metadata__":
         raise ConfigError(f"expected a name of a tensor, found {name!r}")
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-        kind = type(tensor).__name__ if not isinstance(tensor, torch.Tensor) else f"a {tensor.layout} tensor"
-        raise ConfigError(f"tensor '{name}': expected a dense torch.Tensor, found {kind}; convert it with torch.as_tensor() "
-                          "or .to_dense()")
+    if (
+        not isinstance(tensor, torch.Tensor)
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+    ):
+        kind = (
+            type(tensor).__name__
+            if not isinstance(tensor, torch.Tensor)
+            else f"a {tensor.layout} tensor"
+        )
+        raise ConfigError(
+            f"tensor '{name}': expected a dense torch.Tensor, found {kind}; convert it with torch.as_tensor() "
+            "or .to_dense()"
+        )
     if str(tensor.dtype).removeprefix("torch.") not in _NAMES.values():
-        raise ConfigError(f"tensor '{name}': expected one of {', '.join(sorted(_NAMES.values()))}, found {tensor.dtype}")
+        raise ConfigError(
+            f"tensor '{name}': expected one of {', '.join(sorted(_NAMES.values()))}, found {tensor.dtype}"
+        )
     return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
 
 
@@ -135,8 +189,11 @@ def pack(key: str, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any])
     blocks, at = [], 0
     for name in order:
         block = _bytes_of(plain[name])
-        header[name] = {"dtype": codes[str(plain[name].dtype).removeprefix("torch.")], "shape": list(plain[name].shape),
-                        "data_offsets": [at, at + block.nbytes]}
+        header[name] = {
+            "dtype": codes[str(plain[name].dtype).removeprefix("torch.")],
+            "shape": list(plain[name].shape),
+            "data_offsets": [at, at + block.nbytes],
+        }
         blocks.append(block)
         at += block.nbytes
     check = xxhash.xxh3_128(_canonical(header))
@@ -146,8 +203,17 @@ def pack(key: str, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any])
     body = _canonical(header)
     body += b" " * (-(len(body) + 8) % _ALIGN)
     if len(body) > _LONGEST_HEADER:
-        raise ConfigError(f"entry {key}: expected metadata of less than {_LONGEST_HEADER >> 20} MiB, found {len(body) >> 20} MiB")
-    return Packed(key, len(body).to_bytes(8, "little") + body, tuple(blocks), check.hexdigest(), plain, json.loads(text)["meta"])
+        raise ConfigError(
+            f"entry {key}: expected metadata of less than {_LONGEST_HEADER >> 20} MiB, found {len(body) >> 20} MiB"
+        )
+    return Packed(
+        key,
+        len(body).to_bytes(8, "little") + body,
+        tuple(blocks),
+        check.hexdigest(),
+        plain,
+        json.loads(text)["meta"],
+    )
 
 
 def write(fd: int, packed: Packed) -> None:
@@ -170,8 +236,11 @@ def read_header(fd: int, size: int) -> tuple[dict[str, Any], int]:
         schema = parsed["schema"]
         if schema != SCHEMA or type(schema) is not int:
             raise DamagedError(f"schema {schema!r}, expected {SCHEMA}")
-        if type(header["__metadata__"]["digest"]) is not str or type(parsed["meta"]) is not dict or set(parsed) != {
-                "key", "meta", "schema"}:
+        if (
+            type(header["__metadata__"]["digest"]) is not str
+            or type(parsed["meta"]) is not dict
+            or set(parsed) != {"key", "meta", "schema"}
+        ):
             raise DamagedError("metadata of another form")
         header["__metadata__"]["parsed"] = parsed
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -179,18 +248,31 @@ def read_header(fd: int, size: int) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _layout(header: Mapping[str, Any], data_bytes: int) -> Iterator[tuple[str, Any, tuple[int, ...], int]]:
+def _layout(
+    header: Mapping[str, Any], data_bytes: int
+) -> Iterator[tuple[str, Any, tuple[int, ...], int]]:
     """(name, dtype, shape, offset) of each tensor; DamagedError unless they fill the data without gap or overlap."""
     import torch
 
     at = 0
     try:
-        items = sorted(((k, v) for k, v in header.items() if k != "__metadata__"), key=lambda kv: kv[1]["data_offsets"])
+        items = sorted(
+            ((k, v) for k, v in header.items() if k != "__metadata__"),
+            key=lambda kv: kv[1]["data_offsets"],
+        )
         for name, facts in items:
-            dtype, shape, (start, end) = getattr(torch, _NAMES[facts["dtype"]]), facts["shape"], facts["data_offsets"]
+            dtype, shape, (start, end) = (
+                getattr(torch, _NAMES[facts["dtype"]]),
+                facts["shape"],
+                facts["data_offsets"],
+            )
             if any(type(n) is not int or n < 0 for n in (*shape, start, end)):
                 raise DamagedError(f"tensor '{name}' has an impossible shape")
-            if start != at or end - start != math.prod(shape) * dtype.itemsize or start % dtype.itemsize:
+            if (
+                start != at
+                or end - start != math.prod(shape) * dtype.itemsize
+                or start % dtype.itemsize
+            ):
                 raise DamagedError(f"tensor '{name}' lies outside its place")
             yield name, dtype, tuple(shape), start
             at = end
@@ -244,6 +326,9 @@ def load(fd: int, key: str, *, check: bool) -> Entry:
     tensors = {}
     for name, dtype, shape, start in layout:
         count = math.prod(shape)
-        tensors[name] = torch.frombuffer(buffer, dtype=dtype, count=count, offset=begin + start).view(shape) if count else (
-            torch.empty(shape, dtype=dtype))
+        tensors[name] = (
+            torch.frombuffer(buffer, dtype=dtype, count=count, offset=begin + start).view(shape)
+            if count
+            else (torch.empty(shape, dtype=dtype))
+        )
     return Entry(key, tensors, parsed["meta"], digest, size)

@@ -8,6 +8,7 @@
 Level 1 holds processed pixels as bytes, level 2 the tower's features; both are kept in memory (bounded) and, with a store,
 on disk. Prompts carry references only. A reference knows the digest of its pixels: other pixels are an error.
 """
+
 from __future__ import annotations
 
 import json
@@ -58,8 +59,10 @@ class _Packed:
 
 def _same(visual: Visual, packed: _Packed) -> None:
     if packed.meta["digest"] != visual.digest:
-        raise MismatchError(f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
-                            "processor or the decoder changed during the run; restore it, or resume")
+        raise MismatchError(
+            f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
+            "processor or the decoder changed during the run; restore it, or resume"
+        )
 
 
 def _reordered(features: Features, order: Sequence[int]) -> Features:
@@ -74,12 +77,22 @@ def _reordered(features: Features, order: Sequence[int]) -> Features:
 class VisualCache(Processing):
     """Pictures and clips of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
 
-    def __init__(self, processor: Any, *, image_options: Mapping[str, Any] | None = None, settings: VideoSettings | None = None,
-                 store: TensorStore | None = None, memory_bytes: int = 1 << 30, keep_features: bool = True,
-                 open_entries: int = 1024) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        image_options: Mapping[str, Any] | None = None,
+        settings: VideoSettings | None = None,
+        store: TensorStore | None = None,
+        memory_bytes: int = 1 << 30,
+        keep_features: bool = True,
+        open_entries: int = 1024,
+    ) -> None:
         super().__init__(processor, image_options, settings)
         self.store, self.keep_features = store, keep_features
-        self.witness: Callable[[str, str], None] | None = None  # told of every file that was read: path, digest of its bytes
+        self.witness: Callable[[str, str], None] | None = (
+            None  # told of every file that was read: path, digest of its bytes
+        )
         self.stats = VisualStats()
         # entries of the store that are held cannot be evicted: they may not fill it, nor use up the process's open files
         held = 1 << 62 if store is None or store.limit_bytes is None else store.limit_bytes // 4
@@ -90,35 +103,76 @@ class VisualCache(Processing):
 
     def image(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
         """The picture at `path`; `overrides` may hold its orientation (mmrl.video.media). Raises MediaError."""
-        return self._reference("image", path, None, (overrides or {}).get("orientation", "displayed"))
+        return self._reference(
+            "image", path, None, (overrides or {}).get("orientation", "displayed")
+        )
 
     def frame(self, rgb_HWC: Any) -> Frame:
         """A reference to a picture in memory, uint8 (H, W, 3); the same pixels always give an equal one. Raises MediaError."""
         import torch
 
         pixels = torch.as_tensor(rgb_HWC)
-        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != torch.uint8 or not pixels.numel():
-            raise MediaError(f"expected a picture as uint8 (H, W, 3), found {pixels.dtype} {tuple(pixels.shape)}", kind="corrupt")
+        if (
+            pixels.ndim != 3
+            or pixels.shape[2] != 3
+            or pixels.dtype != torch.uint8
+            or not pixels.numel()
+        ):
+            raise MediaError(
+                f"expected a picture as uint8 (H, W, 3), found {pixels.dtype} {tuple(pixels.shape)}",
+                kind="corrupt",
+            )
         height, width, _ = pixels.shape
         packed, (t, h, w) = self._patches(pixels.permute(2, 0, 1))
         digest, layout = pixel_digest(packed), self.codec("image").layout
-        return Frame("image", "", digest, "", digest, (t, h, w), t * h * w // layout.merge**2, (width, height),
-                     (w * layout.patch, h * layout.patch), packed=packed)
+        return Frame(
+            "image",
+            "",
+            digest,
+            "",
+            digest,
+            (t, h, w),
+            t * h * w // layout.merge**2,
+            (width, height),
+            (w * layout.patch, h * layout.patch),
+            packed=packed,
+        )
 
     def video(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
         """The clip at `path`, sampled as configured with `overrides` of FrameSampling. Raises MediaError, ConfigError."""
         return self._reference("video", path, self.sample(overrides))
 
-    def _key(self, kind: str, path: str, sampling: FrameSampling | None, content: str, orientation: Orientation) -> str:
+    def _key(
+        self,
+        kind: str,
+        path: str,
+        sampling: FrameSampling | None,
+        content: str,
+        orientation: Orientation,
+    ) -> str:
         turn = {} if orientation == "displayed" else {"orientation": orientation}
-        part = {"kind": kind, "content": content, "processor": self._fingerprint(kind), "schema": SCHEMA, **turn}
+        part = {
+            "kind": kind,
+            "content": content,
+            "processor": self._fingerprint(kind),
+            "schema": SCHEMA,
+            **turn,
+        }
         if sampling is None:
             return make_key(**part, options=json.dumps(self.image_options, sort_keys=True))
         layout = self.codec(kind).layout
         bounds = self.settings.bounds(layout.patch * layout.merge)
-        return make_key(**part, sampling=sampling.key(), bounds=list(bounds), decoder=self.settings.decoder)
+        return make_key(
+            **part, sampling=sampling.key(), bounds=list(bounds), decoder=self.settings.decoder
+        )
 
-    def _reference(self, kind: str, path: str, sampling: FrameSampling | None, orientation: Orientation = "displayed") -> Visual:
+    def _reference(
+        self,
+        kind: str,
+        path: str,
+        sampling: FrameSampling | None,
+        orientation: Orientation = "displayed",
+    ) -> Visual:
         if sampling is None and not os.path.isfile(path):  # said by the reader, with its mend
             open_image(path)
         elif sampling is not None and not os.path.exists(path):
@@ -135,15 +189,35 @@ class VisualCache(Processing):
         if self.witness is not None:
             self.witness(path, content)
         t, h, w = meta["grid_thw"]
-        return Visual(kind, path, key, content, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
-                      tuple(meta["orig_wh"]), tuple(meta["resized_wh"]), meta.get("frames", 1),
-                      tuple(meta.get("timestamps_s", ())), meta.get("duration_s", 0.0), meta.get("sample_fps", 0.0), sampling,
-                      orientation=orientation)
+        return Visual(
+            kind,
+            path,
+            key,
+            content,
+            meta["digest"],
+            (t, h, w),
+            t * h * w // self.codec(kind).layout.merge ** 2,
+            tuple(meta["orig_wh"]),
+            tuple(meta["resized_wh"]),
+            meta.get("frames", 1),
+            tuple(meta.get("timestamps_s", ())),
+            meta.get("duration_s", 0.0),
+            meta.get("sample_fps", 0.0),
+            sampling,
+            orientation=orientation,
+        )
 
     # level 1
 
-    def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None, content: str,
-                orientation: Orientation) -> _Packed:
+    def _packed(
+        self,
+        key: str,
+        kind: str,
+        path: str,
+        sampling: FrameSampling | None,
+        content: str,
+        orientation: Orientation,
+    ) -> _Packed:
         if (found := self._leased.get(key) or self._pixels.get(key)) is not None:
             self.stats.recalled += 1
             return found
@@ -151,7 +225,11 @@ class VisualCache(Processing):
 
         def build() -> Built:
             self.stats.built += 1
-            return self._build_image(path, orientation) if sampling is None else self._build_video(path, sampling)
+            return (
+                self._build_image(path, orientation)
+                if sampling is None
+                else self._build_video(path, sampling)
+            )
 
         if self.store is None:
             tensors, meta = build()
@@ -161,11 +239,20 @@ class VisualCache(Processing):
             entry = self.store.get_or_build(key, build, sources={path: content})
             packed = _Packed(entry.tensors["pixels"], entry.meta, entry)
         self.stats.recalled += self.stats.built == before
-        self._pixels.put(key, packed, packed.nbytes, packed.entry is not None and packed.entry.cached)
+        self._pixels.put(
+            key, packed, packed.nbytes, packed.entry is not None and packed.entry.cached
+        )
         return packed
 
     def _packed_of(self, visual: Visual) -> _Packed:
-        return self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content, visual.orientation)
+        return self._packed(
+            visual.key,
+            visual.kind,
+            visual.path,
+            visual.sampling,
+            visual.content,
+            visual.orientation,
+        )
 
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
         """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""
@@ -192,7 +279,9 @@ class VisualCache(Processing):
 
     # level 2
 
-    def features(self, visuals: Sequence[Visual], tower: Tower, device: torch.device | None = None) -> list[Features]:
+    def features(
+        self, visuals: Sequence[Visual], tower: Tower, device: torch.device | None = None
+    ) -> list[Features]:
         """The tower's features of each visual, recalled or computed once."""
         found: dict[tuple[Any, ...], Features] = {}
         missing: dict[tuple[Any, ...], Visual] = {}
@@ -206,15 +295,26 @@ class VisualCache(Processing):
             else:
                 found[place] = recalled
                 self.stats.features_recalled += 1
-        for place, visual in missing.items():  # one by one: features must not depend on what was asked for beside them
+        for (
+            place,
+            visual,
+        ) in (
+            missing.items()
+        ):  # one by one: features must not depend on what was asked for beside them
             if (pairs := self._pairs(visual)) is not None:
-                found[place] = _reordered(self.features([replace(visual, change=Change())], tower, device)[0], pairs)
+                found[place] = _reordered(
+                    self.features([replace(visual, change=Change())], tower, device)[0], pairs
+                )
                 continue
             self.stats.encoded += 1
             (made,) = tower(visual.kind, self.pixels(visual, device), [visual.grid_thw])
             found[place] = self._keep(visual, tower, place, made)
         chosen = [found[(tower.fingerprint, *v.identity)] for v in visuals]
-        return chosen if device is None else [Features(f.main.to(device), tuple(d.to(device) for d in f.deep)) for f in chosen]
+        return (
+            chosen
+            if device is None
+            else [Features(f.main.to(device), tuple(d.to(device) for d in f.deep)) for f in chosen]
+        )
 
     def _pairs(self, visual: Visual) -> list[int] | None:
         """The order of the tower's temporal patches when a shuffle keeps their frames together, else None.
@@ -225,19 +325,31 @@ class VisualCache(Processing):
             return None
         size, order = self.codec(visual.kind).layout.temporal, visual.change.order
         whole = len(order) // size * size
-        runs = [order[i:i + size] for i in range(0, whole, size)]
+        runs = [order[i : i + size] for i in range(0, whole, size)]
         if any(run[0] % size or run != tuple(range(run[0], run[0] + size)) for run in runs) or (
-                order[whole:] != tuple(range(whole, len(order)))):
+            order[whole:] != tuple(range(whole, len(order)))
+        ):
             return None
         return [run[0] // size for run in runs] + ([len(runs)] if len(order) > whole else [])
 
     def _feature_key(self, visual: Visual, tower: Tower) -> str:
-        return make_key(pixels=visual.key, digest=visual.digest, tower=tower.fingerprint, change=visual.change.name, schema=SCHEMA)
+        return make_key(
+            pixels=visual.key,
+            digest=visual.digest,
+            tower=tower.fingerprint,
+            change=visual.change.name,
+            schema=SCHEMA,
+        )
 
     def _recall(self, visual: Visual, tower: Tower, place: tuple[Any, ...]) -> Features | None:
         if (held := self._leased.get(place) or self._features.get(place)) is not None:
             return held[0]
-        if self.store is None or not self.keep_features or visual.change.name == "shuffle" or isinstance(visual, Frame):
+        if (
+            self.store is None
+            or not self.keep_features
+            or visual.change.name == "shuffle"
+            or isinstance(visual, Frame)
+        ):
             return None
         entry = self.store.get(self._feature_key(visual, tower))
         if entry is None:
@@ -247,12 +359,19 @@ class VisualCache(Processing):
         self._features.put(place, (features, entry), features.nbytes, True)
         return features
 
-    def _keep(self, visual: Visual, tower: Tower, place: tuple[Any, ...], made: Features) -> Features:
-        if visual.change.name == "shuffle" or not self.keep_features:  # a new order every time: nobody asks for it again
+    def _keep(
+        self, visual: Visual, tower: Tower, place: tuple[Any, ...], made: Features
+    ) -> Features:
+        if (
+            visual.change.name == "shuffle" or not self.keep_features
+        ):  # a new order every time: nobody asks for it again
             return made
         kept = Features(made.main.cpu(), tuple(d.cpu() for d in made.deep))
         if self.store is not None and not isinstance(visual, Frame):
-            tensors = {"main": kept.main.contiguous(), **{f"deep_{i}": d.contiguous() for i, d in enumerate(kept.deep)}}
+            tensors = {
+                "main": kept.main.contiguous(),
+                **{f"deep_{i}": d.contiguous() for i, d in enumerate(kept.deep)},
+            }
             meta = {"kind": "features", "of": visual.kind, "path": visual.path}
             try:
                 self.store.put(self._feature_key(visual, tower), tensors, meta)
@@ -272,7 +391,9 @@ class VisualCache(Processing):
             if isinstance(visual, Frame):  # holds its own
                 continue
             place = None if tower is None else (tower.fingerprint, *visual.identity)
-            features = None if tower is None or place is None else self._recall(visual, tower, place)
+            features = (
+                None if tower is None or place is None else self._recall(visual, tower, place)
+            )
             if place is not None and features is not None:
                 self._leased[place] = (features, self._features.get(place))
             else:

@@ -4,6 +4,7 @@
 all groups of a step. mmrl.training.credit applies them to the groups of a run. Legend: G group size.
 Try: python -c "from mmrl.algorithms import group_advantages; print(group_advantages([0, 0, 1, 1]))"
 """
+
 from __future__ import annotations
 
 import math
@@ -15,8 +16,18 @@ from torch import Tensor
 
 from mmrl.errors import ConfigError, NonFiniteError, RewardError, did_you_mean
 
-__all__ = ["AdvantageScale", "Baseline", "SIGNAL_TOLERANCE", "centred", "gdpo_advantages", "group_advantages", "group_std",
-           "has_signal", "over_rewards_std", "whiten"]
+__all__ = [
+    "AdvantageScale",
+    "Baseline",
+    "SIGNAL_TOLERANCE",
+    "centred",
+    "gdpo_advantages",
+    "group_advantages",
+    "group_std",
+    "has_signal",
+    "over_rewards_std",
+    "whiten",
+]
 
 AdvantageScale = Literal["std", "none"]
 Baseline = Literal["grpo", "rloo", "opo", "pass_k"]
@@ -25,7 +36,9 @@ SIGNAL_TOLERANCE = 1e-8  # rewards closer than this differ by rounding only (the
 
 
 def _as_floats(rewards_G: Sequence[float] | Tensor) -> list[float]:
-    values: list[float] = [float(r) for r in (rewards_G.tolist() if isinstance(rewards_G, Tensor) else rewards_G)]
+    values: list[float] = [
+        float(r) for r in (rewards_G.tolist() if isinstance(rewards_G, Tensor) else rewards_G)
+    ]
     bad = [i for i, r in enumerate(values) if not math.isfinite(r)]
     if bad:
         raise NonFiniteError(
@@ -35,8 +48,12 @@ def _as_floats(rewards_G: Sequence[float] | Tensor) -> list[float]:
     return values
 
 
-def group_advantages(rewards_G: Sequence[float] | Tensor, scale: AdvantageScale = "std", eps: float = 1e-6,
-                     clip: float | None = None) -> Tensor:
+def group_advantages(
+    rewards_G: Sequence[float] | Tensor,
+    scale: AdvantageScale = "std",
+    eps: float = 1e-6,
+    clip: float | None = None,
+) -> Tensor:
     """Advantages of one group, shape (G,), float32; computed in float64.
 
     scale 'std': (r - mean) / (std + eps) with the unbiased standard deviation, as GRPO is practised (Shao et al. 2024,
@@ -46,8 +63,10 @@ def group_advantages(rewards_G: Sequence[float] | Tensor, scale: AdvantageScale 
     Raises ConfigError for an unknown scale, NonFiniteError for a NaN or infinite reward.
     """
     if scale not in ("std", "none"):
-        raise ConfigError(f"expected advantage scale 'std' or 'none', found {scale!r}."
-                          f"{did_you_mean(scale, ('std', 'none'))}")
+        raise ConfigError(
+            f"expected advantage scale 'std' or 'none', found {scale!r}."
+            f"{did_you_mean(scale, ('std', 'none'))}"
+        )
     if clip is not None and not clip > 0:
         raise ConfigError(f"expected an advantage clip above 0 or none, found {clip!r}")
     values = _as_floats(rewards_G)
@@ -77,7 +96,9 @@ def group_std(rewards_G: Sequence[float]) -> float:
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
-def centred(rewards_G: Sequence[float], baseline: Baseline = "grpo", lengths_G: Sequence[int] | None = None) -> list[float]:
+def centred(
+    rewards_G: Sequence[float], baseline: Baseline = "grpo", lengths_G: Sequence[int] | None = None
+) -> list[float]:
     """Rewards of one group minus a baseline, before any scaling; (G,), exactly 0 for equal rewards.
 
     grpo    r_i - mean                                  (Shao et al. 2024, arXiv 2402.03300)
@@ -86,8 +107,10 @@ def centred(rewards_G: Sequence[float], baseline: Baseline = "grpo", lengths_G: 
     pass_k  r_max - r_second for the best, 0 for others (GRPO pass@k as in verl); the first of several best
     """
     if baseline not in get_args(Baseline):
-        raise ConfigError(f"expected advantage {', '.join(get_args(Baseline))}, found {baseline!r}."
-                          f"{did_you_mean(baseline, get_args(Baseline))}")
+        raise ConfigError(
+            f"expected advantage {', '.join(get_args(Baseline))}, found {baseline!r}."
+            f"{did_you_mean(baseline, get_args(Baseline))}"
+        )
     values = _as_floats(rewards_G)
     if len(values) < 2 or max(values) == min(values):
         return [0.0] * len(values)
@@ -100,14 +123,18 @@ def centred(rewards_G: Sequence[float], baseline: Baseline = "grpo", lengths_G: 
         return [best - second if i == place else 0.0 for i in range(len(values))]
     if baseline == "opo":
         if lengths_G is None or len(lengths_G) != len(values) or sum(lengths_G) <= 0:
-            raise ConfigError(f"advantage 'opo' expects one length in tokens per reward, found {lengths_G} for {len(values)}")
+            raise ConfigError(
+                f"advantage 'opo' expects one length in tokens per reward, found {lengths_G} for {len(values)}"
+            )
         middle = math.fsum(n * v for n, v in zip(lengths_G, values, strict=True)) / sum(lengths_G)
     else:
         middle = math.fsum(values) / len(values)
     return [v - middle for v in values]
 
 
-def gdpo_advantages(parts_G: Sequence[Mapping[str, float]], weights: Mapping[str, float], eps: float = 1e-6) -> list[float]:
+def gdpo_advantages(
+    parts_G: Sequence[Mapping[str, float]], weights: Mapping[str, float], eps: float = 1e-6
+) -> list[float]:
     """GDPO, one group, before whitening: sum over parts k of w_k (r_k - mean_k) / (std_k + eps); (G,).
 
     Each part is normalised inside its group before the weighted sum, so that a part of small spread (format) is neither
@@ -121,10 +148,14 @@ def gdpo_advantages(parts_G: Sequence[Mapping[str, float]], weights: Mapping[str
             continue
         lacking = [i for i, parts in enumerate(parts_G) if name not in parts]
         if lacking:
-            raise RewardError(f"aggregation gdpo expected reward part '{name}' on every completion of the group, found it "
-                              f"missing on completion {lacking[0]} (it has {sorted(parts_G[lacking[0]])}); give failures "
-                              "all parts (Score.failure(reason, part_names)) or use algorithm.aggregation plain")
-        normalised = group_advantages([parts[name] for parts in parts_G], "std", eps).double().tolist()
+            raise RewardError(
+                f"aggregation gdpo expected reward part '{name}' on every completion of the group, found it "
+                f"missing on completion {lacking[0]} (it has {sorted(parts_G[lacking[0]])}); give failures "
+                "all parts (Score.failure(reason, part_names)) or use algorithm.aggregation plain"
+            )
+        normalised = (
+            group_advantages([parts[name] for parts in parts_G], "std", eps).double().tolist()
+        )
         totals = [t + weight * a for t, a in zip(totals, normalised, strict=True)]
     return totals
 
@@ -143,8 +174,9 @@ def whiten(groups: Sequence[Sequence[float]], eps: float = 1e-6) -> list[list[fl
     return [[(a - mean) / (std + eps) for a in group] for group in groups]
 
 
-def over_rewards_std(offsets: Sequence[Sequence[float]], rewards: Sequence[Sequence[float]],
-                     eps: float = 1e-4) -> list[list[float]]:
+def over_rewards_std(
+    offsets: Sequence[Sequence[float]], rewards: Sequence[Sequence[float]], eps: float = 1e-4
+) -> list[list[float]]:
     """Centred rewards of all groups of a step divided by the unbiased std + eps of all their rewards (Lite PPO, Liu et al. 2025,
     arXiv 2508.08221; TRL's scale_rewards batch and its eps).
 

@@ -11,6 +11,7 @@ except for its longer rollout. The bonus acts where rewards have more than two v
 graded accuracy), and with advantage_scale none. A divisor that several groups share (batch, batch_rewards, ema, ema_within,
 aggregation gdpo) keeps it where some of them get it and others do not.
 """
+
 from __future__ import annotations
 
 import math
@@ -39,7 +40,9 @@ class ContrastSettings:
         for name in ("factor", "threshold", "bonus"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
-                raise ConfigError(f"expected algorithm.contrast.{name} as a number of at least 0, found {value!r}")
+                raise ConfigError(
+                    f"expected algorithm.contrast.{name} as a number of at least 0, found {value!r}"
+                )
 
 
 def _qualified(accuracies: Sequence[float], settings: ContrastSettings) -> list[bool]:
@@ -55,7 +58,9 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def needs_contrast(accuracies: Sequence[float], settings: ContrastSettings, *, top: float = 1.0) -> bool:
+def needs_contrast(
+    accuracies: Sequence[float], settings: ContrastSettings, *, top: float = 1.0
+) -> bool:
     """Whether a contrast group can matter to a group with these accuracies (whose highest possible value is `top`).
 
     It cannot when no answer, or every answer, would get the bonus (advantages compare answers of one group; `pooled`: when
@@ -69,7 +74,9 @@ def needs_contrast(accuracies: Sequence[float], settings: ContrastSettings, *, t
     return _mean(accuracies) < settings.factor * top
 
 
-def bonuses(accuracies: Sequence[float], contrast: Sequence[float] | None, settings: ContrastSettings) -> list[float]:
+def bonuses(
+    accuracies: Sequence[float], contrast: Sequence[float] | None, settings: ContrastSettings
+) -> list[float]:
     """The bonus of each answer: `bonus` for those above the threshold where p >= factor * p~, else 0.
 
     `contrast` is None for a group whose contrast was skipped (see `needs_contrast`): the bonus is paid where it matters,

@@ -5,6 +5,7 @@
 The accuracy m is the group's own mean, in [0, 1], never that of a local batch (UniVG-R1's code takes the latter, so that
 its weights depend on sharding).
 """
+
 from __future__ import annotations
 
 import math
@@ -18,8 +19,9 @@ __all__ = ["Difficulty", "difficulty_weights"]
 Difficulty = Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"]
 
 
-def difficulty_weights(accuracies: Sequence[float], kind: Difficulty, *, power: float = 1.0,
-                       temperature: float = 2.0) -> list[float]:
+def difficulty_weights(
+    accuracies: Sequence[float], kind: Difficulty, *, power: float = 1.0, temperature: float = 2.0
+) -> list[float]:
     """One weight >= 0 per group from the mean accuracies m of *all* groups of a step; m outside [0, 1] is clipped.
 
     none         1
@@ -30,8 +32,10 @@ def difficulty_weights(accuracies: Sequence[float], kind: Difficulty, *, power: 
                  stays. mmrl's own formula. The only kind that looks beyond its own group.
     """
     if kind not in get_args(Difficulty):
-        raise ConfigError(f"expected difficulty {', '.join(get_args(Difficulty))}, found {kind!r}."
-                          f"{did_you_mean(kind, get_args(Difficulty))}")
+        raise ConfigError(
+            f"expected difficulty {', '.join(get_args(Difficulty))}, found {kind!r}."
+            f"{did_you_mean(kind, get_args(Difficulty))}"
+        )
     levels = [min(1.0, max(0.0, float(m))) for m in accuracies]
     if kind == "univg_exp":
         return [math.exp(1 - m) for m in levels]

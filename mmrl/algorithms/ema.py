@@ -14,6 +14,7 @@ resumed run equals the uninterrupted one (OneThinker's tracker is each process's
     ema = EmaScale(); ema.update([("grounding", [0.2, 0.4]), ("counting", [0.0, 1.0])])
     ema.advantages("grounding", [0.2, 0.4])
 """
+
 from __future__ import annotations
 
 import math
@@ -45,7 +46,9 @@ class EmaSettings:
         if not 0 <= self.decay < 1:
             raise ConfigError(f"expected ema.decay in [0, 1), found {self.decay}")
         if not self.min_std > 0 or not self.limit > 0:
-            raise ConfigError(f"expected ema.min_std and ema.limit above 0, found {self.min_std} and {self.limit}")
+            raise ConfigError(
+                f"expected ema.min_std and ema.limit above 0, found {self.min_std} and {self.limit}"
+            )
 
 
 class EmaScale:
@@ -81,7 +84,10 @@ class EmaScale:
                 spread = math.fsum(group_std(r) for r in rows) / len(rows)
             else:
                 flat = [r for row in rows for r in row]
-                mean, spread = math.fsum(flat) / len(flat), math.fsum(r * r for r in flat) / len(flat)
+                mean, spread = (
+                    math.fsum(flat) / len(flat),
+                    math.fsum(r * r for r in flat) / len(flat),
+                )
             for table, x in ((self._mean, mean), (self._spread, spread)):
                 table[task] = decay * table[task] + (1 - decay) * x if task in table else x
 
@@ -113,8 +119,11 @@ class EmaScale:
 
     def metrics(self) -> dict[str, float]:
         """'TASK/std' and 'TASK/mean' for logging."""
-        return {f"{task}/{name}": value for task in sorted(self._mean)
-                for name, value in (("std", self.std(task)), ("mean", self._mean[task]))}
+        return {
+            f"{task}/{name}": value
+            for task in sorted(self._mean)
+            for name, value in (("std", self.std(task)), ("mean", self._mean[task]))
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values; floats survive JSON exactly."""
@@ -125,15 +134,20 @@ class EmaScale:
         rules = {"square": "ema", "std": "ema_within"}
         try:
             (found,) = rules.keys() & state.keys()
-            mean, spread = ({str(k): float(v) for k, v in state[name].items()} for name in ("mean", found))
+            mean, spread = (
+                {str(k): float(v) for k, v in state[name].items()} for name in ("mean", found)
+            )
             if mean.keys() != spread.keys():
                 raise KeyError(*(mean.keys() ^ spread.keys()))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError("expected the EMA state (mean and square or std, by task), found something else "
-                                  f"({error!r}); resume from an earlier checkpoint") from error
+            raise CheckpointError(
+                "expected the EMA state (mean and square or std, by task), found something else "
+                f"({error!r}); resume from an earlier checkpoint"
+            ) from error
         if found != self._kept_as and mean:
             raise CheckpointError(
                 f"expected the EMA state of advantage_scale {rules[self._kept_as]}, found that of {rules[found]} (the spread "
                 f"inside groups, which checkpoints of mmrl before ema_within existed call ema, does not tell that of all rewards, "
-                f"nor the other way round): resume with algorithm.advantage_scale={rules[found]}, or start a new run")
+                f"nor the other way round): resume with algorithm.advantage_scale={rules[found]}, or start a new run"
+            )
         self._mean, self._spread = mean, spread

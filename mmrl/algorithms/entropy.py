@@ -11,6 +11,7 @@ was above, between `low` and `high`; it acts in a step only if the entropy of th
     bonus = EntropyBonus(EntropySettings(target=0.3))
     ... loss of a step with bonus.coefficient ...; bonus.observe(entropy_sum, tokens)     # sums over all processes
 """
+
 from __future__ import annotations
 
 import math
@@ -37,10 +38,14 @@ class EntropySettings:
 
     def __post_init__(self) -> None:
         if not self.coef >= 0 or not self.delta > 0 or not (self.target is None or self.target > 0):
-            raise ConfigError(f"expected entropy.coef at least 0, delta above 0 and target above 0 or none, found {self.coef}, "
-                              f"{self.delta} and {self.target}")
+            raise ConfigError(
+                f"expected entropy.coef at least 0, delta above 0 and target above 0 or none, found {self.coef}, "
+                f"{self.delta} and {self.target}"
+            )
         if self.target is not None and not 0 <= self.low <= self.coef <= self.high:
-            raise ConfigError(f"expected 0 <= entropy.coef_min <= coef <= coef_max, found {self.low}, {self.coef} and {self.high}")
+            raise ConfigError(
+                f"expected 0 <= entropy.coef_min <= coef <= coef_max, found {self.low}, {self.coef} and {self.high}"
+            )
 
 
 class EntropyBonus:
@@ -49,7 +54,9 @@ class EntropyBonus:
     def __init__(self, settings: EntropySettings | None = None) -> None:
         self.settings = settings or EntropySettings()
         self._coef = self.settings.coef
-        self._last = math.inf  # mean entropy of the last step: before the first one nothing is known, and nothing acts
+        self._last = (
+            math.inf
+        )  # mean entropy of the last step: before the first one nothing is known, and nothing acts
 
     @property
     def adaptive(self) -> bool:
@@ -73,7 +80,11 @@ class EntropyBonus:
 
     def metrics(self) -> dict[str, float]:
         """For the step's row: the coefficient that the next optimizer step would have; none where there never is one."""
-        return {"train/entropy_coef": self.coefficient} if self.adaptive or self.settings.coef > 0 else {}
+        return (
+            {"train/entropy_coef": self.coefficient}
+            if self.adaptive or self.settings.coef > 0
+            else {}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values; null before the first step."""
@@ -82,8 +93,13 @@ class EntropyBonus:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. Raises CheckpointError for a state of another shape."""
         try:
-            coef, last = float(state["coef"]), math.inf if state["last"] is None else float(state["last"])
+            coef, last = (
+                float(state["coef"]),
+                math.inf if state["last"] is None else float(state["last"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"expected the state of the entropy bonus (coef, last), found something else ({error!r}); resume "
-                                  "from an earlier checkpoint") from error
+            raise CheckpointError(
+                f"expected the state of the entropy bonus (coef, last), found something else ({error!r}); resume "
+                "from an earlier checkpoint"
+            ) from error
         self._coef, self._last = coef, last

@@ -11,6 +11,7 @@ which brings it again in its next epoch (solved by all, or failed): none is lost
             sampler.offer(ticket.key, rewards_of(ticket))  # None when the rollout failed
     report = sampler.end_step()
 """
+
 from __future__ import annotations
 
 import enum
@@ -24,8 +25,16 @@ from mmrl.errors import CheckpointError, ConfigError, did_you_mean
 from mmrl.types import Rollout, StopReason
 
 __all__ = [
-    "DynamicSampler", "Overlong", "OverlongSettings", "SamplerSettings", "StepReport", "Ticket", "Verdict",
-    "overlong_penalty", "soft_overlong_penalty", "trajectory_in_loss",
+    "DynamicSampler",
+    "Overlong",
+    "OverlongSettings",
+    "SamplerSettings",
+    "StepReport",
+    "Ticket",
+    "Verdict",
+    "overlong_penalty",
+    "soft_overlong_penalty",
+    "trajectory_in_loss",
 ]
 
 Overlong = Literal["none", "mask", "soft"]
@@ -45,11 +54,15 @@ class OverlongSettings:
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Overlong):
-            raise ConfigError(f"expected overlong mode none, mask or soft, found {self.mode!r}."
-                              f"{did_you_mean(self.mode, get_args(Overlong))}")
+            raise ConfigError(
+                f"expected overlong mode none, mask or soft, found {self.mode!r}."
+                f"{did_you_mean(self.mode, get_args(Overlong))}"
+            )
         if self.mode == "soft" and not 0 < (self.cache or 0) <= (self.max_length or 0):
-            raise ConfigError("overlong mode 'soft' expects 0 < cache <= max_length in tokens, found "
-                              f"cache {self.cache} and max_length {self.max_length}")
+            raise ConfigError(
+                "overlong mode 'soft' expects 0 < cache <= max_length in tokens, found "
+                f"cache {self.cache} and max_length {self.max_length}"
+            )
 
 
 def trajectory_in_loss(trajectory: Rollout, mode: Overlong) -> bool:
@@ -71,7 +84,9 @@ def soft_overlong_penalty(length: int, max_length: int, cache: int) -> float:
     0 up to max_length - cache tokens, then linear down to -1 at max_length and beyond. Needs 0 < cache <= max_length.
     """
     if not 0 < cache <= max_length:
-        raise ConfigError(f"expected 0 < cache <= max_length in tokens, found cache {cache}, max_length {max_length}")
+        raise ConfigError(
+            f"expected 0 < cache <= max_length in tokens, found cache {cache}, max_length {max_length}"
+        )
     return max(-1.0, min(0.0, (max_length - cache - length) / cache))
 
 
@@ -79,7 +94,9 @@ def overlong_penalty(length: int, settings: OverlongSettings) -> float:
     """What to add to the reward of a completion of `length` tokens: 0 unless the mode is 'soft'."""
     if settings.mode != "soft":
         return 0.0
-    assert settings.max_length is not None and settings.cache is not None  # checked when the settings were made
+    assert (
+        settings.max_length is not None and settings.cache is not None
+    )  # checked when the settings were made
     return soft_overlong_penalty(length, settings.max_length, settings.cache)
 
 
@@ -115,7 +132,9 @@ class Verdict(str, enum.Enum):
 
     KEPT = "kept"  # has signal: train on it
     NO_SIGNAL = "no_signal"  # rewards equal (or too alike): replaced; its sample waits for another try, unless all are 1
-    FAILED = "failed"  # no rewards (a broken picture stays broken): replaced, its sample does not wait
+    FAILED = (
+        "failed"  # no rewards (a broken picture stays broken): replaced, its sample does not wait
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,17 @@ class StepReport:
     queue: int = 0
 
 
-_COUNTS = ("asked", "kept", "no_signal", "failed", "all_zero", "all_one", "weak", "carried", "abandoned")
+_COUNTS = (
+    "asked",
+    "kept",
+    "no_signal",
+    "failed",
+    "all_zero",
+    "all_one",
+    "weak",
+    "carried",
+    "abandoned",
+)
 _LATER_COUNTS = ("abandoned", "weak")  # absent from states written before they existed
 
 
@@ -171,7 +200,9 @@ class DynamicSampler:
         self._free: list[tuple[int, int]] = []  # (position, attempt) waiting for a prompt
         self._in_flight: dict[Key, Ticket] = {}
         self._set_aside: dict[Key, Ticket] = {}  # this step's samples for the queue
-        self._queue: dict[tuple[str, str], int] = {}  # (source, sample id) -> tries, in order of arrival
+        self._queue: dict[
+            tuple[str, str], int
+        ] = {}  # (source, sample id) -> tries, in order of arrival
         self._credit = 0.0  # retries the carry share has earned
         self._counts: dict[str, dict[str, int]] = {}  # this step, by source
         self._totals: dict[str, dict[str, int]] = {}  # closed steps, by source
@@ -220,14 +251,22 @@ class DynamicSampler:
             tickets.append(ticket)
         return tickets
 
-    def offer(self, key: Sequence[int], rewards_G: Sequence[float] | None, *, top: float = 1.0,
-              keep: bool | None = None) -> Verdict:
+    def offer(
+        self,
+        key: Sequence[int],
+        rewards_G: Sequence[float] | None,
+        *,
+        top: float = 1.0,
+        keep: bool | None = None,
+    ) -> Verdict:
         """Close the group of one ticket with its rewards, or with None when its rollout failed.
 
         `rewards_G` may be a part of the rewards by which groups are judged (accuracy); `top` is the largest it can be. `keep`
         replaces the test for signal by the caller's own (algorithm.filter; variance-based selection).
         """
-        spread = rewards_G is not None and has_signal(rewards_G, self.settings.tol)  # first: it raises on NaN
+        spread = rewards_G is not None and has_signal(
+            rewards_G, self.settings.tol
+        )  # first: it raises on NaN
         step, position, attempt = key
         ticket = self._in_flight.pop((step, position, attempt), None)
         assert ticket is not None, f"group {tuple(key)} was not asked, or offered twice"
@@ -261,10 +300,15 @@ class DynamicSampler:
     def end_step(self) -> StepReport:
         """Close the step: its samples without signal join the queue or are abandoned, in order of key, not of arrival."""
         assert self._step is not None, "begin_step first"
-        assert not self._in_flight, f"groups still in flight: {sorted(self._in_flight)}; offer None for abandoned ones"
+        assert not self._in_flight, (
+            f"groups still in flight: {sorted(self._in_flight)}; offer None for abandoned ones"
+        )
         tries: dict[tuple[str, str], int] = {}
         for _, ticket in sorted(self._set_aside.items()):
-            name = (ticket.source, ticket.sample_id)  # a short stream may bring a sample twice in one step: both count
+            name = (
+                ticket.source,
+                ticket.sample_id,
+            )  # a short stream may bring a sample twice in one step: both count
             tries[name] = tries.get(name, 0) + ticket.tries + 1
         for name, attempts in tries.items():
             if attempts < self.settings.max_tries:
@@ -275,7 +319,9 @@ class DynamicSampler:
             old = self._totals.setdefault(source, dict.fromkeys(_COUNTS, 0))
             self._totals[source] = {name: old[name] + counts[name] for name in _COUNTS}
         counts = _total(self._counts)
-        report = StepReport(self._step, counts, self._counts, self.settings.quota - counts["kept"], len(self._queue))
+        report = StepReport(
+            self._step, counts, self._counts, self.settings.quota - counts["kept"], len(self._queue)
+        )
         self._step, self._free, self._set_aside, self._counts = None, [], {}, {}
         return report
 
@@ -292,7 +338,9 @@ class DynamicSampler:
             "free": [list(place) for place in self._free],
             "in_flight": _rows(self._in_flight.values()),
             "set_aside": _rows(self._set_aside.values()),
-            "queue": [[source, sample_id, tries] for (source, sample_id), tries in self._queue.items()],
+            "queue": [
+                [source, sample_id, tries] for (source, sample_id), tries in self._queue.items()
+            ],
             "credit": self._credit,
             "counts": {source: dict(counts) for source, counts in self._counts.items()},
             "totals": self.totals,
@@ -308,16 +356,21 @@ class DynamicSampler:
                 "_free": [(int(position), int(attempt)) for position, attempt in state["free"]],
                 "_in_flight": _tickets(state["in_flight"]),
                 "_set_aside": _tickets(state["set_aside"]),
-                "_queue": {(str(source), str(name)): int(tries) for source, name, tries in state["queue"]},
+                "_queue": {
+                    (str(source), str(name)): int(tries) for source, name, tries in state["queue"]
+                },
                 "_credit": float(state["credit"]),
                 "_counts": _load_counts(state["counts"]),
                 "_totals": _load_counts(state["totals"]),
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"expected the sampler state of format 1, found something else ({error!r}); the "
-                                  "checkpoint was written by another version or is damaged: resume from an earlier one"
-                                  ) from error
-        self.__dict__.update(loaded)  # only after all of it was read: a broken state changes nothing
+            raise CheckpointError(
+                f"expected the sampler state of format 1, found something else ({error!r}); the "
+                "checkpoint was written by another version or is damaged: resume from an earlier one"
+            ) from error
+        self.__dict__.update(
+            loaded
+        )  # only after all of it was read: a broken state changes nothing
 
 
 def _rows(tickets: Iterable[Ticket]) -> list[list[Any]]:
@@ -325,11 +378,18 @@ def _rows(tickets: Iterable[Ticket]) -> list[list[Any]]:
 
 
 def _tickets(rows: Iterable[Sequence[Any]]) -> dict[Key, Ticket]:
-    tickets = [Ticket((int(step), int(position), int(attempt)), str(source), str(name), int(tries))
-               for step, position, attempt, source, name, tries in rows]
+    tickets = [
+        Ticket((int(step), int(position), int(attempt)), str(source), str(name), int(tries))
+        for step, position, attempt, source, name, tries in rows
+    ]
     return {ticket.key: ticket for ticket in tickets}
 
 
 def _load_counts(by_source: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    return {str(source): {name: int(counts.get(name, 0) if name in _LATER_COUNTS else counts[name]) for name in _COUNTS}
-            for source, counts in by_source.items()}
+    return {
+        str(source): {
+            name: int(counts.get(name, 0) if name in _LATER_COUNTS else counts[name])
+            for name in _COUNTS
+        }
+        for source, counts in by_source.items()
+    }

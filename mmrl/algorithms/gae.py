@@ -10,6 +10,7 @@ Try: python -c "import torch; from mmrl.algorithms import *; o = torch.ones(3, 1
 
 Legend: T steps (decisions or action steps), R = T + 1 rows, B environments, C action steps of a chunk.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,7 +23,16 @@ from torch import Tensor
 
 from mmrl.errors import ConfigError, NonFiniteError, did_you_mean
 
-__all__ = ["Advantages", "Bootstrap", "GAESettings", "Moments", "RewardLevel", "chunk_gae", "gae_advantages", "normalise"]
+__all__ = [
+    "Advantages",
+    "Bootstrap",
+    "GAESettings",
+    "Moments",
+    "RewardLevel",
+    "chunk_gae",
+    "gae_advantages",
+    "normalise",
+]
 
 Bootstrap = Literal["standard", "always", "never"]
 RewardLevel = Literal["chunk", "action"]
@@ -48,10 +58,14 @@ class GAESettings:
         for name, kind in (("bootstrap", Bootstrap), ("level", RewardLevel)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
-                raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}")
+                raise ConfigError(
+                    f"expected {name} to be one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}"
+                )
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"expected {name} in [0, 1], found {getattr(self, name)}; the usual values are 0.99 and 0.95")
+                raise ConfigError(
+                    f"expected {name} in [0, 1], found {getattr(self, name)}; the usual values are 0.99 and 0.95"
+                )
 
 
 @dataclass(frozen=True)
@@ -64,8 +78,16 @@ class Advantages:
     valid: Tensor
 
 
-def gae_advantages(settings: GAESettings, rewards_TB: Tensor, values_RB: Tensor, terminated_TB: Tensor, truncated_TB: Tensor, *,
-                   final_values_TB: Tensor | None = None, valid_TB: Tensor | None = None) -> Advantages:
+def gae_advantages(
+    settings: GAESettings,
+    rewards_TB: Tensor,
+    values_RB: Tensor,
+    terminated_TB: Tensor,
+    truncated_TB: Tensor,
+    *,
+    final_values_TB: Tensor | None = None,
+    valid_TB: Tensor | None = None,
+) -> Advantages:
     """GAE of T steps in B environments; (T, B), computed in float64, returned in the dtype of the rewards.
 
     values_RB: row t is V before step t; the last row is V after the last step of columns that go on. terminated_TB,
@@ -77,11 +99,19 @@ def gae_advantages(settings: GAESettings, rewards_TB: Tensor, values_RB: Tensor,
     Raises ConfigError when ends bootstrap and final values are missing, NonFiniteError for a NaN that counts.
     """
     count, envs = rewards_TB.shape
-    assert values_RB.shape == (count + 1, envs), f"values: expected {(count + 1, envs)}, found {tuple(values_RB.shape)}"
-    valid = torch.ones(count, envs, dtype=torch.bool, device=rewards_TB.device) if valid_TB is None else valid_TB.bool()
+    assert values_RB.shape == (count + 1, envs), (
+        f"values: expected {(count + 1, envs)}, found {tuple(values_RB.shape)}"
+    )
+    valid = (
+        torch.ones(count, envs, dtype=torch.bool, device=rewards_TB.device)
+        if valid_TB is None
+        else valid_TB.bool()
+    )
     terminated, truncated = terminated_TB.bool() & valid, truncated_TB.bool() & valid
     for name, grid in (("terminated", terminated), ("truncated", truncated), ("valid", valid)):
-        assert grid.shape == (count, envs), f"{name}: expected {(count, envs)}, found {tuple(grid.shape)}"
+        assert grid.shape == (count, envs), (
+            f"{name}: expected {(count, envs)}, found {tuple(grid.shape)}"
+        )
     done = terminated | truncated
     follows = _end_values(settings.bootstrap, terminated, truncated, final_values_TB)
     rewards, values = rewards_TB.detach().double(), values_RB.detach().double()
@@ -90,35 +120,59 @@ def gae_advantages(settings: GAESettings, rewards_TB: Tensor, values_RB: Tensor,
     for t in reversed(range(count)):
         after_B = torch.where(done[t], follows[t], next_B)
         delta_B = rewards[t] + settings.gamma * after_B - values[t]
-        step_B = delta_B + settings.gamma * settings.lam * torch.where(done[t], torch.zeros_like(carry_B), carry_B)
+        step_B = delta_B + settings.gamma * settings.lam * torch.where(
+            done[t], torch.zeros_like(carry_B), carry_B
+        )
         advantages[t] = torch.where(valid[t], step_B, advantages[t])
         returns[t] = torch.where(valid[t], step_B + values[t], returns[t])
-        carry_B, next_B = torch.where(valid[t], step_B, carry_B), torch.where(valid[t], values[t], next_B)
+        carry_B, next_B = (
+            torch.where(valid[t], step_B, carry_B),
+            torch.where(valid[t], values[t], next_B),
+        )
     if not bool(torch.isfinite(advantages).all()):
         t, b = (~torch.isfinite(advantages)).nonzero()[-1].tolist()
-        raise NonFiniteError(f"expected finite rewards and values, found an advantage of {advantages[t, b].item()} at step {t} "
-                             f"of environment {b} (reward {rewards[t, b].item()}, value {values[t, b].item()})")
+        raise NonFiniteError(
+            f"expected finite rewards and values, found an advantage of {advantages[t, b].item()} at step {t} "
+            f"of environment {b} (reward {rewards[t, b].item()}, value {values[t, b].item()})"
+        )
     dtype = rewards_TB.dtype if rewards_TB.dtype.is_floating_point else torch.float32
     return Advantages(advantages.to(dtype), returns.to(dtype), valid)
 
 
-def _end_values(mode: Bootstrap, terminated_TB: Tensor, truncated_TB: Tensor, final_values_TB: Tensor | None) -> Tensor:
+def _end_values(
+    mode: Bootstrap, terminated_TB: Tensor, truncated_TB: Tensor, final_values_TB: Tensor | None
+) -> Tensor:
     """The value after the last step of every episode that ends in the grid; (T, B) float64, 0 elsewhere."""
-    bootstraps = {"standard": truncated_TB & ~terminated_TB, "always": truncated_TB | terminated_TB,
-                  "never": torch.zeros_like(truncated_TB)}[mode]
+    bootstraps = {
+        "standard": truncated_TB & ~terminated_TB,
+        "always": truncated_TB | terminated_TB,
+        "never": torch.zeros_like(truncated_TB),
+    }[mode]
     zeros = torch.zeros(bootstraps.shape, dtype=torch.float64, device=bootstraps.device)
     if final_values_TB is None:
         if bool(bootstraps.any()):
-            raise ConfigError(f"bootstrap '{mode}' expects the values of final observations, found none for "
-                              f"{int(bootstraps.sum())} episode ends; give final_values_TB (values_RB[1:] where nothing resets in "
-                              "between) or use bootstrap never")
+            raise ConfigError(
+                f"bootstrap '{mode}' expects the values of final observations, found none for "
+                f"{int(bootstraps.sum())} episode ends; give final_values_TB (values_RB[1:] where nothing resets in "
+                "between) or use bootstrap never"
+            )
         return zeros
-    assert final_values_TB.shape == bootstraps.shape, f"final values: expected {tuple(bootstraps.shape)}"
+    assert final_values_TB.shape == bootstraps.shape, (
+        f"final values: expected {tuple(bootstraps.shape)}"
+    )
     return torch.where(bootstraps, final_values_TB.detach().double(), zeros)
 
 
-def chunk_gae(settings: GAESettings, rewards_TBC: Tensor, values: Tensor, terminated_TBC: Tensor, truncated_TBC: Tensor, *,
-              final_values_TB: Tensor | None = None, valid_TBC: Tensor | None = None) -> Advantages:
+def chunk_gae(
+    settings: GAESettings,
+    rewards_TBC: Tensor,
+    values: Tensor,
+    terminated_TBC: Tensor,
+    truncated_TBC: Tensor,
+    *,
+    final_values_TB: Tensor | None = None,
+    valid_TBC: Tensor | None = None,
+) -> Advantages:
     """GAE of T decisions of C action steps each (RLinf's reward_type chunk_level and action_level).
 
     Level 'chunk': rewards of valid steps are summed, flags hold for a chunk when they hold for one of its valid steps,
@@ -127,22 +181,44 @@ def chunk_gae(settings: GAESettings, rewards_TBC: Tensor, values: Tensor, termin
     and results are (T, B, C). final_values_TB: as in `gae_advantages`; an episode ends at most once in a chunk.
     """
     count, envs, width = rewards_TBC.shape
-    valid = torch.ones_like(rewards_TBC, dtype=torch.bool) if valid_TBC is None else valid_TBC.bool()
+    valid = (
+        torch.ones_like(rewards_TBC, dtype=torch.bool) if valid_TBC is None else valid_TBC.bool()
+    )
     terminated, truncated = terminated_TBC.bool() & valid, truncated_TBC.bool() & valid
     rewards = torch.where(valid, rewards_TBC, torch.zeros_like(rewards_TBC))
     if settings.level == "chunk":
-        return gae_advantages(settings, rewards.sum(2), values, terminated.any(2), truncated.any(2),
-                              final_values_TB=final_values_TB, valid_TB=valid.any(2))
+        return gae_advantages(
+            settings,
+            rewards.sum(2),
+            values,
+            terminated.any(2),
+            truncated.any(2),
+            final_values_TB=final_values_TB,
+            valid_TB=valid.any(2),
+        )
     if values.shape != (count + 1, envs, width):
-        raise ConfigError(f"reward level 'action' expects one value per action step, shape {(count + 1, envs, width)}, found "
-                          f"{tuple(values.shape)}; give the value head {width} outputs or use level chunk")
+        raise ConfigError(
+            f"reward level 'action' expects one value per action step, shape {(count + 1, envs, width)}, found "
+            f"{tuple(values.shape)}; give the value head {width} outputs or use level chunk"
+        )
 
     def rows(grid_TBC: Tensor) -> Tensor:
         return grid_TBC.permute(0, 2, 1).reshape(-1, envs)
 
-    final = None if final_values_TB is None else rows(final_values_TB[:, :, None].expand(count, envs, width))
-    flat = gae_advantages(settings, rows(rewards), torch.cat([rows(values[:count]), values[count, None, :, 0]]), rows(terminated),
-                          rows(truncated), final_values_TB=final, valid_TB=rows(valid))
+    final = (
+        None
+        if final_values_TB is None
+        else rows(final_values_TB[:, :, None].expand(count, envs, width))
+    )
+    flat = gae_advantages(
+        settings,
+        rows(rewards),
+        torch.cat([rows(values[:count]), values[count, None, :, 0]]),
+        rows(terminated),
+        rows(truncated),
+        final_values_TB=final,
+        valid_TB=rows(valid),
+    )
 
     def grid(rows_NB: Tensor) -> Tensor:
         return rows_NB.reshape(count, width, envs).permute(0, 2, 1)
@@ -165,7 +241,9 @@ class Moments:
         return cls(float(kept.numel()), kept.sum().item(), kept.square().sum().item())
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        return Moments(
+            self.count + other.count, self.total + other.total, self.squares + other.squares
+        )
 
     def to_list(self) -> list[float]:
         """count, sum, sum of squares: ready for one all-reduce in float64."""
@@ -190,7 +268,9 @@ class Moments:
         return math.sqrt(variance) if variance > 1e-13 * self.squares / self.count else 0.0
 
 
-def normalise(values: Tensor, valid: Tensor, moments: Moments | None = None, eps: float = 1e-5) -> Tensor:
+def normalise(
+    values: Tensor, valid: Tensor, moments: Moments | None = None, eps: float = 1e-5
+) -> Tensor:
     """(A - mean) / (std + eps) over the valid entries, 0 elsewhere (RLinf, eps 1e-5, unbiased std); any shape.
 
     `moments`: sums over more than these entries (other processes, other micro-batches); by default those of `values`.

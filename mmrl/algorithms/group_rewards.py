@@ -5,6 +5,7 @@
 
 Pure functions of a group and the configuration: every process, and a resumed run, gets the same numbers.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,7 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mmrl.algorithms import ContrastSettings, OverlongSettings, bonuses, has_signal, overlong_penalty
+from mmrl.algorithms import (
+    ContrastSettings,
+    OverlongSettings,
+    bonuses,
+    has_signal,
+    overlong_penalty,
+)
 from mmrl.config import DataSource, RunConfig
 from mmrl.data.demonstrations import on_policy
 from mmrl.errors import ConfigError, did_you_mean
@@ -23,8 +30,19 @@ from mmrl.types import ImageSize, Rollout, RolloutGroup, Score, VideoSize
 from mmrl.workers.scoring import is_reward_failure
 
 __all__ = [
-    "GroupOutcome", "accuracies", "check_filter_key", "contrast_bonuses", "contrast_settings", "group_outcome", "is_usable",
-    "passes_filter", "score_of", "score_origin", "training_parts", "training_rewards", "usable",
+    "GroupOutcome",
+    "accuracies",
+    "check_filter_key",
+    "contrast_bonuses",
+    "contrast_settings",
+    "group_outcome",
+    "is_usable",
+    "passes_filter",
+    "score_of",
+    "score_origin",
+    "training_parts",
+    "training_rewards",
+    "usable",
 ]
 
 T = TypeVar("T")
@@ -37,7 +55,11 @@ def score_of(trajectory: Rollout) -> Score:
 
 
 def _overlong_penalties(group: RolloutGroup, config: RunConfig) -> list[float]:
-    settings = OverlongSettings(mode="soft", max_length=config.rollout.max_new_tokens, cache=config.algorithm.overlong_buffer)
+    settings = OverlongSettings(
+        mode="soft",
+        max_length=config.rollout.max_new_tokens,
+        cache=config.algorithm.overlong_buffer,
+    )
     return [overlong_penalty(t.num_tokens, settings) for t in group.rollouts]
 
 
@@ -49,7 +71,10 @@ def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> li
     """
     if not config.reward.shuffle or config.algorithm.advantage == "gae":
         return list(values)
-    found, places = list(values), [i for i, good in enumerate(usable(group)) if good]  # what has no reward takes no part
+    found, places = (
+        list(values),
+        [i for i, good in enumerate(usable(group)) if good],
+    )  # what has no reward takes no part
     order = np.random.default_rng((config.seed, 17, *group.key)).permutation(len(places))
     for place, number in zip(places, order, strict=True):
         found[place] = values[places[number]]
@@ -59,7 +84,9 @@ def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> li
 def contrast_settings(config: RunConfig) -> ContrastSettings:
     """The algorithm.contrast section as the rule wants it."""
     a, c = config.algorithm, config.algorithm.contrast
-    pooled = a.advantage == "gae" or (a.aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards"))
+    pooled = a.advantage == "gae" or (
+        a.aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards")
+    )
     return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip, pooled)
 
 
@@ -71,7 +98,9 @@ def accuracies(trajectories: Sequence[Rollout]) -> list[float]:
 
 def _part(scores: Sequence[Score], name: str) -> list[float] | None:
     """One reward part of each completion of a group, 0 for a failure without it; None where none of them has it."""
-    return [s.parts.get(name, 0.0) for s in scores] if any(name in s.parts for s in scores) else None
+    return (
+        [s.parts.get(name, 0.0) for s in scores] if any(name in s.parts for s in scores) else None
+    )
 
 
 def contrast_bonuses(group: RolloutGroup, config: RunConfig) -> list[float]:
@@ -92,22 +121,31 @@ def training_rewards(group: RolloutGroup, config: RunConfig) -> list[float]:
     a = config.algorithm
     rewards = [r + b for r, b in zip(group.rewards_G, contrast_bonuses(group, config), strict=True)]
     if a.overlong == "soft":
-        rewards = [r + a.overlong_weight * p for r, p in zip(rewards, _overlong_penalties(group, config), strict=True)]
+        rewards = [
+            r + a.overlong_weight * p
+            for r, p in zip(rewards, _overlong_penalties(group, config), strict=True)
+        ]
     return _shuffled(rewards, group, config)
 
 
-def training_parts(group: RolloutGroup, config: RunConfig) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+def training_parts(
+    group: RolloutGroup, config: RunConfig
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """What `training_rewards` sums up: (parts, weights) per trajectory; contrast bonus and overlong penalty are parts too."""
     a = config.algorithm
     scores = [t.score or Score.failure("not finished") for t in group.rollouts]
     parts, weights = [dict(s.parts) for s in scores], [dict(s.weights) for s in scores]
     if group.view:
-        for table, weight, bonus in zip(parts, weights, contrast_bonuses(group, config), strict=True):
+        for table, weight, bonus in zip(
+            parts, weights, contrast_bonuses(group, config), strict=True
+        ):
             table["contrast"] = float(bonus > 0)
             if any(weight.values()):
                 weight["contrast"] = a.contrast.bonus
     if a.overlong == "soft":
-        for table, weight, penalty in zip(parts, weights, _overlong_penalties(group, config), strict=True):
+        for table, weight, penalty in zip(
+            parts, weights, _overlong_penalties(group, config), strict=True
+        ):
             table["overlong"] = penalty
             if any(weight.values()):
                 weight["overlong"] = a.overlong_weight
@@ -115,11 +153,17 @@ def training_parts(group: RolloutGroup, config: RunConfig) -> tuple[list[dict[st
     return [parts[i] for i in order], [weights[i] for i in order]
 
 
-def score_origin(source: DataSource, images: Sequence[ImageSize], videos: Sequence[VideoSize] = ()) -> dict[str, Any]:
+def score_origin(
+    source: DataSource, images: Sequence[ImageSize], videos: Sequence[VideoSize] = ()
+) -> dict[str, Any]:
     """What a logged completion needs beside sample and text to be scored again: configured task and sizes of media."""
     sizes = {"video_sizes": [dataclasses.asdict(size) for size in videos]} if videos else {}
-    return {"task_spec": source.task, "task_params": dict(source.params),
-            "image_sizes": [dataclasses.asdict(size) for size in images], **sizes}
+    return {
+        "task_spec": source.task,
+        "task_params": dict(source.params),
+        "image_sizes": [dataclasses.asdict(size) for size in images],
+        **sizes,
+    }
 
 
 def is_usable(trajectory: Rollout) -> bool:
@@ -137,7 +181,9 @@ class GroupOutcome(NamedTuple):
     contrast bonus is in it: a prompt is judged by what its task says of the answers."""
 
     key: tuple[int, int, int]
-    rewards: list[float] | None  # the task's own, of usable completions; None when the group failed or has fewer than two
+    rewards: (
+        list[float] | None
+    )  # the task's own, of usable completions; None when the group failed or has fewer than two
     low: float = 0.0  # range of its task's rewards
     high: float = 1.0
     judged: list[float] | None = None  # values of algorithm.filter.key, in the order of `rewards`
@@ -154,11 +200,15 @@ def check_filter_key(config: RunConfig, tasks: Sequence[Task]) -> None:
 
 def _check_key(key: str, known: Sequence[str], task: str) -> None:
     if key not in ("reward", "accuracy", *known):
-        raise ConfigError(f"algorithm.filter.key: expected reward (the whole), accuracy, or another reward part of task '{task}' "
-                          f"({', '.join(known)}), found {key!r}.{did_you_mean(key, ['reward', 'accuracy', *known])}")
+        raise ConfigError(
+            f"algorithm.filter.key: expected reward (the whole), accuracy, or another reward part of task '{task}' "
+            f"({', '.join(known)}), found {key!r}.{did_you_mean(key, ['reward', 'accuracy', *known])}"
+        )
 
 
-def _judged(scores: Sequence[Score], config: RunConfig, task: Task) -> tuple[list[float], float] | None:
+def _judged(
+    scores: Sequence[Score], config: RunConfig, task: Task
+) -> tuple[list[float], float] | None:
     """Values of algorithm.filter.key in a group and the largest that they can be; None where the key means the whole reward."""
     key = config.algorithm.filter.key
     values = None if key == "reward" else _part(scores, key)
@@ -189,11 +239,20 @@ def group_outcome(group: RolloutGroup, config: RunConfig, task: Task) -> GroupOu
     scores = [score_of(t) for t, good in zip(group.rollouts, good_G, strict=True) if good]
     rewards = [s.value for s in scores]
     values, top = _judged(scores, config, task) or (None, high)
-    return GroupOutcome(group.key, rewards, low, high, rewards if values is None else values, top,
-                        critic or passes_filter(scores, values, config))
+    return GroupOutcome(
+        group.key,
+        rewards,
+        low,
+        high,
+        rewards if values is None else values,
+        top,
+        critic or passes_filter(scores, values, config),
+    )
 
 
-def passes_filter(scores: Sequence[Score], values: Sequence[float] | None, config: RunConfig) -> bool:
+def passes_filter(
+    scores: Sequence[Score], values: Sequence[float] | None, config: RunConfig
+) -> bool:
     """Whether a group with these scores has signal by algorithm.filter (see `group_outcome`); `values` of its key, None where that
     means the whole reward."""
     rewards, f = [s.value for s in scores], config.algorithm.filter

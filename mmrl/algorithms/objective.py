@@ -13,6 +13,7 @@ closed, or on which rank they ran. Legend: N flat tokens of this micro-batch, M 
 Declared rules. A sequence is whole inside one micro-batch. Tokens outside the mask touch nothing, whatever they hold.
 A sequence without a token in the loss is not counted in any denominator.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,8 +28,17 @@ from mmrl.algorithms.offline import OfflineSettings, capped, off_policy_loss
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = [
-    "Aggregate", "Importance", "KLEstimator", "LossStats", "LossSum", "ObjectiveSettings", "denominator",
-    "gradient_scale", "kl_estimate", "policy_loss", "truncated_importance",
+    "Aggregate",
+    "Importance",
+    "KLEstimator",
+    "LossStats",
+    "LossSum",
+    "ObjectiveSettings",
+    "denominator",
+    "gradient_scale",
+    "kl_estimate",
+    "policy_loss",
+    "truncated_importance",
 ]
 
 Importance = Literal["token", "sequence"]
@@ -62,29 +72,47 @@ class ObjectiveSettings:
     """Loss of the tokens somebody else wrote (`policy_loss(offline_N=...)`)."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("importance", Importance), ("aggregate", Aggregate), ("kl_estimator", KLEstimator)):
+        for name, kind in (
+            ("importance", Importance),
+            ("aggregate", Aggregate),
+            ("kl_estimator", KLEstimator),
+        ):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
-                raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}."
-                                  f"{did_you_mean(value, known)}")
+                raise ConfigError(
+                    f"expected {name} to be one of {', '.join(known)}, found {value!r}."
+                    f"{did_you_mean(value, known)}"
+                )
         if not 0 < self.clip_low <= 1:
-            raise ConfigError(f"expected clip_low in (0, 1], found {self.clip_low}; the usual value is 0.2")
+            raise ConfigError(
+                f"expected clip_low in (0, 1], found {self.clip_low}; the usual value is 0.2"
+            )
         if not self.clip_high > 0:
-            raise ConfigError(f"expected clip_high above 0, found {self.clip_high}; the usual value is 0.28")
+            raise ConfigError(
+                f"expected clip_high above 0, found {self.clip_high}; the usual value is 0.28"
+            )
         if self.dual_clip is not None and not self.dual_clip > 1 + self.clip_high:
-            raise ConfigError(f"expected dual_clip above 1 + clip_high = {1 + self.clip_high:g}, found "
-                              f"{self.dual_clip:g}; the usual value is 3, and none switches it off")
+            raise ConfigError(
+                f"expected dual_clip above 1 + clip_high = {1 + self.clip_high:g}, found "
+                f"{self.dual_clip:g}; the usual value is 3, and none switches it off"
+            )
         if self.aggregate == "dr_grpo" and not (self.max_completion_length or 0) > 0:
-            raise ConfigError("aggregate 'dr_grpo' divides by a constant length: expected max_completion_length above "
-                              f"0, found {self.max_completion_length}; set it to the rollout's token limit")
+            raise ConfigError(
+                "aggregate 'dr_grpo' divides by a constant length: expected max_completion_length above "
+                f"0, found {self.max_completion_length}; set it to the rollout's token limit"
+            )
         if self.kl_coef > 0 and self.kl_estimator == "k1":
-            raise ConfigError("expected kl_estimator k3 or k2 for a KL term in the loss, found k1: its gradient is 0 in "
-                              "expectation, so that it adds noise and regularises nothing; k1 may be measured (kl_coef 0)")
+            raise ConfigError(
+                "expected kl_estimator k3 or k2 for a KL term in the loss, found k1: its gradient is 0 in "
+                "expectation, so that it adds noise and regularises nothing; k1 may be measured (kl_coef 0)"
+            )
         if self.kl_coef < 0:
             raise ConfigError(f"expected kl_coef at least 0, found {self.kl_coef}")
         if not 0 < self.log_ratio_clamp <= 80:
-            raise ConfigError(f"expected log_ratio_clamp in (0, 80] (exp of more overflows float32), "
-                              f"found {self.log_ratio_clamp}; the usual value is 20")
+            raise ConfigError(
+                f"expected log_ratio_clamp in (0, 80] (exp of more overflows float32), "
+                f"found {self.log_ratio_clamp}; the usual value is 20"
+            )
 
 
 @dataclass(frozen=True)
@@ -119,7 +147,9 @@ class LossStats:
     """Those whose importance weight exceeded the cap."""
 
     def __add__(self, other: LossStats) -> LossStats:
-        return LossStats.from_list([a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)])
+        return LossStats.from_list(
+            [a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)]
+        )
 
     def to_list(self) -> list[float]:
         """The fields in order, ready for one all-reduce."""
@@ -133,7 +163,10 @@ class LossStats:
     def means(self) -> dict[str, float]:
         """Per-token means, over the policy's own tokens, of everything counted per token, for logging; zeros without any."""
         names = ("clip_low", "clip_high", "dual_clip", "clamped", "ratio", "approx_kl", "kl_ref")
-        return {name: getattr(self, name) / max(self.num_tokens - self.offline_tokens, 1.0) for name in names}
+        return {
+            name: getattr(self, name) / max(self.num_tokens - self.offline_tokens, 1.0)
+            for name in names
+        }
 
 
 @dataclass(frozen=True)
@@ -150,7 +183,9 @@ class LossSum:
 def _kept(mask_N: Tensor) -> Tensor:
     """Indices (M,) of the tokens in the loss. Selecting, not multiplying by 0, keeps NaN padding out."""
     if mask_N.dtype != torch.bool:
-        assert bool(((mask_N == 0) | (mask_N == 1)).all()), "mask_N holds 0 and 1 only; weights go into weight_N"
+        assert bool(((mask_N == 0) | (mask_N == 1)).all()), (
+            "mask_N holds 0 and 1 only; weights go into weight_N"
+        )
     return mask_N.nonzero().squeeze(1)
 
 
@@ -193,11 +228,15 @@ def kl_estimate(log_ratio: Tensor, estimator: KLEstimator) -> Tensor:
     if estimator == "k2":
         return 0.5 * log_ratio.square()
     if estimator == "k3":
-        return torch.expm1(log_ratio) - log_ratio  # expm1: exp(d) - d - 1 would cancel to noise near 0
+        return (
+            torch.expm1(log_ratio) - log_ratio
+        )  # expm1: exp(d) - d - 1 would cancel to noise near 0
     raise ConfigError(f"expected kl_estimator k1, k2 or k3, found {estimator!r}")
 
 
-def truncated_importance(proximal_logp_N: Tensor, behaviour_logp_N: Tensor, cap: float = 2.0) -> Tensor:
+def truncated_importance(
+    proximal_logp_N: Tensor, behaviour_logp_N: Tensor, cap: float = 2.0
+) -> Tensor:
     """Detached weights min(pi_proximal / pi_behaviour, cap), (N,), for `policy_loss(weight_N=...)`.
 
     Truncated importance sampling (TIS) for samples of an older or differently computed policy; with old_logp_N =
@@ -209,8 +248,9 @@ def truncated_importance(proximal_logp_N: Tensor, behaviour_logp_N: Tensor, cap:
     return (proximal_logp_N - behaviour_logp_N).detach().float().clamp(max=limit).exp()
 
 
-def _surrogate(settings: ObjectiveSettings, log_ratio_M: Tensor,
-               advantage_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _surrogate(
+    settings: ObjectiveSettings, log_ratio_M: Tensor, advantage_M: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped PPO loss per token (M,) with its clip marks; `log_ratio_M` is already clamped."""
     ratio_M = log_ratio_M.exp()
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
@@ -223,16 +263,30 @@ def _surrogate(settings: ObjectiveSettings, log_ratio_M: Tensor,
         "ratio": ratio_M.detach(),
     }
     if settings.dual_clip is not None:
-        loss_M = torch.where(negative_M, torch.minimum(loss_M, -settings.dual_clip * advantage_M), loss_M)
+        loss_M = torch.where(
+            negative_M, torch.minimum(loss_M, -settings.dual_clip * advantage_M), loss_M
+        )
         marks["dual_clip"] = negative_M & (ratio_M > settings.dual_clip)
     return loss_M, marks
 
 
-def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
-                sequence_id_N: Tensor, mask_N: Tensor, *, ref_logp_N: Tensor | None = None,
-                weight_N: Tensor | None = None, scale_N: Tensor | None = None, label_N: Tensor | None = None,
-                num_labels: int = 0, offline_N: Tensor | None = None, entropy_N: Tensor | None = None,
-                entropy_coef: float = 0.0) -> LossSum:
+def policy_loss(
+    settings: ObjectiveSettings,
+    logp_N: Tensor,
+    old_logp_N: Tensor,
+    advantage_N: Tensor,
+    sequence_id_N: Tensor,
+    mask_N: Tensor,
+    *,
+    ref_logp_N: Tensor | None = None,
+    weight_N: Tensor | None = None,
+    scale_N: Tensor | None = None,
+    label_N: Tensor | None = None,
+    num_labels: int = 0,
+    offline_N: Tensor | None = None,
+    entropy_N: Tensor | None = None,
+    entropy_coef: float = 0.0,
+) -> LossSum:
     """The loss of one micro-batch of whole sequences, as a sum; see the module docstring for the division.
 
     logp_N: log-probs under the current policy, with gradient. old_logp_N: under the policy of the ratio's bottom
@@ -247,8 +301,10 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
     Non-finite results are the caller's to detect. Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
     """
     if settings.kl_coef > 0 and ref_logp_N is None:
-        raise ConfigError(f"kl_coef is {settings.kl_coef} but there are no reference log-probs; "
-                          "give the run a reference policy or set kl_coef to 0")
+        raise ConfigError(
+            f"kl_coef is {settings.kl_coef} but there are no reference log-probs; "
+            "give the run a reference policy or set kl_coef to 0"
+        )
     kept_M = _kept(mask_N)
     _, row_M, length_B = sequence_id_N[kept_M].unique(return_inverse=True, return_counts=True)
     logp_M = logp_N[kept_M].to(torch.promote_types(logp_N.dtype, torch.float32))
@@ -265,49 +321,91 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
     off_M = torch.zeros_like(kept_M, dtype=torch.bool) if offline_N is None else offline_N[kept_M]
     if offline_N is not None:
         assert settings.importance == "token", "demonstrations are weighed per token"
-        shaped_M = off_policy_loss(settings.offline, logp_M, select(old_logp_N), select(advantage_N), limit)
+        shaped_M = off_policy_loss(
+            settings.offline, logp_M, select(old_logp_N), select(advantage_N), limit
+        )
         loss_M = torch.where(off_M, shaped_M, loss_M)
     if weight_N is not None:
         loss_M = loss_M * select(weight_N)
-    policy_M, clamped_M, kl_ref_M = loss_M.detach(), raw_M.detach().abs() > limit, torch.zeros_like(loss_M)
+    policy_M, clamped_M, kl_ref_M = (
+        loss_M.detach(),
+        raw_M.detach().abs() > limit,
+        torch.zeros_like(loss_M),
+    )
     if ref_logp_N is not None:
         raw_ref_M = select(ref_logp_N) - logp_M
         clamped_M = clamped_M | (raw_ref_M.detach().abs() > limit)
-        kl_M = kl_estimate(raw_ref_M.clamp(-limit, limit), settings.kl_estimator).masked_fill(off_M, 0.0)
+        kl_M = kl_estimate(raw_ref_M.clamp(-limit, limit), settings.kl_estimator).masked_fill(
+            off_M, 0.0
+        )
         kl_ref_M = kl_M.detach()
         if settings.kl_coef > 0:
             loss_M = loss_M + settings.kl_coef * kl_M
-    if entropy_N is not None and entropy_coef > 0:  # selected, not weighed by zeros: what is masked may hold NaN
+    if (
+        entropy_N is not None and entropy_coef > 0
+    ):  # selected, not weighed by zeros: what is masked may hold NaN
         loss_M = loss_M - entropy_coef * entropy_N[kept_M].to(logp_M.dtype).masked_fill(off_M, 0.0)
     if scale_N is not None:
         loss_M, policy_M = loss_M * select(scale_N), policy_M * select(scale_N)
-    if settings.aggregate == "sequence_mean":  # each sequence's own 1 / length belongs inside the sum
+    if (
+        settings.aggregate == "sequence_mean"
+    ):  # each sequence's own 1 / length belongs inside the sum
         share_M = length_B.to(logp_M.dtype).reciprocal()[row_M]
         loss_M, policy_M = loss_M * share_M, policy_M * share_M
     approx_kl_M = kl_estimate(token_log_ratio_M.detach().clamp(-limit, limit), "k3")
-    sums = {**marks, "clamped": clamped_M, "approx_kl": approx_kl_M, "kl_ref": kl_ref_M, "policy_loss": policy_M}
+    sums = {
+        **marks,
+        "clamped": clamped_M,
+        "approx_kl": approx_kl_M,
+        "kl_ref": kl_ref_M,
+        "policy_loss": policy_M,
+    }
     if offline_N is not None:
-        sums = {name: value if name == "policy_loss" else value * ~off_M for name, value in sums.items()}
-        sums |= {"offline_tokens": off_M, "offline_logp": logp_M.detach() * off_M,
-                 "offline_capped": off_M & capped(settings.offline, logp_M, select(old_logp_N))}
-    stats = _statistics(sums, None if label_N is None else label_N[kept_M], row_M, length_B, num_labels)
-    return LossSum(loss_M.sum(), _denominator(settings, kept_M.numel(), length_B.numel()), stats[0], tuple(stats[1:]))
+        sums = {
+            name: value if name == "policy_loss" else value * ~off_M for name, value in sums.items()
+        }
+        sums |= {
+            "offline_tokens": off_M,
+            "offline_logp": logp_M.detach() * off_M,
+            "offline_capped": off_M & capped(settings.offline, logp_M, select(old_logp_N)),
+        }
+    stats = _statistics(
+        sums, None if label_N is None else label_N[kept_M], row_M, length_B, num_labels
+    )
+    return LossSum(
+        loss_M.sum(),
+        _denominator(settings, kept_M.numel(), length_B.numel()),
+        stats[0],
+        tuple(stats[1:]),
+    )
 
 
-def _statistics(sums: dict[str, Tensor], label_M: Tensor | None, row_M: Tensor, length_B: Tensor,
-                num_labels: int) -> list[LossStats]:
+def _statistics(
+    sums: dict[str, Tensor],
+    label_M: Tensor | None,
+    row_M: Tensor,
+    length_B: Tensor,
+    num_labels: int,
+) -> list[LossStats]:
     """The sums over all tokens, then, with labels, over those of each label."""
     names, rows = list(sums), torch.stack([value.double() for value in sums.values()])
     columns = [torch.cat([rows.sum(1), rows.new_tensor([row_M.numel(), length_B.numel()])])]
     if label_M is not None:
         columns += _by_label(rows, label_M, row_M, length_B, num_labels)
     names += ["num_tokens", "num_sequences"]
-    return [LossStats(**dict(zip(names, values, strict=True))) for values in torch.stack(columns).tolist()]  # one sync
+    return [
+        LossStats(**dict(zip(names, values, strict=True)))
+        for values in torch.stack(columns).tolist()
+    ]  # one sync
 
 
-def _by_label(rows: Tensor, label_M: Tensor, row_M: Tensor, length_B: Tensor, num_labels: int) -> list[Tensor]:
+def _by_label(
+    rows: Tensor, label_M: Tensor, row_M: Tensor, length_B: Tensor, num_labels: int
+) -> list[Tensor]:
     """Per label: the sums of `rows` (K, M) over its tokens, its number of tokens and of sequences; (K + 2,) each."""
     label_B = torch.zeros_like(length_B).scatter(0, row_M, label_M)
     sums = rows.new_zeros(rows.shape[0], num_labels).index_add(1, label_M, rows)
-    counts = [torch.bincount(labels, minlength=num_labels).to(rows) for labels in (label_M, label_B)]
+    counts = [
+        torch.bincount(labels, minlength=num_labels).to(rows) for labels in (label_M, label_B)
+    ]
     return list(torch.cat([sums, torch.stack(counts)]).unbind(1))

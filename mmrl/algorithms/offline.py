@@ -22,6 +22,7 @@ known behaviour (pi / b near 1 without shaping: the whole advantage), teaches it
 
 Legend: M tokens.
 """
+
 from __future__ import annotations
 
 import math
@@ -46,9 +47,13 @@ class OfflineSettings:
 
     def __post_init__(self) -> None:
         if self.gamma is not None and not (math.isfinite(self.gamma) and self.gamma > 0):
-            raise ConfigError(f"expected offline.gamma above 0, or null for no shaping, found {self.gamma}; LUFFY uses 0.1")
+            raise ConfigError(
+                f"expected offline.gamma above 0, or null for no shaping, found {self.gamma}; LUFFY uses 0.1"
+            )
         if not (math.isfinite(self.cap) and self.cap >= 1):
-            raise ConfigError(f"expected offline.cap of at least 1, found {self.cap}; the usual value is 2")
+            raise ConfigError(
+                f"expected offline.cap of at least 1, found {self.cap}; the usual value is 2"
+            )
 
 
 def capped(settings: OfflineSettings, logp_M: Tensor, behaviour_M: Tensor) -> Tensor:
@@ -56,15 +61,22 @@ def capped(settings: OfflineSettings, logp_M: Tensor, behaviour_M: Tensor) -> Te
     return (logp_M - behaviour_M).detach() > math.log(settings.cap)
 
 
-def off_policy_loss(settings: OfflineSettings, logp_M: Tensor, behaviour_M: Tensor, advantage_M: Tensor,
-                    limit: float = 20.0) -> Tensor:
+def off_policy_loss(
+    settings: OfflineSettings,
+    logp_M: Tensor,
+    behaviour_M: Tensor,
+    advantage_M: Tensor,
+    limit: float = 20.0,
+) -> Tensor:
     """-A f(rho) per token, (M,), with the gradient given in the module docstring.
 
     logp_M: under the current policy, with gradient. behaviour_M: of whoever wrote the token (0 where the behaviour counts
     as 1). The log-ratio is clamped to +-limit before exp, as in the rest of the loss.
     """
     log_ratio_M = (logp_M - behaviour_M).clamp(-limit, limit)
-    excess_M = (log_ratio_M - math.log(settings.cap)).clamp(min=0).detach()  # a constant: the gradient stays cap * dlogp
+    excess_M = (
+        (log_ratio_M - math.log(settings.cap)).clamp(min=0).detach()
+    )  # a constant: the gradient stays cap * dlogp
     rho_M = torch.exp(log_ratio_M - excess_M)
     shaped_M = rho_M if settings.gamma is None else rho_M / (rho_M + settings.gamma)
     return -advantage_M * shaped_M

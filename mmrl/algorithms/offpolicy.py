@@ -7,6 +7,7 @@ decoupled PPO, `mmrl.algorithms.behave_weights`. For tokens of the second kind t
 
 Legend: N completion tokens.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -20,7 +21,11 @@ from mmrl.distributed.world import World
 __all__ = ["OffPolicy"]
 
 _KINDS = {"stale": "train/offpolicy", "sampled": "train/sampler"}
-_COUNTS = ("tokens", "stale", *(f"{kind}/{what}" for kind in _KINDS for what in ("tokens", "weight", "masked")))
+_COUNTS = (
+    "tokens",
+    "stale",
+    *(f"{kind}/{what}" for kind in _KINDS for what in ("tokens", "weight", "masked")),
+)
 
 
 class OffPolicy:
@@ -30,8 +35,14 @@ class OffPolicy:
         s, v = config.schedule, config.engine.vllm
         self.asynchronous = s.kind == "async"
         other = config.engine.rollout == "vllm"
-        self.settings = {"stale": CorrectionSettings(mode=s.correction if self.asynchronous else "none", threshold=s.threshold),
-                         "sampled": CorrectionSettings(mode=v.correction if other else "none", threshold=v.threshold)}
+        self.settings = {
+            "stale": CorrectionSettings(
+                mode=s.correction if self.asynchronous else "none", threshold=s.threshold
+            ),
+            "sampled": CorrectionSettings(
+                mode=v.correction if other else "none", threshold=v.threshold
+            ),
+        }
         self._counts: dict[str, float] = defaultdict(float)
 
     @property
@@ -47,8 +58,16 @@ class OffPolicy:
         """Whether tokens are corrected where there are stale ones, or none."""
         return self.corrects_sampler or (any_stale and self.settings["stale"].mode != "none")
 
-    def correct(self, proximal_N: torch.Tensor, behaviour_N: torch.Tensor, stale_N: torch.Tensor, own_N: torch.Tensor,
-                mask_N: torch.Tensor, *, count: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def correct(
+        self,
+        proximal_N: torch.Tensor,
+        behaviour_N: torch.Tensor,
+        stale_N: torch.Tensor,
+        own_N: torch.Tensor,
+        mask_N: torch.Tensor,
+        *,
+        count: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Old log-probs and weights of tokens, of which `own_N` are the policy's and `mask_N` in the loss: where nothing is
         corrected those of the rollout, and 1."""
         old_N, weight_N = behaviour_N, torch.ones_like(proximal_N, dtype=torch.float32)
@@ -57,7 +76,10 @@ class OffPolicy:
             if self.settings[kind].mode == "none":
                 continue
             found_N, masked_N = behave_weights(self.settings[kind], proximal_N, behaviour_N)
-            old_N, weight_N = torch.where(here_N, proximal_N, old_N), torch.where(here_N, found_N, weight_N)
+            old_N, weight_N = (
+                torch.where(here_N, proximal_N, old_N),
+                torch.where(here_N, found_N, weight_N),
+            )
             if count:
                 counted_N = mask_N & here_N
                 self._counts[f"{kind}/tokens"] += float(counted_N.sum())
@@ -76,8 +98,15 @@ class OffPolicy:
         found = {name: self._counts[name] for name in _COUNTS}
         if world is not None and (self.asynchronous or self.corrects_sampler):
             found = dict(zip(_COUNTS, world.sum(list(found.values())), strict=True))
-        shares = {"train/offpolicy/share": found["stale"] / max(found["tokens"], 1.0)} if self.asynchronous else {}
+        shares = (
+            {"train/offpolicy/share": found["stale"] / max(found["tokens"], 1.0)}
+            if self.asynchronous
+            else {}
+        )
         for kind, name in _KINDS.items():
             if tokens := found[f"{kind}/tokens"]:
-                shares |= {f"{name}/weight": found[f"{kind}/weight"] / tokens, f"{name}/masked": found[f"{kind}/masked"] / tokens}
+                shares |= {
+                    f"{name}/weight": found[f"{kind}/weight"] / tokens,
+                    f"{name}/masked": found[f"{kind}/masked"] / tokens,
+                }
         return shares

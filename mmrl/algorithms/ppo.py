@@ -6,6 +6,7 @@ Try: python -c "import torch; from mmrl.algorithms import *; o = torch.ones(3); 
 
 Legend: N values of a micro-batch, M those in the loss.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +19,14 @@ from torch import Tensor
 
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["PPOSettings", "ValueLossKind", "ValueStats", "ValueSum", "critic_warming_up", "value_loss"]
+__all__ = [
+    "PPOSettings",
+    "ValueLossKind",
+    "ValueStats",
+    "ValueSum",
+    "critic_warming_up",
+    "value_loss",
+]
 
 ValueLossKind = Literal["huber", "mse"]
 
@@ -42,12 +50,16 @@ class PPOSettings:
     def __post_init__(self) -> None:
         known = get_args(ValueLossKind)
         if self.value_loss not in known:
-            raise ConfigError(f"expected value_loss to be one of {', '.join(known)}, found {self.value_loss!r}."
-                              f"{did_you_mean(self.value_loss, known)}")
+            raise ConfigError(
+                f"expected value_loss to be one of {', '.join(known)}, found {self.value_loss!r}."
+                f"{did_you_mean(self.value_loss, known)}"
+            )
         if self.value_clip is not None and not self.value_clip > 0:
             raise ConfigError(f"expected value_clip above 0 or none, found {self.value_clip}")
         if not self.huber_delta > 0:
-            raise ConfigError(f"expected huber_delta above 0, found {self.huber_delta}; the usual value is 10")
+            raise ConfigError(
+                f"expected huber_delta above 0, found {self.huber_delta}; the usual value is 10"
+            )
         for name in ("value_coef", "entropy_coef", "critic_warmup_steps"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"expected {name} at least 0, found {getattr(self, name)}")
@@ -78,7 +90,9 @@ class ValueStats:
     error_squares: float = 0.0
 
     def __add__(self, other: ValueStats) -> ValueStats:
-        return ValueStats.from_list([a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)])
+        return ValueStats.from_list(
+            [a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)]
+        )
 
     def to_list(self) -> list[float]:
         """The fields in order, ready for one all-reduce."""
@@ -93,10 +107,10 @@ class ValueStats:
         """1 - Var(returns - value) / Var(returns): 1 is perfect, 0 no better than a constant; None without spread."""
         if self.count < 2:
             return None
-        spread = self.returns_squares - self.returns ** 2 / self.count
+        spread = self.returns_squares - self.returns**2 / self.count
         if spread <= 1e-13 * self.returns_squares:
             return None
-        return 1.0 - (self.error_squares - self.error ** 2 / self.count) / spread
+        return 1.0 - (self.error_squares - self.error**2 / self.count) / spread
 
 
 @dataclass(frozen=True)
@@ -108,8 +122,14 @@ class ValueSum:
     stats: ValueStats
 
 
-def value_loss(settings: PPOSettings, values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, mask_N: Tensor,
-               weight_N: Tensor | None = None) -> ValueSum:
+def value_loss(
+    settings: PPOSettings,
+    values_N: Tensor,
+    old_values_N: Tensor,
+    returns_N: Tensor,
+    mask_N: Tensor,
+    weight_N: Tensor | None = None,
+) -> ValueSum:
     """Sum over valid values of max(l(R - v), l(R - v_clip)), v_clip = v_old + clamp(v - v_old, +-value_clip).
 
     l is Huber, 0.5 e^2 up to delta and delta * (|e| - delta / 2) beyond (RLinf, delta 10), or 0.5 e^2 (EasyR1). All (N,),
@@ -123,7 +143,9 @@ def value_loss(settings: PPOSettings, values_N: Tensor, old_values_N: Tensor, re
     def penalty(error_M: Tensor) -> Tensor:
         if settings.value_loss == "mse":
             return 0.5 * error_M.square()
-        return torch.nn.functional.huber_loss(error_M, torch.zeros_like(error_M), reduction="none", delta=settings.huber_delta)
+        return torch.nn.functional.huber_loss(
+            error_M, torch.zeros_like(error_M), reduction="none", delta=settings.huber_delta
+        )
 
     loss_M = penalty(returns_M - values_M)
     moved_M = values_M - old_M
@@ -136,6 +158,16 @@ def value_loss(settings: PPOSettings, values_N: Tensor, old_values_N: Tensor, re
         loss_M = loss_M * weight_N.detach()[kept_M].to(loss_M)
     seen_M, target_M = values_M.detach().double(), returns_M.double()
     error_M = target_M - seen_M
-    rows = [torch.ones_like(seen_M), loss_M.detach().double(), clipped_M.double(), seen_M, target_M, target_M.square(), error_M,
-            error_M.square()]
-    return ValueSum(loss_M.sum(), float(kept_M.numel()), ValueStats.from_list(torch.stack(rows).sum(1).tolist()))
+    rows = [
+        torch.ones_like(seen_M),
+        loss_M.detach().double(),
+        clipped_M.double(),
+        seen_M,
+        target_M,
+        target_M.square(),
+        error_M,
+        error_M.square(),
+    ]
+    return ValueSum(
+        loss_M.sum(), float(kept_M.numel()), ValueStats.from_list(torch.stack(rows).sum(1).tolist())
+    )

@@ -10,6 +10,7 @@ rewards instead (kind 'std'). The engine's DynamicSampler does the replacing; th
     selection.observe(source, sample_id, strength)            # in order of group key, the same on every process
     again = selection.replay(allowed)                         # (source, sample id) for a place to refill, or None
 """
+
 from __future__ import annotations
 
 import itertools
@@ -46,18 +47,26 @@ class SelectionSettings:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SelectionKind):
-            raise ConfigError(f"expected selection variance or std, found {self.kind!r}."
-                              f"{did_you_mean(self.kind, get_args(SelectionKind))}")
+            raise ConfigError(
+                f"expected selection variance or std, found {self.kind!r}."
+                f"{did_you_mean(self.kind, get_args(SelectionKind))}"
+            )
         levels = [pair[1] for pair in self.schedule]
         ends = [pair[0] for pair in self.schedule]
         if not levels or any(b <= a for a, b in itertools.pairwise(ends)):
-            raise ConfigError("expected threshold as a number or as pairs [last step, threshold] with rising steps, found "
-                              f"{self.threshold}; for example [[20, 0.3], [21, 0.8]]")
+            raise ConfigError(
+                "expected threshold as a number or as pairs [last step, threshold] with rising steps, found "
+                f"{self.threshold}; for example [[20, 0.3], [21, 0.8]]"
+            )
         if not min(levels) >= 0 or not 0 <= self.replay_share <= 1 or not 0 <= self.momentum < 1:
-            raise ConfigError("expected threshold >= 0, replay_share in [0, 1] and momentum in [0, 1), found "
-                              f"{self.threshold}, {self.replay_share} and {self.momentum}")
+            raise ConfigError(
+                "expected threshold >= 0, replay_share in [0, 1] and momentum in [0, 1), found "
+                f"{self.threshold}, {self.replay_share} and {self.momentum}"
+            )
         if self.memory < 1 or self.rest < 1:
-            raise ConfigError(f"expected memory and rest at least 1, found {self.memory} and {self.rest}")
+            raise ConfigError(
+                f"expected memory and rest at least 1, found {self.memory} and {self.rest}"
+            )
 
     @property
     def schedule(self) -> tuple[tuple[float, float], ...]:
@@ -68,7 +77,9 @@ class SelectionSettings:
 
     def threshold_at(self, step: int) -> float:
         """The threshold that holds at `step`."""
-        return next((level for until, level in self.schedule if step <= until), self.schedule[-1][1])
+        return next(
+            (level for until, level in self.schedule if step <= until), self.schedule[-1][1]
+        )
 
 
 def largest_variance(group_size: int, low: float = 0.0, high: float = 1.0) -> float:
@@ -87,7 +98,9 @@ class VarianceSelection:
 
     def __init__(self, settings: SelectionSettings) -> None:
         self.settings = settings
-        self._memory: dict[Name, tuple[float, int]] = {}  # (source, sample id) -> (priority, last step rolled out)
+        self._memory: dict[
+            Name, tuple[float, int]
+        ] = {}  # (source, sample id) -> (priority, last step rolled out)
         self._step, self._room = 0, 0
         self.replayed = 0  # in this step
 
@@ -96,7 +109,11 @@ class VarianceSelection:
 
     def begin_step(self, step: int, places: int) -> None:
         """Open a step of `places` groups."""
-        self._step, self.replayed, self._room = step, 0, math.floor(places * self.settings.replay_share)
+        self._step, self.replayed, self._room = (
+            step,
+            0,
+            math.floor(places * self.settings.replay_share),
+        )
 
     def strength(self, rewards_G: Sequence[float], low: float = 0.0, high: float = 1.0) -> float:
         """Spread of one group: variance / largest variance of rewards in [low, high], at most 1; or the unbiased std."""
@@ -124,11 +141,17 @@ class VarianceSelection:
         while len(self._memory) > self.settings.memory:
             del self._memory[min(self._memory, key=lambda n: (*self._memory[n], n))]
 
-    def replay(self, allowed: Callable[[str, str], bool] = lambda source, sample_id: True) -> Name | None:
+    def replay(
+        self, allowed: Callable[[str, str], bool] = lambda source, sample_id: True
+    ) -> Name | None:
         """The remembered sample of highest priority that has rested, or None when there is none or the share is used up."""
         if self.replayed >= self._room:
             return None
-        rested = [n for n, (_, last) in self._memory.items() if self._step - last >= self.settings.rest and allowed(*n)]
+        rested = [
+            n
+            for n, (_, last) in self._memory.items()
+            if self._step - last >= self.settings.rest and allowed(*n)
+        ]
         if not rested:
             return None
         best = min(rested, key=lambda n: (-self._memory[n][0], self._memory[n][1], n))
@@ -144,13 +167,20 @@ class VarianceSelection:
 
     def state_dict(self) -> dict[str, Any]:
         """The memory; take it between steps."""
-        return {"memory": [[*name, priority, last] for name, (priority, last) in self._memory.items()]}
+        return {
+            "memory": [[*name, priority, last] for name, (priority, last) in self._memory.items()]
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. Raises CheckpointError for a state of another shape."""
         try:
-            memory = {(str(source), str(name)): (float(priority), int(last)) for source, name, priority, last in state["memory"]}
+            memory = {
+                (str(source), str(name)): (float(priority), int(last))
+                for source, name, priority, last in state["memory"]
+            }
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"expected the memory of variance selection, found something else ({error!r}); resume from "
-                                  "an earlier checkpoint") from error
+            raise CheckpointError(
+                f"expected the memory of variance selection, found something else ({error!r}); resume from "
+                "an earlier checkpoint"
+            ) from error
         self._memory = memory

@@ -5,6 +5,7 @@ print(behave_weights(CorrectionSettings(), o, 0 * o))"
 
 Legend: N tokens.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -32,13 +33,19 @@ class CorrectionSettings:
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Correction):
-            raise ConfigError(f"expected off-policy correction none, truncate or mask, found {self.mode!r}."
-                              f"{did_you_mean(self.mode, get_args(Correction))}")
+            raise ConfigError(
+                f"expected off-policy correction none, truncate or mask, found {self.mode!r}."
+                f"{did_you_mean(self.mode, get_args(Correction))}"
+            )
         if not self.threshold > 0:
-            raise ConfigError(f"expected a weight threshold above 0, found {self.threshold}; the usual value is 2")
+            raise ConfigError(
+                f"expected a weight threshold above 0, found {self.threshold}; the usual value is 2"
+            )
 
 
-def behave_weights(settings: CorrectionSettings, proximal_logp_N: Tensor, behaviour_logp_N: Tensor) -> tuple[Tensor, Tensor]:
+def behave_weights(
+    settings: CorrectionSettings, proximal_logp_N: Tensor, behaviour_logp_N: Tensor
+) -> tuple[Tensor, Tensor]:
     """Detached weights (N,) and which of them were masked (N,), for `policy_loss(weight_N=...)`.
 
     With old_logp_N = proximal log-probs this is decoupled PPO, L = -E[w * min(r A, clip(r) A)] (Hilton et al. 2022, arXiv

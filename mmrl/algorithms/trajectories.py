@@ -7,6 +7,7 @@ what they would have earned.
 Legend: G members of a group, B episodes, T decisions of the longest, R = T + 1 rows, C control steps of a chunk, K action
 steps of a chunk, V values of a decision: 1, or K.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,8 +23,21 @@ from torch import Tensor
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.types import Rollout
 
-__all__ = ["EpisodeCounts", "Grid", "LengthNorm", "LengthWeights", "ReturnKind", "ReturnSettings", "length_weights", "make_grid",
-           "return_parts", "step_rewards", "token_mask", "trainable", "trajectory_return"]
+__all__ = [
+    "EpisodeCounts",
+    "Grid",
+    "LengthNorm",
+    "LengthWeights",
+    "ReturnKind",
+    "ReturnSettings",
+    "length_weights",
+    "make_grid",
+    "return_parts",
+    "step_rewards",
+    "token_mask",
+    "trainable",
+    "trajectory_return",
+]
 
 ReturnKind = Literal["success", "shaped", "relative", "brevity"]
 LengthNorm = Literal["token_mean", "trajectory_mean", "max_length"]
@@ -46,18 +60,26 @@ class ReturnSettings:
     """Control steps until an episode is truncated; read by brevity."""
 
     def __post_init__(self) -> None:
-        for name, known, values in (("kind", get_args(ReturnKind), list(self.weights)),
-                                    ("success", ("once", "at_end"), [self.success])):
+        for name, known, values in (
+            ("kind", get_args(ReturnKind), list(self.weights)),
+            ("success", ("once", "at_end"), [self.success]),
+        ):
             for value in values:
                 if value not in known:
-                    raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}."
-                                      f"{did_you_mean(value, known)}")
+                    raise ConfigError(
+                        f"expected {name} to be one of {', '.join(known)}, found {value!r}."
+                        f"{did_you_mean(value, known)}"
+                    )
         if not self.weights or not all(math.isfinite(w) and w > 0 for w in self.weights.values()):
-            raise ConfigError(f"expected at least one kind of reward, each with a weight above 0, found {dict(self.weights)}")
+            raise ConfigError(
+                f"expected at least one kind of reward, each with a weight above 0, found {dict(self.weights)}"
+            )
         if not self.coef > 0:
             raise ConfigError(f"expected coef above 0, found {self.coef}; 1 and 5 are usual")
         if "brevity" in self.weights and self.horizon < 1:
-            raise ConfigError(f"kind brevity is a share of the horizon: expected its control steps, found {self.horizon}")
+            raise ConfigError(
+                f"kind brevity is a share of the horizon: expected its control steps, found {self.horizon}"
+            )
 
     @property
     def weights(self) -> Mapping[ReturnKind, float]:
@@ -84,14 +106,20 @@ def step_rewards(episode: Rollout, settings: ReturnSettings) -> list[np.ndarray]
     return rows
 
 
-def _rewards_of_kind(episode: Rollout, settings: ReturnSettings, kind: ReturnKind) -> list[np.ndarray]:
+def _rewards_of_kind(
+    episode: Rollout, settings: ReturnSettings, kind: ReturnKind
+) -> list[np.ndarray]:
     """`step_rewards` of one kind, without its weight."""
     rows = [np.zeros(len(d.rewards)) for d in episode.turns]
-    steps = [(k, c) for k, d in enumerate(episode.turns) for c, valid in enumerate(d.valid) if valid]
+    steps = [
+        (k, c) for k, d in enumerate(episode.turns) for c, valid in enumerate(d.valid) if valid
+    ]
     if kind in ("success", "brevity"):
         if steps and settings.succeeded(episode):
             k, c = steps[-1]
-            rows[k][c] = settings.coef * (1.0 if kind == "success" else 1 - len(steps) / settings.horizon)
+            rows[k][c] = settings.coef * (
+                1.0 if kind == "success" else 1 - len(steps) / settings.horizon
+            )
         return rows
     before = 0.0
     for k, c in steps:
@@ -108,8 +136,10 @@ def trajectory_return(episode: Rollout, settings: ReturnSettings) -> float:
 
 def return_parts(episode: Rollout, settings: ReturnSettings) -> dict[str, float]:
     """The undiscounted sum of each kind of reward, without its weight: reward parts of an episode."""
-    return {kind: math.fsum(float(x) for row in _rewards_of_kind(episode, settings, kind) for x in row)
-            for kind in settings.weights}
+    return {
+        kind: math.fsum(float(x) for row in _rewards_of_kind(episode, settings, kind) for x in row)
+        for kind in settings.weights
+    }
 
 
 @dataclass(frozen=True)
@@ -127,16 +157,36 @@ class EpisodeCounts:
     steps: int = 0
 
     def __add__(self, other: EpisodeCounts) -> EpisodeCounts:
-        return EpisodeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return EpisodeCounts(
+            *(
+                a + b
+                for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+            )
+        )
 
     @classmethod
     def of(cls, episodes: Sequence[Rollout]) -> EpisodeCounts:
         """Count a list of episodes."""
         done = [e for e in episodes if trainable(e)]
-        ended, cut = sum(e.terminated for e in done), sum(e.truncated and not e.terminated for e in done)
-        succeeded = {kind: sum(bool(e.info.get(f"success_{kind}", 0.0)) for e in done) for kind in ("once", "at_end")}
-        return cls(len(episodes), len(done), len(episodes) - len(done), succeeded["once"], succeeded["at_end"], ended, cut,
-                   sum(len(e.turns) for e in done), sum(e.steps for e in done))
+        ended, cut = (
+            sum(e.terminated for e in done),
+            sum(e.truncated and not e.terminated for e in done),
+        )
+        succeeded = {
+            kind: sum(bool(e.info.get(f"success_{kind}", 0.0)) for e in done)
+            for kind in ("once", "at_end")
+        }
+        return cls(
+            len(episodes),
+            len(done),
+            len(episodes) - len(done),
+            succeeded["once"],
+            succeeded["at_end"],
+            ended,
+            cut,
+            sum(len(e.turns) for e in done),
+            sum(e.steps for e in done),
+        )
 
 
 def token_mask(valid_C: Sequence[bool], num_tokens: int, dims: int) -> list[bool]:
@@ -147,8 +197,10 @@ def token_mask(valid_C: Sequence[bool], num_tokens: int, dims: int) -> list[bool
     """
     actions = num_tokens // dims if dims > 0 else 0
     if actions < 1 or actions * dims != num_tokens or len(valid_C) % actions:
-        raise ConfigError(f"expected tokens in whole actions of {dims} and control steps in whole actions, found {num_tokens} "
-                          f"tokens and {len(valid_C)} control steps")
+        raise ConfigError(
+            f"expected tokens in whole actions of {dims} and control steps in whole actions, found {num_tokens} "
+            f"tokens and {len(valid_C)} control steps"
+        )
     repeat = len(valid_C) // actions
     return [bool(valid_C[n // dims * repeat]) for n in range(num_tokens)]
 
@@ -168,8 +220,12 @@ class Grid:
     final_values_TB: Tensor
 
 
-def make_grid(episodes: Sequence[Rollout], settings: ReturnSettings, final_values_B: Sequence[float],
-              actions: int | None = None) -> Grid:
+def make_grid(
+    episodes: Sequence[Rollout],
+    settings: ReturnSettings,
+    final_values_B: Sequence[float],
+    actions: int | None = None,
+) -> Grid:
     """The grid of a batch of episodes of different lengths, float32.
 
     final_values_B: V(final observation) per episode, anything where the bootstrap does not read it. It also follows an
@@ -180,26 +236,38 @@ def make_grid(episodes: Sequence[Rollout], settings: ReturnSettings, final_value
     lengths = [len(e.turns) if trainable(e) else 0 for e in episodes]
     decisions = [d for e, length in zip(episodes, lengths, strict=True) for d in e.turns[:length]]
     T, B = max(lengths, default=0), len(episodes)
-    C, V = max((len(d.rewards) for d in decisions), default=1), max((len(d.values) for d in decisions), default=1)
+    C, V = (
+        max((len(d.rewards) for d in decisions), default=1),
+        max((len(d.values) for d in decisions), default=1),
+    )
     assert len(final_values_B) == B, f"expected {B} final values, found {len(final_values_B)}"
     if actions is not None and decisions and C % actions:
-        raise ConfigError(f"expected control steps in whole actions, found {C} control steps in {actions} actions")
+        raise ConfigError(
+            f"expected control steps in whole actions, found {C} control steps in {actions} actions"
+        )
     rewards, values, final = np.zeros((T, B, C)), np.zeros((T + 1, B, V)), np.zeros((T, B))
     terminated, truncated, valid = (np.zeros((T, B, C), bool) for _ in range(3))
     for b, (episode, length) in enumerate(zip(episodes, lengths, strict=True)):
         for t, row in enumerate(step_rewards(episode, settings) if length else []):
             decision = episode.turns[t]
             ran = np.flatnonzero(decision.valid)
-            rewards[t, b, :len(row)], valid[t, b, ran], values[t, b] = row, True, decision.values
+            rewards[t, b, : len(row)], valid[t, b, ran], values[t, b] = row, True, decision.values
             if len(ran) and t == length - 1:
-                terminated[t, b, ran[-1]], truncated[t, b, ran[-1]] = episode.terminated, episode.truncated
+                terminated[t, b, ran[-1]], truncated[t, b, ran[-1]] = (
+                    episode.terminated,
+                    episode.truncated,
+                )
         if length:
             final[length - 1, b] = values[T, b] = final_values_B[b]
     steps = actions if actions is not None and decisions else C
-    rewards_TBC, values_RBV, final_TB = (torch.as_tensor(x, dtype=torch.float32) for x in (
-        rewards.reshape(T, B, steps, -1).sum(3) if steps < C else rewards, values, final))
-    ended_TBC, cut_TBC, valid_TBC = (torch.as_tensor(x.reshape(T, B, steps, C // steps).any(3))
-                                     for x in (terminated, truncated, valid))
+    rewards_TBC, values_RBV, final_TB = (
+        torch.as_tensor(x, dtype=torch.float32)
+        for x in (rewards.reshape(T, B, steps, -1).sum(3) if steps < C else rewards, values, final)
+    )
+    ended_TBC, cut_TBC, valid_TBC = (
+        torch.as_tensor(x.reshape(T, B, steps, C // steps).any(3))
+        for x in (terminated, truncated, valid)
+    )
     return Grid(rewards_TBC, values_RBV, ended_TBC, cut_TBC, valid_TBC, final_TB)
 
 
@@ -211,7 +279,9 @@ class LengthWeights:
     denominator: float
 
 
-def length_weights(lengths_B: Sequence[int] | Tensor, mode: LengthNorm, max_length: int | None = None) -> LengthWeights:
+def length_weights(
+    lengths_B: Sequence[int] | Tensor, mode: LengthNorm, max_length: int | None = None
+) -> LengthWeights:
     """Weights of trajectories by their number of units in the loss; those of length 0 get 0.
 
     token_mean       1, by all units: masked mean over tokens, long episodes weigh more (SimpleVLA-RL); `policy_loss`
@@ -223,8 +293,10 @@ def length_weights(lengths_B: Sequence[int] | Tensor, mode: LengthNorm, max_leng
     """
     lengths_B = torch.as_tensor(lengths_B, dtype=torch.float64)
     if mode not in get_args(LengthNorm):
-        raise ConfigError(f"expected length normalisation {', '.join(get_args(LengthNorm))}, found {mode!r}."
-                          f"{did_you_mean(mode, get_args(LengthNorm))}")
+        raise ConfigError(
+            f"expected length normalisation {', '.join(get_args(LengthNorm))}, found {mode!r}."
+            f"{did_you_mean(mode, get_args(LengthNorm))}"
+        )
     some_B = lengths_B > 0
     if mode == "token_mean":
         return LengthWeights(some_B.float(), float(lengths_B.sum()))
@@ -233,5 +305,7 @@ def length_weights(lengths_B: Sequence[int] | Tensor, mode: LengthNorm, max_leng
         return LengthWeights(share_B.float(), float(some_B.sum()))
     longest = lengths_B.max().item() if lengths_B.numel() else 0
     if not max_length or max_length < longest:
-        raise ConfigError(f"length normalisation max_length expects a max_length of at least {longest:g}, found {max_length}")
+        raise ConfigError(
+            f"length normalisation max_length expects a max_length of at least {longest:g}, found {max_length}"
+        )
     return LengthWeights((share_B * max_length).float(), float(lengths_B.numel() * max_length))

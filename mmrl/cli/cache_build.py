@@ -1,4 +1,5 @@
 """`mmrl cache build`: put the media of a run into its tensor cache before it starts. May be stopped and started again."""
+
 from __future__ import annotations
 
 import sys
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
@@ -30,7 +38,14 @@ _SHOWN = 10
 _FAILURES = "failures.jsonl"
 
 
-def build_command(config: Path, overrides: list[str], workers: int | None, features: bool, strict: bool, quiet: bool) -> None:
+def build_command(
+    config: Path,
+    overrides: list[str],
+    workers: int | None,
+    features: bool,
+    strict: bool,
+    quiet: bool,
+) -> None:
     """Fill data.cache.dir for all samples of data.train and data.eval. Status 1 with `strict` when something failed."""
     settings = _settings(config, overrides, workers)
     frozen = settings.data.cache.features and {"vision", "projector"} <= set(settings.model.freeze)
@@ -38,8 +53,13 @@ def build_command(config: Path, overrides: list[str], workers: int | None, featu
     from mmrl.data.sources import load_sources
 
     data = settings.data
-    sources = [source for configs, where in ((data.train, "data.train"), (data.eval, "data.eval"))
-               for source in load_sources(configs, on_error=data.on_error, orientation=data.image.orientation, where=where)]
+    sources = [
+        source
+        for configs, where in ((data.train, "data.train"), (data.eval, "data.eval"))
+        for source in load_sources(
+            configs, on_error=data.on_error, orientation=data.image.orientation, where=where
+        )
+    ]
     print_skipped(sources)
     if features:
         settings.data.cache.features = True
@@ -54,12 +74,20 @@ def build_command(config: Path, overrides: list[str], workers: int | None, featu
 
 
 def _settings(config: Path, overrides: list[str], workers: int | None) -> RunConfig:
-    settings = load_config(config, overrides if workers is None else [*overrides, f"data.workers={workers}"])
+    settings = load_config(
+        config, overrides if workers is None else [*overrides, f"data.workers={workers}"]
+    )
     if settings.data.cache.dir is None:
-        raise ConfigError("expected data.cache.dir, the folder to fill, found null; add data.cache.dir=FOLDER")
+        raise ConfigError(
+            "expected data.cache.dir, the folder to fill, found null; add data.cache.dir=FOLDER"
+        )
     if not settings.data.train and not settings.data.eval:
-        raise ConfigError("expected data.train or data.eval with at least one source, found neither")
-    settings.data.cache.verify = "never"  # what is there is counted by its header; training compares checksums as it reads
+        raise ConfigError(
+            "expected data.train or data.eval with at least one source, found neither"
+        )
+    settings.data.cache.verify = (
+        "never"  # what is there is counted by its header; training compares checksums as it reads
+    )
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -68,8 +96,15 @@ def _settings(config: Path, overrides: list[str], workers: int | None) -> RunCon
 
 
 def _bar(quiet: bool) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-                    console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=quiet or not sys.stderr.isatty(),
+    )
 
 
 class _Builder:
@@ -120,8 +155,15 @@ class _Builder:
         for sample, one in _media(samples):
             if one in failed:
                 error = failed[one]
-                self.failures.append({"source": sample.source, "id": sample.id, "kind": _kind(error), "path": one.path,
-                                      "reason": str(error)})
+                self.failures.append(
+                    {
+                        "source": sample.source,
+                        "id": sample.id,
+                        "kind": _kind(error),
+                        "path": one.path,
+                        "reason": str(error),
+                    }
+                )
 
     def _prepare(self, media: Media) -> str:
         from mmrl.workers.prefetch import prepare
@@ -134,7 +176,9 @@ class _Builder:
             if outcome.startswith("unsure"):
                 outcome = self._prepare(media)
             if outcome == "uncached":
-                raise CacheError(f"{media.path}: expected room in the cache, found none; free space, or raise data.cache.limit_gib")
+                raise CacheError(
+                    f"{media.path}: expected room in the cache, found none; free space, or raise data.cache.limit_gib"
+                )
         except (MediaError, ConfigError, CacheError) as error:
             self.pixels["failed"] += 1
             return error
@@ -191,4 +235,6 @@ def _report(builder: _Builder, folder: Path) -> None:
     if builder.failures:
         console.print(f"all of them: {escape(str(folder / _FAILURES))}")
     if builder.evicted:
-        console.print(f"{builder.evicted:,} entries were removed again to keep data.cache.limit_gib: it is too small for this data")
+        console.print(
+            f"{builder.evicted:,} entries were removed again to keep data.cache.limit_gib: it is too small for this data"
+        )

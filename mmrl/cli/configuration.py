@@ -1,4 +1,5 @@
 """`mmrl config`: the resolved configuration, what a key means, the JSON schema for editors."""
+
 from __future__ import annotations
 
 import importlib
@@ -17,7 +18,9 @@ from mmrl.errors import ConfigError
 __all__ = ["config_command"]
 
 
-def config_command(config: Path | None, overrides: list[str], preset: str | None, asked: list[str], *, schema: bool) -> None:
+def config_command(
+    config: Path | None, overrides: list[str], preset: str | None, asked: list[str], *, schema: bool
+) -> None:
     """Print the meaning of the keys `asked`, the schema, or the resolved configuration. Raises ConfigError."""
     if asked:
         typer.echo("\n\n".join(_explained(name, config) for name in asked))
@@ -25,10 +28,17 @@ def config_command(config: Path | None, overrides: list[str], preset: str | None
         model: Any = _robots() if config is not None and is_embodied(config) else RunConfig
         typer.echo(json.dumps(model.model_json_schema(), indent=2))
     elif config is None:
-        raise ConfigError("expected a configuration file, found none: mmrl config FILE [KEY=VALUE ...], or mmrl config --explain "
-                          "KEY")
+        raise ConfigError(
+            "expected a configuration file, found none: mmrl config FILE [KEY=VALUE ...], or mmrl config --explain "
+            "KEY"
+        )
     else:
-        typer.echo(yaml.safe_dump(run_config(config, overrides, preset).model_dump(mode="json"), sort_keys=False), nl=False)
+        typer.echo(
+            yaml.safe_dump(
+                run_config(config, overrides, preset).model_dump(mode="json"), sort_keys=False
+            ),
+            nl=False,
+        )
 
 
 def _explained(name: str, config: Path | None) -> str:

@@ -1,8 +1,9 @@
 """The demo that is installed: scenes are drawn where you are, and a tiny model learns on the CPU to draw tighter boxes.
 
-    mmrl demo                       # some minutes; results before and after, and the path of the report
-    mmrl demo --scenes 40 train.steps=2
+mmrl demo                       # some minutes; results before and after, and the path of the report
+mmrl demo --scenes 40 train.steps=2
 """
+
 from __future__ import annotations
 
 from pathlib import Path

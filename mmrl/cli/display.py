@@ -6,6 +6,7 @@
 Every part has a priority. Where the line is too narrow, parts are left out from the least important one on; step, elapsed time and
 estimated time to the end are always there.
 """
+
 from __future__ import annotations
 
 import threading
@@ -67,19 +68,32 @@ def step_parts(row: Mapping[str, Any], watched: str) -> list[Part]:
         return _embodied_parts(row)
     usual = ("correct", "iou") if watched == "macro" else ("iou", "correct")
     shown = next((n for n in (watched, *usual) if n != "reward" and f"train/{n}" in row), None)
-    return [(3, f"reward {_number(row, 'train/reward/mean')}"), (1, f"parsed {_share(row.get('train/parse_rate'))}"),
-            (2, f"signal {_share(signal_share(row))}"), (4, f"{_number(row, 'time/total', '.1f')} s/step"),
-            *([(5, f"{shown} {_number(row, f'train/{shown}')}")] if shown else []),
-            (6, f"entropy {_number(row, 'train/entropy')}"), (7, f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}")]
+    return [
+        (3, f"reward {_number(row, 'train/reward/mean')}"),
+        (1, f"parsed {_share(row.get('train/parse_rate'))}"),
+        (2, f"signal {_share(signal_share(row))}"),
+        (4, f"{_number(row, 'time/total', '.1f')} s/step"),
+        *([(5, f"{shown} {_number(row, f'train/{shown}')}")] if shown else []),
+        (6, f"entropy {_number(row, 'train/entropy')}"),
+        (7, f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}"),
+    ]
 
 
 def _embodied_parts(row: Mapping[str, Any]) -> list[Part]:
     """Success rate, groups trained on of those played, failed attempts, seconds, entropy, gap."""
     failed = row.get("train/failed_attempts") or 0
-    return [(1, f"success rate {_number(row, 'train/success_once', '.0%')}"), (2, f"signal {_share(signal_share(row))}"),
-            (5, f"groups {_number(row, 'train/groups/trained', '.0f')}/{_number(row, 'train/groups/asked', '.0f')}"),
-            *([(3, f"failed attempts {failed:.0f}")] if failed else []), (4, f"{_number(row, 'time/total', '.1f')} s/step"),
-            (6, f"entropy {_number(row, 'train/entropy')}"), (7, f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}")]
+    return [
+        (1, f"success rate {_number(row, 'train/success_once', '.0%')}"),
+        (2, f"signal {_share(signal_share(row))}"),
+        (
+            5,
+            f"groups {_number(row, 'train/groups/trained', '.0f')}/{_number(row, 'train/groups/asked', '.0f')}",
+        ),
+        *([(3, f"failed attempts {failed:.0f}")] if failed else []),
+        (4, f"{_number(row, 'time/total', '.1f')} s/step"),
+        (6, f"entropy {_number(row, 'train/entropy')}"),
+        (7, f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}"),
+    ]
 
 
 class _Line(ProgressColumn):
@@ -96,12 +110,23 @@ class _Line(ProgressColumn):
 class Display:
     """Says where a run is. `total` steps; `now` is a clock in seconds."""
 
-    def __init__(self, total: int, quiet: bool, *, console: Console | None = None, now: Callable[[], float] = time.monotonic,
-                 line_s: float = LINE_S) -> None:
+    def __init__(
+        self,
+        total: int,
+        quiet: bool,
+        *,
+        console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+        line_s: float = LINE_S,
+    ) -> None:
         self.total, self.quiet, self.now, self.line_s = total, quiet, now, line_s
         self.console = console or Console(stderr=True)
         self.live = self.console.is_terminal and not quiet
-        self.progress = Progress(_Line(lambda: self.line(self.console.width)), console=self.console, disable=not self.live)
+        self.progress = Progress(
+            _Line(lambda: self.line(self.console.width)),
+            console=self.console,
+            disable=not self.live,
+        )
         self.progress.add_task("training", total=total)
         self._lock = threading.Lock()
         self._began = self._said = self._stepped = now()
@@ -115,7 +140,12 @@ class Display:
             threading.Thread(target=self._watch, name="mmrl-display", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._end.set()
         self.progress.stop()
 
@@ -135,21 +165,30 @@ class Display:
 
     def line(self, width: int | None) -> str:
         """Step, elapsed time, estimated time to the end, and what of the last step's parts fits into `width` columns."""
-        left = sum(self._times) / len(self._times) * (self.total - self._done) if self._times else None
-        times = [(0, f"step {self._done}/{self.total}"), (0, clock(self.now() - self._began)),
-                 (0, f"ETA {'-' if left is None else clock(left)}")]
+        left = (
+            sum(self._times) / len(self._times) * (self.total - self._done) if self._times else None
+        )
+        times = [
+            (0, f"step {self._done}/{self.total}"),
+            (0, clock(self.now() - self._began)),
+            (0, f"ETA {'-' if left is None else clock(left)}"),
+        ]
         return fit_parts([*times, *self._parts], width)
 
     def tick(self) -> None:
         """In a log: a line where nothing was said for `line_s` seconds, because a step or an evaluation takes longer."""
         if self.now() - self._said >= self.line_s:
             under_way = clock(self.now() - self._stepped)
-            self._print(f"{self.line(None)}  (at step {min(self._done + 1, self.total)} for {under_way})")
+            self._print(
+                f"{self.line(None)}  (at step {min(self._done + 1, self.total)} for {under_way})"
+            )
 
     def say(self, text: str, style: str = "") -> None:
         """A line of its own; with a `style` also when the display is quiet."""
         if not self.quiet or style:
-            self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=not self.live)
+            self.progress.console.print(
+                text, style=style, highlight=False, markup=False, soft_wrap=not self.live
+            )
             self._said = self.now()
 
     def _print(self, text: str) -> None:

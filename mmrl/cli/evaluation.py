@@ -1,4 +1,5 @@
 """What `mmrl eval` does around the library: one task on data files, or named suites, with one load of the model."""
+
 from __future__ import annotations
 
 import re
@@ -11,7 +12,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.cli.embodied import acting_suites, is_vla, list_robot_suites, robot_book, robot_suites_command
+from mmrl.cli.embodied import (
+    acting_suites,
+    is_vla,
+    list_robot_suites,
+    robot_book,
+    robot_suites_command,
+)
 from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
@@ -25,18 +32,29 @@ if TYPE_CHECKING:
     from mmrl.policy.policy import Policy
     from mmrl.workers.prefetch import Ahead
 
-__all__ = ["choose", "eval_command", "list_suites", "print_skipped", "settings_of", "suites_command"]
+__all__ = [
+    "choose",
+    "eval_command",
+    "list_suites",
+    "print_skipped",
+    "settings_of",
+    "suites_command",
+]
 
 _WIDTH = 120
 
 
-def settings_of(checkpoint: str, config: Path | None, overrides: list[str], trust_code: bool = False) -> RunConfig:
+def settings_of(
+    checkpoint: str, config: Path | None, overrides: list[str], trust_code: bool = False
+) -> RunConfig:
     """`config`, else what the checkpoint's own settings may say (mmrl.config.trust); transformers is told to be quiet.
 
     Raises CheckpointError for a checkpoint that is not as it was saved.
     """
     check_loadable(checkpoint, typer.echo)  # before its settings are read
-    base = checkpoint_settings(RunConfig, checkpoint, overrides, config, trust_code=trust_code, say=typer.echo)
+    base = checkpoint_settings(
+        RunConfig, checkpoint, overrides, config, trust_code=trust_code, say=typer.echo
+    )
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -52,7 +70,11 @@ def _folder(checkpoint: str, out: Path | None) -> Path:
     if out is not None:
         return out
     local = Path(checkpoint)
-    return local / "eval" if local.is_dir() else Path("runs/eval") / re.sub(r"[^\w.-]+", "_", checkpoint)
+    return (
+        local / "eval"
+        if local.is_dir()
+        else Path("runs/eval") / re.sub(r"[^\w.-]+", "_", checkpoint)
+    )
 
 
 def _taught(base: RunConfig, task: str) -> dict[str, Any]:
@@ -72,8 +94,10 @@ def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Of the parameters that a checkpoint has for task mixed. Raises ConfigError."""
     found = params.get(name) or {}
     if not isinstance(found, Mapping):
-        raise ConfigError(f"expected parameters of task mixed in the checkpoint's settings, found {name}: {str(found)[:80]}; give "
-                          "the run's configuration with --config")
+        raise ConfigError(
+            f"expected parameters of task mixed in the checkpoint's settings, found {name}: {str(found)[:80]}; give "
+            "the run's configuration with --config"
+        )
     return found
 
 
@@ -84,28 +108,56 @@ def print_skipped(sources: Sequence[LoadedSource]) -> None:
 
     for source in sources:
         if source.skipped:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(source.skipped.items()))
-            typer.echo(f"{source.config.path}: {sum(source.skipped.values()):,} rows left out: {reasons}")
+            reasons = ", ".join(
+                f"{count:,} {reason}" for reason, count in sorted(source.skipped.items())
+            )
+            typer.echo(
+                f"{source.config.path}: {sum(source.skipped.values()):,} rows left out: {reasons}"
+            )
         if source.rejected:
-            typer.echo(f"{source.config.path}: {len(source.rejected):,} rows rejected (rejected.jsonl)")
+            typer.echo(
+                f"{source.config.path}: {len(source.rejected):,} rows rejected (rejected.jsonl)"
+            )
     for line in note_lines(sources):
         typer.echo(line)
 
 
-def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource], samples: int, folder: Path,
-              protocol: Mapping[str, Any]) -> Evaluation:
+def _evaluate(
+    policy: Policy,
+    config: RunConfig,
+    sources: Sequence[LoadedSource],
+    samples: int,
+    folder: Path,
+    protocol: Mapping[str, Any],
+) -> Evaluation:
     """Evaluate, run the official scorers, and write results, predictions, submissions and rejected rows."""
     from mmrl.data.sources import write_rejected
-    from mmrl.evaluation.evaluate import EvalSettings, evaluate, protocol_of, run_benchmarks, write_evaluation
+    from mmrl.evaluation.evaluate import (
+        EvalSettings,
+        evaluate,
+        protocol_of,
+        run_benchmarks,
+        write_evaluation,
+    )
     from mmrl.rollout import PrefillOnceEngine
     from mmrl.rollout.schedule import sampling_settings
     from mmrl.workers.scoring import Scorer
 
-    settings = EvalSettings(sampling_settings(config), samples, config.seed, None, on_error=config.data.on_error,
-                            protocol={**protocol_of(config), **protocol},
-                            views=tuple(config.eval.views))
-    with Scorer([(s.config.task, dict(s.config.params)) for s in sources], [s.task for s in sources],
-                workers=config.reward.workers, timeout_s=config.reward.timeout_s) as scorer:
+    settings = EvalSettings(
+        sampling_settings(config),
+        samples,
+        config.seed,
+        None,
+        on_error=config.data.on_error,
+        protocol={**protocol_of(config), **protocol},
+        views=tuple(config.eval.views),
+    )
+    with Scorer(
+        [(s.config.task, dict(s.config.params)) for s in sources],
+        [s.task for s in sources],
+        workers=config.reward.workers,
+        timeout_s=config.reward.timeout_s,
+    ) as scorer:
         found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)
     run_benchmarks(found, sources, folder / "submissions")
     write_evaluation(found, folder)
@@ -113,17 +165,28 @@ def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource]
     return found
 
 
-def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None, config: Path | None,
-                 overrides: list[str], samples: int, limit: int | None, trust_code: bool = False,
-                 answers: str | None = None) -> None:
+def eval_command(
+    checkpoint: str,
+    task: str,
+    data: list[Path],
+    out: Path | None,
+    config: Path | None,
+    overrides: list[str],
+    samples: int,
+    limit: int | None,
+    trust_code: bool = False,
+    answers: str | None = None,
+) -> None:
     """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with. `answers` goes over
     the task's parameter of that name.
 
     Exits with status 1 when an official scorer failed.
     """
     if is_vla(checkpoint):
-        raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected --suite with suites of simulated tasks, found --task "
-                          "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)")
+        raise ConfigError(
+            f"'{checkpoint}' acts (it has a vla.json): expected --suite with suites of simulated tasks, found --task "
+            "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)"
+        )
     base = settings_of(checkpoint, config, overrides, trust_code)
     from mmrl.data.sources import load_sources
     from mmrl.evaluation.suites import read_at
@@ -135,8 +198,12 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
     params = _taught(base, task)
     params = params if answers is None else read_at(task, params, answers)
     with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
-        sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=params) for p in data],
-                               on_error=base.data.on_error, orientation=base.data.image.orientation, where="--data")
+        sources = load_sources(
+            [DataSource(task=task, path=str(p), limit=limit, params=params) for p in data],
+            on_error=base.data.on_error,
+            orientation=base.data.image.orientation,
+            where="--data",
+        )
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
     folder = _folder(checkpoint, out)
@@ -155,7 +222,11 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
 
 
 def _cell(estimate: Mapping[str, Any] | None) -> str:
-    return "-" if estimate is None else f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return (
+        "-"
+        if estimate is None
+        else f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    )
 
 
 def _print_metrics(console: Console, title: str, results: Mapping[str, Any], samples: int) -> None:
@@ -169,13 +240,22 @@ def _print_metrics(console: Console, title: str, results: Mapping[str, Any], sam
     console.print(table)
 
 
-def _print_parts(console: Console, kind: str, rows: Mapping[str, Any], headlines: Mapping[str, str]) -> None:
+def _print_parts(
+    console: Console, kind: str, rows: Mapping[str, Any], headlines: Mapping[str, str]
+) -> None:
     table = Table()
     for heading in (kind, "n", "headline", "greedy", "parse rate"):
-        table.add_column(heading, justify="right" if heading in ("n", "parse rate") else "left", no_wrap=True)
+        table.add_column(
+            heading, justify="right" if heading in ("n", "parse rate") else "left", no_wrap=True
+        )
     for name, row in rows.items():
-        table.add_row(escape(name), str(row["reward"]["n"]), escape(headlines[name]), _cell(row["headline"]),
-                      f"{row['parse_rate']['mean']:.3f}")
+        table.add_row(
+            escape(name),
+            str(row["reward"]["n"]),
+            escape(headlines[name]),
+            _cell(row["headline"]),
+            f"{row['parse_rate']['mean']:.3f}",
+        )
     console.print(table)
 
 
@@ -187,7 +267,9 @@ def _print_views(console: Console, results: Mapping[str, Any]) -> None:
     for heading in ("view", "n", "plain", "changed", "gap"):
         table.add_column(heading, justify="right" if heading == "n" else "left", no_wrap=True)
     for view, row in results["views"].items():
-        table.add_row(view, f"{row['n']:,}", *(_cell(row.get(name)) for name in ("plain", "changed", "gap")))
+        table.add_row(
+            view, f"{row['n']:,}", *(_cell(row.get(name)) for name in ("plain", "changed", "gap"))
+        )
     console.print(table)
 
 
@@ -198,7 +280,9 @@ def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -
         if values:
             console.print(f"official, {escape(source)}: {escape(values)}")
         if "error" in numbers:
-            console.print(f"[red]the official scorer of {escape(source)} failed:[/] {escape(numbers['error'])}")
+            console.print(
+                f"[red]the official scorer of {escape(source)} failed:[/] {escape(numbers['error'])}"
+            )
     return any("error" in numbers for numbers in found.values())
 
 
@@ -215,16 +299,29 @@ def list_suites(suites: Path | None) -> None:
     for heading in ("suite", "task", "metric", "official", "data (below the data root)"):
         table.add_column(heading, overflow="fold")
     for name, suite in book.suites.items():
-        table.add_row(name, suite.task, suite.metric, "yes" if suite.official else "no", escape(suite.path))
+        table.add_row(
+            name, suite.task, suite.metric, "yes" if suite.official else "no", escape(suite.path)
+        )
     console = Console(width=_WIDTH, highlight=False)
     console.print(table)
     for name, members in book.groups.items():
         console.print(f"{escape(name)} = {escape(','.join(members))}")
 
 
-def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root: Path, out: Path | None,
-                   config: Path | None, overrides: list[str], samples: int, limit: int | None,
-                   protocol: str | None = None, trust_code: bool = False, answers: str | None = None) -> None:
+def suites_command(
+    checkpoint: str,
+    wanted: str,
+    suites: Path | None,
+    data_root: Path,
+    out: Path | None,
+    config: Path | None,
+    overrides: list[str],
+    samples: int,
+    limit: int | None,
+    protocol: str | None = None,
+    trust_code: bool = False,
+    answers: str | None = None,
+) -> None:
     """Evaluate one checkpoint on named suites with one load of the model, and print one table.
 
     `protocol` is for suites of simulated tasks, which a VLA checkpoint plays; `answers` goes over the suites' own level.
@@ -235,12 +332,24 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
     from mmrl.evaluation.suites import check_files, configure, load_suites, source_of
 
     if (acting := acting_suites(checkpoint, wanted, suites)) is not None:
-        robot_suites_command(checkpoint, acting, suites, _folder(checkpoint, out), config, overrides, samples=samples, limit=limit,
-                             protocol=protocol, trust_code=trust_code)
+        robot_suites_command(
+            checkpoint,
+            acting,
+            suites,
+            _folder(checkpoint, out),
+            config,
+            overrides,
+            samples=samples,
+            limit=limit,
+            protocol=protocol,
+            trust_code=trust_code,
+        )
         return
     if protocol is not None:
-        raise ConfigError(f"expected --protocol with suites of simulated tasks only, found --protocol {protocol} with --suite "
-                          f"{wanted}; drop it")
+        raise ConfigError(
+            f"expected --protocol with suites of simulated tasks only, found --protocol {protocol} with --suite "
+            f"{wanted}; drop it"
+        )
     chosen = load_suites(suites).select(wanted)
     check_files(chosen, data_root)
     base = settings_of(checkpoint, config, overrides, trust_code)
@@ -249,12 +358,25 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
     from mmrl.registry import task_from_spec
 
     loaded = {}
-    for name, suite in chosen.items():  # all data first: a mistake in the last suite must not cost the work of the others
+    for (
+        name,
+        suite,
+    ) in (
+        chosen.items()
+    ):  # all data first: a mistake in the last suite must not cost the work of the others
         source = source_of(suite, data_root, limit, _taught(base, suite.task), answers)
-        task_from_spec(suite.task, dict(suite.params))  # the suites file is the user's: what it names may be loaded
-        with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
-            loaded[name] = load_sources([source], on_error=base.data.on_error, orientation=base.data.image.orientation,
-                                        where=f"--data-root (suite {name})")
+        task_from_spec(
+            suite.task, dict(suite.params)
+        )  # the suites file is the user's: what it names may be loaded
+        with no_new_code(
+            f"the settings of {checkpoint}", trust_code=trust_code or config is not None
+        ):
+            loaded[name] = load_sources(
+                [source],
+                on_error=base.data.on_error,
+                orientation=base.data.image.orientation,
+                where=f"--data-root (suite {name})",
+            )
         print_skipped(loaded[name])
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
@@ -264,7 +386,19 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
         for name, suite in chosen.items():
             policy.encoder = _encoder(policy, settings[name])
             policy.encoder.ahead = workers[name]
-            rows.append(_one_suite(policy, settings[name], name, suite, loaded[name], samples, limit, folder, answers))
+            rows.append(
+                _one_suite(
+                    policy,
+                    settings[name],
+                    name,
+                    suite,
+                    loaded[name],
+                    samples,
+                    limit,
+                    folder,
+                    answers,
+                )
+            )
             _write_suites(rows, chosen, checkpoint, folder)
     _print_suites(rows, checkpoint, samples)
     typer.echo(f"results: {folder / 'suites.json'}, {folder / 'suites.md'}")
@@ -276,18 +410,35 @@ def _encoder(policy: Policy, config: RunConfig) -> Any:
     """The policy's encoder with the pixel budget and the longest prompt of `config`."""
     from mmrl.policy.loading import build_encoder
 
-    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
-    return build_encoder(policy.processor, model.model.get_rope_index, policy.template, config.data, config.model.max_prompt_tokens)
+    model = (
+        policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    )
+    return build_encoder(
+        policy.processor,
+        model.model.get_rope_index,
+        policy.template,
+        config.data,
+        config.model.max_prompt_tokens,
+    )
 
 
-def _workers(stack: ExitStack, policy: Policy, base: RunConfig, settings: Mapping[str, RunConfig],
-             loaded: Mapping[str, Sequence[LoadedSource]]) -> dict[str, Ahead | None]:
+def _workers(
+    stack: ExitStack,
+    policy: Policy,
+    base: RunConfig,
+    settings: Mapping[str, RunConfig],
+    loaded: Mapping[str, Sequence[LoadedSource]],
+) -> dict[str, Ahead | None]:
     """Media workers of all suites, which know all samples from the beginning: one suite's last answers are written while the
     next one's clips are decoded."""
     from mmrl.policy.loading import build_visuals
     from mmrl.workers.prefetch import prefetching
 
-    visuals = [build_visuals(policy.processor, s.data) for s in settings.values()] if base.data.workers else [None] * len(settings)
+    visuals = (
+        [build_visuals(policy.processor, s.data) for s in settings.values()]
+        if base.data.workers
+        else [None] * len(settings)
+    )
     workers = dict(zip(settings, stack.enter_context(prefetching(base.data, visuals)), strict=True))
     for name, ahead in workers.items():
         if ahead is not None:
@@ -295,14 +446,28 @@ def _workers(stack: ExitStack, policy: Policy, base: RunConfig, settings: Mappin
     return workers
 
 
-def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sources: Sequence[LoadedSource], samples: int,
-               limit: int | None, folder: Path, answers: str | None) -> SuiteRow:
+def _one_suite(
+    policy: Policy,
+    config: RunConfig,
+    name: str,
+    suite: Suite,
+    sources: Sequence[LoadedSource],
+    samples: int,
+    limit: int | None,
+    folder: Path,
+    answers: str | None,
+) -> SuiteRow:
     from mmrl.evaluation.suites import suite_row, video_words
 
-    protocol = {"suite": {"name": name, **suite.model_dump(include={"split", "metric", "official", "settings", "notes"})},
-                "answers": getattr(sources[0].task, "answers", suite.level(answers)),
-                "extractor": suite.extractor if suite.level(answers) == "official" else None,
-                "prompt": getattr(sources[0].task, "prompt", None)}
+    protocol = {
+        "suite": {
+            "name": name,
+            **suite.model_dump(include={"split", "metric", "official", "settings", "notes"}),
+        },
+        "answers": getattr(sources[0].task, "answers", suite.level(answers)),
+        "extractor": suite.extractor if suite.level(answers) == "official" else None,
+        "prompt": getattr(sources[0].task, "prompt", None),
+    }
     found = _evaluate(policy, config, sources, samples, folder / name, protocol)
     row = suite_row(name, suite, found.results, found.predictions, limit, config, answers)
     shown = f" ({video_words(row.video)})" if row.video else ""
@@ -311,25 +476,44 @@ def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sourc
     return row
 
 
-def _write_suites(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path) -> None:
+def _write_suites(
+    rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path
+) -> None:
     from mmrl.evaluation.suites import markdown
     from mmrl.operations.versions import versions
     from mmrl.training.runlog import write_json
 
-    write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows],
-                                        "protocols": {row.suite: suites[row.suite].model_dump() for row in rows},
-                                        "versions": versions()})
+    write_json(
+        folder / "suites.json",
+        {
+            "checkpoint": checkpoint,
+            "suites": [row.as_dict() for row in rows],
+            "protocols": {row.suite: suites[row.suite].model_dump() for row in rows},
+            "versions": versions(),
+        },
+    )
     (folder / "suites.md").write_text(markdown(rows, suites, checkpoint), encoding="utf-8")
 
 
 def _print_suites(rows: Sequence[SuiteRow], checkpoint: str, samples: int) -> None:
     console = Console(width=_WIDTH, highlight=False)
     table = Table(title=escape(checkpoint), title_justify="left")
-    headings = ["suite", "n", "metric", "value", "parse failures", "truncated"] + ([f"avg@{samples}"] if samples else [])
+    headings = ["suite", "n", "metric", "value", "parse failures", "truncated"] + (
+        [f"avg@{samples}"] if samples else []
+    )
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("suite", "metric") else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading in ("suite", "metric") else "right", no_wrap=True
+        )
     for row in rows:
-        cells = [row.suite, f"{row.n:,}", escape(row.metric), row.shown, f"{row.parse_failures:,}", f"{row.truncated:,}"]
+        cells = [
+            row.suite,
+            f"{row.n:,}",
+            escape(row.metric),
+            row.shown,
+            f"{row.parse_failures:,}",
+            f"{row.truncated:,}",
+        ]
         if samples:
             cells.append("-" if row.sampled is None else f"{row.sampled:.3f}")
         table.add_row(*cells)
@@ -339,12 +523,20 @@ def _print_suites(rows: Sequence[SuiteRow], checkpoint: str, samples: int) -> No
             console.print(f"[red]{escape(row.suite)}:[/] {escape(row.error)}")
 
 
-def choose(checkpoint: str | None, task: str | None, data: list[Path] | None, suite: str | None) -> str:
+def choose(
+    checkpoint: str | None, task: str | None, data: list[Path] | None, suite: str | None
+) -> str:
     """'suites' or 'data', whichever the options ask for; raises ConfigError when they ask for neither or both."""
     if checkpoint is None:
-        raise ConfigError("expected a checkpoint: mmrl eval CHECKPOINT --suite NAME,... or --task NAME --data FILE")
+        raise ConfigError(
+            "expected a checkpoint: mmrl eval CHECKPOINT --suite NAME,... or --task NAME --data FILE"
+        )
     if suite is not None and (task or data):
-        raise ConfigError("expected either --suite or --task with --data, found both; drop one of them")
+        raise ConfigError(
+            "expected either --suite or --task with --data, found both; drop one of them"
+        )
     if suite is None and not (task and data):
-        raise ConfigError("expected --task NAME with --data FILE, or --suite NAME,... (mmrl eval --list-suites prints them)")
+        raise ConfigError(
+            "expected --task NAME with --data FILE, or --suite NAME,... (mmrl eval --list-suites prints them)"
+        )
     return "data" if suite is None else "suites"

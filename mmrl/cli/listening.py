@@ -1,4 +1,5 @@
 """Who may reach a server of ours without a key: this machine only."""
+
 from __future__ import annotations
 
 import ipaddress
@@ -19,5 +20,7 @@ def is_loopback(host: str) -> bool:
 def check_key(host: str, key: str | None, danger: str, also: str = "") -> None:
     """Raises ConfigError for an address that others reach without a key; `danger` says what they could do, `also` another mend."""
     if not key and not is_loopback(host):
-        raise ConfigError(f"expected a key for a server that listens at {host}, found none: whoever reaches it could {danger}; set "
-                          f"MMRL_API_KEY (or --api-key) here and for the clients, or --host 127.0.0.1{also}")
+        raise ConfigError(
+            f"expected a key for a server that listens at {host}, found none: whoever reaches it could {danger}; set "
+            f"MMRL_API_KEY (or --api-key) here and for the clients, or --host 127.0.0.1{also}"
+        )

@@ -5,6 +5,7 @@
 Errors a user can mend are printed without a traceback (exit status 2; MMRL_TRACEBACK=1 shows it). A training run that a signal
 ended exits with 128 + its number: 143 for SIGTERM, 130 for Ctrl-C.
 """
+
 from __future__ import annotations
 
 import errno
@@ -22,59 +23,119 @@ from mmrl.errors import ConfigError, MMRLError
 from mmrl.files import storage_error
 from mmrl.operations.terminal import show_controls
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
-                  help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.",
+)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         from mmrl.operations.versions import versions
 
-        typer.echo(f"mmrl {versions()['mmrl']} ({Path(__file__).resolve().parents[2]}), Python {versions()['python']}")
+        typer.echo(
+            f"mmrl {versions()['mmrl']} ({Path(__file__).resolve().parents[2]}), Python {versions()['python']}"
+        )
         raise typer.Exit
 
 
 @app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                                   help="print the version and stop")] = False) -> None:
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="print the version and stop"
+        ),
+    ] = False,
+) -> None:
     """Reinforcement fine-tuning of vision-language models and vision-language-action policies."""
 
 
-tasks_app = typer.Typer(no_args_is_help=True, help="List tasks and check that they keep the contract.")
+tasks_app = typer.Typer(
+    no_args_is_help=True, help="List tasks and check that they keep the contract."
+)
 app.add_typer(tasks_app, name="tasks")
-cache_app = typer.Typer(no_args_is_help=True, help="Fill and look after a folder of cached visual tensors.")
+cache_app = typer.Typer(
+    no_args_is_help=True, help="Fill and look after a folder of cached visual tensors."
+)
 app.add_typer(cache_app, name="cache")
 
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)  # no defect of ours: told as an error
-Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
-ConfigFile = Annotated[Path, typer.Argument(callback=lambda given: recipe_file(given),
-                                            help="name of a recipe (mmrl recipes) or configuration file")]
-PresetName = Annotated[str | None, typer.Option("--preset", help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
-                                                                 "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours")]
+_STORAGE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+)  # no defect of ours: told as an error
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")
+]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        callback=lambda given: recipe_file(given),
+        help="name of a recipe (mmrl recipes) or configuration file",
+    ),
+]
+PresetName = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
+        "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours",
+    ),
+]
 
 
 @app.command()
-def train(config: ConfigFile, overrides: Overrides = None,
-          resume: Annotated[bool, typer.Option(help="continue from the last checkpoint of the run")] = False,
-          auto_resume: Annotated[bool, typer.Option("--auto-resume", help="continue the run if it was begun before, else start it: "
-                                                                          "for jobs that are requeued or restarted")] = False,
-          overwrite: Annotated[bool, typer.Option(help="replace an existing run of the same name")] = False,
-          preset: PresetName = None,
-          quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option(help="continue from the last checkpoint of the run")
+    ] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="continue the run if it was begun before, else start it: "
+            "for jobs that are requeued or restarted",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="replace an existing run of the same name")
+    ] = False,
+    preset: PresetName = None,
+    quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
+) -> None:
     """Fine-tune with GRPO, evaluate before and after, write metrics, checkpoints and the report."""
     from mmrl.cli.run import train_command
 
     if auto_resume and overwrite:
-        raise ConfigError("expected --auto-resume or --overwrite, found both: a restarted job would remove what it had done; start "
-                          "once with --overwrite, or remove the run's folder")
-    train_command(config, overrides or [], resume=resume or ("auto" if auto_resume else False), overwrite=overwrite, quiet=quiet,
-                  preset=preset)
+        raise ConfigError(
+            "expected --auto-resume or --overwrite, found both: a restarted job would remove what it had done; start "
+            "once with --overwrite, or remove the run's folder"
+        )
+    train_command(
+        config,
+        overrides or [],
+        resume=resume or ("auto" if auto_resume else False),
+        overwrite=overwrite,
+        quiet=quiet,
+        preset=preset,
+    )
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="folder of a run")], overrides: Overrides = None,
-           trust_code: TrustCode = False,
-           quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(help="folder of a run")],
+    overrides: Overrides = None,
+    trust_code: TrustCode = False,
+    quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
+) -> None:
     """Continue a run by its own configuration; train.steps=+200 (or a larger number) makes it longer."""
     from mmrl.cli.resuming import resume_command
 
@@ -82,9 +143,14 @@ def resume(run: Annotated[Path, typer.Argument(help="folder of a run")], overrid
 
 
 @app.command()
-def sft(config: ConfigFile, overrides: Overrides = None,
-        out: Annotated[Path, typer.Option(help="folder for the trained model")] = Path("runs/sft/model"),
-        quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+def sft(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="folder for the trained model")] = Path(
+        "runs/sft/model"
+    ),
+    quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
+) -> None:
     """Supervised warm start on the gold answers of the training data."""
     from mmrl.cli.run import sft_command
 
@@ -92,12 +158,21 @@ def sft(config: ConfigFile, overrides: Overrides = None,
 
 
 @app.command(name="try")
-def try_(config: ConfigFile, overrides: Overrides = None,
-         prompts: Annotated[int, typer.Option(help="prompts, or initial states of a robot", min=1)] = 8,
-         samples: Annotated[int | None, typer.Option(help="answers or episodes of each; default rollout.group_size, at most 8",
-                                                     min=2)] = None,
-         out: Annotated[Path | None, typer.Option(help="folder for try.html; default runs/try/NAME")] = None,
-         preset: PresetName = None) -> None:
+def try_(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(help="prompts, or initial states of a robot", min=1)] = 8,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="answers or episodes of each; default rollout.group_size, at most 8", min=2
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for try.html; default runs/try/NAME")
+    ] = None,
+    preset: PresetName = None,
+) -> None:
     """Ask the model a few prompts before a run: would it learn, how long would it take? Status 1: it would learn nothing."""
     from mmrl.cli.trying import try_command
 
@@ -106,27 +181,63 @@ def try_(config: ConfigFile, overrides: Overrides = None,
 
 @app.command(name="eval")
 def evaluate(
-        checkpoint: Annotated[str | None, typer.Argument(help="model folder or hub name")] = None,
-        overrides: Overrides = None,
-        task: Annotated[str | None, typer.Option(help="task name, package/name or file.py:Name")] = None,
-        data: Annotated[list[Path] | None, typer.Option(help="data file or folder; may be given several times")] = None,
-        suite: Annotated[str | None, typer.Option(help="named suites instead of --task and --data: NAME,NAME,...")] = None,
-        protocol: Annotated[str | None, typer.Option(help="rules of simulated suites: openvla_oft, openpi, lerobot, "
-                                                          "simplevla_rl or rlinf; default: the suite's own")] = None,
-        policy_command: Annotated[str | None, typer.Option(help="program that acts in simulated suites instead of a checkpoint: "
-                                                                "'PYTHON robotics/openvla_server.py --checkpoint NAME'")] = None,
-        suites: Annotated[Path | None, typer.Option(help="file of suites; default configs/suites.yaml, robot_suites.yaml")] = None,
-        data_root: Annotated[Path, typer.Option(envvar="MMRL_DATA", help="folder that suites' paths are relative to")] =
-        Path("data"),
-        list_suites: Annotated[bool, typer.Option("--list-suites", help="print the suites and stop")] = False,
-        out: Annotated[Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
-        config: Annotated[Path | None, typer.Option(help="take model, rollout and task settings from here")] = None,
-        samples: Annotated[int, typer.Option(help="sampled completions or episodes of each for avg@k; 0: greedy only")] = 0,
-        limit: Annotated[int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)] = None,
-        answers: Annotated[str | None, typer.Option(help="how freely answers are read: strict, native (dialects of released "
-                                                         "models) or official (the benchmark's extractor); default: as the task "
-                                                         "was trained, or as the suite says")] = None,
-        trust_code: TrustCode = False) -> None:
+    checkpoint: Annotated[str | None, typer.Argument(help="model folder or hub name")] = None,
+    overrides: Overrides = None,
+    task: Annotated[
+        str | None, typer.Option(help="task name, package/name or file.py:Name")
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="data file or folder; may be given several times")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="named suites instead of --task and --data: NAME,NAME,...")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="rules of simulated suites: openvla_oft, openpi, lerobot, "
+            "simplevla_rl or rlinf; default: the suite's own"
+        ),
+    ] = None,
+    policy_command: Annotated[
+        str | None,
+        typer.Option(
+            help="program that acts in simulated suites instead of a checkpoint: "
+            "'PYTHON robotics/openvla_server.py --checkpoint NAME'"
+        ),
+    ] = None,
+    suites: Annotated[
+        Path | None,
+        typer.Option(help="file of suites; default configs/suites.yaml, robot_suites.yaml"),
+    ] = None,
+    data_root: Annotated[
+        Path, typer.Option(envvar="MMRL_DATA", help="folder that suites' paths are relative to")
+    ] = Path("data"),
+    list_suites: Annotated[
+        bool, typer.Option("--list-suites", help="print the suites and stop")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="take model, rollout and task settings from here")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(help="sampled completions or episodes of each for avg@k; 0: greedy only")
+    ] = 0,
+    limit: Annotated[
+        int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)
+    ] = None,
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            help="how freely answers are read: strict, native (dialects of released "
+            "models) or official (the benchmark's extractor); default: as the task "
+            "was trained, or as the suite says"
+        ),
+    ] = None,
+    trust_code: TrustCode = False,
+) -> None:
     """Evaluate a checkpoint on held-out data or on named suites; writes results, predictions and submission files."""
     from mmrl.cli.evaluation import choose, eval_command, suites_command
     from mmrl.cli.evaluation import list_suites as print_suites
@@ -137,16 +248,50 @@ def evaluate(
         from mmrl.cli.embodied import policy_command_suites
 
         if task or data or not suite:
-            raise ConfigError("expected --suite with --policy-command, found --task or --data, or no suite: a program that acts "
-                              "plays suites of simulated tasks")
-        policy_command_suites(policy_command, checkpoint, suite, suites, out, config, overrides or [], samples=samples, limit=limit,
-                              protocol=protocol)
+            raise ConfigError(
+                "expected --suite with --policy-command, found --task or --data, or no suite: a program that acts "
+                "plays suites of simulated tasks"
+            )
+        policy_command_suites(
+            policy_command,
+            checkpoint,
+            suite,
+            suites,
+            out,
+            config,
+            overrides or [],
+            samples=samples,
+            limit=limit,
+            protocol=protocol,
+        )
     elif choose(checkpoint, task, data, suite) == "data":
-        eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit, trust_code,
-                     answers)
+        eval_command(
+            checkpoint or "",
+            task or "",
+            data or [],
+            out,
+            config,
+            overrides or [],
+            samples,
+            limit,
+            trust_code,
+            answers,
+        )
     else:
-        suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit, protocol,
-                       trust_code, answers)
+        suites_command(
+            checkpoint or "",
+            suite or "",
+            suites,
+            data_root,
+            out,
+            config,
+            overrides or [],
+            samples,
+            limit,
+            protocol,
+            trust_code,
+            answers,
+        )
 
 
 app.command()(serve)
@@ -154,27 +299,46 @@ app.command()(serve)
 
 @app.command()
 def rollout_server(
-        config: ConfigFile, overrides: Overrides = None,
-        host: Annotated[str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")] = "127.0.0.1",
-        port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8100,
-        media_gib: Annotated[float, typer.Option(help="pictures and clips kept, so that each is sent once")] = 4.0,
-        max_body_gib: Annotated[float, typer.Option(help="largest piece of weights or question; twice as much at once",
-                                                    min=0.1)] = 8.0,
-        memory: Annotated[float, typer.Option(help="share of the GPU that vLLM may hold", min=0.05, max=0.99)] = 0.9,
-        api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what runs must send as their key")] = None
+    config: ConfigFile,
+    overrides: Overrides = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8100,
+    media_gib: Annotated[
+        float, typer.Option(help="pictures and clips kept, so that each is sent once")
+    ] = 4.0,
+    max_body_gib: Annotated[
+        float,
+        typer.Option(help="largest piece of weights or question; twice as much at once", min=0.1),
+    ] = 8.0,
+    memory: Annotated[
+        float, typer.Option(help="share of the GPU that vLLM may hold", min=0.05, max=0.99)
+    ] = 0.9,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MMRL_API_KEY", help="what runs must send as their key")
+    ] = None,
 ) -> None:
     """Sample with vLLM for runs that set engine.vllm.mode=server and engine.vllm.url to this address."""
     from mmrl.cli.rollout_server import rollout_server_command
 
-    rollout_server_command(config, overrides or [], host, port, api_key, media_gib, memory, max_body_gib)
+    rollout_server_command(
+        config, overrides or [], host, port, api_key, media_gib, memory, max_body_gib
+    )
 
 
 @app.command()
-def score(file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predictions.jsonl of a run")],
-          task: Annotated[str | None, typer.Option(help="score with this task instead of the logged one")] = None,
-          param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
-          out: Annotated[Path | None, typer.Option(help="where to write the new scores (jsonl)")] = None,
-          trust_code: TrustCode = False) -> None:
+def score(
+    file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predictions.jsonl of a run")],
+    task: Annotated[
+        str | None, typer.Option(help="score with this task instead of the logged one")
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="where to write the new scores (jsonl)")] = None,
+    trust_code: TrustCode = False,
+) -> None:
     """Score logged completions again, offline: what would this reward have said?"""
     from mmrl.cli.offline import score_command
 
@@ -192,9 +356,13 @@ def recipes() -> None:
 
 
 @app.command()
-def demo(overrides: Overrides = None,
-         scenes: Annotated[int, typer.Option(help="training pictures to draw; a tenth as many are held out", min=20)] = 2000,
-         quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+def demo(
+    overrides: Overrides = None,
+    scenes: Annotated[
+        int, typer.Option(help="training pictures to draw; a tenth as many are held out", min=20)
+    ] = 2000,
+    quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
+) -> None:
     """Train a tiny model on drawn scenes on the CPU, in minutes: everything it needs is installed."""
     from mmrl.cli.demo import demo_command
 
@@ -210,27 +378,64 @@ def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None
 
 
 @app.command()
-def memory(config: ConfigFile, overrides: Overrides = None,
-           processes: Annotated[int | None, typer.Option(help="with a device each; default: the preset's, or 1", min=1)] = None,
-           gpu_gib: Annotated[float | None, typer.Option(help="of a GPU that is not here; default: the preset's, or this machine's "
-                                                              "device")] = None,
-           prompt_tokens: Annotated[int | None, typer.Option(help="length of a prompt; default: from data.max_pixels, data.video",
-                                                             min=1)] = None,
-           preset: PresetName = None) -> None:
+def memory(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    processes: Annotated[
+        int | None, typer.Option(help="with a device each; default: the preset's, or 1", min=1)
+    ] = None,
+    gpu_gib: Annotated[
+        float | None,
+        typer.Option(
+            help="of a GPU that is not here; default: the preset's, or this machine's device"
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="length of a prompt; default: from data.max_pixels, data.video", min=1),
+    ] = None,
+    preset: PresetName = None,
+) -> None:
     """Estimate what a run needs of each device's memory, without loading weights."""
     from mmrl.cli.memory import memory_command
 
-    memory_command(config, overrides or [], processes=processes, gpu_gib=gpu_gib, prompt_tokens=prompt_tokens, preset=preset)
+    memory_command(
+        config,
+        overrides or [],
+        processes=processes,
+        gpu_gib=gpu_gib,
+        prompt_tokens=prompt_tokens,
+        preset=preset,
+    )
 
 
 @app.command(name="config")
-def show_config(config: Annotated[Path | None, typer.Argument(callback=lambda given: given and recipe_file(given),
-                                                              help="name of a recipe or configuration file")] = None,
-                overrides: Overrides = None, preset: PresetName = None,
-                explain: Annotated[list[str] | None, typer.Option(help="say what this key or section means: type, default, bounds "
-                                                                       "(no FILE needed; may be repeated)")] = None,
-                schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema, for editors; with a file of a robot "
-                                                                      "run that of robot runs")] = False) -> None:
+def show_config(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            callback=lambda given: given and recipe_file(given),
+            help="name of a recipe or configuration file",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    preset: PresetName = None,
+    explain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="say what this key or section means: type, default, bounds "
+            "(no FILE needed; may be repeated)"
+        ),
+    ] = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            help="print the JSON schema, for editors; with a file of a robot "
+            "run that of robot runs",
+        ),
+    ] = False,
+) -> None:
     """Print the resolved configuration of FILE, every key with its value; or say what a key means."""
     from mmrl.cli.configuration import config_command
 
@@ -238,7 +443,9 @@ def show_config(config: Annotated[Path | None, typer.Argument(callback=lambda gi
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+) -> None:
     """Say what this machine can do, and how to mend what is missing."""
     from mmrl.diagnostics.doctor import main as run
 
@@ -255,17 +462,35 @@ def tasks_list() -> None:
 
 @tasks_app.command("check")
 def tasks_check(
-        name: Annotated[str, typer.Argument(help="task name, package/name or file.py:Name")],
-        data: Annotated[Path | None, typer.Option(help="your data; default: that of --config, else the task's own "
-                                                       "examples")] = None,
-        config: Annotated[Path | None, typer.Option(help="check as this run would see it: model, pixel budget, longest "
-                                                         "prompt, frame, system text, task parameters")] = None,
-        model: Annotated[str | None, typer.Option(help="model whose template and processor to use")] = None,
-        param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
-        preset: Annotated[str | None, typer.Option(help="named parameters of a paper, see mmrl tasks list")] = None,
-        out: Annotated[Path, typer.Option(help="folder for pictures of gold and wrong answers")] = Path("runs/check"),
-        limit: Annotated[int, typer.Option(help="samples to check")] = 200,
-        every: Annotated[bool, typer.Option("--all", help="list every error of every row and pixel instead")] = False) -> None:
+    name: Annotated[str, typer.Argument(help="task name, package/name or file.py:Name")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="your data; default: that of --config, else the task's own examples"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="check as this run would see it: model, pixel budget, longest "
+            "prompt, frame, system text, task parameters"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="model whose template and processor to use")
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="named parameters of a paper, see mmrl tasks list")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for pictures of gold and wrong answers")] = Path(
+        "runs/check"
+    ),
+    limit: Annotated[int, typer.Option(help="samples to check")] = 200,
+    every: Annotated[
+        bool, typer.Option("--all", help="list every error of every row and pixel instead")
+    ] = False,
+) -> None:
     """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; answers drawn to look at."""
     from mmrl.cli.offline import check_all_command, check_command
 
@@ -282,12 +507,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
 
 @cache_app.command("build")
 def cache_build(
-        config: ConfigFile, overrides: Overrides = None,
-        workers: Annotated[int | None, typer.Option(help="processes that decode; default data.workers", min=0)] = None,
-        features: Annotated[bool, typer.Option("--features", help="also what the model's vision tower makes of them; the default "
-                                                                  "with model.freeze of vision and projector")] = False,
-        strict: Annotated[bool, typer.Option("--strict", help="status 1 when something failed")] = False,
-        quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+    config: ConfigFile,
+    overrides: Overrides = None,
+    workers: Annotated[
+        int | None, typer.Option(help="processes that decode; default data.workers", min=0)
+    ] = None,
+    features: Annotated[
+        bool,
+        typer.Option(
+            "--features",
+            help="also what the model's vision tower makes of them; the default "
+            "with model.freeze of vision and projector",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="status 1 when something failed")
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
+) -> None:
     """Prepare all media of data.train and data.eval; what is there already is only counted, failures are listed."""
     from mmrl.cli.cache_build import build_command
 
@@ -303,9 +540,11 @@ def cache_stats(folder: CacheFolder, as_json: AsJson = False) -> None:
 
 
 @cache_app.command("verify")
-def cache_verify(folder: CacheFolder,
-                 delete: Annotated[bool, typer.Option("--delete", help="remove damaged entries")] = False,
-                 as_json: AsJson = False) -> None:
+def cache_verify(
+    folder: CacheFolder,
+    delete: Annotated[bool, typer.Option("--delete", help="remove damaged entries")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Compare the checksum of every entry; status 1 when damaged ones are left."""
     from mmrl.cli.cache import verify_command
 
@@ -314,10 +553,15 @@ def cache_verify(folder: CacheFolder,
 
 @cache_app.command("prune")
 def cache_prune(
-        folder: CacheFolder,
-        max_gib: Annotated[float | None, typer.Option(help="remove the least recently used beyond this size", min=0)] = None,
-        unused_days: Annotated[float | None, typer.Option(help="remove what was not used for so long", min=0)] = None,
-        as_json: AsJson = False) -> None:
+    folder: CacheFolder,
+    max_gib: Annotated[
+        float | None, typer.Option(help="remove the least recently used beyond this size", min=0)
+    ] = None,
+    unused_days: Annotated[
+        float | None, typer.Option(help="remove what was not used for so long", min=0)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Make room: remove entries by age or size, never one in use; status 1 when more than asked for is left."""
     from mmrl.cli.cache import prune_command
 
@@ -335,14 +579,22 @@ def main() -> None:
 
 def _main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what UTF-8 (or this terminal) cannot show ends no command
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # what UTF-8 (or this terminal) cannot show ends no command
     show_controls()
     try:
         app()
     except (MMRLError, OSError) as error:
-        if os.environ.get("MMRL_TRACEBACK") or not (isinstance(error, MMRLError) or error.errno in _STORAGE):
+        if os.environ.get("MMRL_TRACEBACK") or not (
+            isinstance(error, MMRLError) or error.errno in _STORAGE
+        ):
             raise
-        told = error if isinstance(error, MMRLError) else storage_error(error.filename or "a file", error)
+        told = (
+            error
+            if isinstance(error, MMRLError)
+            else storage_error(error.filename or "a file", error)
+        )
         print(f"error: {told}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

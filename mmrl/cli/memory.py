@@ -1,4 +1,5 @@
 """`mmrl memory`: what a run needs, phase by phase."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,8 +16,15 @@ from mmrl.operations.console import Console
 __all__ = ["memory_command"]
 
 
-def memory_command(config: Path, overrides: list[str], *, processes: int | None, gpu_gib: float | None,
-                   prompt_tokens: int | None, preset: str | None = None) -> None:
+def memory_command(
+    config: Path,
+    overrides: list[str],
+    *,
+    processes: int | None,
+    gpu_gib: float | None,
+    prompt_tokens: int | None,
+    preset: str | None = None,
+) -> None:
     """Print the estimate of a run's memory per device; gpu_gib: of a GPU that need not be here, else this machine's device.
 
     A preset says how many processes and which GPU it is for, where they are not given.
@@ -30,8 +38,17 @@ def memory_command(config: Path, overrides: list[str], *, processes: int | None,
         kind, available = device_memory(settings)
     else:
         available = gpu_gib * 2**30
-    found = estimate(settings, processes=processes or 1, kind=kind, prompt_tokens=prompt_tokens, available=available)
-    table = Table(title=f"{settings.model.path} on a {'GPU' if kind == 'cuda' else 'CPU'}, GiB per process", title_justify="left")
+    found = estimate(
+        settings,
+        processes=processes or 1,
+        kind=kind,
+        prompt_tokens=prompt_tokens,
+        available=available,
+    )
+    table = Table(
+        title=f"{settings.model.path} on a {'GPU' if kind == 'cuda' else 'CPU'}, GiB per process",
+        title_justify="left",
+    )
     table.add_column("part")
     table.add_column("held throughout", justify="right")
     for title in found.phases:
@@ -45,7 +62,9 @@ def memory_command(config: Path, overrides: list[str], *, processes: int | None,
         table.add_row(name, gib(size), *[""] * len(found.phases))
     for number, phase in enumerate(found.phases.values()):
         for name, size in phase.items():
-            table.add_row(name, "", *[gib(size) if n == number else "" for n in range(len(found.phases))])
+            table.add_row(
+                name, "", *[gib(size) if n == number else "" for n in range(len(found.phases))]
+            )
     Console(width=120).print(table)
     typer.echo(found.line(available))
     if warning := found.warning(available):

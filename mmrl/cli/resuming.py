@@ -1,4 +1,5 @@
 """`mmrl resume RUN`: continue a run by its own configuration, unchanged or with more steps."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +17,9 @@ from mmrl.training.identity import check_identity, run_identity
 __all__ = ["resume_command", "with_steps"]
 
 
-def resume_command(run: Path, overrides: list[str], *, quiet: bool, trust_code: bool = False) -> Path:
+def resume_command(
+    run: Path, overrides: list[str], *, quiet: bool, trust_code: bool = False
+) -> Path:
     """Train on in the folder `run`; returns it. `overrides` may change what run_identity leaves out, and train.steps to more:
     train.steps=700, or train.steps=+200 for 200 more than it has now. Raises ConfigError for anything else, with the list.
 
@@ -25,8 +28,10 @@ def resume_command(run: Path, overrides: list[str], *, quiet: bool, trust_code: 
     run = run.resolve()
     file = run / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"expected the folder of a run with config.yaml, found none in {run}; give the folder that `mmrl train` "
-                          "wrote (runs/NAME)")
+        raise ConfigError(
+            f"expected the folder of a run with config.yaml, found none in {run}; give the folder that `mmrl train` "
+            "wrote (runs/NAME)"
+        )
     _go_to(run)
     before = run_config(file, [])
     settings = [*with_steps(overrides, before.train.steps)]
@@ -36,8 +41,10 @@ def resume_command(run: Path, overrides: list[str], *, quiet: bool, trust_code: 
     check_identity(*(run_identity(c.model_dump(mode="json")) for c in (before, now)))
     _check_suite(now, file, trust_code)
     if now.train.steps == before.train.steps and _status(run).get("status") == "finished":
-        raise ConfigError(f"expected a run with steps left, found that {run} has taken all of its {now.train.steps}; add some: "
-                          f"mmrl resume {run} train.steps=+{max(1, now.train.steps // 2)}")
+        raise ConfigError(
+            f"expected a run with steps left, found that {run} has taken all of its {now.train.steps}; add some: "
+            f"mmrl resume {run} train.steps=+{max(1, now.train.steps // 2)}"
+        )
     with no_new_code(str(file), trust_code=trust_code):
         return train_command(file, settings, resume=True, overwrite=False, quiet=quiet)
 
@@ -49,7 +56,9 @@ def with_steps(overrides: list[str], steps: int) -> list[str]:
         key, _, value = item.partition("=")
         if key == "train.steps" and value.startswith("+"):
             if not value[1:].isdecimal() or int(value) == 0:
-                raise ConfigError(f"expected train.steps=+N with a number of further steps, found '{item}'")
+                raise ConfigError(
+                    f"expected train.steps=+N with a number of further steps, found '{item}'"
+                )
             item = f"train.steps={steps + int(value)}"
         found.append(item)
     return found
@@ -75,5 +84,7 @@ def _go_to(run: Path) -> None:
 def _check_suite(config: RunConfig, file: Path, trust_code: bool) -> None:
     suite = getattr(getattr(config, "env", None), "suite", "")
     if ":" in suite and not trust_code:
-        raise RegistryError(f"{file}: expected env.suite to be the name of a built-in suite, found '{suite}', which is code to "
-                            "run; say --trust-code when the run is yours")
+        raise RegistryError(
+            f"{file}: expected env.suite to be the name of a built-in suite, found '{suite}', which is code to "
+            "run; say --trust-code when the run is yours"
+        )

@@ -1,4 +1,5 @@
 """What `mmrl rollout-server` does around the library: vLLM for a run's model, the line that says it is ready."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,8 +14,16 @@ from mmrl.errors import ConfigError
 __all__ = ["rollout_server_command"]
 
 
-def rollout_server_command(config: Path, overrides: list[str], host: str, port: int, api_key: str | None, media_gib: float,
-                           memory: float, max_body_gib: float) -> None:
+def rollout_server_command(
+    config: Path,
+    overrides: list[str],
+    host: str,
+    port: int,
+    api_key: str | None,
+    media_gib: float,
+    memory: float,
+    max_body_gib: float,
+) -> None:
     """Serve rollouts to runs whose engine.vllm.url names this address, until a signal ends it. `memory`: share of the GPU.
 
     Raises ConfigError, for example for an address that others reach without a key.
@@ -34,13 +43,35 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
         model_config = AutoConfig.from_pretrained(settings.model.path, trust_remote_code=False)
         limit = int(model_config.get_text_config().max_position_embeddings)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
-                          f"{error}") from error
-    backend = VLLMBackend(VLLMSettings(settings.model.path, dtype_of(settings), min(max_model_len(settings), limit), memory,
-                                       v.kv_cache_gib, sleep=False, seed=settings.seed, compare_weights=v.compare_weights))
-    limits = replace(LIMITS, body_bytes=int(max_body_gib * 2**30), held_bytes=int(2 * max_body_gib * 2**30))
-    server = RolloutServer(backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30), limits=limits)
+        raise ConfigError(
+            f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
+            f"{error}"
+        ) from error
+    backend = VLLMBackend(
+        VLLMSettings(
+            settings.model.path,
+            dtype_of(settings),
+            min(max_model_len(settings), limit),
+            memory,
+            v.kv_cache_gib,
+            sleep=False,
+            seed=settings.seed,
+            compare_weights=v.compare_weights,
+        )
+    )
+    limits = replace(
+        LIMITS, body_bytes=int(max_body_gib * 2**30), held_bytes=int(2 * max_body_gib * 2**30)
+    )
+    server = RolloutServer(
+        backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30), limits=limits
+    )
     name = f"[{host}]" if ":" in host else host
-    serve(server, sock, lambda: typer.echo(f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, "
-                                           f"{backend.settings.dtype}): engine.vllm.mode=server engine.vllm.url=..."))
+    serve(
+        server,
+        sock,
+        lambda: typer.echo(
+            f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, "
+            f"{backend.settings.dtype}): engine.vllm.mode=server engine.vllm.url=..."
+        ),
+    )
     typer.echo("stopped")

@@ -1,4 +1,5 @@
 """What `mmrl train` and `mmrl sft` do around the library: settings, progress display, summary, report."""
+
 from __future__ import annotations
 
 import importlib
@@ -53,8 +54,15 @@ def is_embodied(path: Path) -> bool:
     return isinstance(tree, dict) and "env" in tree
 
 
-def train_command(config: Path, overrides: list[str], *, resume: bool | Literal["auto"], overwrite: bool, quiet: bool,
-                  preset: str | None = None) -> Path:
+def train_command(
+    config: Path,
+    overrides: list[str],
+    *,
+    resume: bool | Literal["auto"],
+    overwrite: bool,
+    quiet: bool,
+    preset: str | None = None,
+) -> Path:
     """Run the trainer with a display; returns the run's folder."""
     settings = run_config(config, overrides, preset)
     with _saying_how_to_go_on(settings):
@@ -62,8 +70,15 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
     return Path(settings.dir) / settings.name
 
 
-def run_training(settings: RunConfig, *, resume: bool | Literal["auto"], overwrite: bool, quiet: bool,
-                 on_event: Callable[[str, Any], None] | None = None, silent: bool = False) -> dict[str, Any]:
+def run_training(
+    settings: RunConfig,
+    *,
+    resume: bool | Literal["auto"],
+    overwrite: bool,
+    quiet: bool,
+    on_event: Callable[[str, Any], None] | None = None,
+    silent: bool = False,
+) -> dict[str, Any]:
     """Train with a display, then write the report; returns the last step's row. `quiet`: only warnings, errors and the
     results at the end; `silent`: nothing. `on_event` is told what the trainer tells."""
     quieten(settings)
@@ -100,7 +115,12 @@ def _report(folder: Path, silent: bool) -> None:
 class _Teller:
     """Says what a trainer tells of (Trainer.on_event), and tells `on_event`, too."""
 
-    def __init__(self, settings: RunConfig, display: Display, on_event: Callable[[str, Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: RunConfig,
+        display: Display,
+        on_event: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self.settings, self.display, self.watched, self.on_event = settings, display, "", on_event
         self.steps = self.steps_trained = 0
         self.alarms: dict[str, int] = {}
@@ -119,12 +139,20 @@ class _Teller:
     def _start(self, payload: Any) -> None:
         self.watched = payload["best_metric"].partition("/")[2]
         self.display.begin(payload["step"])
-        self.display.say(f"run {payload['folder']}: {payload['trainable']:,} trainable parameters"
-                         + (f", resumed after step {payload['step']}" if payload["step"] else "")
-                         + (f", {payload['rejected']} rows rejected (rejected.jsonl)" if payload["rejected"] else ""))
+        self.display.say(
+            f"run {payload['folder']}: {payload['trainable']:,} trainable parameters"
+            + (f", resumed after step {payload['step']}" if payload["step"] else "")
+            + (
+                f", {payload['rejected']} rows rejected (rejected.jsonl)"
+                if payload["rejected"]
+                else ""
+            )
+        )
         if skipped := payload.get("skipped"):
-            self.display.say(f"{sum(skipped.values()):,} rows left out (skipped.json): " + ", ".join(
-                f"{count:,} {reason}" for reason, count in sorted(skipped.items())))
+            self.display.say(
+                f"{sum(skipped.values()):,} rows left out (skipped.json): "
+                + ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+            )
         for note in payload.get("notes", ()):
             self.display.say(note)
 
@@ -134,8 +162,10 @@ class _Teller:
 
     def _alarm(self, alarm: Any) -> None:
         self.alarms[alarm.name] = self.alarms.get(alarm.name, 0) + 1
-        self.display.say(f"alarm at step {alarm.step}: {alarm.name}: {alarm.message}",
-                         "bold red" if alarm.severity == "error" else "yellow")
+        self.display.say(
+            f"alarm at step {alarm.step}: {alarm.name}: {alarm.message}",
+            "bold red" if alarm.severity == "error" else "yellow",
+        )
 
     def _eval(self, evaluation: Any) -> None:
         self.display.say(_eval_note(evaluation.results, self.watched))
@@ -144,11 +174,16 @@ class _Teller:
 
     def _end(self, payload: Any) -> None:
         if self.steps and not self.steps_trained:
-            self.display.say(f"nothing was trained in any of the {self.steps} steps: the weights are those the run began with",
-                             "bold red")
+            self.display.say(
+                f"nothing was trained in any of the {self.steps} steps: the weights are those the run began with",
+                "bold red",
+            )
         elif self.alarms:
-            self.display.say("alarms of this run (alarms.jsonl): " + ", ".join(
-                f"{name} {count}x" for name, count in sorted(self.alarms.items())), "yellow")
+            self.display.say(
+                "alarms of this run (alarms.jsonl): "
+                + ", ".join(f"{name} {count}x" for name, count in sorted(self.alarms.items())),
+                "yellow",
+            )
 
 
 @contextmanager
@@ -158,13 +193,20 @@ def _saying_how_to_go_on(config: RunConfig) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:  # typer would end with status 130 and say nothing
         if os.environ.get("RANK", "0") == "0":
-            print(str(stop) or f"interrupted; continue with {resume_command_of(config)}", file=sys.stderr)
+            print(
+                str(stop) or f"interrupted; continue with {resume_command_of(config)}",
+                file=sys.stderr,
+            )
         raise SystemExit(getattr(stop, "status", 130)) from None
 
 
 def _stand_in(results: Mapping[str, Any]) -> str:
     """What stands beside numbers measured on stand-in assets; '' elsewhere."""
-    return " (stand-in assets: no benchmark score)" if "stand-in" in str(results["protocol"].get("assets")) else ""
+    return (
+        " (stand-in assets: no benchmark score)"
+        if "stand-in" in str(results["protocol"].get("assets"))
+        else ""
+    )
 
 
 def _eval_note(results: Mapping[str, Any], watched: str) -> str:
@@ -172,15 +214,30 @@ def _eval_note(results: Mapping[str, Any], watched: str) -> str:
     modes = [m for m in ("sampled", "greedy") if m in results]
     if any("success_once" in results[m] for m in modes):
         rates = ", ".join(f"{m} {_percent(results[m]['success_once'])}" for m in modes)
-        parts = ", ".join(f"{s} {row['headline']['mean']:.0%}" for s, row in results["per_source"].items() if "headline" in row)
-        return (f"held-out success rate after step {results['step']}: {rates}"
-                f"{f' ({parts})' if len(results['per_source']) > 1 else ''}{_stand_in(results)}")
+        parts = ", ".join(
+            f"{s} {row['headline']['mean']:.0%}"
+            for s, row in results["per_source"].items()
+            if "headline" in row
+        )
+        return (
+            f"held-out success rate after step {results['step']}: {rates}"
+            f"{f' ({parts})' if len(results['per_source']) > 1 else ''}{_stand_in(results)}"
+        )
     many = len(results.get("per_source", {})) > 1
     names = list(dict.fromkeys([watched, *(["macro"] if many else ["iou"]), "reward"]))
-    words = [f"{m} {n} {results[m][n]['mean']:.3f}" for m in modes for n in names if n in results[m]]
+    words = [
+        f"{m} {n} {results[m][n]['mean']:.3f}" for m in modes for n in names if n in results[m]
+    ]
     if many:
-        words.append("(" + ", ".join(f"{source} {row['headline']['mean']:.3f}"
-                                     for source, row in results["per_source"].items() if "headline" in row) + ")")
+        words.append(
+            "("
+            + ", ".join(
+                f"{source} {row['headline']['mean']:.3f}"
+                for source, row in results["per_source"].items()
+                if "headline" in row
+            )
+            + ")"
+        )
     return f"held-out after step {results['step']}: " + "  ".join(words)
 
 
@@ -200,11 +257,19 @@ def results_table(run: Path) -> None:
     folders = sorted((run / "eval").glob("step_*")) if (run / "eval").is_dir() else []
     if not folders:
         return
-    first, last = (json.loads((f / "results.json").read_text(encoding="utf-8")) for f in (folders[0], folders[-1]))
+    first, last = (
+        json.loads((f / "results.json").read_text(encoding="utf-8"))
+        for f in (folders[0], folders[-1])
+    )
     many = len(last["per_source"]) > 1
-    table = Table(title=f"held-out, before and after {last['step']} steps{_stand_in(last)}", title_justify="left")
+    table = Table(
+        title=f"held-out, before and after {last['step']} steps{_stand_in(last)}",
+        title_justify="left",
+    )
     for heading in (["source"] if many else []) + ["metric", "before", "after", "gain"]:
-        table.add_column(heading, justify="left" if heading in ("source", "metric") else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading in ("source", "metric") else "right", no_wrap=True
+        )
     for cells in _source_rows(first, last) if many else _metric_rows(first, last):
         table.add_row(*map(escape, cells))
     Console(width=120 if many else 110).print(table)
@@ -215,16 +280,23 @@ def _percent(estimate: Mapping[str, Any]) -> str:
     return f"{100 * estimate['mean']:.1f} % [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
 
 
-def _before_after(before: Mapping[str, Any], after: Mapping[str, Any], *, percent: bool = False) -> list[str]:
+def _before_after(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, percent: bool = False
+) -> list[str]:
     if percent:
         return [_percent(before), _percent(after), f"{100 * (after['mean'] - before['mean']):+.1f}"]
-    return [*(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in (before, after)),
-            f"{after['mean'] - before['mean']:+.3f}"]
+    return [
+        *(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in (before, after)),
+        f"{after['mean'] - before['mean']:+.3f}",
+    ]
 
 
 def _modes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     p = results["protocol"]
-    return [("sampled", f"avg@{p.get('samples_per_prompt', '?')}, T = {p['temperature']:g}"), ("greedy", "greedy")]
+    return [
+        ("sampled", f"avg@{p.get('samples_per_prompt', '?')}, T = {p['temperature']:g}"),
+        ("greedy", "greedy"),
+    ]
 
 
 def _metric_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list[str]]:
@@ -232,14 +304,24 @@ def _metric_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
     headline = next(iter(last.get("headlines", {}).get("per_source", {}).values()), "iou")
     rows = []
     if headline == "success_once":
-        return [[f"{title} ({label})", *_before_after(first[mode][name], last[mode][name], percent=True)]
-                for mode, label in _modes(last) for name, title in _RATES.items()
-                if name in first.get(mode, {}) and name in last.get(mode, {})]
+        return [
+            [
+                f"{title} ({label})",
+                *_before_after(first[mode][name], last[mode][name], percent=True),
+            ]
+            for mode, label in _modes(last)
+            for name, title in _RATES.items()
+            if name in first.get(mode, {}) and name in last.get(mode, {})
+        ]
     for mode, label in _modes(last):
-        for name in dict.fromkeys((headline, "iou", "acc@0.5", "acc@0.75", "correct", "parse_rate")):
+        for name in dict.fromkeys(
+            (headline, "iou", "acc@0.5", "acc@0.75", "correct", "parse_rate")
+        ):
             if name in first.get(mode, {}) and name in last.get(mode, {}):
                 title = "mIoU" if name == "iou" else name.replace("acc", "Acc")
-                rows.append([f"{title} ({label})", *_before_after(first[mode][name], last[mode][name])])
+                rows.append(
+                    [f"{title} ({label})", *_before_after(first[mode][name], last[mode][name])]
+                )
     return rows
 
 
@@ -252,12 +334,22 @@ def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
         before = first["per_source"].get(source, {})
         if key in before and key in after:
             name = last["headlines"]["per_source"][source]
-            rows.append([source, f"{_RATES.get(name, name)} ({label})",
-                         *_before_after(before[key], after[key], percent=name in _RATES)])
+            rows.append(
+                [
+                    source,
+                    f"{_RATES.get(name, name)} ({label})",
+                    *_before_after(before[key], after[key], percent=name in _RATES),
+                ]
+            )
     if "macro" in first.get(mode, {}) and "macro" in last.get(mode, {}):
         rates = set(last["headlines"]["per_source"].values()) <= set(_RATES)
-        rows.append(["(mean of tasks)" if rates else "(mean of sources)", f"{'success rate' if rates else 'headline'} ({label})",
-                     *_before_after(first[mode]["macro"], last[mode]["macro"], percent=rates)])
+        rows.append(
+            [
+                "(mean of tasks)" if rates else "(mean of sources)",
+                f"{'success rate' if rates else 'headline'} ({label})",
+                *_before_after(first[mode]["macro"], last[mode]["macro"], percent=rates),
+            ]
+        )
     return rows
 
 
@@ -275,8 +367,13 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
         torch.set_num_threads(threads)
     plain = type(settings) is RunConfig
     asked = supervised(settings, None if plain else settings.demos.optim)  # type: ignore[attr-defined]
-    world = World(torch.device(settings.model.device) if settings.model.device else None, **accelerator_options(asked))
-    train_engine_name(asked, world.size)  # what does not go together must fail before a model is loaded
+    world = World(
+        torch.device(settings.model.device) if settings.model.device else None,
+        **accelerator_options(asked),
+    )
+    train_engine_name(
+        asked, world.size
+    )  # what does not go together must fail before a model is loaded
     torch.manual_seed(settings.seed)
     (_sft if plain else _embodied_sft)(settings, out, quiet or not world.is_main, world)
     world.close()
@@ -304,9 +401,14 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
             record = out / "failures.jsonl"
             record.unlink(missing_ok=True)
             if failures := last["failures"]:
-                record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
-                display.say(f"samples left out because they could not be read: {len(failures)} ({record}); first: "
-                            f"{failures[0]['reason']}", "yellow")
+                record.write_text(
+                    "".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8"
+                )
+                display.say(
+                    f"samples left out because they could not be read: {len(failures)} ({record}); first: "
+                    f"{failures[0]['reason']}",
+                    "yellow",
+                )
             typer.echo(f"model: {out}")
     world.barrier()
 
@@ -317,9 +419,15 @@ def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> 
     display = Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
     with display:
         vla, last = warmstart.warm_start(
-            settings, on_step=lambda step, m: display.step(step, _loss_parts(m)),
-            on_episode=lambda done, total: display.say(f"recorded {done}/{total} demonstrations")
-            if done * 10 // total > (done - 1) * 10 // total else None, world=world)
+            settings,
+            on_step=lambda step, m: display.step(step, _loss_parts(m)),
+            on_episode=lambda done, total: (
+                display.say(f"recorded {done}/{total} demonstrations")
+                if done * 10 // total > (done - 1) * 10 // total
+                else None
+            ),
+            world=world,
+        )
     with world.telling():
         if world.is_main:
             warmstart.save_policy(vla, settings, out)

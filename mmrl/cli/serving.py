@@ -1,4 +1,5 @@
 """What `mmrl serve` does around the library: settings of the checkpoint, choice of the engine, the line that says it is ready."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -19,24 +20,41 @@ __all__ = ["ServeOptions", "serve_command"]
 ENGINES = ("auto", "own", "vllm")
 
 
-def serve_command(checkpoint: str, config: Path | None, overrides: list[str], options: ServeOptions,
-                  trust_code: bool = False) -> None:
+def serve_command(
+    checkpoint: str,
+    config: Path | None,
+    overrides: list[str],
+    options: ServeOptions,
+    trust_code: bool = False,
+) -> None:
     """Serve a checkpoint with the settings it was trained with until a signal ends it."""
     if is_vla(checkpoint):
-        raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected a checkpoint that answers in text; simulated suites "
-                          "play it (mmrl eval CHECKPOINT --suite NAME)")
+        raise ConfigError(
+            f"'{checkpoint}' acts (it has a vla.json): expected a checkpoint that answers in text; simulated suites "
+            "play it (mmrl eval CHECKPOINT --suite NAME)"
+        )
     if options.media_root is not None and not options.media_root.is_dir():
-        raise ConfigError(f"expected --media-root to be a folder, found {options.media_root}; make it, or leave the option out")
+        raise ConfigError(
+            f"expected --media-root to be a folder, found {options.media_root}; make it, or leave the option out"
+        )
     if not options.no_key:
-        check_key(options.host, options.api_key, "use it, and let it read what --media-root and --allow-remote-media allow",
-                  ", or let everyone in with --no-key")
+        check_key(
+            options.host,
+            options.api_key,
+            "use it, and let it read what --media-root and --allow-remote-media allow",
+            ", or let everyone in with --no-key",
+        )
     engine = _chosen(options.engine)
     # the training run's cache belongs to its data: what clients send is kept in memory
-    settings = settings_of(checkpoint, config, ["data.cache.dir=null", "data.workers=0", *overrides], trust_code)
+    settings = settings_of(
+        checkpoint, config, ["data.cache.dir=null", "data.workers=0", *overrides], trust_code
+    )
     if engine == "vllm":
         if options.allow_remote_media and not options.media_hosts:
-            raise ConfigError("expected --allow-media-hosts with --allow-remote-media and --engine vllm, found none: vLLM fetches "
-                              "from private addresses, too; name the hosts, or take --engine own")
+            raise ConfigError(
+                "expected --allow-media-hosts with --allow-remote-media and --engine vllm, found none: vLLM fetches "
+                "from private addresses, too; name the hosts, or take --engine own"
+            )
         from mmrl.serve.vllm import run_vllm
 
         run_vllm(settings, options)
@@ -47,10 +65,14 @@ def serve_command(checkpoint: str, config: Path | None, overrides: list[str], op
 def _chosen(engine: str) -> str:
     """'own' or 'vllm'. Raises ConfigError for an unknown name, or vllm where it is not installed."""
     if engine not in ENGINES:
-        raise ConfigError(f"expected --engine of {', '.join(ENGINES)}, found '{engine}'.{did_you_mean(engine, ENGINES)}")
+        raise ConfigError(
+            f"expected --engine of {', '.join(ENGINES)}, found '{engine}'.{did_you_mean(engine, ENGINES)}"
+        )
     installed = importlib.util.find_spec("vllm") is not None
     if engine == "vllm" and not installed:
-        raise ConfigError(f"--engine vllm needs the package vllm, found none: {install_command('vllm')}, or take --engine own")
+        raise ConfigError(
+            f"--engine vllm needs the package vllm, found none: {install_command('vllm')}, or take --engine own"
+        )
     if engine == "auto":
         import torch
 
@@ -71,20 +93,39 @@ def _serve_own(settings: RunConfig, options: ServeOptions) -> None:
     warm_up()  # it imports while the model is loaded
     policy = load_policy(settings.model, settings.data, trainable=False)
     r = settings.rollout
-    engine = ServingEngine(policy, batch_tokens=r.batch_tokens, max_tokens=options.max_tokens or r.max_new_tokens)
-    defaults = Defaults(options.name or settings.model.path, r.temperature, r.top_p, r.top_k, policy.template.system)
+    engine = ServingEngine(
+        policy, batch_tokens=r.batch_tokens, max_tokens=options.max_tokens or r.max_new_tokens
+    )
+    defaults = Defaults(
+        options.name or settings.model.path, r.temperature, r.top_p, r.top_k, policy.template.system
+    )
     rules = MediaRules(options.media_root, options.allow_remote_media, options.media_hosts)
     most = settings.model.max_prompt_tokens
-    limits = replace(options.limits, text_bytes=16 * most if options.text_bytes is None else options.text_bytes)
-    readers = Readers(Recipe(policy.processor, policy.base.config, policy.template, settings.data, most, defaults, rules, limits),
-                      limits)
+    limits = replace(
+        options.limits, text_bytes=16 * most if options.text_bytes is None else options.text_bytes
+    )
+    readers = Readers(
+        Recipe(
+            policy.processor,
+            policy.base.config,
+            policy.template,
+            settings.data,
+            most,
+            defaults,
+            rules,
+            limits,
+        ),
+        limits,
+    )
     service = Service(engine, readers, defaults, limits, rules, options.api_key or None)
     port = sock.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
 
     def ready() -> None:
-        typer.echo(f"serving {defaults.model} at http://{host}:{port}/v1 (own engine on {policy.device}, at most "
-                   f"{engine.context} tokens, answers of {engine.max_tokens} unless asked otherwise)")
+        typer.echo(
+            f"serving {defaults.model} at http://{host}:{port}/v1 (own engine on {policy.device}, at most "
+            f"{engine.context} tokens, answers of {engine.max_tokens} unless asked otherwise)"
+        )
 
     serve(service, sock, grace_s=options.grace_s, ready=ready)
     typer.echo("stopped")

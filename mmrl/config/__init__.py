@@ -11,6 +11,7 @@ key means; docs/config.md lists them all. One module per group of sections:
     renamed     keys under their names of before
     training    optim, reward, eval, alarms, train, schedule      reference   descriptions for people
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -39,21 +40,71 @@ from mmrl.config.data import (
     SelectionConfig,
     VideoConfig,
 )
-from mmrl.config.engine import DeepSpeedConfig, EngineConfig, OperationsConfig, RayConfig, VLLMConfig
+from mmrl.config.engine import (
+    DeepSpeedConfig,
+    EngineConfig,
+    OperationsConfig,
+    RayConfig,
+    VLLMConfig,
+)
 from mmrl.config.model import LoraSettings, ModelConfig, RolloutConfig
 from mmrl.config.read import config_from, load_config_as, merge, parse_overrides
 from mmrl.config.renamed import with_new_names
 from mmrl.config.run import RunConfig, effective_threads
 from mmrl.config.section import Section
-from mmrl.config.training import AlarmConfig, EvalConfig, OptimConfig, RewardConfig, ScheduleConfig, TrainConfig
+from mmrl.config.training import (
+    AlarmConfig,
+    EvalConfig,
+    OptimConfig,
+    RewardConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 __all__ = [
-    "ADVANTAGE_SCALES", "GAE", "GSPO", "PROMPT_CRITIC", "AlarmConfig", "AlgorithmConfig", "CacheConfig", "ContrastConfig",
-    "CriticConfig", "CurriculumStage", "DataConfig", "DataSource", "DeepSpeedConfig", "EMAConfig", "EngineConfig", "EntropyConfig",
-    "EvalConfig", "FilterConfig", "ImageConfig", "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OperationsConfig",
-    "OptimConfig", "PassRateConfig", "RayConfig", "RewardConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section",
-    "SelectionConfig", "TrainConfig", "VLLMConfig", "VideoConfig", "config_from", "effective_threads", "load_config",
-    "load_config_as", "merge", "parse_overrides", "with_new_names",
+    "ADVANTAGE_SCALES",
+    "GAE",
+    "GSPO",
+    "PROMPT_CRITIC",
+    "AlarmConfig",
+    "AlgorithmConfig",
+    "CacheConfig",
+    "ContrastConfig",
+    "CriticConfig",
+    "CurriculumStage",
+    "DataConfig",
+    "DataSource",
+    "DeepSpeedConfig",
+    "EMAConfig",
+    "EngineConfig",
+    "EntropyConfig",
+    "EvalConfig",
+    "FilterConfig",
+    "ImageConfig",
+    "KLConfig",
+    "LoraSettings",
+    "ModelConfig",
+    "OfflineConfig",
+    "OperationsConfig",
+    "OptimConfig",
+    "PassRateConfig",
+    "RayConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "SelectionConfig",
+    "TrainConfig",
+    "VLLMConfig",
+    "VideoConfig",
+    "config_from",
+    "effective_threads",
+    "load_config",
+    "load_config_as",
+    "merge",
+    "parse_overrides",
+    "with_new_names",
 ]
 
 

@@ -1,4 +1,5 @@
 """The section `algorithm`: GRPO and its published variants. Part of mmrl.config; formulas stand in mmrl/algorithms."""
+
 from __future__ import annotations
 
 from typing import Any, Literal
@@ -8,8 +9,18 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from mmrl.config.section import Section
 
 __all__ = [
-    "ADVANTAGE_SCALES", "GAE", "GSPO", "PROMPT_CRITIC", "AlgorithmConfig", "ContrastConfig", "CriticConfig", "EMAConfig",
-    "EntropyConfig", "FilterConfig", "KLConfig", "OfflineConfig",
+    "ADVANTAGE_SCALES",
+    "GAE",
+    "GSPO",
+    "PROMPT_CRITIC",
+    "AlgorithmConfig",
+    "ContrastConfig",
+    "CriticConfig",
+    "EMAConfig",
+    "EntropyConfig",
+    "FilterConfig",
+    "KLConfig",
+    "OfflineConfig",
 ]
 
 ADVANTAGE_SCALES = {
@@ -47,9 +58,11 @@ class KLConfig(_Section):
     @classmethod
     def _regularises(cls, value: Any) -> Any:
         if value == "k1":
-            raise ValueError("kl.estimator k1 as a loss regularises nothing: its gradient, the mean of grad log pi over samples of "
-                             "pi, is 0 in expectation, so that only noise is added; use k3 (or k2, which has the gradient of "
-                             "KL(policy || reference))")
+            raise ValueError(
+                "kl.estimator k1 as a loss regularises nothing: its gradient, the mean of grad log pi over samples of "
+                "pi, is 0 in expectation, so that only noise is added; use k3 (or k2, which has the gradient of "
+                "KL(policy || reference))"
+            )
         return value
 
 
@@ -95,7 +108,9 @@ class ContrastConfig(_Section):
     @model_validator(mode="after")
     def _measures(self) -> ContrastConfig:
         if self.kind != "none" and self.bonus == 0 and self.skip and self.measure == 0:
-            raise ValueError("contrast.bonus 0 with skip true and measure 0 never rolls anything out; set skip: false to measure")
+            raise ValueError(
+                "contrast.bonus 0 with skip true and measure 0 never rolls anything out; set skip: false to measure"
+            )
         return self
 
 
@@ -134,7 +149,9 @@ class FilterConfig(_Section):
     @model_validator(mode="after")
     def _ordered(self) -> FilterConfig:
         if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"filter.low ({self.low:g}) must lie below filter.high ({self.high:g}): both are exclusive")
+            raise ValueError(
+                f"filter.low ({self.low:g}) must lie below filter.high ({self.high:g}): both are exclusive"
+            )
         return self
 
 
@@ -195,7 +212,11 @@ class CriticConfig(_Section):
 
     def changed(self) -> list[str]:
         """The keys that are not at their defaults."""
-        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        return [
+            name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.default
+        ]
 
 
 class AlgorithmConfig(_Section):
@@ -274,6 +295,8 @@ class AlgorithmConfig(_Section):
     @classmethod
     def _not_vitals(cls, value: Any) -> Any:
         if value == "dgrpo":
-            raise ValueError("difficulty dgrpo is called softmax now: it is a formula of mmrl's own "
-                             "(mmrl/algorithms/difficulty.py), not that of VITAL's DGRPO; set algorithm.difficulty: softmax")
+            raise ValueError(
+                "difficulty dgrpo is called softmax now: it is a formula of mmrl's own "
+                "(mmrl/algorithms/difficulty.py), not that of VITAL's DGRPO; set algorithm.difficulty: softmax"
+            )
         return value

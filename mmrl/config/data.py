@@ -1,13 +1,14 @@
 """The section `data`: sources, their mix, curriculum and selection, pictures, clips and the cache. Part of mmrl.config.
 
-    data:
-      train:
-        - {task: grounding, path: refs.jsonl, weight: 2, pass_rate: {file: runs/base/predictions.jsonl, metric: iou}}
-        - {task: counting, path: counts.jsonl}
-      balance: tasks
-      curriculum: [{until: 0.3, difficulty: [0, 0.5]}, {until: 1.0, weights: {counts: 2}}]
-      selection: variance
+data:
+  train:
+    - {task: grounding, path: refs.jsonl, weight: 2, pass_rate: {file: runs/base/predictions.jsonl, metric: iou}}
+    - {task: counting, path: counts.jsonl}
+  balance: tasks
+  curriculum: [{until: 0.3, difficulty: [0, 0.5]}, {until: 1.0, weights: {counts: 2}}]
+  selection: variance
 """
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -18,7 +19,14 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from mmrl.config.section import Section
 
 __all__ = [
-    "CacheConfig", "CurriculumStage", "DataConfig", "DataSource", "ImageConfig", "PassRateConfig", "SelectionConfig", "VideoConfig",
+    "CacheConfig",
+    "CurriculumStage",
+    "DataConfig",
+    "DataSource",
+    "ImageConfig",
+    "PassRateConfig",
+    "SelectionConfig",
+    "VideoConfig",
 ]
 
 Bounds = tuple[float | None, float | None]
@@ -41,7 +49,9 @@ def _reads_officially(params: Any) -> bool:
     """Whether a task's parameters, also those of a mixed task's members, set answers: official."""
     if not isinstance(params, dict):
         return False
-    return params.get("answers") == "official" or any(_reads_officially(value) for value in params.values())
+    return params.get("answers") == "official" or any(
+        _reads_officially(value) for value in params.values()
+    )
 
 
 class PassRateConfig(_Section):
@@ -63,7 +73,9 @@ class PassRateConfig(_Section):
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
         if self.min > self.max:
-            raise ValueError(f"pass_rate.min ({self.min:g}) cannot exceed pass_rate.max ({self.max:g})")
+            raise ValueError(
+                f"pass_rate.min ({self.min:g}) cannot exceed pass_rate.max ({self.max:g})"
+            )
         return self
 
 
@@ -103,7 +115,9 @@ class CurriculumStage(_Section):
         for name in ("difficulty", "pass_rate"):
             low, high = getattr(self, name) or (None, None)
             if low is not None and high is not None and low > high:
-                raise ValueError(f"curriculum {name}: expected [low, high] with low <= high, found [{low:g}, {high:g}]")
+                raise ValueError(
+                    f"curriculum {name}: expected [low, high] with low <= high, found [{low:g}, {high:g}]"
+                )
         return self
 
 
@@ -126,10 +140,16 @@ class SelectionConfig(_Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> SelectionConfig:
-        levels = [self.threshold] if isinstance(self.threshold, float) else [level for _, level in self.threshold]
+        levels = (
+            [self.threshold]
+            if isinstance(self.threshold, float)
+            else [level for _, level in self.threshold]
+        )
         if not levels or min(levels) < 0 or (self.kind == "variance" and max(levels) > 1):
-            raise ValueError("selection.threshold: expected numbers of at least 0 (kind variance is relative: expected [0, 1]), "
-                             f"found {self.threshold}")
+            raise ValueError(
+                "selection.threshold: expected numbers of at least 0 (kind variance is relative: expected [0, 1]), "
+                f"found {self.threshold}"
+            )
         return self
 
 
@@ -209,17 +229,29 @@ class DataConfig(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise ValueError(f"data.min_pixels ({self.min_pixels}) cannot exceed data.max_pixels ({self.max_pixels})")
+        if (
+            self.min_pixels is not None
+            and self.max_pixels is not None
+            and self.min_pixels > self.max_pixels
+        ):
+            raise ValueError(
+                f"data.min_pixels ({self.min_pixels}) cannot exceed data.max_pixels ({self.max_pixels})"
+            )
         if self.workers and self.cache.dir is None:
-            raise ValueError(f"data.workers ({self.workers}) hand their tensors over through the cache: expected data.cache.dir, "
-                             "found null; set data.cache.dir to a folder, or data.workers to 0")
+            raise ValueError(
+                f"data.workers ({self.workers}) hand their tensors over through the cache: expected data.cache.dir, "
+                "found null; set data.cache.dir to a folder, or data.workers to 0"
+            )
         for source in self.train:
             if _reads_officially(source.params):
-                raise ValueError(f"data.train of {source.path}: answers: official reads as a benchmark's program does, which takes "
-                                 "the first letter of a guess or the right number of a list: a policy learns to give those; train "
-                                 "with answers: native (or strict) and evaluate with official")
+                raise ValueError(
+                    f"data.train of {source.path}: answers: official reads as a benchmark's program does, which takes "
+                    "the first letter of a guess or the right number of a list: a policy learns to give those; train "
+                    "with answers: native (or strict) and evaluate with official"
+                )
         ends = [stage.until for stage in self.curriculum]
         if any(a >= b for a, b in pairwise(ends)):
-            raise ValueError(f"data.curriculum: expected ascending 'until', found {', '.join(f'{e:g}' for e in ends)}")
+            raise ValueError(
+                f"data.curriculum: expected ascending 'until', found {', '.join(f'{e:g}' for e in ends)}"
+            )
         return self

@@ -7,6 +7,7 @@
 
 The defaults need none of them. A checkpoint of any engine resumes under any other, and with another number of processes.
 """
+
 from __future__ import annotations
 
 from typing import Literal
@@ -61,8 +62,10 @@ class VLLMConfig(_Section):
     def _placed(self) -> VLLMConfig:
         if (self.mode == "server") != (self.url is not None):
             needs = "needs" if self.mode == "server" else "has no"
-            raise ValueError(f"engine.vllm.mode {self.mode} {needs} engine.vllm.url, found {self.url!r}; set mode: server and url: "
-                             "http://host:port, or neither")
+            raise ValueError(
+                f"engine.vllm.mode {self.mode} {needs} engine.vllm.url, found {self.url!r}; set mode: server and url: "
+                "http://host:port, or neither"
+            )
         return self
 
 
@@ -123,11 +126,15 @@ class EngineConfig(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
         if self.deepspeed.offload == "all" and self.train == "deepspeed_zero2":
-            raise ValueError("engine.deepspeed.offload all moves parameters, which deepspeed_zero2 keeps whole on every GPU; use "
-                             "deepspeed_zero3, or offload: optimizer")
+            raise ValueError(
+                "engine.deepspeed.offload all moves parameters, which deepspeed_zero2 keeps whole on every GPU; use "
+                "deepspeed_zero3, or offload: optimizer"
+            )
         if self.ray.rollout_actors and self.workers != "ray":
-            raise ValueError(f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray, found "
-                             f"{self.workers}; set it, or rollout_actors: 0")
+            raise ValueError(
+                f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray, found "
+                f"{self.workers}; set it, or rollout_actors: 0"
+            )
         if self.ray.rollout_actors and self.rollout == "vllm":
             self._vllm_actors()
         return self
@@ -136,14 +143,20 @@ class EngineConfig(_Section):
         """Raises ValueError for what rollout actors that hold vLLM cannot be."""
         actors, gpus = self.ray.rollout_actors, self.ray.gpus_per_rollout_actor
         if self.vllm.mode == "server":
-            raise ValueError(f"expected one place for vLLM, found two: engine.vllm.mode server ({self.vllm.url}) and "
-                             f"engine.ray.rollout_actors {actors}; leave out engine.vllm.mode and url, or set rollout_actors: 0")
+            raise ValueError(
+                f"expected one place for vLLM, found two: engine.vllm.mode server ({self.vllm.url}) and "
+                f"engine.ray.rollout_actors {actors}; leave out engine.vllm.mode and url, or set rollout_actors: 0"
+            )
         if gpus > 1:
-            raise ValueError(f"engine.ray.gpus_per_rollout_actor: expected at most 1 with engine.rollout: vllm, found {gpus:g}: "
-                             "each actor holds one engine on one GPU; set it to 1, and rollout_actors to the number of GPUs")
+            raise ValueError(
+                f"engine.ray.gpus_per_rollout_actor: expected at most 1 with engine.rollout: vllm, found {gpus:g}: "
+                "each actor holds one engine on one GPU; set it to 1, and rollout_actors to the number of GPUs"
+            )
         if 0 < gpus < self.vllm.memory:
-            raise ValueError(f"engine.vllm.memory: expected at most engine.ray.gpus_per_rollout_actor = {gpus:g}, found "
-                             f"{self.vllm.memory:g}: together the actors of a GPU would take more than it has; lower it")
+            raise ValueError(
+                f"engine.vllm.memory: expected at most engine.ray.gpus_per_rollout_actor = {gpus:g}, found "
+                f"{self.vllm.memory:g}: together the actors of a GPU would take more than it has; lower it"
+            )
 
 
 class OperationsConfig(_Section):

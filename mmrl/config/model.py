@@ -1,4 +1,5 @@
 """The sections `model` and `rollout`: what is trained, and how it is sampled. Part of mmrl.config."""
+
 from __future__ import annotations
 
 from typing import Literal
@@ -25,7 +26,15 @@ class LoraSettings(_Section):
     """Scale of the adapter: its output is multiplied by alpha / r."""
     dropout: Literal[0] = 0
     """Always 0: rollout and training must compute the same function."""
-    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    target_modules: list[str] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
     """Names of the linear layers that get an adapter."""
     vision: bool = False
     """Adapt the vision tower, too, where it has layers of these names."""

@@ -4,6 +4,7 @@
 
 A preset is a YAML file with sections of a run's configuration and a section `preset` that says what it is for (configs/presets/).
 """
+
 from __future__ import annotations
 
 import json
@@ -41,22 +42,43 @@ def preset_names() -> list[str]:
 
 def read_preset(name: str) -> Preset:
     """A preset by its name, or by the path of a file of one's own. Raises ConfigError."""
-    file = next((f for f in (Path(name), *(folder / f"{name}.yaml" for folder in _FOLDERS)) if f.is_file()), None)
+    file = next(
+        (f for f in (Path(name), *(folder / f"{name}.yaml" for folder in _FOLDERS)) if f.is_file()),
+        None,
+    )
     if file is None:
-        raise ConfigError(f"expected a preset of {', '.join(preset_names())}, or a file, found '{name}'."
-                          f"{did_you_mean(name, preset_names())}")
+        raise ConfigError(
+            f"expected a preset of {', '.join(preset_names())}, or a file, found '{name}'."
+            f"{did_you_mean(name, preset_names())}"
+        )
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not valid YAML: {error}") from error
     about = tree.pop("preset", None) if isinstance(tree, dict) else None
     wanted = {"gpu_gib", "gpus", "models", "recipes"}
-    if not isinstance(about, dict) or set(about) != wanted or not all(isinstance(section, dict) for section in tree.values()):
-        raise ConfigError(f"{file}: expected sections of a configuration and a section 'preset' with {', '.join(sorted(wanted))}")
-    return Preset(file.stem, tuple(_overrides(tree)), float(about["gpu_gib"]), int(about["gpus"]), tuple(about["models"]),
-                  tuple(about["recipes"]))
+    if (
+        not isinstance(about, dict)
+        or set(about) != wanted
+        or not all(isinstance(section, dict) for section in tree.values())
+    ):
+        raise ConfigError(
+            f"{file}: expected sections of a configuration and a section 'preset' with {', '.join(sorted(wanted))}"
+        )
+    return Preset(
+        file.stem,
+        tuple(_overrides(tree)),
+        float(about["gpu_gib"]),
+        int(about["gpus"]),
+        tuple(about["models"]),
+        tuple(about["recipes"]),
+    )
 
 
 def _overrides(tree: dict[str, Any]) -> list[str]:
     """section.key=value with JSON values, which are YAML: what the user gives may still go below them."""
-    return [f"{section}.{key}={json.dumps(value)}" for section, values in tree.items() for key, value in values.items()]
+    return [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, values in tree.items()
+        for key, value in values.items()
+    ]

@@ -1,4 +1,5 @@
 """Reads a configuration: YAML, dotted overrides, and errors that name every problem. Part of mmrl.config."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,7 +28,9 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         for part in parents:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"override '{item}' goes below '{part}', which another override set to a value")
+                raise ConfigError(
+                    f"override '{item}' goes below '{part}', which another override set to a value"
+                )
         try:
             node[leaf] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -60,7 +63,11 @@ def merge(base: Any, extra: Any) -> Any:
     return extra
 
 
-_MOST_BYTES, _MOST_VALUES, _DEEPEST = 4 << 20, 200_000, 64  # of a configuration: beyond these it is none
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = (
+    4 << 20,
+    200_000,
+    64,
+)  # of a configuration: beyond these it is none
 
 
 def _fix_floats(node: Any, count: list[int], depth: int = 0) -> Any:
@@ -71,8 +78,10 @@ def _fix_floats(node: Any, count: list[int], depth: int = 0) -> Any:
     """
     count[0] += 1
     if count[0] > _MOST_VALUES or depth > _DEEPEST:
-        raise ValueError(f"expected at most {_MOST_VALUES:,} values, nested at most {_DEEPEST} deep, found more (aliases count "
-                         "as what they stand for)")
+        raise ValueError(
+            f"expected at most {_MOST_VALUES:,} values, nested at most {_DEEPEST} deep, found more (aliases count "
+            "as what they stand for)"
+        )
     if isinstance(node, dict):
         return {k: _fix_floats(v, count, depth + 1) for k, v in node.items()}
     if isinstance(node, list):
@@ -84,16 +93,26 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path}: expected a configuration of at most {_MOST_BYTES >> 20} MiB, found "
-                              f"{path.stat().st_size >> 20} MiB; give the YAML file of a run")
+            raise ConfigError(
+                f"{path}: expected a configuration of at most {_MOST_BYTES >> 20} MiB, found "
+                f"{path.stat().st_size >> 20} MiB; give the YAML file of a run"
+            )
         tree = _fix_floats(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, [0])
     except OSError as error:
-        raise ConfigError(f"expected a configuration file, found '{path}': {error.strerror}") from error
+        raise ConfigError(
+            f"expected a configuration file, found '{path}': {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: expected a YAML file in UTF-8, found other bytes: {error}") from error
+        raise ConfigError(
+            f"{path}: expected a YAML file in UTF-8, found other bytes: {error}"
+        ) from error
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: dates and integers that Python refuses
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: dates and integers that Python refuses
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
@@ -106,7 +125,9 @@ def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         candidates = [annotation, *getattr(annotation, "__args__", ())]
-        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        inner = next(
+            (c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None
+        )
         if inner is None:
             return []
         model = inner
@@ -119,20 +140,35 @@ def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
         where = ".".join(str(p) for p in item["loc"])
         if item["type"] == "extra_forbidden":
             known = _known_keys(kind, item["loc"][:-1])
-            lines.append(f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}")
+            lines.append(
+                f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}"
+            )
         else:  # what a rule of a whole section says names its values: the section itself is no use
             whole = isinstance(item["input"], dict) and item["type"] in ("value_error", "missing")
-            lines.append(f"  {where or 'config'}: {item['msg']}" + ("" if whole else f", found {item['input']!r}"[:300]))
+            lines.append(
+                f"  {where or 'config'}: {item['msg']}"
+                + ("" if whole else f", found {item['input']!r}"[:300])
+            )
     return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)
 
 
-def load_config_as(kind: type[C], path: str | Path | None = None, overrides: list[str] | None = None, *,
-                   keep: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> C:
+def load_config_as(
+    kind: type[C],
+    path: str | Path | None = None,
+    overrides: list[str] | None = None,
+    *,
+    keep: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> C:
     """`mmrl.config.load_config` for a configuration of `kind`. `keep` takes from the file's tree what may be used of it, before
     the overrides go over it. Raises ConfigError listing every problem."""
     tree: Any = {} if path is None else _read_yaml(Path(path))
     tree = merge(tree if keep is None else keep(tree), parse_overrides(overrides or []))
-    return config_from(kind, tree, str(path or "configuration") + (" with the overrides" if path is not None and overrides else ""))
+    return config_from(
+        kind,
+        tree,
+        str(path or "configuration")
+        + (" with the overrides" if path is not None and overrides else ""),
+    )
 
 
 def config_from(kind: type[C], tree: Any, origin: str = "configuration") -> C:

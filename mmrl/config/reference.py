@@ -4,6 +4,7 @@
 
 Everything is read from the sections themselves: type, default, bounds, and the text below the key.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -24,8 +25,13 @@ from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["Key", "Place", "explain", "places"]
 
-_BOUNDS = {annotated_types.Ge: (">=", "ge"), annotated_types.Gt: (">", "gt"), annotated_types.Le: ("<=", "le"),
-           annotated_types.Lt: ("<", "lt"), annotated_types.MinLen: ("length >=", "min_length")}
+_BOUNDS = {
+    annotated_types.Ge: (">=", "ge"),
+    annotated_types.Gt: (">", "gt"),
+    annotated_types.Le: ("<=", "le"),
+    annotated_types.Lt: ("<", "lt"),
+    annotated_types.MinLen: ("length >=", "min_length"),
+}
 _PLAIN = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any value"}
 
 
@@ -53,8 +59,11 @@ class Place:
 
     def values(self) -> list[Key]:
         """The keys that are values, not sections themselves."""
-        return [_key(_below(self.name, key), field, getattr(self.default, key, ...))
-                for key, field in self.section.model_fields.items() if _section_of(field.annotation) is None]
+        return [
+            _key(_below(self.name, key), field, getattr(self.default, key, ...))
+            for key, field in self.section.model_fields.items()
+            if _section_of(field.annotation) is None
+        ]
 
 
 def places(model: type[Section]) -> list[Place]:
@@ -63,7 +72,9 @@ def places(model: type[Section]) -> list[Place]:
 
 
 def _places(model: type[Section], name: str, default: Section | None, note: str) -> Iterator[Place]:
-    yield Place(name, model, default, " ".join(filter(None, (_line(inspect.getdoc(model) or ""), note))))
+    yield Place(
+        name, model, default, " ".join(filter(None, (_line(inspect.getdoc(model) or ""), note)))
+    )
     for key, field in model.model_fields.items():
         if (inner := _section_of(field.annotation)) is not None:
             value = getattr(default, key, None) if default is not None else _default(field)
@@ -71,7 +82,9 @@ def _places(model: type[Section], name: str, default: Section | None, note: str)
             if value is None and not field.is_required():
                 note += " Left out by default (null)."
             listed = _is_list(field.annotation)
-            yield from _places(inner, _below(name, key + "[]" * listed), None if listed else value, note.strip())
+            yield from _places(
+                inner, _below(name, key + "[]" * listed), None if listed else value, note.strip()
+            )
 
 
 def explain(model: type[Section], name: str) -> str:
@@ -87,12 +100,20 @@ def explain(model: type[Section], name: str) -> str:
         for key in place.values():
             if key.name.replace("[]", "").split(".") == parts:
                 return _key_text(key)
-    known = [key.name for place in found for key in place.values()] + [place.name for place in found if place.name]
+    known = [key.name for place in found for key in place.values()] + [
+        place.name for place in found if place.name
+    ]
     leaf = parts[-1] if parts else ""
-    alike = [key for key in known if key.rpartition(".")[2] == leaf] or [key for key in known if leaf in key.rpartition(".")[2]]
-    hint = did_you_mean(name, known) or (f" Did you mean {' or '.join(alike[:4])}?" if alike else "")
-    raise ConfigError(f"expected a key of the configuration, found '{name}'.{hint} `mmrl config --explain SECTION` lists a "
-                      f"section's keys; sections: {', '.join(sorted({key.partition('.')[0] for key in known}))}")
+    alike = [key for key in known if key.rpartition(".")[2] == leaf] or [
+        key for key in known if leaf in key.rpartition(".")[2]
+    ]
+    hint = did_you_mean(name, known) or (
+        f" Did you mean {' or '.join(alike[:4])}?" if alike else ""
+    )
+    raise ConfigError(
+        f"expected a key of the configuration, found '{name}'.{hint} `mmrl config --explain SECTION` lists a "
+        f"section's keys; sections: {', '.join(sorted({key.partition('.')[0] for key in known}))}"
+    )
 
 
 def _below(prefix: str, name: str) -> str:
@@ -101,7 +122,11 @@ def _below(prefix: str, name: str) -> str:
 
 def _arms(annotation: Any) -> Sequence[Any]:
     """The types that a union offers; the type itself where it is none."""
-    return typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else (annotation,)
+    return (
+        typing.get_args(annotation)
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        else (annotation,)
+    )
 
 
 def _is_list(annotation: Any) -> bool:
@@ -129,7 +154,11 @@ def _one_kind(arm: Any) -> str:
     if origin is typing.Annotated:
         return _kind(inner[0])
     if origin is Literal:
-        return "one of " + ", ".join(str(value) for value in inner) if len(inner) > 1 else f"only {inner[0]}"
+        return (
+            "one of " + ", ".join(str(value) for value in inner)
+            if len(inner) > 1
+            else f"only {inner[0]}"
+        )
     if inspect.isclass(arm) and issubclass(arm, Enum):
         return "one of " + ", ".join(str(member.value) for member in arm)
     if origin is list:
@@ -147,16 +176,29 @@ def _default(field: FieldInfo) -> Any:
 
 def _key(name: str, field: FieldInfo, value: Any) -> Key:
     """`value`: what the section has there; ... where the field's own default counts."""
-    bounds = [f"{_BOUNDS[type(rule)][0]} {getattr(rule, _BOUNDS[type(rule)][1]):,g}" for rule in field.metadata
-              if type(rule) in _BOUNDS]
+    bounds = [
+        f"{_BOUNDS[type(rule)][0]} {getattr(rule, _BOUNDS[type(rule)][1]):,g}"
+        for rule in field.metadata
+        if type(rule) in _BOUNDS
+    ]
     required = field.is_required() and value is ...
     default = None if required else _yaml(_default(field) if value is ... else value)
-    return Key(name, _kind(field.annotation), default, " and ".join(bounds), _line(field.description or ""))
+    return Key(
+        name, _kind(field.annotation), default, " and ".join(bounds), _line(field.description or "")
+    )
 
 
 def _yaml(value: Any) -> str:
-    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    plain = (
+        value.model_dump(mode="json")
+        if isinstance(value, BaseModel)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
+    text = (
+        yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    )
     return text if not isinstance(value, float) or "e" not in text else f"{value:g}"
 
 
@@ -171,6 +213,9 @@ def _key_text(key: Key) -> str:
 
 def _section_text(place: Place, found: Sequence[Place]) -> str:
     head = f"{place.name or 'configuration'}\n  {place.about}"
-    below = [f"{other.name}: a section" for other in found
-             if other.name.rpartition(".")[0] == place.name and other.name != place.name]
+    below = [
+        f"{other.name}: a section"
+        for other in found
+        if other.name.rpartition(".")[0] == place.name and other.name != place.name
+    ]
     return "\n".join([head, *(_key_text(key) for key in place.values()), *below])

@@ -5,6 +5,7 @@
 They are read for one release, and `said` says what was read as what. Files that older runs wrote name every key, also those of
 `algorithm` that meant nothing to them: those stand at the values in _SILENT, and the old key counts. Part of mmrl.config.
 """
+
 from __future__ import annotations
 
 import copy
@@ -14,16 +15,41 @@ from mmrl.config.algorithm import GAE, AlgorithmConfig
 
 __all__ = ["with_new_names"]
 
-_CRITIC = {"level": "level", "gamma": "gamma", "gae_lambda": "gae_lambda", "value_coef": "value_coef", "value_clip": "value_clip",
-           "huber_delta": "huber_delta", "value_lr": "lr", "critic_warmup": "warmup", "bootstrap": "bootstrap"}
-_NAMES = {"kind": "advantage", "length_norm": "aggregate", "entropy_coef": "entropy.coef", "filter_low": "filter.low",
-          "filter_high": "filter.high", **{old: f"critic.{new}" for old, new in _CRITIC.items()}}
+_CRITIC = {
+    "level": "level",
+    "gamma": "gamma",
+    "gae_lambda": "gae_lambda",
+    "value_coef": "value_coef",
+    "value_clip": "value_clip",
+    "huber_delta": "huber_delta",
+    "value_lr": "lr",
+    "critic_warmup": "warmup",
+    "bootstrap": "bootstrap",
+}
+_NAMES = {
+    "kind": "advantage",
+    "length_norm": "aggregate",
+    "entropy_coef": "entropy.coef",
+    "filter_low": "filter.low",
+    "filter_high": "filter.high",
+    **{old: f"critic.{new}" for old, new in _CRITIC.items()},
+}
 """Key of the section rl -> key of the section algorithm."""
 _VALUES: dict[str, dict[Any, str]] = {
-    "kind": {"grpo": "grpo", "ppo": "gae"}, "level": {"chunk": "turn"},
-    "length_norm": {"trajectory": "sequence_mean", "token": "token_mean"}}
-_SILENT = {"advantage": "grpo", "aggregate": "token_mean", "entropy.coef": 0.0, "filter.key": "accuracy", "filter.low": None,
-           "filter.high": None, "advantage_scale": "std", "dynamic_sampling": True}
+    "kind": {"grpo": "grpo", "ppo": "gae"},
+    "level": {"chunk": "turn"},
+    "length_norm": {"trajectory": "sequence_mean", "token": "token_mean"},
+}
+_SILENT = {
+    "advantage": "grpo",
+    "aggregate": "token_mean",
+    "entropy.coef": 0.0,
+    "filter.key": "accuracy",
+    "filter.low": None,
+    "filter.high": None,
+    "advantage_scale": "std",
+    "dynamic_sampling": True,
+}
 """What a key of algorithm was in every robot run before the old keys went."""
 
 
@@ -61,14 +87,20 @@ def _put(section: dict[str, Any], name: str, value: Any, origin: str) -> None:
         section = section.setdefault(part, {})
     found = section.get(leaf, value)
     if found != value and not (name in _SILENT and found == _SILENT[name]):
-        raise ValueError(f"{origin} is called algorithm.{name} {_text(value)} now, and algorithm.{name} {_text(found)} is given as "
-                         "well: keep one of them")
+        raise ValueError(
+            f"{origin} is called algorithm.{name} {_text(value)} now, and algorithm.{name} {_text(found)} is given as "
+            "well: keep one of them"
+        )
     section[leaf] = value
 
 
 def _group_size(tree: dict[str, Any]) -> int:
     rollout = tree.get("rollout")
-    found = rollout.get("group_size", 8) if isinstance(rollout, dict) else getattr(rollout, "group_size", 8)
+    found = (
+        rollout.get("group_size", 8)
+        if isinstance(rollout, dict)
+        else getattr(rollout, "group_size", 8)
+    )
     return found if isinstance(found, int) else 8
 
 
@@ -88,9 +120,11 @@ def _choose_key(algorithm: dict[str, Any], reward: Any, said: list[str]) -> None
     if bounds == (None, None):
         return
     if reward != "success" and None in bounds:
-        raise ValueError(f"rl.filter_low or rl.filter_high alone kept groups that differ in rl.reward {reward} only, and bounded "
-                         "their success rate; algorithm.filter judges both by one key: set algorithm.filter.key success with low "
-                         "and high, or key reward")
+        raise ValueError(
+            f"rl.filter_low or rl.filter_high alone kept groups that differ in rl.reward {reward} only, and bounded "
+            "their success rate; algorithm.filter judges both by one key: set algorithm.filter.key success with low "
+            "and high, or key reward"
+        )
     _put(algorithm, "filter.key", "success", "a bound on the success rate")
     said.append("the bounds are on algorithm.filter.key success")
 

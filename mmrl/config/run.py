@@ -1,4 +1,5 @@
 """The whole configuration of a run, and what its sections owe each other. Part of mmrl.config."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,7 +12,14 @@ from mmrl.config.data import DataConfig
 from mmrl.config.engine import EngineConfig, OperationsConfig
 from mmrl.config.model import ModelConfig, RolloutConfig
 from mmrl.config.section import Section
-from mmrl.config.training import AlarmConfig, EvalConfig, OptimConfig, RewardConfig, ScheduleConfig, TrainConfig
+from mmrl.config.training import (
+    AlarmConfig,
+    EvalConfig,
+    OptimConfig,
+    RewardConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from mmrl.errors import ConfigError
 
 __all__ = ["RunConfig", "effective_threads"]
@@ -24,9 +32,15 @@ class _Section(Section, BaseModel):
 class RunConfig(_Section):
     """Everything a run needs; written resolved to RUN/config.yaml."""
 
-    rollout_source: ClassVar[str] = "mmrl.training.prompts:PromptRollouts"  # makes this run's rollouts, imported when it trains
-    overlaps_in_processes: ClassVar[bool] = False  # whether schedule.kind pipelined and async go with several processes
-    critic_defaults: ClassVar[Mapping[str, Any]] = PROMPT_CRITIC  # of algorithm.critic with advantage gae
+    rollout_source: ClassVar[str] = (
+        "mmrl.training.prompts:PromptRollouts"  # makes this run's rollouts, imported when it trains
+    )
+    overlaps_in_processes: ClassVar[bool] = (
+        False  # whether schedule.kind pipelined and async go with several processes
+    )
+    critic_defaults: ClassVar[Mapping[str, Any]] = (
+        PROMPT_CRITIC  # of algorithm.critic with advantage gae
+    )
 
     name: str = "run"
     """Name of the run's folder."""
@@ -54,24 +68,37 @@ class RunConfig(_Section):
     def _defaults_of_the_critic(cls, data: Any) -> Any:
         """What is usual differs between answers and robots."""
         a = data.get("algorithm") if isinstance(data, dict) else None
-        if not isinstance(a, dict) or a.get("advantage") != "gae" or not isinstance(a.get("critic", {}), dict):
+        if (
+            not isinstance(a, dict)
+            or a.get("advantage") != "gae"
+            or not isinstance(a.get("critic", {}), dict)
+        ):
             return data
-        return {**data, "algorithm": {**a, "critic": {**cls.critic_defaults, **a.get("critic", {})}}}
+        return {
+            **data,
+            "algorithm": {**a, "critic": {**cls.critic_defaults, **a.get("critic", {})}},
+        }
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         a = self.algorithm
         if self.rollout.group_size == 1 and a.advantage != "gae":
-            raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
-                             "advantage is 0 and it never has signal")
+            raise ValueError(
+                "rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
+                "advantage is 0 and it never has signal"
+            )
         self._check_advantages()
         self._check_critic()
         self._check_offline()
         if a.minibatches > self.train.prompts_per_step:
-            raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
-                             f"({self.train.prompts_per_step})")
+            raise ValueError(
+                f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
+                f"({self.train.prompts_per_step})"
+            )
         if a.overlong == "soft" and not 0 < a.overlong_buffer <= self.rollout.max_new_tokens:
-            raise ValueError("algorithm.overlong soft needs 0 < overlong_buffer <= rollout.max_new_tokens")
+            raise ValueError(
+                "algorithm.overlong soft needs 0 < overlong_buffer <= rollout.max_new_tokens"
+            )
         try:
             self._build_algorithm_settings()
         except ConfigError as error:
@@ -82,32 +109,48 @@ class RunConfig(_Section):
         a = self.algorithm
         fitting = ADVANTAGE_SCALES[a.advantage]
         if a.advantage_scale not in fitting:
-            raise ValueError(f"algorithm.advantage {a.advantage} is defined with algorithm.advantage_scale "
-                             f"{' or '.join(fitting)}, found {a.advantage_scale}")
+            raise ValueError(
+                f"algorithm.advantage {a.advantage} is defined with algorithm.advantage_scale "
+                f"{' or '.join(fitting)}, found {a.advantage_scale}"
+            )
         if a.aggregation == "gdpo" and (a.advantage, a.advantage_scale) != ("grpo", "std"):
-            raise ValueError("algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale std, "
-                             f"found {a.advantage} and {a.advantage_scale}")
+            raise ValueError(
+                "algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale std, "
+                f"found {a.advantage} and {a.advantage_scale}"
+            )
         if self.data.selection.kind != "none" and not a.dynamic_sampling:
-            raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
-                             "true (max_rounds: 1 only filters)")
+            raise ValueError(
+                f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
+                "true (max_rounds: 1 only filters)"
+            )
         if (a.filter.low is not None or a.filter.high is not None) and a.advantage == "gae":
-            raise ValueError("algorithm.filter.low and high choose groups by their rewards, and with advantage gae groups teach "
-                             "whatever theirs are: set both to null")
+            raise ValueError(
+                "algorithm.filter.low and high choose groups by their rewards, and with advantage gae groups teach "
+                "whatever theirs are: set both to null"
+            )
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
-            raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
-                             "max_rounds: 1 groups are left out and not replaced)")
+            raise ValueError(
+                "algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
+                "max_rounds: 1 groups are left out and not replaced)"
+            )
 
     def _check_critic(self) -> None:
         a = self.algorithm
         if (changed := a.critic.changed()) and a.advantage != "gae":
-            raise ValueError(f"algorithm.critic.{', '.join(changed)}: only advantage gae has a critic, found {a.advantage}, whose "
-                             "advantages come from the group; remove it, or set algorithm.advantage: gae")
+            raise ValueError(
+                f"algorithm.critic.{', '.join(changed)}: only advantage gae has a critic, found {a.advantage}, whose "
+                "advantages come from the group; remove it, or set algorithm.advantage: gae"
+            )
         if a.advantage == "gae" and a.dynamic_sampling:
-            raise ValueError("algorithm.dynamic_sampling true replaces groups whose rewards are equal, and with advantage gae "
-                             "those teach as well: a critic judges each turn by itself; remove it, or set it to false")
+            raise ValueError(
+                "algorithm.dynamic_sampling true replaces groups whose rewards are equal, and with advantage gae "
+                "those teach as well: a critic judges each turn by itself; remove it, or set it to false"
+            )
         if a.advantage == "gae" and a.difficulty != "none":
-            raise ValueError(f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
-                             "advantages come from no group: the critic knows what is hard; remove it")
+            raise ValueError(
+                f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
+                "advantages come from no group: the critic knows what is hard; remove it"
+            )
         self._check_critic_of_kind()
 
     def _check_critic_of_kind(self) -> None:
@@ -116,27 +159,41 @@ class RunConfig(_Section):
         if a.advantage != "gae":
             return
         if a.critic.level == "action":
-            raise ValueError("algorithm.critic.level action is of robots, whose decisions are chunks of actions: an answer has "
-                             "turns and tokens; set algorithm.critic.level to token or turn")
+            raise ValueError(
+                "algorithm.critic.level action is of robots, whose decisions are chunks of actions: an answer has "
+                "turns and tokens; set algorithm.critic.level to token or turn"
+            )
         if a.critic.level == "token" and a.importance == "sequence":
-            raise ValueError("algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token an "
-                             "advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token")
+            raise ValueError(
+                "algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token an "
+                "advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token"
+            )
         if a.offline.per_group:
-            raise ValueError("algorithm.offline compares demonstrations with the policy's own answers in their group; with "
-                             "advantage gae nothing does: start from `mmrl sft`, or use advantage grpo")
+            raise ValueError(
+                "algorithm.offline compares demonstrations with the policy's own answers in their group; with "
+                "advantage gae nothing does: start from `mmrl sft`, or use advantage grpo"
+            )
 
     def _check_offline(self) -> None:
         a, o = self.algorithm, self.algorithm.offline
         if o.gold and not o.per_group:
-            raise ValueError("algorithm.offline.gold true with per_group 0 adds nothing; set per_group to 1")
+            raise ValueError(
+                "algorithm.offline.gold true with per_group 0 adds nothing; set per_group to 1"
+            )
         if o.per_group and a.advantage == "pass_k":
-            raise ValueError("algorithm.offline adds completions the policy did not write, and advantage pass_k counts what the "
-                             "policy itself gets right: use grpo, rloo or opo, or per_group 0")
+            raise ValueError(
+                "algorithm.offline adds completions the policy did not write, and advantage pass_k counts what the "
+                "policy itself gets right: use grpo, rloo or opo, or per_group 0"
+            )
         if o.per_group and a.importance == "sequence":
-            raise ValueError("algorithm.offline shapes each token's ratio: it needs importance token, or per_group 0")
+            raise ValueError(
+                "algorithm.offline shapes each token's ratio: it needs importance token, or per_group 0"
+            )
         if o.replace and o.per_group >= self.rollout.group_size:
-            raise ValueError(f"algorithm.offline.per_group ({o.per_group}) with replace true leaves no rollouts: it must be below "
-                             f"rollout.group_size ({self.rollout.group_size})")
+            raise ValueError(
+                f"algorithm.offline.per_group ({o.per_group}) with replace true leaves no rollouts: it must be below "
+                f"rollout.group_size ({self.rollout.group_size})"
+            )
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""
@@ -147,12 +204,23 @@ class RunConfig(_Section):
         )
 
         a = self.algorithm
-        ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
-                          aggregate=a.aggregate, max_completion_length=self.rollout.max_new_tokens, kl_coef=a.kl.coef,
-                          kl_estimator=a.kl.estimator)
+        ObjectiveSettings(
+            clip_low=a.clip_low,
+            clip_high=a.clip_high,
+            dual_clip=a.dual_clip,
+            importance=a.importance,
+            aggregate=a.aggregate,
+            max_completion_length=self.rollout.max_new_tokens,
+            kl_coef=a.kl.coef,
+            kl_estimator=a.kl.estimator,
+        )
         e = a.entropy
-        EntropySettings(coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max)
-        SamplerSettings(quota=self.train.prompts_per_step, max_attempts=a.max_rounds, carry_share=a.carry_share)
+        EntropySettings(
+            coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max
+        )
+        SamplerSettings(
+            quota=self.train.prompts_per_step, max_attempts=a.max_rounds, carry_share=a.carry_share
+        )
 
 
 def effective_threads(config: RunConfig) -> int | None:

@@ -1,4 +1,5 @@
 """What every section of a configuration is. Part of mmrl.config."""
+
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict

@@ -5,6 +5,7 @@
 
 They lie below mmrl/shipped, which in a clone holds symbolic links to the folders at the top.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,7 +20,11 @@ SHIPPED = Path(__file__).absolute().parents[1] / "shipped"
 def shipped(path: str | Path) -> Path:
     """A relative `path` as it is where something lies there or nothing is installed under it; else the installed file or folder."""
     here, installed = Path(path), SHIPPED / path
-    return here if here.exists() or here.is_absolute() or not installed.exists() else installed.resolve()
+    return (
+        here
+        if here.exists() or here.is_absolute() or not installed.exists()
+        else installed.resolve()
+    )
 
 
 def recipes() -> dict[str, Path]:
@@ -40,5 +45,7 @@ def recipe_file(name: str | Path) -> Path:
         return known[str(name)]
     if path.suffix or len(path.parts) != 1:
         return path
-    raise ConfigError(f"expected a configuration file or a recipe of {', '.join(known)}, found '{name}'."
-                      f"{did_you_mean(str(name), known)}")
+    raise ConfigError(
+        f"expected a configuration file or a recipe of {', '.join(known)}, found '{name}'."
+        f"{did_you_mean(str(name), known)}"
+    )

@@ -1,4 +1,5 @@
 """The sections `optim`, `reward`, `eval`, `alarms`, `train` and `schedule`: the loop and what watches it. Part of mmrl.config."""
+
 from __future__ import annotations
 
 from typing import Literal
@@ -7,7 +8,14 @@ from pydantic import BaseModel, Field, model_validator
 
 from mmrl.config.section import Section
 
-__all__ = ["AlarmConfig", "EvalConfig", "OptimConfig", "RewardConfig", "ScheduleConfig", "TrainConfig"]
+__all__ = [
+    "AlarmConfig",
+    "EvalConfig",
+    "OptimConfig",
+    "RewardConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+]
 
 
 class _Section(Section, BaseModel):
@@ -70,10 +78,14 @@ class EvalConfig(_Section):
     def _selectable(self) -> EvalConfig:
         mode, _, name = (self.best_metric or "greedy/null").partition("/")
         if mode not in ("greedy", "sampled") or not name:
-            raise ValueError(f"eval.best_metric: expected greedy/NAME, sampled/NAME or null, found '{self.best_metric}'")
+            raise ValueError(
+                f"eval.best_metric: expected greedy/NAME, sampled/NAME or null, found '{self.best_metric}'"
+            )
         if mode == "sampled" and not self.samples:
-            raise ValueError(f"eval.best_metric '{self.best_metric}' is of sampled answers, and eval.samples 0 samples none: set "
-                             "eval.samples to 1 or more, or eval.best_metric to greedy/NAME or null (the task's own headline)")
+            raise ValueError(
+                f"eval.best_metric '{self.best_metric}' is of sampled answers, and eval.samples 0 samples none: set "
+                "eval.samples to 1 or more, or eval.best_metric to greedy/NAME or null (the task's own headline)"
+            )
         return self
 
 
@@ -103,10 +115,24 @@ class AlarmConfig(_Section):
     """critic: PPO's values explain less of the variance of the returns than this (0: as much as a constant)."""
     untrained_steps: int = Field(10, ge=1)
     """never_trained: so many steps from the run's start, and no gradient in any of them."""
-    stop: list[Literal[
-        "non_finite", "logprob_gap", "entropy_collapse", "reward_stuck", "prompts_failed", "task_failed", "parse_rate", "no_signal",
-        "zero_gradient", "truncated", "same_answer", "reward_failures", "critic",
-        "never_trained"]] = ["non_finite", "never_trained"]
+    stop: list[
+        Literal[
+            "non_finite",
+            "logprob_gap",
+            "entropy_collapse",
+            "reward_stuck",
+            "prompts_failed",
+            "task_failed",
+            "parse_rate",
+            "no_signal",
+            "zero_gradient",
+            "truncated",
+            "same_answer",
+            "reward_failures",
+            "critic",
+            "never_trained",
+        ]
+    ] = ["non_finite", "never_trained"]
     """Alarms that end the run. parse_rate and no_signal only warn by default: a cold start may keep the format rarely for some
     steps and learn it from the few groups with signal. Where no group had any for untrained_steps steps there is nothing to
     wait for: weights are still those that the run began with, and the same policy is asked prompts of the same kind."""
@@ -164,5 +190,7 @@ class ScheduleConfig(_Section):
     @model_validator(mode="after")
     def _bounded(self) -> ScheduleConfig:
         if self.kind == "async" and self.staleness < 1:
-            raise ValueError("schedule.kind async needs schedule.staleness of at least 1; with 0 it is pipelined")
+            raise ValueError(
+                "schedule.kind async needs schedule.staleness of at least 1; with 0 it is pipelined"
+            )
         return self

@@ -9,6 +9,7 @@ logged rollout, and the rows of a data file may come from a stranger: they may n
 set numbers and texts of the kinds listed here. They never name code to import, folders or files to open, or hosts to ask.
 `--trust-code` says that they are the user's own after all. SECURITY.md has the whole picture.
 """
+
 from __future__ import annotations
 
 import os
@@ -24,8 +25,18 @@ from pydantic import BaseModel
 from mmrl.config.read import load_config_as
 from mmrl.errors import RegistryError
 
-__all__ = ["ALL", "CHECKPOINT_KEYS", "LEAVE_OUT", "Found", "at_most", "check_code", "checkpoint_settings", "fixed", "no_new_code",
-           "params_found"]
+__all__ = [
+    "ALL",
+    "CHECKPOINT_KEYS",
+    "LEAVE_OUT",
+    "Found",
+    "at_most",
+    "check_code",
+    "checkpoint_settings",
+    "fixed",
+    "no_new_code",
+    "params_found",
+]
 
 C = TypeVar("C", bound=BaseModel)
 Rule = Any  # ALL, LEAVE_OUT, at_most(..), fixed(..), a mapping of keys to rules, or [rule] for each entry of a list
@@ -54,11 +65,37 @@ def fixed(value: Any) -> _Rule:
 _CPUS = os.cpu_count() or 1
 
 CHECKPOINT_KEYS: Mapping[str, Rule] = {
-    "seed": ALL, "threads": at_most(_CPUS),
-    "model": dict.fromkeys(("template", "frame", "system", "freeze", "lora", "dtype", "attn", "max_prompt_tokens", "device"), ALL),
-    "data": {"min_pixels": ALL, "max_pixels": ALL, "image": ALL, "video": ALL, "on_error": ALL, "media_timeout_s": ALL,
-             "prompt_cache_gib": at_most(4.0), "cache": {"dir": LEAVE_OUT}, "workers": LEAVE_OUT,
-             **{part: [{"task": ALL, "params": ALL, "path": fixed("(not read)")}] for part in ("train", "eval")}},
+    "seed": ALL,
+    "threads": at_most(_CPUS),
+    "model": dict.fromkeys(
+        (
+            "template",
+            "frame",
+            "system",
+            "freeze",
+            "lora",
+            "dtype",
+            "attn",
+            "max_prompt_tokens",
+            "device",
+        ),
+        ALL,
+    ),
+    "data": {
+        "min_pixels": ALL,
+        "max_pixels": ALL,
+        "image": ALL,
+        "video": ALL,
+        "on_error": ALL,
+        "media_timeout_s": ALL,
+        "prompt_cache_gib": at_most(4.0),
+        "cache": {"dir": LEAVE_OUT},
+        "workers": LEAVE_OUT,
+        **{
+            part: [{"task": ALL, "params": ALL, "path": fixed("(not read)")}]
+            for part in ("train", "eval")
+        },
+    },
     "rollout": ALL,
     "reward": {"timeout_s": ALL, "workers": at_most(_CPUS)},
     "eval": ALL,
@@ -67,9 +104,13 @@ CHECKPOINT_KEYS: Mapping[str, Rule] = {
 folder, trackers, engines and servers belong to the machine it was trained on."""
 
 # Names of parameters that hold a folder, a file, an address or a program (mmrl.tasks.readers': image_root, media_dir, durations ..)
-_PLACE_KEY = re.compile(r"(^|_)(root|dir|folder|file|path|url|uri|host|server|command|cache|durations)s?$")
+_PLACE_KEY = re.compile(
+    r"(^|_)(root|dir|folder|file|path|url|uri|host|server|command|cache|durations)s?$"
+)
 # ... and values that are one by themselves, under whatever name: /etc, ~/x, C:\\x, http://x, a/../b
-_PLACE = re.compile(r"/[^/\s]+/\S*|~[\w.-]*/\S*|\\\\\S+|[A-Za-z]:[\\/]\S*|[A-Za-z][A-Za-z0-9+.-]*://\S*|(?:\S*[/\\])?\.\.[/\\]\S*")
+_PLACE = re.compile(
+    r"/[^/\s]+/\S*|~[\w.-]*/\S*|\\\\\S+|[A-Za-z]:[\\/]\S*|[A-Za-z][A-Za-z0-9+.-]*://\S*|(?:\S*[/\\])?\.\.[/\\]\S*"
+)
 _LONGEST_PLACE, _DEPTH = 4096, 64
 
 
@@ -81,7 +122,9 @@ class Found:
     left_out: tuple[str, ...] = ()
 
 
-_without_new_code: list[str] = []  # where the settings at hand were found, the innermost last; empty: the user's own
+_without_new_code: list[
+    str
+] = []  # where the settings at hand were found, the innermost last; empty: the user's own
 
 
 @contextmanager
@@ -104,13 +147,19 @@ def no_new_code(where: str, *, trust_code: bool = False) -> Iterator[None]:
 def check_code(name: str) -> None:
     """Raise RegistryError for code that would be loaded because found settings name it."""
     if _without_new_code:
-        raise RegistryError(f"{_without_new_code[-1]}: expected the name of a built-in task or of an installed package "
-                            f"(package/name), found '{name}', which is code to run; name that task yourself on the command line, "
-                            "or say --trust-code when the file is yours")
+        raise RegistryError(
+            f"{_without_new_code[-1]}: expected the name of a built-in task or of an installed package "
+            f"(package/name), found '{name}', which is code to run; name that task yourself on the command line, "
+            "or say --trust-code when the file is yours"
+        )
 
 
 def _is_place(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_PLACE and _PLACE.fullmatch(value.strip()) is not None
+    return (
+        isinstance(value, str)
+        and len(value) <= _LONGEST_PLACE
+        and _PLACE.fullmatch(value.strip()) is not None
+    )
 
 
 def params_found(params: Any, name: str = "params") -> Found:
@@ -125,7 +174,9 @@ def params_found(params: Any, name: str = "params") -> Found:
             kept = {}
             for key, below in value.items():
                 place = f"{at}.{key}"
-                named = _PLACE_KEY.search(str(key).lower()) and not isinstance(below, (bool, int, float, type(None)))
+                named = _PLACE_KEY.search(str(key).lower()) and not isinstance(
+                    below, (bool, int, float, type(None))
+                )
                 if named or _is_place(below):
                     left_out.append(place)
                 else:
@@ -134,7 +185,11 @@ def params_found(params: Any, name: str = "params") -> Found:
         if isinstance(value, (list, tuple)):
             places = [i for i, item in enumerate(value) if _is_place(item)]
             left_out.extend(f"{at}.{i}" for i in places)
-            return [clean(item, f"{at}.{i}", depth + 1) for i, item in enumerate(value) if i not in places]
+            return [
+                clean(item, f"{at}.{i}", depth + 1)
+                for i, item in enumerate(value)
+                if i not in places
+            ]
         return value
 
     found = clean(params, name, 0)
@@ -147,15 +202,20 @@ def _allowed(value: Any, rule: Rule, at: str, left_out: list[str]) -> Any:
         if not isinstance(value, Mapping):
             return value  # the configuration's own check names it
         left_out += [f"{at}{key}" for key in value if rule.get(key) is LEAVE_OUT and value[key]]
-        return {key: _allowed(value[key], rule[key], f"{at}{key}.", left_out) for key in value
-                if key in rule and rule[key] is not LEAVE_OUT}
+        return {
+            key: _allowed(value[key], rule[key], f"{at}{key}.", left_out)
+            for key in value
+            if key in rule and rule[key] is not LEAVE_OUT
+        }
     if isinstance(rule, list):
         rows = value if isinstance(value, list) else []
         return [_allowed(row, rule[0], f"{at}{i}.", left_out) for i, row in enumerate(rows)]
     if rule.value is not None:
         return rule.value
     if rule.limit is not None:
-        over = isinstance(value, (int, float)) and not isinstance(value, bool) and value > rule.limit
+        over = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and value > rule.limit
+        )
         if over:
             left_out.append(f"{at[:-1]} beyond {rule.limit:g}")
         return type(value)(rule.limit) if over else value
@@ -166,9 +226,16 @@ def _allowed(value: Any, rule: Rule, at: str, left_out: list[str]) -> Any:
     return found.kept.get("")
 
 
-def checkpoint_settings(kind: type[C], checkpoint: str, overrides: Sequence[str], config: Path | None = None, *,
-                        keys: Mapping[str, Rule] = CHECKPOINT_KEYS, trust_code: bool = False,
-                        say: Callable[[str], None] = lambda line: None) -> C:
+def checkpoint_settings(
+    kind: type[C],
+    checkpoint: str,
+    overrides: Sequence[str],
+    config: Path | None = None,
+    *,
+    keys: Mapping[str, Rule] = CHECKPOINT_KEYS,
+    trust_code: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> C:
     """The configuration for a checkpoint: `config`, a file the user named, else what `keys` take from its trainer/config.yaml,
     else defaults; `overrides` go over each of them. `say` is told which file was read and what was left out of it.
 
@@ -182,7 +249,15 @@ def checkpoint_settings(kind: type[C], checkpoint: str, overrides: Sequence[str]
         say(f"settings: {trained} (all of them: --trust-code)")
         return load_config_as(kind, trained, typed)
     left_out: list[str] = []
-    loaded = load_config_as(kind, trained, typed, keep=lambda tree: _allowed(tree, keys, "", left_out))
-    say(f"settings: {trained}" + (f" without {', '.join(left_out)}: give these yourself if you want them, or --trust-code"
-                                  if left_out else ""))
+    loaded = load_config_as(
+        kind, trained, typed, keep=lambda tree: _allowed(tree, keys, "", left_out)
+    )
+    say(
+        f"settings: {trained}"
+        + (
+            f" without {', '.join(left_out)}: give these yourself if you want them, or --trust-code"
+            if left_out
+            else ""
+        )
+    )
     return loaded

@@ -9,6 +9,7 @@ the task's own gold answer where a row has none:
 for the end of the turn; they are used with `behaviour: given`. A demonstration is scored by the task like any completion;
 its loss is in mmrl/algorithms/offline.py. One that does not fit rollout.max_new_tokens is left out and recorded, never cut.
 """
+
 from __future__ import annotations
 
 import json
@@ -30,7 +31,15 @@ if TYPE_CHECKING:
     from mmrl.policy.policy import Policy
     from mmrl.task import Task
 
-__all__ = ["Demonstration", "Demonstrations", "RefusedRow", "check_demonstrations", "demonstrations", "is_right", "on_policy"]
+__all__ = [
+    "Demonstration",
+    "Demonstrations",
+    "RefusedRow",
+    "check_demonstrations",
+    "demonstrations",
+    "is_right",
+    "on_policy",
+]
 
 _KEYS = ("text", "logps")
 _SALT = 23  # tells the choice of demonstrations from other random numbers of a group
@@ -69,27 +78,41 @@ def demonstrations(sample: Sample) -> tuple[Demonstration, ...]:
     """The demonstrations of a sample's params. Raises DataError saying what is expected and how to mend it."""
     given = sample.params.get("offline", ())
     if not isinstance(given, (list, tuple)):
-        raise DataError(f"params.offline: expected a list of {{\"text\": ..}}, found {given!r:.80}; write [{{\"text\": \"..\"}}]")
-    return tuple(_demonstration(entry, f"params.offline[{number}]") for number, entry in enumerate(given))
+        raise DataError(
+            f'params.offline: expected a list of {{"text": ..}}, found {given!r:.80}; write [{{"text": ".."}}]'
+        )
+    return tuple(
+        _demonstration(entry, f"params.offline[{number}]") for number, entry in enumerate(given)
+    )
 
 
 def _demonstration(entry: Any, where: str) -> Demonstration:
     if not isinstance(entry, Mapping):
-        raise DataError(f"{where}: expected {{\"text\": ..}}, found {entry!r:.80}; put the completion into 'text'")
+        raise DataError(
+            f"{where}: expected {{\"text\": ..}}, found {entry!r:.80}; put the completion into 'text'"
+        )
     for key in entry:
         if key not in _KEYS:
-            raise DataError(f"{where}: expected the keys {', '.join(_KEYS)}, found {key!r:.60}.{did_you_mean(key, _KEYS)}")
+            raise DataError(
+                f"{where}: expected the keys {', '.join(_KEYS)}, found {key!r:.60}.{did_you_mean(key, _KEYS)}"
+            )
     text, logps = entry.get("text"), entry.get("logps")
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{where}: expected a whole completion as 'text', found {text!r:.80}; write it, or remove the entry")
+        raise DataError(
+            f"{where}: expected a whole completion as 'text', found {text!r:.80}; write it, or remove the entry"
+        )
     if logps is None:
         return Demonstration(text)
     if not isinstance(logps, (list, tuple)) or not logps:
-        raise DataError(f"{where}.logps: expected a list with one log-prob per token, found {logps!r:.80}; leave it out if unknown")
+        raise DataError(
+            f"{where}.logps: expected a list with one log-prob per token, found {logps!r:.80}; leave it out if unknown"
+        )
     for place, value in enumerate(logps):
         if type(value) not in (int, float) or not math.isfinite(value) or value > 1e-4:
-            raise DataError(f"{where}.logps[{place}]: expected a finite natural log-probability of at most 0, found "
-                            f"{value!r:.40}; are these probabilities, or in another base?")
+            raise DataError(
+                f"{where}.logps[{place}]: expected a finite natural log-probability of at most 0, found "
+                f"{value!r:.40}; are these probabilities, or in another base?"
+            )
     return Demonstration(text, tuple(min(0.0, float(v)) for v in logps))
 
 
@@ -110,8 +133,9 @@ def _lines(path: str | Path) -> dict[tuple[str, str], int]:
     return found
 
 
-def check_demonstrations(path: str | Path, samples: Sequence[Sample],
-                         on_error: str = "raise") -> tuple[tuple[Sample, ...], tuple[RefusedRow, ...]]:
+def check_demonstrations(
+    path: str | Path, samples: Sequence[Sample], on_error: str = "raise"
+) -> tuple[tuple[Sample, ...], tuple[RefusedRow, ...]]:
     """Samples whose params.offline can be used, and the others. Raises DataError for the first unless on_error is 'record'."""
     kept: list[Sample] = []
     refused: list[RefusedRow] = []
@@ -122,7 +146,13 @@ def check_demonstrations(path: str | Path, samples: Sequence[Sample],
             kept.append(sample)
         except DataError as error:
             lines = _lines(path) if lines is None else lines
-            refused.append(RefusedRow(str(path), lines.get((sample.source, sample.id)), f"sample {sample.id!r}: {error}"))
+            refused.append(
+                RefusedRow(
+                    str(path),
+                    lines.get((sample.source, sample.id)),
+                    f"sample {sample.id!r}: {error}",
+                )
+            )
             if on_error == "raise":
                 raise DataError(str(refused[-1])) from error
     return tuple(kept), tuple(refused)
@@ -147,36 +177,52 @@ class Demonstrations:
                 told = demonstrations(sample)
                 found = found or bool(told) or self.settings.gold
                 if (told or self.settings.gold) and source.task.member(sample.task).in_group:
-                    raise ConfigError(f"algorithm.offline: the reward of task '{sample.task}' looks at the policy's whole group, "
-                                      "so demonstrations have no place in it: remove params.offline (sample "
-                                      f"{sample.id!r}) or gold")
+                    raise ConfigError(
+                        f"algorithm.offline: the reward of task '{sample.task}' looks at the policy's whole group, "
+                        "so demonstrations have no place in it: remove params.offline (sample "
+                        f"{sample.id!r}) or gold"
+                    )
                 if self.settings.behaviour == "given":
                     self._check_lengths(source, sample, told)
         if not found:
-            raise ConfigError(f"algorithm.offline.per_group is {self.settings.per_group}: expected demonstrations in "
-                              "params.offline of the data.train rows, found none; add them, or set algorithm.offline.gold true")
+            raise ConfigError(
+                f"algorithm.offline.per_group is {self.settings.per_group}: expected demonstrations in "
+                "params.offline of the data.train rows, found none; add them, or set algorithm.offline.gold true"
+            )
 
-    def _check_lengths(self, source: LoadedSource, sample: Sample, told: Sequence[Demonstration]) -> None:
+    def _check_lengths(
+        self, source: LoadedSource, sample: Sample, told: Sequence[Demonstration]
+    ) -> None:
         for number, one in enumerate(told):
             tokens = len(self._tokens(one.text))
             if one.logps is not None and len(one.logps) != tokens:
-                row = RefusedRow(source.config.path, _lines(source.config.path).get((sample.source, sample.id)),
-                                 f"sample {sample.id!r}: params.offline[{number}].logps: expected {tokens} log-probs (one per "
-                                 f"token and one for the end of the turn), found {len(one.logps)}; log-probs of another tokenizer "
-                                 "do not fit: leave them out, or set algorithm.offline.behaviour one")
+                row = RefusedRow(
+                    source.config.path,
+                    _lines(source.config.path).get((sample.source, sample.id)),
+                    f"sample {sample.id!r}: params.offline[{number}].logps: expected {tokens} log-probs (one per "
+                    f"token and one for the end of the turn), found {len(one.logps)}; log-probs of another tokenizer "
+                    "do not fit: leave them out, or set algorithm.offline.behaviour one",
+                )
                 raise DataError(str(row))
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         """Token ids of a completion, ended by the model's end-of-turn token. Raises DataError for what is no text."""
         check_text(text, "a demonstration")
-        return (*self.policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"], self.policy.eos_ids[0])
+        return (
+            *self.policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"],
+            self.policy.eos_ids[0],
+        )
 
     def active(self, step: int) -> bool:
         """Whether groups of `step` (from 1) get demonstrations: until a share of the steps is done."""
-        return self.settings.per_group > 0 and (step - 1) / self.config.train.steps < self.settings.until - 1e-12
+        return (
+            self.settings.per_group > 0
+            and (step - 1) / self.config.train.steps < self.settings.until - 1e-12
+        )
 
-    def choose(self, sample: Sample, task: Task, key: tuple[int, int, int],
-               ctx: RewardContext) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
+    def choose(
+        self, sample: Sample, task: Task, key: tuple[int, int, int], ctx: RewardContext
+    ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
         """At most per_group demonstrations as completions, and why others of this row could not be used.
 
         `Turn.logps` are the behaviour's: 0 (probability 1) where it is unknown or `behaviour` is 'one'.
@@ -186,7 +232,11 @@ class Demonstrations:
             try:
                 told = (Demonstration(task.gold(sample, ctx)),)
             except Exception as error:  # user code: recorded, the group goes without
-                return (), (f"demonstration: the task's gold answer failed: {type(error).__name__}: {error}"[:500],)
+                return (), (
+                    f"demonstration: the task's gold answer failed: {type(error).__name__}: {error}"[
+                        :500
+                    ],
+                )
         usable: list[Turn] = []
         for number, one in enumerate(told):
             limit = self.config.rollout.max_new_tokens
@@ -196,16 +246,26 @@ class Demonstrations:
                 skipped.append(str(error))
                 continue
             if len(ids) > limit:
-                skipped.append(f"demonstration {number}: expected at most rollout.max_new_tokens = {limit} tokens, found "
-                               f"{len(ids)}")
+                skipped.append(
+                    f"demonstration {number}: expected at most rollout.max_new_tokens = {limit} tokens, found "
+                    f"{len(ids)}"
+                )
             elif self._forbidden.intersection(ids[:-1]):
-                skipped.append(f"demonstration {number}: expected text, found end-of-turn or media tokens in it")
+                skipped.append(
+                    f"demonstration {number}: expected text, found end-of-turn or media tokens in it"
+                )
             else:
-                given = one.logps if self.settings.behaviour == "given" and one.logps is not None else (0.0,) * len(ids)
+                given = (
+                    one.logps
+                    if self.settings.behaviour == "given" and one.logps is not None
+                    else (0.0,) * len(ids)
+                )
                 usable.append(Turn(ids, one.text, given, StopReason.EOS, self.policy.version))
         if len(usable) > self.settings.per_group:
             rng = np.random.default_rng((self.config.seed, _SALT, *key))
-            usable = [usable[i] for i in sorted(rng.permutation(len(usable))[: self.settings.per_group])]
+            usable = [
+                usable[i] for i in sorted(rng.permutation(len(usable))[: self.settings.per_group])
+            ]
         return tuple(usable), tuple(skipped)
 
     def rollouts(self, demonstrations: int) -> int:
@@ -215,11 +275,17 @@ class Demonstrations:
 
     def wanted(self, group: RolloutGroup) -> bool:
         """Whether a group that has its rollouts still gets its demonstrations."""
-        return not self.settings.only_when_failing or not any(t.score and is_right(t.score) for t in group.rollouts)
+        return not self.settings.only_when_failing or not any(
+            t.score and is_right(t.score) for t in group.rollouts
+        )
 
-    def mix(self, group: RolloutGroup, completions: Sequence[Turn], scores: Sequence[Score]) -> RolloutGroup:
+    def mix(
+        self, group: RolloutGroup, completions: Sequence[Turn], scores: Sequence[Score]
+    ) -> RolloutGroup:
         """`group` with its scored demonstrations behind the rollouts; the last rollouts make room where they were one too many."""
-        told = tuple(Rollout((c,), s, offline=True) for c, s in zip(completions, scores, strict=True))
+        told = tuple(
+            Rollout((c,), s, offline=True) for c, s in zip(completions, scores, strict=True)
+        )
         own = group.rollouts
         room = self.config.rollout.group_size - len(told) if self.settings.replace else len(own)
         return replace(group, rollouts=(*own[:room], *told), replaced=own[room:])

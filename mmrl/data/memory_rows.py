@@ -5,6 +5,7 @@
 
 The folder is named by what the rows say and show, so that the same rows are the same file, in a resumed run as in another process.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -28,7 +29,19 @@ __all__ = ["Rows", "stored"]
 
 Rows = str | Path | Iterable[Mapping[str, Any]] | Iterable[Sample]
 """A path, or rows: mappings, samples, a datasets.Dataset."""
-_KEYS = ("id", "task", "question", "answer", "image", "images", "video", "videos", "frame", "source", "params")
+_KEYS = (
+    "id",
+    "task",
+    "question",
+    "answer",
+    "image",
+    "images",
+    "video",
+    "videos",
+    "frame",
+    "source",
+    "params",
+)
 _MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 """Kinds of pixels that a PNG holds."""
 
@@ -42,15 +55,19 @@ def stored(data: Rows, folder: Path, name: str = "data") -> str | Path:
     if isinstance(data, (str, Path)):
         return data
     if isinstance(data, Mapping):
-        raise DataError(f"expected rows or a path as data, found one mapping with the keys {', '.join(map(str, data))}; "
-                        "give a list")
+        raise DataError(
+            f"expected rows or a path as data, found one mapping with the keys {', '.join(map(str, data))}; "
+            "give a list"
+        )
     home = folder / ".data"
     with writing(home):
         home.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=home))
     try:
         text = "\n".join(_lines(data, partial)) + "\n"
-        digest = xxhash.xxh3_128(f"{name}\n{text}".encode("utf-8", "surrogatepass"))  # pictures are named by their content
+        digest = xxhash.xxh3_128(
+            f"{name}\n{text}".encode("utf-8", "surrogatepass")
+        )  # pictures are named by their content
         file = home / digest.hexdigest() / f"{name}.jsonl"
         if not file.exists():
             with writing(file):
@@ -66,12 +83,18 @@ def _lines(data: Iterable[Any], folder: Path) -> list[str]:
     lines = []
     for number, row in enumerate(data):
         try:
-            lines.append(json.dumps(_row(row, number, folder), ensure_ascii=False, allow_nan=False, default=_plain))
+            lines.append(
+                json.dumps(
+                    _row(row, number, folder), ensure_ascii=False, allow_nan=False, default=_plain
+                )
+            )
         except StorageError:
             raise
         except (OSError, TypeError, ValueError) as error:  # OSError: bytes that are no picture
-            raise DataError(f"row {number}: expected a question, an answer and params that JSON holds, and pictures as paths, PIL "
-                            f"images, arrays or bytes, found {error}") from error
+            raise DataError(
+                f"row {number}: expected a question, an answer and params that JSON holds, and pictures as paths, PIL "
+                f"images, arrays or bytes, found {error}"
+            ) from error
     if not lines:
         raise DataError("expected at least one row of data, found none")
     return lines
@@ -82,7 +105,11 @@ def _row(row: Any, number: int, folder: Path) -> dict[str, Any]:
     if isinstance(row, Sample):
         known = dataclasses.asdict(row)
         known["params"] = {k: v for k, v in known["params"].items() if k not in ("width", "height")}
-        row = {k: list(v) if isinstance(v, tuple) else v for k, v in known.items() if v not in ((), [], "")}
+        row = {
+            k: list(v) if isinstance(v, tuple) else v
+            for k, v in known.items()
+            if v not in ((), [], "")
+        }
     if not isinstance(row, Mapping):
         raise TypeError(f"a row of type {type(row).__name__}")
     found = {key: row[key] for key in _KEYS if key in row and row[key] is not None}
@@ -91,17 +118,25 @@ def _row(row: Any, number: int, folder: Path) -> dict[str, Any]:
     extra = {str(key): value for key, value in row.items() if key not in _KEYS}
     for key in extra:
         if close := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.79):
-            raise ValueError(f"the key '{key}', which is nearly '{close[0]}'; write that, or put it into 'params'")
+            raise ValueError(
+                f"the key '{key}', which is nearly '{close[0]}'; write that, or put it into 'params'"
+            )
     if extra:
         found["params"] = {**extra, **found.get("params", {})}
     for key in ("image", "images"):
         if key in found:
             several = isinstance(found[key], Sequence) and not isinstance(found[key], (str, bytes))
-            found[key] = [_picture(one, folder) for one in found[key]] if several else _picture(found[key], folder)
+            found[key] = (
+                [_picture(one, folder) for one in found[key]]
+                if several
+                else _picture(found[key], folder)
+            )
     for key in ("video", "videos"):
         if key in found:
             several = not isinstance(found[key], (str, os.PathLike))
-            found[key] = [_absolute(one) for one in found[key]] if several else _absolute(found[key])
+            found[key] = (
+                [_absolute(one) for one in found[key]] if several else _absolute(found[key])
+            )
     return found
 
 
@@ -124,7 +159,10 @@ def _picture(picture: Any, folder: Path) -> str:
 
     if isinstance(picture, (str, os.PathLike)):
         return _absolute(picture)
-    if isinstance(picture, Mapping) and set(picture) <= {"bytes", "path"}:  # datasets' undecoded pictures
+    if isinstance(picture, Mapping) and set(picture) <= {
+        "bytes",
+        "path",
+    }:  # datasets' undecoded pictures
         if picture.get("bytes") is None:
             return _absolute(picture["path"])
         picture = picture["bytes"]

@@ -5,6 +5,7 @@
 A sample's rate is the mean of one metric over its completions; those that failed count as 0. EasyVideoR1 keeps
 0 < pass@8 < 1, SimpleVLA-RL [0.1, 0.9] while training (algorithm.dynamic_sampling is the online counterpart).
 """
+
 from __future__ import annotations
 
 import json
@@ -31,8 +32,10 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
     try:
         lines = Path(config.file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"expected logged completions (predictions.jsonl) at {config.file}, found {error}; check "
-                        "data.train[].pass_rate.file") from error
+        raise DataError(
+            f"expected logged completions (predictions.jsonl) at {config.file}, found {error}; check "
+            "data.train[].pass_rate.file"
+        ) from error
     values: dict[Name, list[float]] = {}
     known: set[str] = {"reward", "parse_rate"}
     modes: Counter[str] = Counter()
@@ -46,11 +49,15 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
             known.update(table)
             values.setdefault(name, []).append(table.get(config.metric, 0.0))
     if not values:
-        raise ConfigError(f"{config.file}: expected completions of mode '{config.mode}' (pass_rate.mode), found "
-                          f"{', '.join(f'{n} {mode}' for mode, n in sorted(modes.items())) or 'no lines'}")
+        raise ConfigError(
+            f"{config.file}: expected completions of mode '{config.mode}' (pass_rate.mode), found "
+            f"{', '.join(f'{n} {mode}' for mode, n in sorted(modes.items())) or 'no lines'}"
+        )
     if config.metric not in known:
-        raise ConfigError(f"{config.file}: expected completions with the metric '{config.metric}' (pass_rate.metric), found "
-                          f"{', '.join(sorted(known))}.{did_you_mean(config.metric, sorted(known))}")
+        raise ConfigError(
+            f"{config.file}: expected completions with the metric '{config.metric}' (pass_rate.metric), found "
+            f"{', '.join(sorted(known))}.{did_you_mean(config.metric, sorted(known))}"
+        )
     return {name: math.fsum(column) / len(column) for name, column in values.items()}
 
 
@@ -64,22 +71,31 @@ def _read(line: str, where: str) -> tuple[Name, str, Mapping[str, Any]]:
         float(score["value"])
         return (str(sample["source"]), str(sample["id"])), _mode(row), score
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: expected a logged completion with sample and score, found something else ({error!r}); use a "
-                        "predictions.jsonl or rollouts/step_*.jsonl of a run") from error
+        raise DataError(
+            f"{where}: expected a logged completion with sample and score, found something else ({error!r}); use a "
+            "predictions.jsonl or rollouts/step_*.jsonl of a run"
+        ) from error
 
 
 def _mode(row: Mapping[str, Any]) -> str:
-    return next((name for name in ("offline", "contrast") if row.get(name)), str(row.get("mode", "sampled")))
+    return next(
+        (name for name in ("offline", "contrast") if row.get(name)), str(row.get("mode", "sampled"))
+    )
 
 
 def _values(score: Mapping[str, Any]) -> dict[str, float]:
     """Everything a completion can be rated by; metrics win over reward parts of the same name."""
-    return {**score.get("parts", {}), **score.get("metrics", {}), "reward": score["value"],
-            "parse_rate": float(bool(score.get("parsed", True)))}
+    return {
+        **score.get("parts", {}),
+        **score.get("metrics", {}),
+        "reward": score["value"],
+        "parse_rate": float(bool(score.get("parsed", True))),
+    }
 
 
-def filter_by_rate(samples: Sequence[Sample], rates: Mapping[Name, float],
-                   config: PassRateConfig) -> tuple[tuple[Sample, ...], Counter[str]]:
+def filter_by_rate(
+    samples: Sequence[Sample], rates: Mapping[Name, float], config: PassRateConfig
+) -> tuple[tuple[Sample, ...], Counter[str]]:
     """Samples within the bounds, in order, and how many were left out by reason.
 
     Raises DataError for samples without a record unless `config.missing` says otherwise.
@@ -91,9 +107,11 @@ def filter_by_rate(samples: Sequence[Sample], rates: Mapping[Name, float],
         if rate is None:
             if config.missing == "error":
                 lacking = sum((s.source, s.id) not in rates for s in samples)
-                raise DataError(f"expected logged completions of every sample in {config.file}, found none of {lacking} of "
-                                f"{len(samples)} samples, first '{sample.id}' of source '{sample.source}'; log them, or set "
-                                "pass_rate.missing to keep or drop")
+                raise DataError(
+                    f"expected logged completions of every sample in {config.file}, found none of {lacking} of "
+                    f"{len(samples)} samples, first '{sample.id}' of source '{sample.source}'; log them, or set "
+                    "pass_rate.missing to keep or drop"
+                )
             if config.missing == "drop":
                 dropped["pass_rate_missing"] += 1
                 continue

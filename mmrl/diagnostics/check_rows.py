@@ -6,6 +6,7 @@ do not fit.
 Rows are read as a run with data.on_error 'record' reads them; every sample is then encoded by the model's own processor (its
 weights are not loaded), so that every pixel is decoded once. What is wrong is written to errors.jsonl, one line each.
 """
+
 from __future__ import annotations
 
 import re
@@ -49,7 +50,9 @@ class RowErrors:
     def kinds(self) -> dict[str, list[dict[str, Any]]]:
         """The errors by kind, the most frequent kind first."""
         counts = Counter(error["kind"] for error in self.errors)
-        return {kind: [e for e in self.errors if e["kind"] == kind] for kind, _ in counts.most_common()}
+        return {
+            kind: [e for e in self.errors if e["kind"] == kind] for kind, _ in counts.most_common()
+        }
 
 
 def _kind(reason: str) -> str:
@@ -58,8 +61,15 @@ def _kind(reason: str) -> str:
     return re.sub(r"[0-9]+(?:\.[0-9]+)?", "N", found[1])[:100] if found else reason[:60]
 
 
-def check_rows(spec: str, data: str | Path | None = None, *, model: str | None = None, params: Mapping[str, Any] | None = None,
-               out: str | Path = "runs/check", config: RunConfig | None = None) -> RowErrors:
+def check_rows(
+    spec: str,
+    data: str | Path | None = None,
+    *,
+    model: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    out: str | Path = "runs/check",
+    config: RunConfig | None = None,
+) -> RowErrors:
     """Read and encode all of `data` (default: that of `config`) for the task `spec`; writes `out`/errors.jsonl.
 
     `model`, `params` and `config` as in mmrl.diagnostics.conformance.check_task. Raises ConfigError or RegistryError for a task,
@@ -72,31 +82,52 @@ def check_rows(spec: str, data: str | Path | None = None, *, model: str | None =
     if source is not None:
         settings, data = merge(dict(source.params), settings), source.path if data is None else data
     if data is None:
-        raise ConfigError("expected --data FILE or a --config with data for --all, found neither; give one of them")
+        raise ConfigError(
+            "expected --data FILE or a --config with data for --all, found neither; give one of them"
+        )
     if isinstance(settings.get("reader"), Mapping):
-        settings["reader"] = {key: value for key, value in settings["reader"].items() if key != "on_error"}
+        settings["reader"] = {
+            key: value for key, value in settings["reader"].items() if key != "on_error"
+        }
     task = task_from_spec(spec, settings)
     task.on_error = "record"
     if config is not None:
         task.orientation = config.data.image.orientation
     result = RowErrors(spec, data_name(data))
     samples = list(task.load(result.data))
-    result.samples, result.skipped, result.notes = len(samples), dict(task.skipped), dict(task.notes)
+    result.samples, result.skipped, result.notes = (
+        len(samples),
+        dict(task.skipped),
+        dict(task.notes),
+    )
     for rejected in task.rejected:
         reason = str(getattr(rejected, "reason", rejected))
-        result.errors.append({"kind": _kind(reason), "file": str(getattr(rejected, "file", result.data)),
-                              "row": getattr(rejected, "row", None), "id": None, "reason": reason})
+        result.errors.append(
+            {
+                "kind": _kind(reason),
+                "file": str(getattr(rejected, "file", result.data)),
+                "row": getattr(rejected, "row", None),
+                "id": None,
+                "reason": reason,
+            }
+        )
     with tempfile.TemporaryDirectory() as scratch:
         encoder, _ = load_encoder(model, Path(scratch), config)
         for sample in samples:
             try:
                 encoder(sample, task)
             except (MediaError, DataError) as error:
-                kind = f"media: {error.kind}" if isinstance(error, MediaError) else _kind(str(error))
+                kind = (
+                    f"media: {error.kind}" if isinstance(error, MediaError) else _kind(str(error))
+                )
                 # a view that the task made of a row stands where that row does
-                place = task.places.get(sample.id) or task.places.get(str(sample.params.get("mirror_of")))
+                place = task.places.get(sample.id) or task.places.get(
+                    str(sample.params.get("mirror_of"))
+                )
                 file, row = place or (result.data, None)
-                result.errors.append({"kind": kind, "file": file, "row": row, "id": sample.id, "reason": str(error)})
+                result.errors.append(
+                    {"kind": kind, "file": file, "row": row, "id": sample.id, "reason": str(error)}
+                )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / ERRORS, "".join(json_line(error) + "\n" for error in result.errors))
     return result

@@ -7,6 +7,7 @@ Loads the samples twice, encodes every prompt with the model's own processor (it
 wrong and garbage answers in every coordinate frame, in this process and in a reward worker, and draws the boxes. What
 fails is reported as expected, found and how to mend it. The checks are listed in mmrl/diagnostics/_conformance_checks.py.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -67,7 +68,9 @@ class Conformance:
     model: str
     samples: int = 0
     rejected: int = 0
-    rejected_shown: list[str] = field(default_factory=list)  # the first few, with file, row and reason
+    rejected_shown: list[str] = field(
+        default_factory=list
+    )  # the first few, with file, row and reason
     findings: list[Finding] = field(default_factory=list)
     tokens: dict[str, float] = field(default_factory=dict)
     lowest_gold: dict[str, float] = field(default_factory=dict)
@@ -75,7 +78,9 @@ class Conformance:
     skipped: dict[str, int] = field(default_factory=dict)  # rows left out on request, by reason
     notes: dict[str, int] = field(default_factory=dict)  # what was done to rows that are used
     pictures: list[str] = field(default_factory=list)
-    spellings: dict[str, dict[str, int]] = field(default_factory=dict)  # of right answers -> how many each level reads first
+    spellings: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # of right answers -> how many each level reads first
 
     @property
     def ok(self) -> bool:
@@ -83,7 +88,9 @@ class Conformance:
         return all(finding.ok for finding in self.findings)
 
 
-def load_encoder(model: str | None, folder: Path, config: RunConfig | None = None) -> tuple[Encoder, str]:
+def load_encoder(
+    model: str | None, folder: Path, config: RunConfig | None = None
+) -> tuple[Encoder, str]:
     """The encoder of a model folder or hub name, without its weights, and its name.
 
     With `config` it is the encoder of that run: its model (unless `model` names another), template, coordinate frame,
@@ -109,12 +116,20 @@ def load_encoder(model: str | None, folder: Path, config: RunConfig | None = Non
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         key = "--model" if model or config is None else "model.path"
-        raise ConfigError(f"expected {key} to be a folder or hub name of a Qwen-VL model, found '{path}': {error}") from error
-    settings, data = (config.model, config.data) if config is not None else (ModelConfig(path=path), None)
+        raise ConfigError(
+            f"expected {key} to be a folder or hub name of a Qwen-VL model, found '{path}': {error}"
+        ) from error
+    settings, data = (
+        (config.model, config.data) if config is not None else (ModelConfig(path=path), None)
+    )
     template = template_for(model_config.model_type, settings)
-    with torch.device("meta"):  # rotary positions need the model's class and configuration, not its weights
+    with torch.device(
+        "meta"
+    ):  # rotary positions need the model's class and configuration, not its weights
         shell = AutoModelForImageTextToText.from_config(model_config)
-    encoder = build_encoder(processor, shell.model.get_rope_index, template, data, settings.max_prompt_tokens)
+    encoder = build_encoder(
+        processor, shell.model.get_rope_index, template, data, settings.max_prompt_tokens
+    )
     return encoder, name
 
 
@@ -126,14 +141,26 @@ def source_of(config: RunConfig, spec: str, data: str | Path | None) -> DataSour
     matching = [s for s in sources if s.task == spec]
     if not matching:
         known = sorted({s.task for s in sources})
-        raise ConfigError(f"expected a source with task '{spec}' in data.train or data.eval of the configuration, found "
-                          f"{', '.join(known) or 'no source at all'}.{did_you_mean(spec, known)}")
-    return next((s for s in matching if data is not None and Path(s.path) == Path(data)), matching[0])
+        raise ConfigError(
+            f"expected a source with task '{spec}' in data.train or data.eval of the configuration, found "
+            f"{', '.join(known) or 'no source at all'}.{did_you_mean(spec, known)}"
+        )
+    return next(
+        (s for s in matching if data is not None and Path(s.path) == Path(data)), matching[0]
+    )
 
 
-def check_task(spec: str, data: str | Path | None = None, *, model: str | None = None,
-               params: Mapping[str, Any] | None = None, out: str | Path = "runs/check", limit: int = 200,
-               timeout_s: float = 10.0, config: RunConfig | None = None) -> Conformance:
+def check_task(
+    spec: str,
+    data: str | Path | None = None,
+    *,
+    model: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    out: str | Path = "runs/check",
+    limit: int = 200,
+    timeout_s: float = 10.0,
+    config: RunConfig | None = None,
+) -> Conformance:
     """Check the task `spec` on the first `limit` samples of `data` (default: its own examples, made under `out`).
 
     With `config`, prompts are made as that run makes them (see `load_encoder`), and the task's parameters, its handling
@@ -155,8 +182,10 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
     folder.mkdir(parents=True, exist_ok=True)
     path = data_name(data) if data is not None else task.example_data(str(folder / "examples"))
     if path is None:
-        raise ConfigError(f"task '{spec}' has no examples of its own: give --data FILE (or write {type(task).__name__}."
-                          "example_data)")
+        raise ConfigError(
+            f"task '{spec}' has no examples of its own: give --data FILE (or write {type(task).__name__}."
+            "example_data)"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         encoder, name = load_encoder(model, Path(scratch), config)
         result = Conformance(spec, path, name)
@@ -168,8 +197,10 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
                 result.findings += [_run(check, bench) for check in CHECKS]
             result.lowest_gold, result.rounds = dict(bench.lowest_gold), bench.rounds
             if thin := {name for ids in bench.thin.values() for name in ids}:
-                result.notes[f"truth too thin for the grid of {', '.join(bench.thin)}: rounded to it, the right answer scores "
-                             f"under {HALF}"] = len(thin)
+                result.notes[
+                    f"truth too thin for the grid of {', '.join(bench.thin)}: rounded to it, the right answer scores "
+                    f"under {HALF}"
+                ] = len(thin)
             result.pictures = _draw(bench, folder)
             result.spellings = {} if bench.hangs else spellings_read(bench)
     write_json(folder / "conformance.json", {**asdict(result), "ok": result.ok})
@@ -178,15 +209,23 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
 
 def _load(task: Task, path: str, limit: int, result: Conformance) -> list[Sample]:
     """Samples of the first load; [] with a finding when there are none or loading fails."""
-    check = Check("data loads", "at least one usable sample", "do what it says; a row that it names is the first wrong one, --all "
-                  "lists all of them", lambda _: iter(()))
+    check = Check(
+        "data loads",
+        "at least one usable sample",
+        "do what it says; a row that it names is the first wrong one, --all lists all of them",
+        lambda _: iter(()),
+    )
     samples: list[Sample] = []
     try:
         samples = list(itertools.islice(task.load(path), limit))
         problems = [] if samples else [f"no samples in {path}"]
     except Exception as error:  # the task's own code: whatever it raises is the finding
         problems = [f"{type(error).__name__}: {error}"]
-    result.samples, result.rejected, result.skipped = len(samples), len(task.rejected), dict(task.skipped)
+    result.samples, result.rejected, result.skipped = (
+        len(samples),
+        len(task.rejected),
+        dict(task.skipped),
+    )
     result.notes = dict(task.notes)
     result.rejected_shown = [str(row)[:300] for row in itertools.islice(task.rejected, _SHOWN)]
     result.findings.append(_finding(check, problems))
@@ -200,11 +239,19 @@ def _encode(bench: Bench, result: Conformance) -> None:
             prompt = bench.encoder(sample, bench.task)
             bench.tokens.append(prompt.length)
             bench.sizes.append((*prompt.images, *prompt.videos))
-        except Exception as error:  # the task's messages, a picture, or the processor's template: all are findings
-            bench.encode_errors.append(f"sample {getattr(sample, 'id', '?')}: {type(error).__name__}: {error}")
+        except (
+            Exception
+        ) as error:  # the task's messages, a picture, or the processor's template: all are findings
+            bench.encode_errors.append(
+                f"sample {getattr(sample, 'id', '?')}: {type(error).__name__}: {error}"
+            )
             bench.sizes.append(sizes_on_disk(sample))
     if bench.tokens:
-        result.tokens = {"min": min(bench.tokens), "median": statistics.median(bench.tokens), "max": max(bench.tokens)}
+        result.tokens = {
+            "min": min(bench.tokens),
+            "median": statistics.median(bench.tokens),
+            "max": max(bench.tokens),
+        }
 
 
 def _run(check: Check, bench: Bench) -> Finding:
@@ -217,8 +264,14 @@ def _run(check: Check, bench: Bench) -> Finding:
 
 
 def _finding(check: Check, problems: list[str]) -> Finding:
-    return Finding(check.name, not problems, check.expected, check.mend, tuple(p[:500] for p in problems[:_SHOWN]),
-                   len(problems))
+    return Finding(
+        check.name,
+        not problems,
+        check.expected,
+        check.mend,
+        tuple(p[:500] for p in problems[:_SHOWN]),
+        len(problems),
+    )
 
 
 def _in_turns(bench: Bench) -> list[Sample]:
@@ -226,20 +279,36 @@ def _in_turns(bench: Bench) -> list[Sample]:
     by_task: dict[str, list[Sample]] = {}
     for sample, _ in bench.usable:
         by_task.setdefault(sample.task, []).append(sample)
-    return [sample for turn in itertools.zip_longest(*by_task.values()) for sample in turn if sample is not None]
+    return [
+        sample
+        for turn in itertools.zip_longest(*by_task.values())
+        for sample in turn
+        if sample is not None
+    ]
 
 
 def _draw(bench: Bench, folder: Path) -> list[str]:
     """Pictures of gold and wrong answers in the frame the model emits; samples that cannot be drawn are left out."""
     frame = bench.encoder.template.frame
     paths: list[str] = []
-    answers = {(label, id(job.sample)): (job.text, score, job.ctx.videos) for label, job, score in bench.scored
-               if label in ("gold", "wrong") and job.ctx.frame is frame and job.ctx.progress == 1}
+    answers = {
+        (label, id(job.sample)): (job.text, score, job.ctx.videos)
+        for label, job, score in bench.scored
+        if label in ("gold", "wrong") and job.ctx.frame is frame and job.ctx.progress == 1
+    }
     for sample in _in_turns(bench):
         gold, wrong = answers.get(("gold", id(sample))), answers.get(("wrong", id(sample)))
         if len(paths) < _PICTURES and gold and wrong:
             target = folder / f"check_{len(paths):02d}.png"
             with contextlib.suppress(MediaError):  # already a finding of the encoding check
-                draw_check(sample, gold[0], wrong[0], gold[1].detail, wrong[1].detail, target, videos=gold[2])
+                draw_check(
+                    sample,
+                    gold[0],
+                    wrong[0],
+                    gold[1].detail,
+                    wrong[1].detail,
+                    target,
+                    videos=gold[2],
+                )
                 paths.append(str(target))
     return paths

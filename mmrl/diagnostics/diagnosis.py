@@ -9,6 +9,7 @@ success: one answer to every prompt, where the reward pays for guessing (mmrl.tr
 from the returns than a constant would be. mmrl.training.alarms raises an
 alarm where one of them lasts, `mmrl try` says it before a run is started.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,11 +20,23 @@ from mmrl.config import AlarmConfig
 
 __all__ = ["DIAGNOSES", "Finding", "diagnose", "signal_share", "trained"]
 
-DIAGNOSES = ("parse_rate", "no_signal", "zero_gradient", "truncated", "same_answer", "reward_failures", "critic")
+DIAGNOSES = (
+    "parse_rate",
+    "no_signal",
+    "zero_gradient",
+    "truncated",
+    "same_answer",
+    "reward_failures",
+    "critic",
+)
 Row = Mapping[str, Any]
-_TRUTHS_DIFFER = 0.2  # the commonest truth's share lies at least this far below the commonest answer's
+_TRUTHS_DIFFER = (
+    0.2  # the commonest truth's share lies at least this far below the commonest answer's
+)
 _SPREAD = 0.02  # standard deviation of rewards below which there is nothing for a critic to explain
-_PAYS_NOTHING = 0.01  # a mean reward: where one answer earns no more, it is mmrl.training.alarms' reward_stuck
+_PAYS_NOTHING = (
+    0.01  # a mean reward: where one answer earns no more, it is mmrl.training.alarms' reward_stuck
+)
 
 
 @dataclass(frozen=True)
@@ -44,43 +57,74 @@ def trained(row: Row) -> bool:
 def signal_share(row: Row, where: str = "train") -> float | None:
     """Share of the groups that could be judged whose rewards differ, by the run's own filter; None where there were none."""
     asked, failed = row.get(f"{where}/groups/asked"), row.get(f"{where}/groups/failed") or 0.0
-    kept = row.get(f"{where}/groups/kept", row.get(f"{where}/groups/trained"))  # of prompts, of episodes
+    kept = row.get(
+        f"{where}/groups/kept", row.get(f"{where}/groups/trained")
+    )  # of prompts, of episodes
     return None if kept is None or not asked or asked <= failed else kept / (asked - failed)
 
 
 def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
     """What is wrong in this step's metrics (a row of metrics.jsonl); [] where nothing is."""
     found = []
-    if "train/episodes" not in row:  # of a robot parse_rate counts episodes that finished: see task_failed and prompts_failed
+    if (
+        "train/episodes" not in row
+    ):  # of a robot parse_rate counts episodes that finished: see task_failed and prompts_failed
         found += _formats(row, config)
         if (cut := row.get("train/clipped_share")) is not None and cut >= config.truncated:
-            found.append(Finding("truncated", f"{cut:.0%} of the answers are cut at rollout.max_new_tokens: raise it, or lead the "
-                                              "policy to shorter answers (algorithm.overlong: soft)", severity="warning"))
+            found.append(
+                Finding(
+                    "truncated",
+                    f"{cut:.0%} of the answers are cut at rollout.max_new_tokens: raise it, or lead the "
+                    "policy to shorter answers (algorithm.overlong: soft)",
+                    severity="warning",
+                )
+            )
         found += _collapses(row, config)
         if (failed := _reward_failures(row)) > config.reward_failures:
-            found.append(Finding("reward_failures", f"{failed:.0%} of the rewards raised, hung or crashed ({_reasons(row)}), and "
-                                                    "these completions are not trained on: mend the reward; rollouts/ has their "
-                                                    "texts, `mmrl score` scores them again", severity="warning"))
+            found.append(
+                Finding(
+                    "reward_failures",
+                    f"{failed:.0%} of the rewards raised, hung or crashed ({_reasons(row)}), and "
+                    "these completions are not trained on: mend the reward; rollouts/ has their "
+                    "texts, `mmrl score` scores them again",
+                    severity="warning",
+                )
+            )
     found += _critic(row, config)
     if signal_share(row) == 0.0:
         found.append(Finding("no_signal", _no_signal(row)))
     elif signal_share(row) and row.get("train/grad_norm") == 0.0:
-        found.append(Finding("zero_gradient", "groups have signal, but the gradient is exactly 0: each of their tokens is masked, "
-                                              "clipped or without advantage; check algorithm.overlong (mask), clip_low and "
-                                              "clip_high, and model.freeze"))
+        found.append(
+            Finding(
+                "zero_gradient",
+                "groups have signal, but the gradient is exactly 0: each of their tokens is masked, "
+                "clipped or without advantage; check algorithm.overlong (mask), clip_low and "
+                "clip_high, and model.freeze",
+            )
+        )
     return found
 
 
 def _critic(row: Row, config: AlarmConfig) -> list[Finding]:
     """Values that are far from what they should predict; not where rewards hardly differ, so that rounding is what is left."""
     explained, spread = row.get("train/critic/explained_variance"), row.get("train/reward/std")
-    if explained is None or explained >= config.explained_variance or (spread is not None and spread < _SPREAD):
+    if (
+        explained is None
+        or explained >= config.explained_variance
+        or (spread is not None and spread < _SPREAD)
+    ):
         return []
     value, target = (row.get(f"train/critic/{name}") for name in ("value", "return"))
-    return [Finding("critic", f"the critic's values explain {explained:.2g} of the variance of the returns (1: all, 0: no more "
-                              f"than a constant would; mean value {value:.3g}, mean return {target:.3g}), and advantages are made "
-                              "of them: lower algorithm.critic.lr where values swing, raise it where they lag, or let the critic "
-                              "learn alone at first (algorithm.critic.warmup)", severity="warning")]
+    return [
+        Finding(
+            "critic",
+            f"the critic's values explain {explained:.2g} of the variance of the returns (1: all, 0: no more "
+            f"than a constant would; mean value {value:.3g}, mean return {target:.3g}), and advantages are made "
+            "of them: lower algorithm.critic.lr where values swing, raise it where they lag, or let the critic "
+            "learn alone at first (algorithm.critic.warmup)",
+            severity="warning",
+        )
+    ]
 
 
 def _formats(row: Row, config: AlarmConfig) -> list[Finding]:
@@ -88,10 +132,21 @@ def _formats(row: Row, config: AlarmConfig) -> list[Finding]:
     if (rate := row.get("train/parse_rate")) is not None and rate <= config.parse_rate:
         return [Finding("parse_rate", _unreadable(row, "train", rate, "the answers"))]
     suffix = "/parse_rate"
-    sources = sorted(name[len("train/"):-len(suffix)] for name in row if name.startswith("train/") and name.endswith(suffix)
-                     and name != f"train{suffix}")
-    return [Finding("parse_rate", _unreadable(row, f"train/{s}", rate, f"the answers of source '{s}'"), s, "warning")
-            for s in sources if (rate := row[f"train/{s}{suffix}"]) is not None and rate <= config.parse_rate]
+    sources = sorted(
+        name[len("train/") : -len(suffix)]
+        for name in row
+        if name.startswith("train/") and name.endswith(suffix) and name != f"train{suffix}"
+    )
+    return [
+        Finding(
+            "parse_rate",
+            _unreadable(row, f"train/{s}", rate, f"the answers of source '{s}'"),
+            s,
+            "warning",
+        )
+        for s in sources
+        if (rate := row[f"train/{s}{suffix}"]) is not None and rate <= config.parse_rate
+    ]
 
 
 def _collapses(row: Row, config: AlarmConfig) -> list[Finding]:
@@ -99,23 +154,41 @@ def _collapses(row: Row, config: AlarmConfig) -> list[Finding]:
     if (found := _collapsed(row, "train", config)) is not None:
         return [Finding("same_answer", found, severity="warning")]
     suffix = "/same_answer"
-    sources = sorted(name[len("train/"):-len(suffix)] for name in row if name.startswith("train/") and name.endswith(suffix)
-                     and name != f"train{suffix}")
-    return [Finding("same_answer", found, s, "warning") for s in sources
-            if (found := _collapsed(row, f"train/{s}", config, f" of source '{s}'")) is not None]
+    sources = sorted(
+        name[len("train/") : -len(suffix)]
+        for name in row
+        if name.startswith("train/") and name.endswith(suffix) and name != f"train{suffix}"
+    )
+    return [
+        Finding("same_answer", found, s, "warning")
+        for s in sources
+        if (found := _collapsed(row, f"train/{s}", config, f" of source '{s}'")) is not None
+    ]
 
 
 def _collapsed(row: Row, where: str, config: AlarmConfig, whose: str = "") -> str | None:
     """What to say of the prompts below `where` when their answers are one answer that pays, their truths are not; else None."""
     share, reward = row.get(f"{where}/same_answer"), row.get(f"{where}/reward/mean")
     truths = row.get(f"{where}/same_truth") or 0.0  # without truths nothing speaks for one answer
-    if share is None or share < config.same_answer or share - truths < _TRUTHS_DIFFER or not reward or reward <= _PAYS_NOTHING:
+    if (
+        share is None
+        or share < config.same_answer
+        or share - truths < _TRUTHS_DIFFER
+        or not reward
+        or reward <= _PAYS_NOTHING
+    ):
         return None
-    known = f", their commonest truth for {truths:.0%}" if row.get(f"{where}/same_truth") is not None else ""
-    return (f"one answer, or near copies of it, is given to {share:.0%} of the different prompts{whose}{known}, and earns "
-            f"{reward:.3g} on average: the policy has collapsed to a guess that the reward pays. Look at rollouts/; take a reward "
-            "that cannot be guessed (assets/results/hack_search.md names those that can), data whose truths differ more, a lower "
-            "optim.lr or a KL term")
+    known = (
+        f", their commonest truth for {truths:.0%}"
+        if row.get(f"{where}/same_truth") is not None
+        else ""
+    )
+    return (
+        f"one answer, or near copies of it, is given to {share:.0%} of the different prompts{whose}{known}, and earns "
+        f"{reward:.3g} on average: the policy has collapsed to a guess that the reward pays. Look at rollouts/; take a reward "
+        "that cannot be guessed (assets/results/hack_search.md names those that can), data whose truths differ more, a lower "
+        "optim.lr or a KL term"
+    )
 
 
 def _unreadable(row: Row, where: str, rate: float, whose: str) -> str:
@@ -123,9 +196,11 @@ def _unreadable(row: Row, where: str, rate: float, whose: str) -> str:
     if cut is not None and cut >= 0.5:
         mend = f"{cut:.0%} are cut before they are complete: raise rollout.max_new_tokens, or ask for a shorter format"
     else:
-        mend = ("look at their texts in rollouts/; warm-start the model with `mmrl sft`, or ask for a format that it keeps "
-                "(data.train[].params: prompt, answer_format, preset), or read its dialect (answers: native; `mmrl try` says how "
-                "many answers that would read)")
+        mend = (
+            "look at their texts in rollouts/; warm-start the model with `mmrl sft`, or ask for a format that it keeps "
+            "(data.train[].params: prompt, answer_format, preset), or read its dialect (answers: native; `mmrl try` says how "
+            "many answers that would read)"
+        )
     reasons = _reasons(row, where)
     return f"{rate:.0%} of {whose} keep the format{f' ({reasons})' if reasons else ''}; {mend}"
 
@@ -133,7 +208,9 @@ def _unreadable(row: Row, where: str, rate: float, whose: str) -> str:
 def _reasons(row: Row, where: str = "train") -> str:
     """The commonest reasons why completions failed, with their shares."""
     prefix = f"{where}/failed/"
-    shares = sorted(((v, k[len(prefix):]) for k, v in row.items() if k.startswith(prefix) and v), reverse=True)
+    shares = sorted(
+        ((v, k[len(prefix) :]) for k, v in row.items() if k.startswith(prefix) and v), reverse=True
+    )
     return ", ".join(f"{reason} {share:.0%}" for share, reason in shares[:3])
 
 
@@ -146,17 +223,26 @@ def _no_signal(row: Row) -> str:
     said = f"in none of the {asked:g} groups did the rewards differ, so nothing is trained on"
     if "train/episodes" in row:
         rate = row.get("train/success_once") or 0.0
-        return (f"{said}: {rate:.0%} of the episodes succeed. " + (
-            "The tasks are solved: choose harder ones" if rate > 0.5 else "Judge the warm start with `mmrl eval`, give it more "
-            "time (env.horizon), more episodes of a state (rollout.group_size), or rewards on the way (rl.reward: shaped)"))
+        return f"{said}: {rate:.0%} of the episodes succeed. " + (
+            "The tasks are solved: choose harder ones"
+            if rate > 0.5
+            else "Judge the warm start with `mmrl eval`, give it more "
+            "time (env.horizon), more episodes of a state (rollout.group_size), or rewards on the way (rl.reward: shaped)"
+        )
     easy, hard = (row.get(f"train/groups/{name}") or 0.0 for name in ("all_one", "all_zero"))
     mean = row.get("train/reward/mean")
     shown = "" if mean is None else f" (mean reward {mean:.3g})"
     if easy > asked / 2:
-        return (f"{said}: every answer is right{shown}. Take harder prompts (data.train[].pass_rate), or a higher "
-                "rollout.temperature")
+        return (
+            f"{said}: every answer is right{shown}. Take harder prompts (data.train[].pass_rate), or a higher "
+            "rollout.temperature"
+        )
     if hard > asked / 2:
-        return (f"{said}: every answer scores 0{shown}. Warm-start the model (`mmrl sft`), take easier prompts or a larger model, "
-                "or a reward that grades (data.train[].params: mode); a larger rollout.group_size finds rarer successes")
-    return (f"{said}{shown}. Raise rollout.temperature or rollout.group_size, or take another reward or filter "
-            "(algorithm.filter, data.selection)")
+        return (
+            f"{said}: every answer scores 0{shown}. Warm-start the model (`mmrl sft`), take easier prompts or a larger model, "
+            "or a reward that grades (data.train[].params: mode); a larger rollout.group_size finds rarer successes"
+        )
+    return (
+        f"{said}{shown}. Raise rollout.temperature or rollout.group_size, or take another reward or filter "
+        "(algorithm.filter, data.selection)"
+    )

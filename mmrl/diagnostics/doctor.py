@@ -5,6 +5,7 @@
 
 Every probe is isolated: one that crashes is a finding of its own and the others still report.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,18 +24,30 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Status", "main", "print_doctor", "run_doctor"]
 
 _MARKS: dict[Status, tuple[str, str]] = {
-    "ok": ("ok", "green"), "missing": ("missing", "bright_black"), "warn": ("warn", "yellow"),
-    "bad": ("BAD", "bold red")}
+    "ok": ("ok", "green"),
+    "missing": ("missing", "bright_black"),
+    "warn": ("warn", "yellow"),
+    "bad": ("BAD", "bold red"),
+}
 Probe = Callable[[], list[Finding]]
 
 
 def _isolated(probe: Probe) -> list[Finding]:
     try:
         return probe()
-    except Exception as error:  # a probe meets broken machines; its own failure is news, not the end of the report
+    except (
+        Exception
+    ) as error:  # a probe meets broken machines; its own failure is news, not the end of the report
         name = probe.__name__.removeprefix("probe_")
-        return [Finding(f"probe {name}", "bad", f"failed itself: {type(error).__name__}: {error}", "this report",
-                        f"report it with the output of: {sys.executable} -m mmrl.diagnostics.doctor --json")]
+        return [
+            Finding(
+                f"probe {name}",
+                "bad",
+                f"failed itself: {type(error).__name__}: {error}",
+                "this report",
+                f"report it with the output of: {sys.executable} -m mmrl.diagnostics.doctor --json",
+            )
+        ]
 
 
 def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Finding]:
@@ -43,7 +56,9 @@ def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Finding]:
         return [finding for findings in pool.map(_isolated, probes) for finding in findings]
 
 
-def print_doctor(findings: Sequence[Finding] | None = None, console: Console | None = None) -> list[Finding]:
+def print_doctor(
+    findings: Sequence[Finding] | None = None, console: Console | None = None
+) -> list[Finding]:
     """Print a table of the findings (run now when not given) and below it the commands that mend; returns them."""
     from rich.markup import escape
     from rich.table import Table
@@ -57,7 +72,12 @@ def print_doctor(findings: Sequence[Finding] | None = None, console: Console | N
         table.add_column(title, overflow="fold")
     for finding in found:
         mark, style = _MARKS[finding.status]
-        table.add_row(f"[{style}]{mark}[/]", escape(finding.name), escape(finding.found), escape(finding.needed_for))
+        table.add_row(
+            f"[{style}]{mark}[/]",
+            escape(finding.name),
+            escape(finding.found),
+            escape(finding.needed_for),
+        )
     console.print(table)
     to_mend = [finding for finding in found if finding.status != "ok"]
     if to_mend:
@@ -65,15 +85,22 @@ def print_doctor(findings: Sequence[Finding] | None = None, console: Console | N
     for finding in sorted(to_mend, key=lambda f: ("bad", "warn", "missing").index(f.status)):
         mark, style = _MARKS[finding.status]
         # soft_wrap keeps a command on one line, so that it can be copied
-        console.print(f"  [{style}]{mark}[/] {escape(finding.name)}: {escape(finding.mend)}", soft_wrap=True)
+        console.print(
+            f"  [{style}]{mark}[/] {escape(finding.name)}: {escape(finding.mend)}", soft_wrap=True
+        )
     broken = sum(finding.status == "bad" for finding in found)
-    console.print(f"\n{broken} broken" if broken else "\nnothing is broken", style="bold red" if broken else "green")
+    console.print(
+        f"\n{broken} broken" if broken else "\nnothing is broken",
+        style="bold red" if broken else "green",
+    )
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 1 when a finding is bad, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m mmrl.diagnostics.doctor", description="What this machine has and lacks.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrl.diagnostics.doctor", description="What this machine has and lacks."
+    )
     parser.add_argument("--json", action="store_true", help="print findings as JSON")
     if parser.parse_args(arguments).json:
         findings = run_doctor()

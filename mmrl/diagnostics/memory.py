@@ -12,6 +12,7 @@ of them where they overlap).
 AdamW holds two moments per trained number (Kingma and Ba 2015; Loshchilov and Hutter 2019). Sharing out over processes: Rajbhandari
 et al. 2020, ZeRO: stage 2 gradients and moments, stage 3 and FSDP2 parameters too; DeepSpeed also keeps a master copy of its share.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,13 +33,24 @@ from mmrl.diagnostics.memory_activations import (
 )
 from mmrl.errors import ConfigError
 
-__all__ = ["MemoryEstimate", "ParameterBytes", "announce_memory", "device_memory", "estimate", "parameter_bytes"]
+__all__ = [
+    "MemoryEstimate",
+    "ParameterBytes",
+    "announce_memory",
+    "device_memory",
+    "estimate",
+    "parameter_bytes",
+]
 
 _GIB = 2**30
 _TEXT_TOKENS = 128  # of a prompt beside its picture: system text, question, markup
 _PICTURE_TOKENS = 1280  # where data.max_pixels is not set
-_LIBRARIES = 1 * _GIB  # a process without a model: interpreter or GPU context, kernels, buffers; assumed, not measured
-_BUCKET = 4 * (1 << 27)  # gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
+_LIBRARIES = (
+    1 * _GIB
+)  # a process without a model: interpreter or GPU context, kernels, buffers; assumed, not measured
+_BUCKET = 4 * (
+    1 << 27
+)  # gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
 
 
 @dataclass(frozen=True)
@@ -97,26 +109,34 @@ class MemoryEstimate:
         digits = 1 if self.total >= _GIB else 3
         sizes = ", ".join(f"{name} {size / _GIB:.{digits}f}" for name, size in found.items())
         of = f" of {available / _GIB:.{digits}f}" if available is not None else ""
-        each = f" in each of {self.processes} processes ({self.engine})" if self.processes > 1 else ""
+        each = (
+            f" in each of {self.processes} processes ({self.engine})" if self.processes > 1 else ""
+        )
         host = f", and {self.host / _GIB:.{digits}f} GiB of host memory" if self.host else ""
         if self.saved:
             host += f" in the main process ({self.saved / _GIB:.{digits}f} of it the copy that is saved)"
-        return (f"needs about {self.total / _GIB:.{digits}f} GiB{of}{each}{host} ({sizes}; the largest part: {largest}); assumed: "
-                f"micro-batches of {self.micro_tokens:,.0f} tokens, prompts of {self.prompt_tokens:,}")
+        return (
+            f"needs about {self.total / _GIB:.{digits}f} GiB{of}{each}{host} ({sizes}; the largest part: {largest}); assumed: "
+            f"micro-batches of {self.micro_tokens:,.0f} tokens, prompts of {self.prompt_tokens:,}"
+        )
 
     def warning(self, available: float | None) -> str | None:
         """What to say when it does not fit."""
         if available is None or self.total <= available:
             return None
         largest = max({**self.parts, **self.peak}.items(), key=lambda item: item[1])[0]
-        return (f"about {self.total / _GIB:.1f} GiB needed, {available / _GIB:.1f} there: the run will probably end out of memory. "
-                f"{_ADVICE.get(largest, _ADVICE['activations'])} `mmrl memory` shows the estimate of other settings")
+        return (
+            f"about {self.total / _GIB:.1f} GiB needed, {available / _GIB:.1f} there: the run will probably end out of memory. "
+            f"{_ADVICE.get(largest, _ADVICE['activations'])} `mmrl memory` shows the estimate of other settings"
+        )
 
 
 _ADVICE = {
-    **dict.fromkeys(("weights", "gradients", "optimizer", "optimizer step"),
-                    "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
-                    "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload)."),
+    **dict.fromkeys(
+        ("weights", "gradients", "optimizer", "optimizer step"),
+        "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
+        "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",
+    ),
     "reference": "Largest: the reference copy. Set algorithm.kl.coef to 0, or train a LoRA adapter, whose reference costs nothing.",
     "rollout copy": "Largest: the whole copy that samples beside sharded weights. Train a LoRA adapter, or use larger devices.",
     "activations": "Largest: activations. Lower train.token_budget or data.max_pixels, or set model.gradient_checkpointing: true.",
@@ -132,7 +152,11 @@ def _storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
 
     from mmrl.policy.loading import storage_types
 
-    choice = config.model.dtype if config.model.dtype != "auto" else ("bf16" if kind == "cuda" else "fp32")
+    choice = (
+        config.model.dtype
+        if config.model.dtype != "auto"
+        else ("bf16" if kind == "cuda" else "fp32")
+    )
     return (torch.float32, None) if choice == "fp32" else storage_types(config.model)
 
 
@@ -163,14 +187,21 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     trained_vision = any(p.requires_grad for p in visual.parameters())
     blocks = [*layers, *(visual.blocks if trained_vision else [])]
     weights, tower = _size(model.parameters()), 0 if trained_vision else _size(visual.parameters())
-    adapted = {name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")}
+    adapted = {
+        name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
+    }
     return ParameterBytes(
-        weights, _size(p for p in model.parameters() if p.requires_grad), reference, tower,
+        weights,
+        _size(p for p in model.parameters() if p.requires_grad),
+        reference,
+        tower,
         max(_size(b.parameters()) for b in blocks),
         weights - tower - sum(_size(b.parameters()) for b in blocks),
         (base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
         any(p.requires_grad for p in visual.blocks.parameters()),
-        any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n), frozenset(adapted))
+        any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n),
+        frozenset(adapted),
+    )
 
 
 @functools.lru_cache(maxsize=16)
@@ -179,24 +210,42 @@ def _parameters(model: str, reference: bool, kind: str) -> ParameterBytes:
     from mmrl.diagnostics.shapes import config_of
 
     section = ModelConfig.model_validate_json(model)
-    run = RunConfig(model=section, algorithm=AlgorithmConfig(kl=KLConfig(coef=1.0 if reference else 0.0)))
+    run = RunConfig(
+        model=section, algorithm=AlgorithmConfig(kl=KLConfig(coef=1.0 if reference else 0.0))
+    )
     return parameter_bytes(run, config_of(section.path), kind)
 
 
-def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) -> tuple[dict[str, float], float, float, float]:
+def _held(
+    p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
+) -> tuple[dict[str, float], float, float, float]:
     """(parts held throughout, the optimizer step's own, bytes in host memory, of them the main process's copy) under a training
     engine of n processes."""
     offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
-    copies = 3 if engine.startswith("deepspeed") else 2  # two moments, and DeepSpeed's master copy of its share
+    copies = (
+        3 if engine.startswith("deepspeed") else 2
+    )  # two moments, and DeepSpeed's master copy of its share
     share, saved = n if engine in ("fsdp2", "deepspeed_zero2", "deepspeed_zero3") else 1, 0.0
-    parts = {"weights": float(p.weights), "gradients": p.gradients / share, "optimizer": copies * p.gradients / share,
-             "reference": float(p.reference)}
+    parts = {
+        "weights": float(p.weights),
+        "gradients": p.gradients / share,
+        "optimizer": copies * p.gradients / share,
+        "reference": float(p.reference),
+    }
     if engine in ("fsdp2", "deepspeed_zero3"):
         split = p.weights - p.tower
-        live = 2 * p.block + p.root if engine == "fsdp2" else min(4 * config.engine.deepspeed.max_live, split)
+        live = (
+            2 * p.block + p.root
+            if engine == "fsdp2"
+            else min(4 * config.engine.deepspeed.max_live, split)
+        )
         parts["weights"] = p.tower + split / n
-        parts["gathered weights"] = live + (p.block if engine == "fsdp2" else 0)  # FSDP2: a block's whole gradients, too
-        if config.engine.rollout == "own" or kind == "cpu":  # vLLM samples: the copy lies in host memory (engines/build.py)
+        parts["gathered weights"] = live + (
+            p.block if engine == "fsdp2" else 0
+        )  # FSDP2: a block's whole gradients, too
+        if (
+            config.engine.rollout == "own" or kind == "cpu"
+        ):  # vLLM samples: the copy lies in host memory (engines/build.py)
             parts["rollout copy"] = float(split)
         else:
             saved = float(split)
@@ -204,7 +253,9 @@ def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) 
             parts["reference"] = p.reference / n
     if engine.startswith("deepspeed"):
         parts["gradients"] += min(_BUCKET, p.gradients)
-    step = p.gradients / share if kind == "cuda" else 0.0  # AdamW's foreach kernels hold the square roots of all second moments
+    step = (
+        p.gradients / share if kind == "cuda" else 0.0
+    )  # AdamW's foreach kernels hold the square roots of all second moments
     host = 0.0
     if offload != "none":
         host = parts.pop("optimizer") + p.gradients / share
@@ -217,14 +268,19 @@ def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) 
 
 def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
     """Tokens of the longest prompt that `data` leads to: a picture or clip at its largest, and text."""
-    area = (shape.vision_config.patch_size * shape.vision_config.spatial_merge_size)**2
+    area = (shape.vision_config.patch_size * shape.vision_config.spatial_merge_size) ** 2
     picture = config.data.max_pixels / area if config.data.max_pixels else _PICTURE_TOKENS
     video = config.data.video
     clip = 0.0
     if video.total_pixels:
         clip = video.total_pixels / area
     elif video.max_pixels:
-        clip = video.max_pixels / area * (video.num_frames or video.max_frames) / shape.vision_config.temporal_patch_size
+        clip = (
+            video.max_pixels
+            / area
+            * (video.num_frames or video.max_frames)
+            / shape.vision_config.temporal_patch_size
+        )
     return int(min(max(picture, clip) + _TEXT_TOKENS, config.model.max_prompt_tokens))
 
 
@@ -232,28 +288,68 @@ def micro_batch(config: RunConfig, prompt: int) -> Micro:
     """The largest micro-batch of the update: train.token_budget tokens, or one group where that is longer."""
     size, new = config.rollout.group_size, config.rollout.max_new_tokens
     if config.train.forward == "padded":  # each row with its own copy of the prompt
-        return Micro(max(size, config.train.token_budget / (prompt + size * new) * size), prompt, new, 1)
+        return Micro(
+            max(size, config.train.token_budget / (prompt + size * new) * size), prompt, new, 1
+        )
     return Micro(max(1.0, config.train.token_budget / (prompt + size * new)), prompt, new, size)
 
 
-def _phases(config: RunConfig, shape: Any, p: ParameterBytes, kind: str, n: int, prompt: int, step: float,
-            available: float | None) -> tuple[dict[str, dict[str, float]], Micro]:
+def _phases(
+    config: RunConfig,
+    shape: Any,
+    p: ParameterBytes,
+    kind: str,
+    n: int,
+    prompt: int,
+    step: float,
+    available: float | None,
+) -> tuple[dict[str, dict[str, float]], Micro]:
     text, (dtype, autocast) = shape.text_config, _storage(config, kind)
     precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
     micro = micro_batch(config, prompt)
-    checkpointing = config.model.gradient_checkpointing if config.model.gradient_checkpointing is not None else kind == "cuda"
-    kept, passing = update_bytes(text, precision, micro, config.model.attn, trained=p.trained_language, adapted=p.adapted,
-                                 checkpointing=checkpointing)
+    checkpointing = (
+        config.model.gradient_checkpointing
+        if config.model.gradient_checkpointing is not None
+        else kind == "cuda"
+    )
+    kept, passing = update_bytes(
+        text,
+        precision,
+        micro,
+        config.model.attn,
+        trained=p.trained_language,
+        adapted=p.adapted,
+        checkpointing=checkpointing,
+    )
     if p.trained_vision:
         patches = micro.groups * (prompt - _TEXT_TOKENS) * shape.vision_config.spatial_merge_size**2
-        kept += vision_update_bytes(shape.vision_config, precision, patches, checkpointing=checkpointing)
-    logits = logits_bytes(text, micro.completion_tokens, 1 << 26, head_bytes=p.head[0], head_trained=p.head[1])
-    update = {"activations": kept + max(0.0, passing - logits), "logits": logits}  # they do not pass at the same time
-    length, per_process = prompt + config.rollout.max_new_tokens, -(-config.train.prompts_per_step // n)
-    slots = max(length, min(config.rollout.batch_tokens, per_process * config.rollout.group_size * length))
-    rollout = {"KV cache": cache_bytes(text, precision, slots),
-               "prefill and sampling": rollout_work_bytes(text, precision, rows=slots / length, prompt=prompt,
-                                                          group_size=config.rollout.group_size)}
+        kept += vision_update_bytes(
+            shape.vision_config, precision, patches, checkpointing=checkpointing
+        )
+    logits = logits_bytes(
+        text, micro.completion_tokens, 1 << 26, head_bytes=p.head[0], head_trained=p.head[1]
+    )
+    update = {
+        "activations": kept + max(0.0, passing - logits),
+        "logits": logits,
+    }  # they do not pass at the same time
+    length, per_process = (
+        prompt + config.rollout.max_new_tokens,
+        -(-config.train.prompts_per_step // n),
+    )
+    slots = max(
+        length, min(config.rollout.batch_tokens, per_process * config.rollout.group_size * length)
+    )
+    rollout = {
+        "KV cache": cache_bytes(text, precision, slots),
+        "prefill and sampling": rollout_work_bytes(
+            text,
+            precision,
+            rows=slots / length,
+            prompt=prompt,
+            group_size=config.rollout.group_size,
+        ),
+    }
     phases = {"update": update, "rollout": rollout, "optimizer step": {"optimizer step": step}}
     if config.engine.rollout == "vllm":
         phases["rollout"] = {"vLLM": _vllm(config, p, kind, available)}
@@ -265,11 +361,21 @@ def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | No
     v = config.engine.vllm
     if v.mode == "server" or config.engine.ray.rollout_actors:
         return 0.0
-    return v.memory * available if kind == "cuda" and available is not None else p.weights + v.kv_cache_gib * _GIB
+    return (
+        v.memory * available
+        if kind == "cuda" and available is not None
+        else p.weights + v.kv_cache_gib * _GIB
+    )
 
 
-def estimate(config: RunConfig, *, processes: int = 1, kind: Literal["cuda", "cpu"] = "cuda", prompt_tokens: int | None = None,
-             available: float | None = None) -> MemoryEstimate:
+def estimate(
+    config: RunConfig,
+    *,
+    processes: int = 1,
+    kind: Literal["cuda", "cpu"] = "cuda",
+    prompt_tokens: int | None = None,
+    available: float | None = None,
+) -> MemoryEstimate:
     """The estimate of a run in `processes` processes with a device of `kind` each. `available`: its bytes (vLLM takes a share).
 
     Raises ConfigError where the model's configuration cannot be read, or the training engine does not go with the run.
@@ -279,15 +385,28 @@ def estimate(config: RunConfig, *, processes: int = 1, kind: Literal["cuda", "cp
 
     shape = config_of(config.model.path)
     engine = train_engine_name(config, processes)
-    p = _parameters(config.model.model_dump_json(), config.algorithm.kl.coef > 0 and config.model.lora is None, kind)
+    p = _parameters(
+        config.model.model_dump_json(),
+        config.algorithm.kl.coef > 0 and config.model.lora is None,
+        kind,
+    )
     parts, step, host, saved = _held(p, config, engine, processes, kind)
     prompt = prompt_tokens or prompt_tokens_of(config, shape)
     phases, micro = _phases(config, shape, p, kind, processes, prompt, step, available)
     if config.engine.rollout == "vllm" and not (config.engine.vllm.sleep and kind == "cuda"):
         parts |= phases.pop("rollout")
     parts["libraries"] = float(_LIBRARIES)
-    return MemoryEstimate({k: v for k, v in parts.items() if v}, phases, config.schedule.kind != "serial", processes, engine,
-                          prompt, micro.tokens, host, saved)
+    return MemoryEstimate(
+        {k: v for k, v in parts.items() if v},
+        phases,
+        config.schedule.kind != "serial",
+        processes,
+        engine,
+        prompt,
+        micro.tokens,
+        host,
+        saved,
+    )
 
 
 def device_memory(config: RunConfig) -> tuple[Literal["cuda", "cpu"], float]:
@@ -298,7 +417,9 @@ def device_memory(config: RunConfig) -> tuple[Literal["cuda", "cpu"], float]:
     device = torch.device(config.model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda":
         local = int(os.environ.get("LOCAL_RANK", 0))
-        return "cuda", float(torch.cuda.mem_get_info(device.index if device.index is not None else local)[0])
+        return "cuda", float(
+            torch.cuda.mem_get_info(device.index if device.index is not None else local)[0]
+        )
     return "cpu", psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
@@ -308,7 +429,9 @@ def announce_memory(config: RunConfig, say: Callable[[str, str], None]) -> None:
         return
     kind, available = device_memory(config)
     try:
-        found = estimate(config, processes=int(os.environ.get("WORLD_SIZE", 1)), kind=kind, available=available)
+        found = estimate(
+            config, processes=int(os.environ.get("WORLD_SIZE", 1)), kind=kind, available=available
+        )
     except ConfigError as error:  # the run itself says the same, and stops
         say(f"no memory estimate: {error}", "yellow")
         return

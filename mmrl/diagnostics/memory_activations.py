@@ -7,12 +7,21 @@ the input of every matrix product by itself. tests/test_memory.py compares them 
 Legend: T tokens, P / C tokens of a prompt / completion, G completions per prompt, H hidden width, F width of the MLP, Q / K width
 of all query / key heads, V vocabulary; `half` bytes of a number in matrix products, `full` of one in the residual stream.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Micro", "Precision", "cache_bytes", "logits_bytes", "rollout_work_bytes", "update_bytes", "vision_update_bytes"]
+__all__ = [
+    "Micro",
+    "Precision",
+    "cache_bytes",
+    "logits_bytes",
+    "rollout_work_bytes",
+    "update_bytes",
+    "vision_update_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,13 @@ class Micro:
 def _widths(text: Any) -> tuple[int, int, int, int, int]:
     """H, F, Q, K, query heads."""
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return (text.hidden_size, text.intermediate_size, text.num_attention_heads * width, text.num_key_value_heads * width,
-            text.num_attention_heads)
+    return (
+        text.hidden_size,
+        text.intermediate_size,
+        text.num_attention_heads * width,
+        text.num_key_value_heads * width,
+        text.num_attention_heads,
+    )
 
 
 def _attention_bytes(text: Any, p: Precision, micro: Micro, attn: str) -> float:
@@ -55,27 +69,50 @@ def _attention_bytes(text: Any, p: Precision, micro: Micro, attn: str) -> float:
     _, _, Q, K, heads = _widths(text)
     prompts, completions = micro.groups * micro.prompt, micro.completion_tokens
     sequences, keys = micro.groups * micro.group_size, micro.prompt + micro.completion
-    gathered = 2 * K * p.half * sequences * keys  # keys and values of [prompt, completion], once per completion
+    gathered = (
+        2 * K * p.half * sequences * keys
+    )  # keys and values of [prompt, completion], once per completion
     if attn == "flex":
         return (2 * Q + 2 * K) * p.half * micro.tokens
     if attn == "flash_attention_2":
         return (2 * Q + 2 * K) * p.half * prompts + 2 * Q * p.half * completions + gathered
-    blocks = 4 * Q * p.half * prompts + 2 * Q * p.half * completions + gathered  # prompts' keys are repeated per query head
+    blocks = (
+        4 * Q * p.half * prompts + 2 * Q * p.half * completions + gathered
+    )  # prompts' keys are repeated per query head
     if attn == "eager":
         scores = heads * (micro.groups * micro.prompt**2 + sequences * micro.completion * keys)
-        return blocks + scores * (4 + (p.half if p.half != 4 else 0))  # the softmax in fp32 and in the type of the values
-    folded = text.num_attention_heads // text.num_key_value_heads * micro.completion  # queries of one key head
+        return blocks + scores * (
+            4 + (p.half if p.half != 4 else 0)
+        )  # the softmax in fp32 and in the type of the values
+    folded = (
+        text.num_attention_heads // text.num_key_value_heads * micro.completion
+    )  # queries of one key head
     return blocks + sequences * folded * keys * (1 + p.half)  # the mask as booleans and as numbers
 
 
-def layer_bytes(text: Any, p: Precision, micro: Micro, attn: str, *, trained: bool, adapted: frozenset[str] = frozenset()) -> float:
+def layer_bytes(
+    text: Any,
+    p: Precision,
+    micro: Micro,
+    attn: str,
+    *,
+    trained: bool,
+    adapted: frozenset[str] = frozenset(),
+) -> float:
     """What autograd keeps of one decoder layer. `trained`: its weights get gradients; `adapted`: modules with a LoRA adapter."""
     H, F, Q, K, _ = _widths(text)
     norm = 4 * H + (p.full * H if trained else 0)  # the fp32 input, and what the weight multiplies
     cast = p.half != p.full
     kept = 2 * norm
-    for members, width in (({"q_proj", "k_proj", "v_proj"}, H), ({"gate_proj", "up_proj"}, H), ({"o_proj"}, Q), ({"down_proj"}, F)):
-        copies = len(members) if trained else len(members & adapted)  # inputs of matrix products: under autocast each has its own
+    for members, width in (
+        ({"q_proj", "k_proj", "v_proj"}, H),
+        ({"gate_proj", "up_proj"}, H),
+        ({"o_proj"}, Q),
+        ({"down_proj"}, F),
+    ):
+        copies = (
+            len(members) if trained else len(members & adapted)
+        )  # inputs of matrix products: under autocast each has its own
         shared = width == H and not cast and not (adapted and p.full != 4)
         kept += p.half * width * (min(copies, 1) if shared else copies)
     kept += 3 * p.half * F  # gate, its activation, up
@@ -84,13 +121,25 @@ def layer_bytes(text: Any, p: Precision, micro: Micro, attn: str, *, trained: bo
     return kept * micro.tokens + _attention_bytes(text, p, micro, attn)
 
 
-def update_bytes(text: Any, p: Precision, micro: Micro, attn: str, *, trained: bool, adapted: frozenset[str],
-                 checkpointing: bool) -> tuple[float, float]:
+def update_bytes(
+    text: Any,
+    p: Precision,
+    micro: Micro,
+    attn: str,
+    *,
+    trained: bool,
+    adapted: frozenset[str],
+    checkpointing: bool,
+) -> tuple[float, float]:
     """(kept from forward to backward, held at most beside it while one layer is computed again and differentiated)."""
     H, F, *_ = _widths(text)
     layer = layer_bytes(text, p, micro, attn, trained=trained, adapted=adapted)
     residual = p.full * H * micro.tokens
-    kept = text.num_hidden_layers * (residual if checkpointing else layer) + 2 * residual + 4 * H * micro.tokens
+    kept = (
+        text.num_hidden_layers * (residual if checkpointing else layer)
+        + 2 * residual
+        + 4 * H * micro.tokens
+    )
     passing = 3 * p.half * F * micro.tokens + 3 * residual  # gradients on their way
     return kept, passing + (layer if checkpointing else 0)
 
@@ -101,16 +150,27 @@ def vision_update_bytes(vision: Any, p: Precision, patches: float, *, checkpoint
     H = vision.embed_dim if kind.startswith("qwen2_vl") else vision.hidden_size
     F = H * vision.mlp_ratio if kind.startswith("qwen2_vl") else vision.intermediate_size
     gated = kind.startswith("qwen2_5")
-    block = 2 * (4 + p.full) * H + p.half * H * (3 if gated else 2) + 8 * H + p.half * (5 * H + (4 if gated else 2) * F)
+    block = (
+        2 * (4 + p.full) * H
+        + p.half * H * (3 if gated else 2)
+        + 8 * H
+        + p.half * (5 * H + (4 if gated else 2) * F)
+    )
     kept = vision.depth * (p.full * H if checkpointing else block)
     return patches * (kept + (block + 3 * p.half * F if checkpointing else 0))
 
 
-def logits_bytes(text: Any, tokens: float, chunk: int, *, head_bytes: int, head_trained: bool) -> float:
+def logits_bytes(
+    text: Any, tokens: float, chunk: int, *, head_bytes: int, head_trained: bool
+) -> float:
     """Log-probs of `tokens` tokens: five fp32 copies of at most `chunk` logits (as they are, banned, exponentials, products,
     gradient), an fp32 copy of an output layer stored otherwise, and the gradient it gets from one chunk."""
     H, V = text.hidden_size, text.vocab_size
-    return 5 * 4 * min(tokens * V, max(chunk, V)) + (4 * H * V if head_bytes != 4 else 0) + (4 * H * V if head_trained else 0)
+    return (
+        5 * 4 * min(tokens * V, max(chunk, V))
+        + (4 * H * V if head_bytes != 4 else 0)
+        + (4 * H * V if head_trained else 0)
+    )
 
 
 def cache_bytes(text: Any, p: Precision, slots: float) -> float:
@@ -120,10 +180,14 @@ def cache_bytes(text: Any, p: Precision, slots: float) -> float:
     return (text.num_hidden_layers + 1) * K * (max(p.full, p.half) + p.half) * slots
 
 
-def rollout_work_bytes(text: Any, p: Precision, *, rows: float, prompt: int, group_size: int) -> float:
+def rollout_work_bytes(
+    text: Any, p: Precision, *, rows: float, prompt: int, group_size: int
+) -> float:
     """The larger of prefilling rows / group_size prompts and of choosing a token for `rows` rows (logits in fp32, four copies;
     their cumulative sum in fp64, three)."""
     H, F, Q, _, _ = _widths(text)
     prompts = max(1.0, rows / group_size)
-    prefill = prompts * prompt * (3 * p.half * F + 4 * p.full * H + 4 * Q * p.half) + prompts * prompt**2 * (1 + p.half)
+    prefill = prompts * prompt * (
+        3 * p.half * F + 4 * p.full * H + 4 * Q * p.half
+    ) + prompts * prompt**2 * (1 + p.half)
     return max(prefill, rows * text.vocab_size * (4 * 4 + 3 * 8))

@@ -14,6 +14,7 @@ started, so worker processes report their own spans and `add` takes them as they
 With stages that never overlap a step takes the sum of their times, with stages that overlap perfectly the time of the busiest
 workers: `bound` is that / sum, `ratio` what was measured, wall / sum. Only the last `keep` steps are held.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -67,11 +68,15 @@ class Timeline:
     (`dropped` counts). Spans given late still belong to the step in which they lie.
     """
 
-    def __init__(self, workers: Mapping[str, int] | None = None, *, keep: int = 3, limit: int = 200_000) -> None:
+    def __init__(
+        self, workers: Mapping[str, int] | None = None, *, keep: int = 3, limit: int = 200_000
+    ) -> None:
         self.workers = dict(workers or {})
         if keep < 1 or limit < 1 or any(n < 1 for n in self.workers.values()):
-            raise ConfigError(f"expected at least one step and span to keep and one worker per stage, found keep {keep}, limit "
-                              f"{limit}, workers {self.workers}")
+            raise ConfigError(
+                f"expected at least one step and span to keep and one worker per stage, found keep {keep}, limit "
+                f"{limit}, workers {self.workers}"
+            )
         self.keep, self.limit, self.dropped = keep, limit, 0
         self._lock = threading.Lock()
         self._spans: list[Span] = []
@@ -91,7 +96,7 @@ class Timeline:
             self._spans += spans
             if len(self._spans) > self.limit:
                 self.dropped += len(self._spans) - self.limit
-                del self._spans[:-self.limit]
+                del self._spans[: -self.limit]
 
     @contextmanager
     def span(self, stage: str, lane: str, **args: Any) -> Iterator[None]:
@@ -107,20 +112,24 @@ class Timeline:
         assert math.isfinite(value), f"counter {name}: {value}"
         with self._lock:
             points = self._counters[name]
-            bisect.insort_right(points, (time.monotonic() if at is None else at, float(value)), key=lambda p: p[0])
+            bisect.insort_right(
+                points, (time.monotonic() if at is None else at, float(value)), key=lambda p: p[0]
+            )
             if len(points) > self.limit:
-                del points[:-self.limit]
+                del points[: -self.limit]
 
     def begin_step(self, step: int, at: float | None = None) -> None:
         """A step begins; what lies before the last `keep` steps is forgotten."""
         with self._lock:
             self._steps[step] = (time.monotonic() if at is None else at, None)
-            for old in list(self._steps)[:-self.keep]:
+            for old in list(self._steps)[: -self.keep]:
                 del self._steps[old]
             first = next(iter(self._steps.values()))[0]
             self._spans = [s for s in self._spans if s.end > first]
             for name, points in self._counters.items():
-                since = max(0, bisect.bisect_right(points, first, key=lambda p: p[0]) - 1)  # its value when the window begins stays
+                since = max(
+                    0, bisect.bisect_right(points, first, key=lambda p: p[0]) - 1
+                )  # its value when the window begins stays
                 self._counters[name] = points[since:]
 
     def end_step(self, step: int, at: float | None = None) -> None:
@@ -139,11 +148,20 @@ class Timeline:
         """Begin, end and spans of a step, cut to it. Raises ConfigError for a step that is not held."""
         with self._lock:
             if step not in self._steps:
-                raise ConfigError(f"expected one of the steps held ({', '.join(map(str, self._steps)) or 'none'}), found {step}")
+                raise ConfigError(
+                    f"expected one of the steps held ({', '.join(map(str, self._steps)) or 'none'}), found {step}"
+                )
             begin, end = self._steps[step]
             end = time.monotonic() if end is None else end
-            return begin, end, [Span(s.stage, s.lane, max(s.start, begin), min(s.end, end), s.args)
-                                for s in self._spans if s.end > begin and s.start < end]
+            return (
+                begin,
+                end,
+                [
+                    Span(s.stage, s.lane, max(s.start, begin), min(s.end, end), s.args)
+                    for s in self._spans
+                    if s.end > begin and s.start < end
+                ],
+            )
 
     def summary(self, step: int) -> dict[str, Any]:
         """wall_s; by stage busy_s (summed over workers), workers, bubble, and which stages are done by the same workers; bound and
@@ -156,14 +174,27 @@ class Timeline:
         longest = whole = 0.0
         for team in teams:
             mine = [s for s in spans if s.stage in team]
-            workers = max(self.workers.get(stage, len({s.lane for s in mine if s.stage == stage})) for stage in team)
+            workers = max(
+                self.workers.get(stage, len({s.lane for s in mine if s.stage == stage}))
+                for stage in team
+            )
             busy = _busy(mine)
             longest, whole = max(longest, busy / workers), whole + busy / workers
             for stage in team:
-                stages[stage] = {"busy_s": _busy(s for s in mine if s.stage == stage), "workers": workers,
-                                 "bubble": max(0.0, 1 - busy / (wall * workers)), "team": list(team)}
-        return {"step": step, "wall_s": wall, "stages": stages, "bound": longest / whole if whole else None,
-                "ratio": wall / whole if whole else None, "queues": self._queues(begin, end)}
+                stages[stage] = {
+                    "busy_s": _busy(s for s in mine if s.stage == stage),
+                    "workers": workers,
+                    "bubble": max(0.0, 1 - busy / (wall * workers)),
+                    "team": list(team),
+                }
+        return {
+            "step": step,
+            "wall_s": wall,
+            "stages": stages,
+            "bound": longest / whole if whole else None,
+            "ratio": wall / whole if whole else None,
+            "queues": self._queues(begin, end),
+        }
 
     def _queues(self, begin: float, end: float) -> dict[str, dict[str, float]]:
         with self._lock:
@@ -181,7 +212,9 @@ class Timeline:
         """The summary as flat metrics: schedule/busy/STAGE (s), schedule/bubble/STAGE, schedule/queue/NAME/mean, .../max,
         schedule/bound, schedule/ratio."""
         found = self.summary(step)
-        out = {f"schedule/{key}": found[key] for key in ("bound", "ratio") if found[key] is not None}
+        out = {
+            f"schedule/{key}": found[key] for key in ("bound", "ratio") if found[key] is not None
+        }
         for stage, s in found["stages"].items():
             out |= {f"schedule/busy/{stage}": s["busy_s"], f"schedule/bubble/{stage}": s["bubble"]}
         for name, q in found["queues"].items():
@@ -199,8 +232,11 @@ class Timeline:
         pieces: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         for s in spans:
             pieces[s.stage, s.lane].append((s.start, s.end))
-        rows = [[stage, lane, round(1000 * (a - begin), 2), round(1000 * (b - begin), 2)]
-                for (stage, lane), found in sorted(pieces.items()) for a, b in merged(found, (end - begin) / _PIECES)]
+        rows = [
+            [stage, lane, round(1000 * (a - begin), 2), round(1000 * (b - begin), 2)]
+            for (stage, lane), found in sorted(pieces.items())
+            for a, b in merged(found, (end - begin) / _PIECES)
+        ]
         path = folder / f"step_{step:06d}.json"
         _replace(path, [json.dumps({**self.summary(step), "spans": rows}, allow_nan=False)])
         return path
@@ -208,32 +244,73 @@ class Timeline:
     def write_chrome_trace(self, path: Path) -> Path:
         """The steps held as a Chrome trace: a thread per lane, a complete event per span, counter tracks, a marker per step."""
         with self._lock:
-            spans, counters = list(self._spans), {name: list(points) for name, points in self._counters.items()}
+            spans, counters = (
+                list(self._spans),
+                {name: list(points) for name, points in self._counters.items()},
+            )
             steps = dict(self._steps)
         _replace(path, self._trace(spans, counters, steps))
         return path
 
-    def _trace(self, spans: Sequence[Span], counters: Mapping[str, Sequence[tuple[float, float]]],
-               steps: Mapping[int, tuple[float, float | None]]) -> Iterator[str]:
+    def _trace(
+        self,
+        spans: Sequence[Span],
+        counters: Mapping[str, Sequence[tuple[float, float]]],
+        steps: Mapping[int, tuple[float, float | None]],
+    ) -> Iterator[str]:
         """The file piece by piece: it is never in memory as a whole."""
+
         def us(t: float) -> float:
             return round(1e6 * (t - self._origin), 1)
 
-        lanes = {lane: number for number, lane in enumerate(dict.fromkeys(s.lane for s in spans), 1)}
+        lanes = {
+            lane: number for number, lane in enumerate(dict.fromkeys(s.lane for s in spans), 1)
+        }
         yield '{"displayTimeUnit":"ms","traceEvents":[\n'
-        yield json.dumps({"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "mmrl"}})
+        yield json.dumps(
+            {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "mmrl"}}
+        )
         for lane, number in lanes.items():
-            yield ",\n" + json.dumps({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": lane}})
+            yield ",\n" + json.dumps(
+                {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": lane}}
+            )
         for step, (begin, end) in steps.items():
-            yield ",\n" + json.dumps({"ph": "X", "name": f"step {step}", "cat": "step", "pid": 1, "tid": 0, "ts": us(begin),
-                                      "dur": us(time.monotonic() if end is None else end) - us(begin)})
+            yield ",\n" + json.dumps(
+                {
+                    "ph": "X",
+                    "name": f"step {step}",
+                    "cat": "step",
+                    "pid": 1,
+                    "tid": 0,
+                    "ts": us(begin),
+                    "dur": us(time.monotonic() if end is None else end) - us(begin),
+                }
+            )
         for s in spans:
-            yield ",\n" + json.dumps({"ph": "X", "name": s.stage, "cat": s.stage, "pid": 1, "tid": lanes[s.lane],
-                                      "ts": us(s.start), "dur": round(1e6 * (s.end - s.start), 1),
-                                      "args": {k: _plain(v) for k, v in s.args.items()}})
+            yield ",\n" + json.dumps(
+                {
+                    "ph": "X",
+                    "name": s.stage,
+                    "cat": s.stage,
+                    "pid": 1,
+                    "tid": lanes[s.lane],
+                    "ts": us(s.start),
+                    "dur": round(1e6 * (s.end - s.start), 1),
+                    "args": {k: _plain(v) for k, v in s.args.items()},
+                }
+            )
         for name, points in counters.items():
             for t, value in points:
-                yield ",\n" + json.dumps({"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": us(t), "args": {"value": value}})
+                yield ",\n" + json.dumps(
+                    {
+                        "ph": "C",
+                        "name": name,
+                        "pid": 1,
+                        "tid": 0,
+                        "ts": us(t),
+                        "args": {"value": value},
+                    }
+                )
         yield "\n]}\n"
 
 
@@ -254,13 +331,22 @@ def _teams(stages: Iterable[str], spans: Iterable[Span]) -> list[tuple[str, ...]
     for stage, mine in lanes.items():
         same = [team for team in teams if team[1] & mine]
         teams = [team for team in teams if team not in same]
-        teams.append(((*(name for names, _ in same for name in names), stage), mine.union(*(theirs for _, theirs in same))))
+        teams.append(
+            (
+                (*(name for names, _ in same for name in names), stage),
+                mine.union(*(theirs for _, theirs in same)),
+            )
+        )
     return [names for names, _ in teams]
 
 
 def _plain(value: Any) -> Any:
     """`value` where JSON has it, else in words."""
-    return value if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value)) else str(value)
+    return (
+        value
+        if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+        else str(value)
+    )
 
 
 def _replace(path: Path, pieces: Iterable[str]) -> None:

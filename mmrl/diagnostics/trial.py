@@ -8,6 +8,7 @@
 It is the trainer's own step, so data, prompts, rollout engine, reward workers, filter of groups and update are those of the run.
 The weights it changes are never saved.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,7 +28,16 @@ from mmrl.evaluation.rescore import logged_context, logged_sample
 from mmrl.evaluation.stats import Estimate, wilson
 from mmrl.types import RolloutGroup
 
-__all__ = ["BINS", "Timing", "Trial", "expected_time", "rollout_seconds", "rounds_per_place", "trial_overrides", "try_out"]
+__all__ = [
+    "BINS",
+    "Timing",
+    "Trial",
+    "expected_time",
+    "rollout_seconds",
+    "rounds_per_place",
+    "trial_overrides",
+    "try_out",
+]
 
 BINS = ("0", "0 - 1/4", "1/4 - 1/2", "1/2 - 3/4", "3/4 - 1", "1")
 """Pass rates of a prompt: none right, the quarters between, all right."""
@@ -39,11 +49,23 @@ def trial_overrides(run: RunConfig, prompts: int, samples: int, out: Path) -> li
     Raises ConfigError where `out` is the folder of a run.
     """
     if (out / "run.json").exists():
-        raise ConfigError(f"expected --out to be a folder for a trial, found a run in {out}; choose another")
-    return [f"dir={json.dumps(str(out.parent))}", f"name={json.dumps(out.name)}", f"train.prompts_per_step={prompts}",
-            f"rollout.group_size={samples}", "algorithm.max_rounds=1",
-            f"algorithm.minibatches={min(run.algorithm.minibatches, prompts)}", "schedule.kind=serial", "schedule.timeline=0",
-            "reward.max_failure_share=1.0", "train.wandb=false", "train.tensorboard=false", "operations.metrics_port=null"]
+        raise ConfigError(
+            f"expected --out to be a folder for a trial, found a run in {out}; choose another"
+        )
+    return [
+        f"dir={json.dumps(str(out.parent))}",
+        f"name={json.dumps(out.name)}",
+        f"train.prompts_per_step={prompts}",
+        f"rollout.group_size={samples}",
+        "algorithm.max_rounds=1",
+        f"algorithm.minibatches={min(run.algorithm.minibatches, prompts)}",
+        "schedule.kind=serial",
+        "schedule.timeline=0",
+        "reward.max_failure_share=1.0",
+        "train.wandb=false",
+        "train.tensorboard=false",
+        "operations.metrics_port=null",
+    ]
 
 
 @dataclass(frozen=True)
@@ -82,23 +104,40 @@ class Trial:
     histogram: Counter[str] = field(default_factory=Counter)
     longest: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
-    answers: Counter[str] = field(default_factory=Counter)  # by what reads them: "read", "native" (would at that level), "unread"
+    answers: Counter[str] = field(
+        default_factory=Counter
+    )  # by what reads them: "read", "native" (would at that level), "unread"
     max_failure_share: float = 1.0
 
     @property
     def signal(self) -> Estimate | None:
         """Share of groups with signal with its 95 % interval; None where no group could be judged."""
-        share, judged = signal_share(self.row), self.row.get("train/groups/asked", 0) - (self.row.get("train/groups/failed") or 0)
+        share, judged = (
+            signal_share(self.row),
+            self.row.get("train/groups/asked", 0) - (self.row.get("train/groups/failed") or 0),
+        )
         return None if share is None else wilson(round(share * judged), int(judged))
 
     @property
     def dead(self) -> list[Finding]:
         """Why the run would learn nothing; [] where it would."""
         if self.signal is None:
-            return [f for f in self.findings if f.name == "reward_failures"] or [Finding(
-                "prompts_failed", "none of the prompts could be used: failures.jsonl says why; check paths and files")]
-        return [f for f in self.findings if (not f.source and f.severity == "error") or (
-            f.name == "reward_failures" and self.row["train/parse_rate"] is not None and self._failed > self.max_failure_share)]
+            return [f for f in self.findings if f.name == "reward_failures"] or [
+                Finding(
+                    "prompts_failed",
+                    "none of the prompts could be used: failures.jsonl says why; check paths and files",
+                )
+            ]
+        return [
+            f
+            for f in self.findings
+            if (not f.source and f.severity == "error")
+            or (
+                f.name == "reward_failures"
+                and self.row["train/parse_rate"] is not None
+                and self._failed > self.max_failure_share
+            )
+        ]
 
     @property
     def _failed(self) -> float:
@@ -111,7 +150,9 @@ def try_out(trainer: Any, run: RunConfig) -> Trial:
     Writes rollouts/step_000001.jsonl and failures.jsonl of the trainer's folder. One process only.
     """
     if trainer.world.size > 1:
-        raise ConfigError(f"expected `mmrl try` in one process, found {trainer.world.size}; start it without torchrun")
+        raise ConfigError(
+            f"expected `mmrl try` in one process, found {trainer.world.size}; start it without torchrun"
+        )
     folder: Path = trainer.folder.path
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     for name in ("rollouts/step_000001.jsonl", "failures.jsonl"):
@@ -124,8 +165,15 @@ def try_out(trainer: Any, run: RunConfig) -> Trial:
         trainer.folder.append("failures.jsonl", trainer.rollouts.failures())
         small: RunConfig = trainer.config
         timing = expected_time(row, small, run, linear=trainer.world.device.type == "cpu")
-        trial = Trial(row, small.train.prompts_per_step, small.rollout.group_size, diagnose(row, run.alarms), timing, seconds,
-                      max_failure_share=run.reward.max_failure_share)
+        trial = Trial(
+            row,
+            small.train.prompts_per_step,
+            small.rollout.group_size,
+            diagnose(row, run.alarms),
+            timing,
+            seconds,
+            max_failure_share=run.reward.max_failure_share,
+        )
         if (rollouts := trainer.rollouts).train_sources:
             _observe(trial, groups := rollouts.answered())
             rows = rollouts.rows_of(groups, run.train.steps, run.rollout.max_new_tokens)
@@ -153,7 +201,9 @@ def _observe(trial: Trial, groups: Sequence[RolloutGroup]) -> None:
 def _levels(rows: Sequence[dict[str, Any]], sources: Sequence[LoadedSource]) -> Counter[str]:
     """Answers by what reads them: "read" by the run's task, "native" (or "official") where its parameter answers: native would,
     "unread"."""
-    tasks = {(sample.source, sample.id): source.task for source in sources for sample in source.samples}
+    tasks = {
+        (sample.source, sample.id): source.task for source in sources for sample in source.samples
+    }
     found: Counter[str] = Counter()
     for row in rows:
         if row["score"]["parsed"]:
@@ -178,7 +228,7 @@ def rounds_per_place(signal: float | None, max_rounds: int) -> float:
     """Groups asked for each place of a step where a group has signal with this probability: 1 + q + .. + q^(max_rounds - 1), with
     q = 1 - signal (dynamic sampling asks again until a group has signal)."""
     again = 1.0 - (signal or 0.0)
-    return float(sum(again ** n for n in range(max_rounds)))
+    return float(sum(again**n for n in range(max_rounds)))
 
 
 def rollout_seconds(row: dict[str, Any]) -> float:
@@ -192,7 +242,11 @@ def expected_time(row: dict[str, Any], small: RunConfig, run: RunConfig, *, line
     """Seconds of a step of `run` by those of the trial's step, for one process with a device like this one. `linear`: of a device
     that a small batch keeps busy already (a CPU)."""
     signal = signal_share(row)
-    rounds = rounds_per_place(signal, run.algorithm.max_rounds) if run.algorithm.dynamic_sampling else 1.0
+    rounds = (
+        rounds_per_place(signal, run.algorithm.max_rounds)
+        if run.algorithm.dynamic_sampling
+        else 1.0
+    )
     asked = small.train.prompts_per_step * small.rollout.group_size
     answers = run.train.prompts_per_step * run.rollout.group_size * rounds / asked
     measured = rollout_seconds(row)
@@ -200,7 +254,11 @@ def expected_time(row: dict[str, Any], small: RunConfig, run: RunConfig, *, line
     kept = row.get("train/groups/kept", row.get("train/groups/trained")) or 0.0
     if not kept:
         return Timing(rollout, None, run.train.steps)
-    groups = run.train.prompts_per_step * (1.0 - (1.0 - (signal or 0.0)) ** run.algorithm.max_rounds)
+    groups = run.train.prompts_per_step * (
+        1.0 - (1.0 - (signal or 0.0)) ** run.algorithm.max_rounds
+    )
     grown = groups * run.rollout.group_size / (kept * small.rollout.group_size)
     update = row["time/update"] + row.get("time/logprobs", 0.0)
-    return Timing(rollout, (update * (grown if linear else min(1.0, grown)), update * grown), run.train.steps)
+    return Timing(
+        rollout, (update * (grown if linear else min(1.0, grown)), update * grown), run.train.steps
+    )

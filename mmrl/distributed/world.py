@@ -1,4 +1,5 @@
 """The processes of a run, through accelerate: one process on a laptop, several under `accelerate launch` or torchrun."""
+
 from __future__ import annotations
 
 import logging
@@ -34,10 +35,16 @@ class _Stop:
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> _Stop:
-        plain = (c.__name__ for c in type(error).__mro__ if c.__module__ == MMRLError.__module__ and c is not errors.MediaError)
+        plain = (
+            c.__name__
+            for c in type(error).__mro__
+            if c.__module__ == MMRLError.__module__ and c is not errors.MediaError
+        )
         if kind := next(plain, ""):
             return cls(rank, kind, str(error))
-        return cls(rank, "MMRLError", f"{type(error).__name__}: {error} (its output has the traceback)")
+        return cls(
+            rank, "MMRLError", f"{type(error).__name__}: {error} (its output has the traceback)"
+        )
 
 
 def _choose_gpu(device: torch.device) -> None:
@@ -49,7 +56,9 @@ def _choose_gpu(device: torch.device) -> None:
         return
     count = torch.cuda.device_count()
     if device.index >= count:
-        raise ConfigError(f"expected model.device to name one of the {count} GPUs here (cuda:0 ...), found '{device}'")
+        raise ConfigError(
+            f"expected model.device to name one of the {count} GPUs here (cuda:0 ...), found '{device}'"
+        )
     torch.cuda.set_device(device)
 
 
@@ -70,11 +79,17 @@ class World:
             group.backend = options.pop("backend")
         launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
         # Launched processes without an accelerator: accelerate joins them only where it is told that they compute on the CPU.
-        on_cpu = device.type == "cpu" if device is not None else launched and not torch.accelerator.is_available()
+        on_cpu = (
+            device.type == "cpu"
+            if device is not None
+            else launched and not torch.accelerator.is_available()
+        )
         self.accelerator = Accelerator(**{"cpu": on_cpu, "kwargs_handlers": [group], **options})
         if launched and self.size != (asked := int(os.environ.get("WORLD_SIZE", 1))):
-            raise ConfigError(f"expected a run of {asked} processes (WORLD_SIZE), found that they do not join: {self.size} on "
-                              f"{self.device.type}; leave model.device unset, or start one process")
+            raise ConfigError(
+                f"expected a run of {asked} processes (WORLD_SIZE), found that they do not join: {self.size} on "
+                f"{self.device.type}; leave model.device unset, or start one process"
+            )
 
     @property
     def size(self) -> int:
@@ -112,7 +127,9 @@ class World:
         stop = next((item for item in found if isinstance(item, _Stop)), None)
         if stop is not None and not self._stopping:
             self._stopping = True
-            raise getattr(errors, stop.kind)(f"process {stop.rank} of {self.size} stopped: {stop.message}")
+            raise getattr(errors, stop.kind)(
+                f"process {stop.rank} of {self.size} stopped: {stop.message}"
+            )
         return [item for item in found if not isinstance(item, _Stop)]
 
     def stop(self, error: BaseException) -> None:
@@ -124,7 +141,12 @@ class World:
         if self.size == 1 or self._stopping:
             return
         self._stopping = True
-        _LOG.error("process %d of %d stops, the others follow when they have come as far: %s", self.rank, self.size, error)
+        _LOG.error(
+            "process %d of %d stops, the others follow when they have come as far: %s",
+            self.rank,
+            self.size,
+            error,
+        )
         try:
             gather_object([_Stop.of(self.rank, error)])
         except RuntimeError as lost:  # they are gone

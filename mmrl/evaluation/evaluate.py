@@ -9,6 +9,7 @@ tasks that measure it, where a failure counts as 0, also the sample whose pictur
 completions of one sample are not independent). Settings.views asks again without the video's order, sides or pixels, or
 without the video (mmrl.evaluation.views). With data.workers, media of the next samples are decoded while these are answered.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -40,7 +41,15 @@ from mmrl.training.runlog import write_json
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.workers.scoring import ScoreJob, Scorer
 
-__all__ = ["EvalSettings", "Evaluation", "evaluate", "flat_metrics", "protocol_of", "run_benchmarks", "write_evaluation"]
+__all__ = [
+    "EvalSettings",
+    "Evaluation",
+    "evaluate",
+    "flat_metrics",
+    "protocol_of",
+    "run_benchmarks",
+    "write_evaluation",
+]
 
 _CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
 _FIRST_CHUNK = 16  # and at first: the model answers these while workers decode the next ones
@@ -55,9 +64,13 @@ class EvalSettings:
     seed: int = 0
     limit: int | None = None
     greedy: bool = True
-    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else can change the numbers
+    protocol: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # what else can change the numbers
     on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
-    views: Sequence[str] = ()  # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
+    views: Sequence[
+        str
+    ] = ()  # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
 
 
 @dataclasses.dataclass
@@ -86,9 +99,15 @@ class Evaluation:
             return self.results[mode][metric]["mean"]
         columns: dict[str, list[float]] = defaultdict(list)
         for row, place, group in zip(self.predictions, self.places, self.groups, strict=True):
-            if row["mode"] == mode and place < limit and (metric in ALWAYS or metric in self.measured[group]):
+            if (
+                row["mode"] == mode
+                and place < limit
+                and (metric in ALWAYS or metric in self.measured[group])
+            ):
                 wanted = row["headline"] if metric == "macro" else metric
-                columns[row["source"] if metric == "macro" else ""].append(value_of(row["score"], wanted))
+                columns[row["source"] if metric == "macro" else ""].append(
+                    value_of(row["score"], wanted)
+                )
         means = [math.fsum(values) / len(values) for values in columns.values()]
         return math.fsum(means) / len(means) if means else None
 
@@ -96,14 +115,29 @@ class Evaluation:
         """`metric`, by which checkpoints are compared (eval.best_metric). Raises ConfigError where it was not measured."""
         found = self.metric(name, limit)
         if found is None:
-            measured = [f"{mode}/{metric}" for mode in ("greedy", "sampled") for metric in self.results.get(mode, {})]
-            raise ConfigError(f"expected eval.best_metric to be one of {', '.join(measured)}, found '{name}'."
-                              f"{did_you_mean(name, measured)}")
+            measured = [
+                f"{mode}/{metric}"
+                for mode in ("greedy", "sampled")
+                for metric in self.results.get(mode, {})
+            ]
+            raise ConfigError(
+                f"expected eval.best_metric to be one of {', '.join(measured)}, found '{name}'."
+                f"{did_you_mean(name, measured)}"
+            )
         return found
 
 
-def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Sequence[LoadedSource],
-             settings: EvalSettings, *, step: int = 0, world: World | None = None, first_key: int = 0) -> Evaluation:
+def evaluate(
+    policy: Policy,
+    engine: RolloutEngine,
+    scorer: Scorer,
+    sources: Sequence[LoadedSource],
+    settings: EvalSettings,
+    *,
+    step: int = 0,
+    world: World | None = None,
+    first_key: int = 0,
+) -> Evaluation:
     """Score the policy on all samples of `sources` (the first `limit` of each). The same on every process.
 
     `first_key` is the number of the first source among the scorer's tasks.
@@ -114,20 +148,34 @@ def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Seq
     if policy.encoder.ahead is not None:
         policy.encoder.ahead.expect(sample for part in mine for _, sample in part)
     for key, (source, part) in enumerate(zip(sources, mine, strict=True), first_key):
-        for start, end in pairwise([0, *range(min(_FIRST_CHUNK, _CHUNK), len(part), _CHUNK), len(part)]):
+        for start, end in pairwise(
+            [0, *range(min(_FIRST_CHUNK, _CHUNK), len(part), _CHUNK), len(part)]
+        ):
             rows += _evaluate_chunk(policy, engine, scorer, key, source, part[start:end], settings)
     if world is not None:
         rows = world.gather(rows)
     rows.sort(key=lambda r: (r["_order"], r["mode"], r["_number"]))
-    plain, changed = ([r for r in rows if r["mode"].startswith(MODE) is wanted] for wanted in (False, True))
+    plain, changed = (
+        [r for r in rows if r["mode"].startswith(MODE) is wanted] for wanted in (False, True)
+    )
     measured = measured_metrics(plain, sources, first_key)
-    results = {"step": step, "task": ", ".join(sorted({s.task.name for s in sources})),
-               "protocol": _protocol(sources, settings, policy),
-               **summarize(plain, sources, settings.seed, first_key, measured)}
+    results = {
+        "step": step,
+        "task": ", ".join(sorted({s.task.name for s in sources})),
+        "protocol": _protocol(sources, settings, policy),
+        **summarize(plain, sources, settings.seed, first_key, measured),
+    }
     if settings.views:
         results["views"] = view_gaps(plain, changed, settings.views, settings.seed)
-    return Evaluation(results, [_public(r) for r in plain], [r["_order"][1] for r in plain], [group_of(r) for r in plain],
-                      measured, [(r["_sample"], r["_score"]) for r in plain], [_public(r) for r in changed])
+    return Evaluation(
+        results,
+        [_public(r) for r in plain],
+        [r["_order"][1] for r in plain],
+        [group_of(r) for r in plain],
+        measured,
+        [(r["_sample"], r["_score"]) for r in plain],
+        [_public(r) for r in changed],
+    )
 
 
 class _Asked(NamedTuple):
@@ -140,8 +188,15 @@ class _Asked(NamedTuple):
     request: Request
 
 
-def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: int, source: LoadedSource,
-                    samples: Sequence[tuple[int, Sample]], settings: EvalSettings) -> list[dict[str, Any]]:
+def _evaluate_chunk(
+    policy: Policy,
+    engine: RolloutEngine,
+    scorer: Scorer,
+    key: int,
+    source: LoadedSource,
+    samples: Sequence[tuple[int, Sample]],
+    settings: EvalSettings,
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     plain: list[_Asked] = []
     changed: list[_Asked] = []
@@ -155,22 +210,48 @@ def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: 
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, settings.on_error)
             failure = Score.failure(f"input_error: {error}", source.task.part_names)
-            unseen = RewardContext(1, 1, policy.template.frame, stop=StopReason.ERROR,
-                                   max_tokens=settings.sampling.max_new_tokens)
-            rows += [_row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
-                     for mode, count in _modes(settings) for n in range(count)]
+            unseen = RewardContext(
+                1,
+                1,
+                policy.template.frame,
+                stop=StopReason.ERROR,
+                max_tokens=settings.sampling.max_new_tokens,
+            )
+            rows += [
+                _row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
+                for mode, count in _modes(settings)
+                for n in range(count)
+            ]
             continue
         noise_key = _noise_key(sample, settings)
         if settings.greedy:
             plain.append(_Asked(order, sample, "greedy", prompt, Request(prompt, 1, greedy=True)))
         if settings.samples:
-            plain.append(_Asked(order, sample, "sampled", prompt, Request(prompt, settings.samples, noise_key)))
+            plain.append(
+                _Asked(
+                    order, sample, "sampled", prompt, Request(prompt, settings.samples, noise_key)
+                )
+            )
         for view in settings.views:
-            other = changed_prompt(policy.encoder, sample, source.task, prompt, view, (settings.seed, 23, *noise_key[2:]))
+            other = changed_prompt(
+                policy.encoder,
+                sample,
+                source.task,
+                prompt,
+                view,
+                (settings.seed, 23, *noise_key[2:]),
+            )
             if other is not None:  # sampled with the same noise: what differs is the input
-                request = Request(other, 1, greedy=True) if settings.greedy else Request(other, settings.samples, noise_key)
+                request = (
+                    Request(other, 1, greedy=True)
+                    if settings.greedy
+                    else Request(other, settings.samples, noise_key)
+                )
                 changed.append(_Asked(order, sample, f"{MODE}{view}", prompt, request))
-    for asked in (plain, changed):  # one after the other: the plain answers are those of an evaluation without views
+    for asked in (
+        plain,
+        changed,
+    ):  # one after the other: the plain answers are those of an evaluation without views
         rows += _answers(policy, engine, scorer, key, source, asked, settings)
     return rows + _played(policy, engine, key, source, played, settings)
 
@@ -181,22 +262,39 @@ def _modes(settings: EvalSettings) -> list[tuple[str, int]]:
 
 
 def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
-    return settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode("utf-8", "surrogatepass"))
+    return (
+        settings.seed,
+        5,
+        zlib.crc32(f"{sample.source}/{sample.id}".encode("utf-8", "surrogatepass")),
+    )
 
 
-def _begun(policy: Policy, sample: Sample, task: Task, settings: EvalSettings) -> list[tuple[str, list[Episode]]]:
+def _begun(
+    policy: Policy, sample: Sample, task: Task, settings: EvalSettings
+) -> list[tuple[str, list[Episode]]]:
     """The rollouts of each mode in the task's environment; [] where it has none. Raises MediaError, DataError, and ConfigError for
     views, which are about one prompt."""
     if settings.views and task.member(sample.task).environment(policy.template) is not None:
-        raise ConfigError(f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
-                          f"{', '.join(settings.views)}; leave them out")
+        raise ConfigError(
+            f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
+            f"{', '.join(settings.views)}; leave them out"
+        )
     key = _noise_key(sample, settings)
-    found = [(mode, begin(policy, sample, task, count, key, greedy=mode == "greedy")) for mode, count in _modes(settings)]
+    found = [
+        (mode, begin(policy, sample, task, count, key, greedy=mode == "greedy"))
+        for mode, count in _modes(settings)
+    ]
     return [(mode, episodes) for mode, episodes in found if episodes]
 
 
-def _played(policy: Policy, engine: RolloutEngine, key: int, source: LoadedSource, opened: Sequence[tuple[int, str, list[Episode]]],
-            settings: EvalSettings) -> list[dict[str, Any]]:
+def _played(
+    policy: Policy,
+    engine: RolloutEngine,
+    key: int,
+    source: LoadedSource,
+    opened: Sequence[tuple[int, str, list[Episode]]],
+    settings: EvalSettings,
+) -> list[dict[str, Any]]:
     """Rows of the rollouts in environments; their text is the last turn's."""
     rows: list[dict[str, Any]] = []
     found = play(policy, engine, [episodes for _, _, episodes in opened], settings.sampling)
@@ -204,25 +302,63 @@ def _played(policy: Policy, engine: RolloutEngine, key: int, source: LoadedSourc
         for number, (episode, rollout) in enumerate(zip(episodes, rollouts, strict=True)):
             last, score = rollout.turns[-1], rollout.score
             assert score is not None
-            images, videos = ((), ()) if last.prompt is None else (last.prompt.images, last.prompt.videos)
-            ctx = RewardContext(1, 1, policy.template.frame, images, last.stop, rollout.num_tokens,
-                                settings.sampling.max_new_tokens, videos)
-            row = _row(source, ScoreJob(key, episode.sample, last.text, ctx), score, order, mode, number)
+            images, videos = (
+                ((), ()) if last.prompt is None else (last.prompt.images, last.prompt.videos)
+            )
+            ctx = RewardContext(
+                1,
+                1,
+                policy.template.frame,
+                images,
+                last.stop,
+                rollout.num_tokens,
+                settings.sampling.max_new_tokens,
+                videos,
+            )
+            row = _row(
+                source, ScoreJob(key, episode.sample, last.text, ctx), score, order, mode, number
+            )
             rows.append({**row, "turns": [t.text for t in rollout.turns]})
     return rows
 
 
-def _answers(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: int, source: LoadedSource, asked: Sequence[_Asked],
-             settings: EvalSettings) -> list[dict[str, Any]]:
+def _answers(
+    policy: Policy,
+    engine: RolloutEngine,
+    scorer: Scorer,
+    key: int,
+    source: LoadedSource,
+    asked: Sequence[_Asked],
+    settings: EvalSettings,
+) -> list[dict[str, Any]]:
     """Rows of the scored completions of all requests."""
     completions = engine.generate([a.request for a in asked], settings.sampling) if asked else []
-    jobs = [[ScoreJob(key, a.sample, completion.text, RewardContext(
-                1, 1, policy.template.frame, a.prompt.images, completion.stop, len(completion.token_ids),
-                settings.sampling.max_new_tokens, a.prompt.videos)) for completion in group]
-            for a, group in zip(asked, completions, strict=True)]
-    return [_row(source, job, score, a.order, a.mode, number)
-            for a, group, scores in zip(asked, jobs, _scores(scorer, jobs), strict=True)
-            for number, (job, score) in enumerate(zip(group, scores, strict=True))]
+    jobs = [
+        [
+            ScoreJob(
+                key,
+                a.sample,
+                completion.text,
+                RewardContext(
+                    1,
+                    1,
+                    policy.template.frame,
+                    a.prompt.images,
+                    completion.stop,
+                    len(completion.token_ids),
+                    settings.sampling.max_new_tokens,
+                    a.prompt.videos,
+                ),
+            )
+            for completion in group
+        ]
+        for a, group in zip(asked, completions, strict=True)
+    ]
+    return [
+        _row(source, job, score, a.order, a.mode, number)
+        for a, group, scores in zip(asked, jobs, _scores(scorer, jobs), strict=True)
+        for number, (job, score) in enumerate(zip(group, scores, strict=True))
+    ]
 
 
 def _scores(scorer: Scorer, groups: Sequence[Sequence[ScoreJob]]) -> list[list[Score]]:
@@ -232,52 +368,108 @@ def _scores(scorer: Scorer, groups: Sequence[Sequence[ScoreJob]]) -> list[list[S
     return [[next(alone)] if len(group) == 1 else next(together) for group in groups]
 
 
-def _row(source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: str, number: int) -> dict[str, Any]:
+def _row(
+    source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: str, number: int
+) -> dict[str, Any]:
     """One line of predictions.jsonl, with all that `mmrl score` needs to score it again."""
     sample, ctx = job.sample, job.ctx
     return {
-        "id": sample.id, "source": sample.source, "task": sample.task, "question": sample.question,
-        "images": list(sample.images), "videos": list(sample.videos), "mode": mode, "text": job.text, "stop": ctx.stop.value,
-        "num_tokens": ctx.num_tokens, "max_tokens": ctx.max_tokens, "frame": ctx.frame.value,
-        **score_origin(source.config, ctx.images, ctx.videos), "sample": dataclasses.asdict(sample),
-        "score": dataclasses.asdict(score), "headline": source.task.member(sample.task).headline,
-        "_order": (job.key, order), "_number": number, "_score": score, "_sample": sample}
+        "id": sample.id,
+        "source": sample.source,
+        "task": sample.task,
+        "question": sample.question,
+        "images": list(sample.images),
+        "videos": list(sample.videos),
+        "mode": mode,
+        "text": job.text,
+        "stop": ctx.stop.value,
+        "num_tokens": ctx.num_tokens,
+        "max_tokens": ctx.max_tokens,
+        "frame": ctx.frame.value,
+        **score_origin(source.config, ctx.images, ctx.videos),
+        "sample": dataclasses.asdict(sample),
+        "score": dataclasses.asdict(score),
+        "headline": source.task.member(sample.task).headline,
+        "_order": (job.key, order),
+        "_number": number,
+        "_score": score,
+        "_sample": sample,
+    }
 
 
 def _public(row: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if not k.startswith("_")}
 
 
-def _protocol(sources: Sequence[LoadedSource], settings: EvalSettings, policy: Policy) -> dict[str, Any]:
+def _protocol(
+    sources: Sequence[LoadedSource], settings: EvalSettings, policy: Policy
+) -> dict[str, Any]:
     return {
         **settings.protocol,
-        "data": [{"path": s.config.path, "task": s.config.task, "params": s.config.params,
-                  "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected),
-                  "skipped": dict(s.skipped), "notes": dict(s.notes)} for s in sources],
-        "template": policy.template.name, "frame": policy.template.frame.value, "samples_per_prompt": settings.samples,
-        "seed": settings.seed, "views": list(settings.views), **dataclasses.asdict(settings.sampling),
-        "interval": "95 % cluster bootstrap over samples", "versions": versions()}
+        "data": [
+            {
+                "path": s.config.path,
+                "task": s.config.task,
+                "params": s.config.params,
+                "samples": len(s.samples[: settings.limit]),
+                "rejected": len(s.rejected),
+                "skipped": dict(s.skipped),
+                "notes": dict(s.notes),
+            }
+            for s in sources
+        ],
+        "template": policy.template.name,
+        "frame": policy.template.frame.value,
+        "samples_per_prompt": settings.samples,
+        "seed": settings.seed,
+        "views": list(settings.views),
+        **dataclasses.asdict(settings.sampling),
+        "interval": "95 % cluster bootstrap over samples",
+        "versions": versions(),
+    }
 
 
 def protocol_of(config: RunConfig) -> dict[str, Any]:
     """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
     m, d = config.model, config.data
-    return {"model": m.path, "system": m.system, "dtype": m.dtype, "attn": m.attn, "max_prompt_tokens": m.max_prompt_tokens,
-            "min_pixels": d.min_pixels, "max_pixels": d.max_pixels, "image": d.image.model_dump(), "video": d.video.model_dump()}
+    return {
+        "model": m.path,
+        "system": m.system,
+        "dtype": m.dtype,
+        "attn": m.attn,
+        "max_prompt_tokens": m.max_prompt_tokens,
+        "min_pixels": d.min_pixels,
+        "max_pixels": d.max_pixels,
+        "image": d.image.model_dump(),
+        "video": d.video.model_dump(),
+    }
 
 
 def flat_metrics(evaluation: Evaluation) -> dict[str, float]:
     """What goes into a step's row: eval/greedy/NAME, eval/sampled/NAME, and eval/view/VIEW/changed, plain and gap."""
     results = evaluation.results
-    flat = {f"eval/{mode}/{name}": estimate["mean"] for mode in ("greedy", "sampled")
-            for name, estimate in results.get(mode, {}).items()}
-    return flat | {f"eval/view/{view}/{name}": table[name]["mean"] for view, table in results.get("views", {}).items()
-                   for name in ("changed", "plain", "gap") if name in table}
+    flat = {
+        f"eval/{mode}/{name}": estimate["mean"]
+        for mode in ("greedy", "sampled")
+        for name, estimate in results.get(mode, {}).items()
+    }
+    return flat | {
+        f"eval/view/{view}/{name}": table[name]["mean"]
+        for view, table in results.get("views", {}).items()
+        for name in ("changed", "plain", "gap")
+        if name in table
+    }
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
     """Write predictions.jsonl (and views.jsonl), then results.json: its existence means that the evaluation is complete."""
-    write_text(folder / "predictions.jsonl", "".join(json_line(row) + "\n" for row in evaluation.predictions))
+    write_text(
+        folder / "predictions.jsonl",
+        "".join(json_line(row) + "\n" for row in evaluation.predictions),
+    )
     if evaluation.view_answers:
-        write_text(folder / "views.jsonl", "".join(json_line(row) + "\n" for row in evaluation.view_answers))
+        write_text(
+            folder / "views.jsonl",
+            "".join(json_line(row) + "\n" for row in evaluation.view_answers),
+        )
     write_json(folder / "results.json", evaluation.results)

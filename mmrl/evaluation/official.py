@@ -1,4 +1,5 @@
 """Official numbers of an evaluation, by the tasks' official scorers, with their submission files."""
+
 from __future__ import annotations
 
 import itertools
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["run_benchmarks"]
 
 
-def run_benchmarks(evaluation: Evaluation, sources: Sequence[LoadedSource], folder: Path, *,
-                   first_key: int = 0) -> dict[str, dict[str, Any]]:
+def run_benchmarks(
+    evaluation: Evaluation, sources: Sequence[LoadedSource], folder: Path, *, first_key: int = 0
+) -> dict[str, dict[str, Any]]:
     """Official numbers of the greedy answers by `Task.benchmark`; also put into results['benchmark'].
 
     One call per data source and task, with all of its samples: a benchmark's parts (platforms, subsets) belong together.
@@ -30,11 +32,17 @@ def run_benchmarks(evaluation: Evaluation, sources: Sequence[LoadedSource], fold
     fails gives {'error': why}: what it wrote stays, and the caller must tell the user.
     """
     groups: dict[Group, list[tuple[Sample, Score]]] = defaultdict(list)
-    for row, group, pair in zip(evaluation.predictions, evaluation.groups, evaluation.pairs, strict=True):
+    for row, group, pair in zip(
+        evaluation.predictions, evaluation.groups, evaluation.pairs, strict=True
+    ):
         if row["mode"] == "greedy":
             groups[group].append(pair)
-    names = {(key, task): _shared_name([s.source for s, _ in pairs], sources[key - first_key].config.path)
-             for (key, task), pairs in groups.items()}
+    names = {
+        (key, task): _shared_name(
+            [s.source for s, _ in pairs], sources[key - first_key].config.path
+        )
+        for (key, task), pairs in groups.items()
+    }
     found: dict[str, dict[str, Any]] = {}
     taken: set[str] = set()
     for (key, task), pairs in groups.items():
@@ -61,8 +69,16 @@ def _shared_name(names: Sequence[str], path: str) -> str:
     distinct = sorted(set(names))
     if len(distinct) == 1:
         return distinct[0]
-    first, last = distinct[0].split("/"), distinct[-1].split("/")  # sorted: what these two share, all share
-    shared = [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))]
+    first, last = (
+        distinct[0].split("/"),
+        distinct[-1].split("/"),
+    )  # sorted: what these two share, all share
+    shared = [
+        a
+        for a, _ in itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(first, last, strict=False)
+        )
+    ]
     return "/".join(shared) or Path(path).stem
 
 

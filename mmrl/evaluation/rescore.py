@@ -7,6 +7,7 @@ the picture sizes and its task as configured, so that the same parameters give e
 of rollouts are scored together, as in training, and so are the sampled predictions of one prompt, as in evaluations. Lines
 that cannot be read are kept with their number and reason, never dropped. Rewards run in a worker process, as in training.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -28,7 +29,16 @@ from mmrl.task import Task
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
 from mmrl.workers.scoring import ScoreJob, Scorer
 
-__all__ = ["BrokenLine", "Rescored", "RescoredRow", "logged_context", "logged_sample", "rescore", "summary_rows", "write_rescored"]
+__all__ = [
+    "BrokenLine",
+    "Rescored",
+    "RescoredRow",
+    "logged_context",
+    "logged_sample",
+    "rescore",
+    "summary_rows",
+    "write_rescored",
+]
 
 _PARTS = ("value", "parsed", "reason", "parts", "weights", "metrics", "detail")
 
@@ -55,7 +65,11 @@ class RescoredRow:
     @property
     def changed(self) -> bool:
         """True when the value, whether it parsed, or why it did not, differs at all."""
-        return (self.old.value, self.old.parsed, self.old.reason) != (self.new.value, self.new.parsed, self.new.reason)
+        return (self.old.value, self.old.parsed, self.old.reason) != (
+            self.new.value,
+            self.new.parsed,
+            self.new.reason,
+        )
 
 
 @dataclass(frozen=True)
@@ -85,8 +99,12 @@ class _Logged:
         if "step" not in self.row and self.row.get("mode") != "sampled":
             return None
         sample, key = self.sample, self.row.get("key")
-        changed = bool(self.row.get("contrast"))  # answers to a changed input are a group of their own
-        return json.dumps([self.row.get("step"), key, sample.source, sample.id, self.spec, changed], default=str)
+        changed = bool(
+            self.row.get("contrast")
+        )  # answers to a changed input are a group of their own
+        return json.dumps(
+            [self.row.get("step"), key, sample.source, sample.id, self.spec, changed], default=str
+        )
 
     @property
     def was_never_rolled_out(self) -> bool:
@@ -116,31 +134,56 @@ def logged_sample(values: Mapping[str, Any]) -> Sample:
     texts = {key: tuple(_of(list, values, key)) for key in ("images", "videos")}
     if not all(isinstance(path, str) for paths in texts.values() for path in paths):
         raise TypeError(f"expected paths in 'images' and 'videos', found {texts!r:.80}")
-    return Sample(_of(str, values, "id"), _of(str, values, "task"), _of(str, values, "source"), _of(str, values, "question"),
-                  values["answer"], texts["images"], texts["videos"], _of(dict, values, "params"))
+    return Sample(
+        _of(str, values, "id"),
+        _of(str, values, "task"),
+        _of(str, values, "source"),
+        _of(str, values, "question"),
+        values["answer"],
+        texts["images"],
+        texts["videos"],
+        _of(dict, values, "params"),
+    )
 
 
 def logged_context(row: Mapping[str, Any]) -> RewardContext:
     """The context of a logged completion as it was in the run; predictions (no step) were scored at the end of training, as every
     evaluation is. Raises KeyError, TypeError, ValueError."""
     step, total = (_of(int, row, "step"), _of(int, row, "total_steps")) if "step" in row else (1, 1)
-    sizes = tuple(ImageSize(_pair(s, "orig_wh"), _pair(s, "resized_wh")) for s in _of(list, row, "image_sizes"))
-    return RewardContext(step, total, CoordFrame(row["frame"]), sizes, StopReason(row["stop"]), _of(int, row, "num_tokens"),
-                         _of(int, row, "max_tokens"), tuple(_video_size(s) for s in row.get("video_sizes", ())))
+    sizes = tuple(
+        ImageSize(_pair(s, "orig_wh"), _pair(s, "resized_wh"))
+        for s in _of(list, row, "image_sizes")
+    )
+    return RewardContext(
+        step,
+        total,
+        CoordFrame(row["frame"]),
+        sizes,
+        StopReason(row["stop"]),
+        _of(int, row, "num_tokens"),
+        _of(int, row, "max_tokens"),
+        tuple(_video_size(s) for s in row.get("video_sizes", ())),
+    )
 
 
 def _pair(values: Mapping[str, Any], key: str) -> tuple[int, int]:
     """Width and height in pixels. Raises TypeError, ValueError."""
     width, height = _of(list, values, key)
     if not all(type(n) is int and 0 < n < 1 << 24 for n in (width, height)):
-        raise ValueError(f"expected width and height in pixels in '{key}', found {values[key]!r:.80}")
+        raise ValueError(
+            f"expected width and height in pixels in '{key}', found {values[key]!r:.80}"
+        )
     return width, height
 
 
 def _video_size(values: Mapping[str, Any]) -> VideoSize:
     stamps = _of(list, values, "timestamps_s")
-    return VideoSize(_pair(values, "orig_wh"), _pair(values, "resized_wh"), _number(values, "duration_s"),
-                     tuple(_number({"timestamps_s": stamp}, "timestamps_s") for stamp in stamps))
+    return VideoSize(
+        _pair(values, "orig_wh"),
+        _pair(values, "resized_wh"),
+        _number(values, "duration_s"),
+        tuple(_number({"timestamps_s": stamp}, "timestamps_s") for stamp in stamps),
+    )
 
 
 def _score(values: Mapping[str, Any]) -> Score:
@@ -148,7 +191,12 @@ def _score(values: Mapping[str, Any]) -> Score:
     for table in ("parts", "weights", "metrics"):
         for name in _of(dict, values, table):
             _number(values[table], name)
-    _of((str, type(None)), values, "reason"), _number(values, "value"), _of(bool, values, "parsed"), _of(dict, values, "detail")
+    (
+        _of((str, type(None)), values, "reason"),
+        _number(values, "value"),
+        _of(bool, values, "parsed"),
+        _of(dict, values, "detail"),
+    )
     return Score(**{name: values[name] for name in _PARTS})
 
 
@@ -158,21 +206,32 @@ def _read_line(number: int, raw: bytes) -> _Logged:
     if not isinstance(row, dict):
         raise TypeError(f"expected a JSON object, found {type(row).__name__}")
     _of(str, row, "text")
-    return _Logged(number, row, _of(str, row, "task_spec"), _of(dict, row, "task_params"), logged_sample(_of(dict, row, "sample")),
-                   logged_context(row), _score(_of(dict, row, "score")))
+    return _Logged(
+        number,
+        row,
+        _of(str, row, "task_spec"),
+        _of(dict, row, "task_params"),
+        logged_sample(_of(dict, row, "sample")),
+        logged_context(row),
+        _score(_of(dict, row, "score")),
+    )
 
 
 def _read(path: Path) -> tuple[list[_Logged], list[BrokenLine]]:
     try:
         handle = path.open("rb")
     except OSError as error:
-        raise DataError(f"expected rollouts/step_*.jsonl or predictions.jsonl of a run, found '{path}': "
-                        f"{error.strerror}") from error
+        raise DataError(
+            f"expected rollouts/step_*.jsonl or predictions.jsonl of a run, found '{path}': "
+            f"{error.strerror}"
+        ) from error
     with handle:  # by its line feeds only: completions may hold other line separators
         return _read_lines(lines_bounded(handle))
 
 
-def _read_lines(lines: Iterable[tuple[int, bytes | DataError]]) -> tuple[list[_Logged], list[BrokenLine]]:
+def _read_lines(
+    lines: Iterable[tuple[int, bytes | DataError]],
+) -> tuple[list[_Logged], list[BrokenLine]]:
     logged, broken = [], []
     for number, raw in lines:
         if isinstance(raw, DataError):
@@ -184,25 +243,45 @@ def _read_lines(lines: Iterable[tuple[int, bytes | DataError]]) -> tuple[list[_L
         try:
             logged.append(_read_line(number, raw))
         except KeyError as error:
-            broken.append(BrokenLine(number, f"expected the key {error}, found none", raw.decode("utf-8", "replace")))
+            broken.append(
+                BrokenLine(
+                    number, f"expected the key {error}, found none", raw.decode("utf-8", "replace")
+                )
+            )
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            broken.append(BrokenLine(number, f"{type(error).__name__}: {error}", raw.decode("utf-8", "replace")))
+            broken.append(
+                BrokenLine(
+                    number, f"{type(error).__name__}: {error}", raw.decode("utf-8", "replace")
+                )
+            )
     return logged, broken
 
 
-def _scores(scorer: Scorer, groups: Collection[Sequence[tuple[_Logged, ScoreJob]]]) -> dict[int, Score]:
+def _scores(
+    scorer: Scorer, groups: Collection[Sequence[tuple[_Logged, ScoreJob]]]
+) -> dict[int, Score]:
     """Scores by line: groups together; a greedy prediction, or the only sample of a prompt, by itself."""
     together = [group for group in groups if "step" in group[0][0].row or len(group) > 1]
     alone = [group[0] for group in groups if "step" not in group[0][0].row and len(group) == 1]
-    new = dict(zip((entry.line for entry, _ in alone), scorer.score([job for _, job in alone]), strict=True))
+    new = dict(
+        zip(
+            (entry.line for entry, _ in alone), scorer.score([job for _, job in alone]), strict=True
+        )
+    )
     scored = scorer.score_groups([[job for _, job in group] for group in together])
     for group, scores in zip(together, scored, strict=True):
         new.update(zip((entry.line for entry, _ in group), scores, strict=True))
     return new
 
 
-def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any] | None = None, *,
-            timeout_s: float = 10.0, trust_code: bool = False) -> Rescored:
+def rescore(
+    path: str | Path,
+    task: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    *,
+    timeout_s: float = 10.0,
+    trust_code: bool = False,
+) -> Rescored:
     """Score every completion of a log again.
 
     Without `task` each line's own task is used with its logged parameters, over which `params` are merged. With `task`
@@ -217,8 +296,10 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
     logged, broken = _read(Path(path))
     if not logged:
         first = f"; first: line {broken[0].line}: {broken[0].reason}" if broken else ""
-        raise DataError(f"{path}: expected logged completions (rollouts/step_*.jsonl, predictions.jsonl), found none "
-                        f"in {len(broken)} lines{first}")
+        raise DataError(
+            f"{path}: expected logged completions (rollouts/step_*.jsonl, predictions.jsonl), found none "
+            f"in {len(broken)} lines{first}"
+        )
     numbers: dict[str, int] = {}
     specs: list[tuple[str, dict[str, Any]]] = []
     groups: dict[tuple[str, int], list[tuple[_Logged, ScoreJob]]] = {}
@@ -233,23 +314,37 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
             numbers[key] = len(specs)
             specs.append((spec, merged))
         spot = (entry.group or f"line {entry.line}", numbers[key])
-        groups.setdefault(spot, []).append((entry, ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx)))
+        groups.setdefault(spot, []).append(
+            (entry, ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx))
+        )
     if task is not None:
         resolve_task(task)  # the user's own word, before the log has one
     with no_new_code(str(path), trust_code=trust_code):
         tasks, refused = _tasks(specs)
-    if refused and (task is not None or params or len(refused) == len(specs)):  # what the user asked for does not fit
+    if refused and (
+        task is not None or params or len(refused) == len(specs)
+    ):  # what the user asked for does not fit
         raise next(iter(refused.values()))
     for name, number in list(groups):
         if number in refused:
-            broken += [BrokenLine(e.line, str(refused[number]), json.dumps(e.row)) for e, _ in groups.pop((name, number))]
+            broken += [
+                BrokenLine(e.line, str(refused[number]), json.dumps(e.row))
+                for e, _ in groups.pop((name, number))
+            ]
     lost = {b.line for b in broken}
     kept = [number for number in range(len(specs)) if number not in refused]
     place = {number: i for i, number in enumerate(kept)}
-    chosen = [[(e, dataclasses.replace(job, key=place[job.key])) for e, job in group] for group in groups.values()]
+    chosen = [
+        [(e, dataclasses.replace(job, key=place[job.key])) for e, job in group]
+        for group in groups.values()
+    ]
     with Scorer([specs[n] for n in kept], tasks, workers=1, timeout_s=timeout_s) as scorer:
         new = _scores(scorer, chosen)
-    rows = tuple(RescoredRow(e.line, e.row, e.sample.source, e.old, new.get(e.line, e.old)) for e in logged if e.line not in lost)
+    rows = tuple(
+        RescoredRow(e.line, e.row, e.sample.source, e.old, new.get(e.line, e.old))
+        for e in logged
+        if e.line not in lost
+    )
     return Rescored(rows, tuple(sorted(broken, key=lambda b: b.line)))
 
 
@@ -275,12 +370,21 @@ def summary_rows(rows: Sequence[RescoredRow]) -> list[dict[str, Any]]:
     table = []
     for source in [*sources, *(["(all)"] if len(sources) > 1 else [])]:
         chosen = [r for r in rows if source in (r.source, "(all)")]
-        parts = sorted({f"part/{name}" for r in chosen for score in (r.old, r.new) for name in score.parts})
+        parts = sorted(
+            {f"part/{name}" for r in chosen for score in (r.old, r.new) for name in score.parts}
+        )
         for measure in ("reward", "parse_rate", *parts):
             pairs = [(_measured(r.old, measure), _measured(r.new, measure)) for r in chosen]
-            table.append({"source": source, "measure": measure, "old": math.fsum(a for a, _ in pairs) / len(pairs),
-                          "new": math.fsum(b for _, b in pairs) / len(pairs), "changed": sum(a != b for a, b in pairs),
-                          "n": len(pairs)})
+            table.append(
+                {
+                    "source": source,
+                    "measure": measure,
+                    "old": math.fsum(a for a, _ in pairs) / len(pairs),
+                    "new": math.fsum(b for _, b in pairs) / len(pairs),
+                    "changed": sum(a != b for a, b in pairs),
+                    "n": len(pairs),
+                }
+            )
     return table
 
 
@@ -294,9 +398,16 @@ def _measured(score: Score, measure: str) -> float:
 
 def _out_rows(rescored: Rescored) -> Iterable[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {
-        r.line: {**r.row, "score": dataclasses.asdict(r.new), "old_score": dataclasses.asdict(r.old)}
-        for r in rescored.rows}
-    rows.update({b.line: {"line": b.line, "broken": b.reason, "text": b.text} for b in rescored.broken})
+        r.line: {
+            **r.row,
+            "score": dataclasses.asdict(r.new),
+            "old_score": dataclasses.asdict(r.old),
+        }
+        for r in rescored.rows
+    }
+    rows.update(
+        {b.line: {"line": b.line, "broken": b.reason, "text": b.text} for b in rescored.broken}
+    )
     return (rows[number] for number in sorted(rows))
 
 

@@ -5,6 +5,7 @@
 k completions of one picture are not independent: a bootstrap over completions would promise an interval about sqrt(k)
 times too narrow, so pictures are resampled, each with all of its completions. scipy is imported only when needed.
 """
+
 from __future__ import annotations
 
 import math
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Estimate", "bootstrap_mean", "describe", "macro_estimate", "paired_gain", "wilson"]
 
-_CHUNK = 2_000_000  # random indices drawn at a time: bounds the memory of a large resampling to ~16 MB
+_CHUNK = (
+    2_000_000  # random indices drawn at a time: bounds the memory of a large resampling to ~16 MB
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class Estimate:
 
 def _check_level(level: float) -> None:
     if not 0.0 < level < 1.0:
-        raise DataError(f"expected a confidence level between 0 and 1, found {level!r}; 0.95 is usual")
+        raise DataError(
+            f"expected a confidence level between 0 and 1, found {level!r}; 0.95 is usual"
+        )
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> Estimate:
@@ -48,7 +53,9 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Estimate:
     """
     _check_level(level)
     if n < 1 or not 0 <= successes <= n:
-        raise DataError(f"expected 0 <= successes <= n with n >= 1, found successes={successes!r}, n={n!r}")
+        raise DataError(
+            f"expected 0 <= successes <= n with n >= 1, found successes={successes!r}, n={n!r}"
+        )
     z = NormalDist().inv_cdf(0.5 + level / 2)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -58,7 +65,9 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Estimate:
     return Estimate(share, low, high, n)
 
 
-def _columns(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[np.ndarray, np.ndarray]:
+def _columns(
+    values: Sequence[float], clusters: Sequence[Hashable] | None
+) -> tuple[np.ndarray, np.ndarray]:
     """(sums_N, counts_N) per cluster, in an order that does not depend on the order of the rows."""
     import numpy as np
 
@@ -66,11 +75,15 @@ def _columns(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tu
     if values_V.ndim != 1 or values_V.size == 0:
         raise DataError(f"expected a list of at least one number, found shape {values_V.shape}")
     if not np.isfinite(values_V).all():
-        raise DataError(f"expected finite numbers, found {values_V[~np.isfinite(values_V)][0]}; score failures as 0")
+        raise DataError(
+            f"expected finite numbers, found {values_V[~np.isfinite(values_V)][0]}; score failures as 0"
+        )
     if clusters is None:
         return np.sort(values_V), np.ones_like(values_V)
     if len(clusters) != values_V.size:
-        raise DataError(f"expected one cluster per value, found {len(clusters)} for {values_V.size} values")
+        raise DataError(
+            f"expected one cluster per value, found {len(clusters)} for {values_V.size} values"
+        )
     number: dict[Hashable, int] = {}
     which_V = np.array([number.setdefault(c, len(number)) for c in clusters])
     sums_N = np.bincount(which_V, weights=values_V)
@@ -79,7 +92,9 @@ def _columns(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tu
     return sums_N[order_N], counts_N[order_N]
 
 
-def _resampled_means(sums_N: np.ndarray, counts_N: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def _resampled_means(
+    sums_N: np.ndarray, counts_N: np.ndarray, resamples: int, seed: int
+) -> np.ndarray:
     """Means_R of `resamples` draws of N clusters with replacement: sum of sums / sum of counts."""
     import numpy as np
 
@@ -92,8 +107,13 @@ def _resampled_means(sums_N: np.ndarray, counts_N: np.ndarray, resamples: int, s
     return np.concatenate(parts)
 
 
-def bootstrap_mean(values: Sequence[float], level: float = 0.95, seed: int = 0,
-                   clusters: Sequence[Hashable] | None = None, resamples: int = 2000) -> Estimate:
+def bootstrap_mean(
+    values: Sequence[float],
+    level: float = 0.95,
+    seed: int = 0,
+    clusters: Sequence[Hashable] | None = None,
+    resamples: int = 2000,
+) -> Estimate:
     """Mean of all `values` with a cluster-bootstrap interval.
 
     `clusters` names the unit each value belongs to (avg@k: the picture); without it every value is its own unit. The
@@ -118,8 +138,12 @@ def bootstrap_mean(values: Sequence[float], level: float = 0.95, seed: int = 0,
     return Estimate(mean, float(min(low, mean)), float(max(high, mean)), n)
 
 
-def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None, level: float = 0.95,
-             seed: int = 0) -> Estimate:
+def describe(
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
     """The interval that fits the data: Wilson when each unit is one 0/1 outcome, else the cluster bootstrap.
 
     When every value is the same 0 or 1 a bootstrap has no spread and would claim certainty; Wilson over the units is
@@ -129,7 +153,9 @@ def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None
     if kinds and kinds <= {0.0, 1.0}:
         units = len(values) if clusters is None else len(set(clusters))
         if clusters is not None and len(clusters) != len(values):
-            raise DataError(f"expected one cluster per value, found {len(clusters)} for {len(values)} values")
+            raise DataError(
+                f"expected one cluster per value, found {len(clusters)} for {len(values)} values"
+            )
         if units == len(values):
             return wilson(round(sum(values)), units, level)
         if len(kinds) == 1:
@@ -137,8 +163,12 @@ def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None
     return bootstrap_mean(values, level, seed, clusters)
 
 
-def paired_gain(before: Mapping[Any, Sequence[float]], after: Mapping[Any, Sequence[float]], level: float = 0.95,
-                seed: int = 0) -> Estimate | None:
+def paired_gain(
+    before: Mapping[Any, Sequence[float]],
+    after: Mapping[Any, Sequence[float]],
+    level: float = 0.95,
+    seed: int = 0,
+) -> Estimate | None:
     """Mean gain per unit over the units present in both, with its interval; None when they share none.
 
     Both map a unit (picture) to the scores of its completions; a unit's score is their mean. Pairing removes the spread
@@ -147,7 +177,9 @@ def paired_gain(before: Mapping[Any, Sequence[float]], after: Mapping[Any, Seque
     shared = [unit for unit in before if unit in after and before[unit] and after[unit]]
     if not shared:
         return None
-    gains = [math.fsum(after[u]) / len(after[u]) - math.fsum(before[u]) / len(before[u]) for u in shared]
+    gains = [
+        math.fsum(after[u]) / len(after[u]) - math.fsum(before[u]) / len(before[u]) for u in shared
+    ]
     return bootstrap_mean(gains, level, seed)
 
 
@@ -160,6 +192,8 @@ def macro_estimate(estimates: Sequence[Estimate]) -> Estimate:
     """
     count = len(estimates)
     mean = math.fsum(e.mean for e in estimates) / count
-    down, up = (math.sqrt(math.fsum(d * d for d in gaps)) / count for gaps in (
-        [e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]))
+    down, up = (
+        math.sqrt(math.fsum(d * d for d in gaps)) / count
+        for gaps in ([e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates])
+    )
     return Estimate(mean, mean - down, mean + up, sum(e.n for e in estimates))

@@ -2,6 +2,7 @@
 
 A row is a line of predictions.jsonl with `_order` (number of its data source, place of its sample), `_score` and `_sample`.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +24,9 @@ def value_of(score: Mapping[str, Any], name: str) -> float:
     """'reward', 'parse_rate' or a metric of a score as a dictionary; what a failure lacks is 0."""
     if name == "reward":
         return float(score["value"])
-    return float(score["parsed"]) if name == "parse_rate" else float(score["metrics"].get(name, 0.0))
+    return (
+        float(score["parsed"]) if name == "parse_rate" else float(score["metrics"].get(name, 0.0))
+    )
 
 
 def group_of(row: Mapping[str, Any]) -> Group:
@@ -31,8 +34,9 @@ def group_of(row: Mapping[str, Any]) -> Group:
     return row["_order"][0], row["task"]
 
 
-def measured_metrics(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource],
-              first_key: int) -> dict[Group, frozenset[str]]:
+def measured_metrics(
+    rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], first_key: int
+) -> dict[Group, frozenset[str]]:
     """Metrics per (data source, task): what the task says it measures, what any score has, and its headline.
 
     A set of which every answer failed, or no picture could be read, still has its columns, full of zeros.
@@ -65,8 +69,14 @@ class _Tables:
                     columns[name].append((unit, value_of(score, name)))
                 columns["headline"].append((unit, value_of(score, row["headline"])))
             self._known[key] = {
-                name: describe([v for _, v in column], clusters=[u for u, _ in column], level=0.95, seed=self.seed)
-                for name, column in columns.items()}
+                name: describe(
+                    [v for _, v in column],
+                    clusters=[u for u, _ in column],
+                    level=0.95,
+                    seed=self.seed,
+                )
+                for name, column in columns.items()
+            }
         return self._known[key]
 
 
@@ -80,11 +90,18 @@ def parts_of(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[Mapp
 
 def _headlines(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """What the column 'headline' of each table row is: one metric, or several where tasks differ."""
-    return {table: {name: ", ".join(sorted({r["headline"] for r in part})) for name, part in parts_of(rows, key).items()}
-            for table, key in (("per_source", "source"), ("per_task", "task"))}
+    return {
+        table: {
+            name: ", ".join(sorted({r["headline"] for r in part}))
+            for name, part in parts_of(rows, key).items()
+        }
+        for table, key in (("per_source", "source"), ("per_task", "task"))
+    }
 
 
-def _summaries(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], first_key: int) -> dict[str, Any]:
+def _summaries(
+    rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], first_key: int
+) -> dict[str, Any]:
     """Task.summarize per data source; where a source holds several tasks, each under 'task/'."""
     out: dict[str, Any] = {}
     for key, source in enumerate(sources, first_key):
@@ -92,12 +109,19 @@ def _summaries(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
         for name, part in parts.items():
             summary = source.task.member(name).summarize([r["_score"] for r in part])
             prefix = f"{name}/" if len(parts) > 1 else ""
-            out.setdefault(source.config.path, {}).update({f"{prefix}{k}": v for k, v in summary.items()})
+            out.setdefault(source.config.path, {}).update(
+                {f"{prefix}{k}": v for k, v in summary.items()}
+            )
     return out
 
 
-def summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], seed: int, first_key: int,
-              measured: Mapping[Group, frozenset[str]]) -> dict[str, Any]:
+def summarize(
+    rows: Sequence[Mapping[str, Any]],
+    sources: Sequence[LoadedSource],
+    seed: int,
+    first_key: int,
+    measured: Mapping[Group, frozenset[str]],
+) -> dict[str, Any]:
     """Per mode: every metric with its interval, failures by reason, the tasks' own summaries; and tables per source and task."""
     results: dict[str, Any] = {"headlines": _headlines(rows), "per_source": {}, "per_task": {}}
     tables = _Tables(seed, measured)
@@ -107,7 +131,9 @@ def summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource]
             continue
         by_source = parts_of(chosen, "source")
         whole = {name: e for name, e in tables.of(chosen).items() if name != "headline"}
-        whole["macro"] = macro_estimate([tables.of(part)["headline"] for part in by_source.values()])
+        whole["macro"] = macro_estimate(
+            [tables.of(part)["headline"] for part in by_source.values()]
+        )
         results[mode] = {name: dataclasses.asdict(e) for name, e in whole.items()}
         reasons: dict[str, int] = defaultdict(int)
         for r in chosen:
@@ -119,5 +145,6 @@ def summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource]
         for table, parts in (("per_source", by_source), ("per_task", parts_of(chosen, "task"))):
             for name, part in parts.items():
                 results[table].setdefault(name, {}).update(
-                    {f"{prefix}{k}": dataclasses.asdict(e) for k, e in tables.of(part).items()})
+                    {f"{prefix}{k}": dataclasses.asdict(e) for k, e in tables.of(part).items()}
+                )
     return results

@@ -7,6 +7,7 @@ mean of the headline metric stands beside the plain mean over the same samples, 
 policy answers without what the view takes away. Answers are greedy, or sampled with the noise of the plain ones where greedy is
 off. They are judged by the sizes and times of the plain prompt.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -31,8 +32,12 @@ def _headlines(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
-def view_gaps(plain: Sequence[Mapping[str, Any]], changed: Sequence[Mapping[str, Any]], views: Sequence[str],
-              seed: int) -> dict[str, dict[str, Any]]:
+def view_gaps(
+    plain: Sequence[Mapping[str, Any]],
+    changed: Sequence[Mapping[str, Any]],
+    views: Sequence[str],
+    seed: int,
+) -> dict[str, dict[str, Any]]:
     """Per view: n (samples it changes), mode (of the plain answers compared with), and estimates changed, plain and gap.
 
     Only n is there when it is 0. Intervals at 95 %: `describe` of each mean, a bootstrap over samples of the paired gap.
@@ -50,5 +55,7 @@ def view_gaps(plain: Sequence[Mapping[str, Any]], changed: Sequence[Mapping[str,
         out[view] |= {"mode": mode, "gap": dataclasses.asdict(gap)}
         for name, table in (("changed", after), ("plain", before)):
             values = [(unit, value) for unit in after for value in table[unit]]
-            out[view][name] = dataclasses.asdict(describe([v for _, v in values], [u for u, _ in values], seed=seed))
+            out[view][name] = dataclasses.asdict(
+                describe([v for _, v in values], [u for u, _ in values], seed=seed)
+            )
     return out

@@ -1,4 +1,5 @@
 """What goes on around and beside a trainer's loop: the lock of its folder, signals, metrics."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,12 +23,15 @@ def holding(trainer: Any) -> Iterator[None]:
     with ExitStack() as stack:
         with trainer.world.telling():
             if trainer.world.is_main:
-                stack.enter_context(trainer.folder.held(resume=trainer.resume, overwrite=trainer.overwrite))
+                stack.enter_context(
+                    trainer.folder.held(resume=trainer.resume, overwrite=trainer.overwrite)
+                )
                 newest = max(trainer.checkpoints.steps(), default=0)
                 if trainer.resume and newest != trainer.start.newest:
                     raise ConfigError(
                         f"expected {trainer.folder.path} as it was when this trainer was made, with its last checkpoint of step "
-                        f"{trainer.start.newest}, found one of step {newest}; make a new trainer with resume=True")
+                        f"{trainer.start.newest}, found one of step {newest}; make a new trainer with resume=True"
+                    )
             trainer.world.barrier()
         yield
 
@@ -45,9 +49,15 @@ def operating(trainer: Any) -> Iterator[Interrupts]:
             trainer.folder.finish("interrupted", signal=name)
 
     settings, told = trainer.config.operations, trainer.on_event
-    with metrics_endpoint(settings, trainer.config.name, trainer.world.rank, told) if main else _as_is(told) as trainer.on_event:
+    with (
+        metrics_endpoint(settings, trainer.config.name, trainer.world.rank, told)
+        if main
+        else _as_is(told) as trainer.on_event
+    ):
         try:
-            with Interrupts(settings.grace_s, abandoned, go_on=resume_command_of(trainer.config)) as interrupts:
+            with Interrupts(
+                settings.grace_s, abandoned, go_on=resume_command_of(trainer.config)
+            ) as interrupts:
                 yield interrupts
         finally:
             trainer.on_event = told
@@ -61,11 +71,17 @@ def stop_if_asked(trainer: Any, step: int, *, saved: bool) -> None:
     if trainer.world.is_main:
         trainer.folder.lock.check()
 
-    def save() -> None:  # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
+    def save() -> (
+        None
+    ):  # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
         trainer._checkpoint(step, {})
 
-    trainer.interrupts.stop_if_asked(trainer.world, step, lambda: max(trainer.checkpoints.steps(), default=0),
-                                     None if saved else save)
+    trainer.interrupts.stop_if_asked(
+        trainer.world,
+        step,
+        lambda: max(trainer.checkpoints.steps(), default=0),
+        None if saved else save,
+    )
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """rich's console for tables and progress, which shows control characters of what it prints; see mmrl.operations.terminal.
 
-    console = Console(width=120, highlight=False)
-    console.print(escape(name_found_in_a_file))
+console = Console(width=120, highlight=False)
+console.print(escape(name_found_in_a_file))
 """
+
 from __future__ import annotations
 
 from typing import IO, Any

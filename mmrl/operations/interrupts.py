@@ -17,6 +17,7 @@ Exit status: `mmrl train` by itself ends with 143 (SIGTERM) or 138 (SIGUSR1). Un
 torchrun that was signalled itself ends with a status of its own (1), and dies of SIGUSR1. It kills its workers 30 s after SIGTERM,
 before `grace_s` has passed, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise: scripts/launch_torchrun.sh sets both (--grace).
 """
+
 from __future__ import annotations
 
 import os
@@ -57,8 +58,14 @@ class Interrupts:
     command that the messages name.
     """
 
-    def __init__(self, grace_s: float, abandoned: Callable[[str], None] | None = None, *, repeat_s: float = REPEAT_S,
-                 go_on: str = "--resume") -> None:
+    def __init__(
+        self,
+        grace_s: float,
+        abandoned: Callable[[str], None] | None = None,
+        *,
+        repeat_s: float = REPEAT_S,
+        go_on: str = "--resume",
+    ) -> None:
         self.grace_s, self.repeat_s, self._go_on = grace_s, repeat_s, go_on
         self.number = 0
         """The signal that asked for the end; 0: none."""
@@ -79,18 +86,31 @@ class Interrupts:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._thread is None:
             return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: set by something outside Python
+            signal.signal(
+                number, handler if handler is not None else signal.SIG_DFL
+            )  # None: set by something outside Python
         os.close(self._write)  # the watcher reads the end of the file
         self._thread.join()
         os.close(self._read)
         self._thread = None
 
-    def stop_if_asked(self, world: World, step: int, saved_step: Callable[[], int], save: Callable[[], None] | None) -> None:
+    def stop_if_asked(
+        self,
+        world: World,
+        step: int,
+        saved_step: Callable[[], int],
+        save: Callable[[], None] | None,
+    ) -> None:
         """Raise Interrupted if any process of `world` was asked to end; collective: all processes call it after the same step.
 
         `save` writes the checkpoint of `step` (None: it exists, or there is nothing to save); `saved_step` is the last there is.
@@ -101,9 +121,15 @@ class Interrupts:
         if save is not None:
             save()
         name, last = signal.Signals(number).name, saved_step() if world.is_main else step
-        kept = f"its checkpoint is written; continue with {self._go_on}" if last == step and step else (
-            f"the last checkpoint is of step {last}; continue with {self._go_on}" if last else "there is no checkpoint yet: start "
-            f"again with {self._go_on}")
+        kept = (
+            f"its checkpoint is written; continue with {self._go_on}"
+            if last == step and step
+            else (
+                f"the last checkpoint is of step {last}; continue with {self._go_on}"
+                if last
+                else f"there is no checkpoint yet: start again with {self._go_on}"
+            )
+        )
         raise Interrupted(number, f"{name}: ended after step {step}; {kept}")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -116,14 +142,22 @@ class Interrupts:
         while True:
             wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._read], [], [], wait_s)[0]:
-                self._abandon(f"the step at hand took longer than operations.grace_s = {self.grace_s:g} s")
+                self._abandon(
+                    f"the step at hand took longer than operations.grace_s = {self.grace_s:g} s"
+                )
             found = os.read(self._read, 64)
             if not found:
                 return
             for number in found:
-                repeats = deadline is not None and number in SIGNALS and time.monotonic() < deadline - self.grace_s + self.repeat_s
+                repeats = (
+                    deadline is not None
+                    and number in SIGNALS
+                    and time.monotonic() < deadline - self.grace_s + self.repeat_s
+                )
                 if deadline is not None and number in (*SIGNALS, signal.SIGINT) and not repeats:
-                    self._abandon(f"a second signal ({signal.Signals(number).name}) came before the step at hand was done")
+                    self._abandon(
+                        f"a second signal ({signal.Signals(number).name}) came before the step at hand was done"
+                    )
                 if deadline is None and number in SIGNALS:
                     self.number, deadline = self.number or number, time.monotonic() + self.grace_s
 
@@ -137,8 +171,11 @@ class Interrupts:
         with suppress(Exception):
             _end_children()
         with suppress(OSError, ValueError):
-            print(f"{name}: stopped in the middle of a step: {why}; continue from the last checkpoint with {self._go_on}",
-                  file=sys.stderr, flush=True)
+            print(
+                f"{name}: stopped in the middle of a step: {why}; continue from the last checkpoint with {self._go_on}",
+                file=sys.stderr,
+                flush=True,
+            )
         os._exit(128 + self.number)
 
 

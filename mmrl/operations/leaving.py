@@ -7,6 +7,7 @@ written everything. destroy_process_group does not end these threads while anyth
 DTensor's does, behind every FSDP2 run), and on a busy machine one may be late. So such a process does what Python's own
 multiprocessing does in its children: it waits for its threads, runs what was registered to run at exit, and leaves.
 """
+
 from __future__ import annotations
 
 import atexit

@@ -10,6 +10,7 @@ measured with the clock of the file server, so clocks that differ between hosts 
 meanwhile, which keeps two launches of one host apart; launches of two hosts are kept apart by the atomic creation of the file, and
 by a look at what was renamed out of the way: a lock that is not the one judged stale is put back.
 """
+
 from __future__ import annotations
 
 import errno
@@ -37,7 +38,12 @@ BEAT_S = 15.0
 STALE_S = 180.0
 _HELD: set[str] = set()  # tokens of the locks that this process holds
 _GONE_S = 1.0  # a launch that looks at the lock may have it under another name for a moment
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}  # of os.link, on file systems without hard links
+_NO_LINKS = {
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+}  # of os.link, on file systems without hard links
 
 
 class RunLock:
@@ -58,12 +64,21 @@ class RunLock:
             holder = _read(self.path)
             if holder is None:
                 continue  # let go in this moment
-            if _mine(holder) or _launch() is None or holder.get("launch") != _launch() or time.monotonic() > deadline:
+            if (
+                _mine(holder)
+                or _launch() is None
+                or holder.get("launch") != _launch()
+                or time.monotonic() > deadline
+            ):
                 raise ConfigError(self._in_use(holder))
             if not waits:
                 waits = True
-                print(f"waiting for {_who(holder)} of this launch ({_launch()}) to let go of {self.run}, or to show no sign of "
-                      f"life for {self.stale_s:g} s", file=sys.stderr, flush=True)
+                print(
+                    f"waiting for {_who(holder)} of this launch ({_launch()}) to let go of {self.run}, or to show no sign of "
+                    f"life for {self.stale_s:g} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
             time.sleep(min(1.0, self.beat_s))
 
     def release(self) -> None:
@@ -85,27 +100,42 @@ class RunLock:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                print(f"warning: cannot read the run's lock {self.path} ({error}); the run goes on without looking at it until it "
-                      "can be read", file=sys.stderr, flush=True)
+                print(
+                    f"warning: cannot read the run's lock {self.path} ({error}); the run goes on without looking at it until it "
+                    "can be read",
+                    file=sys.stderr,
+                    flush=True,
+                )
             return
         if self._token and (holder is None or holder.get("token") != self._token):
-            raise ConfigError(f"expected to hold {self.path} alone, found that another launch ({_who(holder)}) took it over while "
-                              f"this process (pid {os.getpid()}) gave no sign of life for more than {self.stale_s:g} s; two must "
-                              f"not write {self.run}: let one of them run")
+            raise ConfigError(
+                f"expected to hold {self.path} alone, found that another launch ({_who(holder)}) took it over while "
+                f"this process (pid {os.getpid()}) gave no sign of life for more than {self.stale_s:g} s; two must "
+                f"not write {self.run}: let one of them run"
+            )
 
     def _try(self) -> bool:
         """Create the lock file, in place of one of a dead process; whether this object holds it now."""
         with _guard(self.path):
             holder, token = _read(self.path), uuid.uuid4().hex
-            if holder is not None and not (self._stale(holder) and _take_away(self.path, holder, token)):
+            if holder is not None and not (
+                self._stale(holder) and _take_away(self.path, holder, token)
+            ):
                 return False
             if not _create(self.path, {**_identity(), "token": token}):
                 return False
             self._token = token
             _HELD.add(token)
         stop = threading.Event()
-        threading.Thread(target=_beat, args=(self.path, token, self.beat_s, stop), name="mmrl-run-lock", daemon=True).start()
-        self._end = weakref.finalize(self, _release, self.path, token, stop)  # also runs at the end of the process
+        threading.Thread(
+            target=_beat,
+            args=(self.path, token, self.beat_s, stop),
+            name="mmrl-run-lock",
+            daemon=True,
+        ).start()
+        self._end = weakref.finalize(
+            self, _release, self.path, token, stop
+        )  # also runs at the end of the process
         return True
 
     def _stale(self, holder: dict[str, Any]) -> bool:
@@ -118,12 +148,16 @@ class RunLock:
     def _in_use(self, holder: dict[str, Any]) -> str:
         here = holder.get("host") == socket.gethostname()
         if _mine(holder):
-            return (f"expected {self.run} to be free, found that this very process uses it; wait for that run, or choose another "
-                    "name=")
-        return (f"expected {self.run} to be free, found that {_who(holder)} uses it (last sign of life "
-                f"{max(0.0, _age(self.path)):.0f} s ago). Wait for it, end it (kill -TERM {holder.get('pid')}"
-                f"{'' if here else ' on that host'}: it leaves a checkpoint), or choose another name=. A lock from another host "
-                f"ends {self.stale_s:g} s after its last sign of life; if you know that process to be gone: rm {self.path}")
+            return (
+                f"expected {self.run} to be free, found that this very process uses it; wait for that run, or choose another "
+                "name="
+            )
+        return (
+            f"expected {self.run} to be free, found that {_who(holder)} uses it (last sign of life "
+            f"{max(0.0, _age(self.path)):.0f} s ago). Wait for it, end it (kill -TERM {holder.get('pid')}"
+            f"{'' if here else ' on that host'}: it leaves a checkpoint), or choose another name=. A lock from another host "
+            f"ends {self.stale_s:g} s after its last sign of life; if you know that process to be gone: rm {self.path}"
+        )
 
 
 def _who(holder: dict[str, Any] | None) -> str:
@@ -140,9 +174,15 @@ def _launch() -> str | None:
 
 
 def _identity() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "boot": _text("/proc/sys/kernel/random/boot_id"), "namespace": _link("/proc/self/ns/pid"),
-            "pid": os.getpid(), "born": _born(os.getpid()), "launch": _launch(),
-            "since": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    return {
+        "host": socket.gethostname(),
+        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "namespace": _link("/proc/self/ns/pid"),
+        "pid": os.getpid(),
+        "born": _born(os.getpid()),
+        "launch": _launch(),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def _same(holder: dict[str, Any], *facts: str) -> bool:
@@ -176,8 +216,15 @@ def _born(pid: int) -> float | None:
     """
     if os.path.exists("/proc/self/stat"):  # Linux
         try:
-            state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            return None if state in "ZXx" else int(rest[18]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
+            state, *rest = (
+                Path(f"/proc/{pid}/stat")
+                .read_text(encoding="utf-8", errors="replace")
+                .rpartition(")")[2]
+                .split()
+            )
+            return (
+                None if state in "ZXx" else int(rest[18]) / os.sysconf("SC_CLK_TCK")
+            )  # field 22 of proc(5), starttime
         except (OSError, ValueError, IndexError):
             return None
     import psutil
@@ -274,7 +321,9 @@ def _guard(path: Path) -> Iterator[None]:
 def _beat(path: Path, token: str, every_s: float, stop: threading.Event) -> None:
     while not stop.wait(every_s):
         with suppress(OSError):  # a file server that is away: the next beat may reach it
-            if (_read(path) or {}).get("token") == token:  # else taken over, which `check` says, or being looked at
+            if (_read(path) or {}).get(
+                "token"
+            ) == token:  # else taken over, which `check` says, or being looked at
                 os.utime(path)
 
 

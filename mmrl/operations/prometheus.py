@@ -8,6 +8,7 @@ mmrl_alarms_total exists at 0 for every alarm there is (ALARMS): increase(mmrl_a
 
 Characters that Prometheus does not allow in a name become _; the label `key` is the name as in metrics.jsonl.
 """
+
 from __future__ import annotations
 
 import re
@@ -26,8 +27,19 @@ from mmrl.files import printable
 __all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 
 Listener = Callable[[str, Any], None]
-ALARMS = ("non_finite", "entropy_collapse", "reward_stuck", "logprob_gap", "prompts_failed", "task_failed", "checkpoint_failed",
-          "checkpoint_damaged", "weight_sync", "never_trained", *DIAGNOSES)
+ALARMS = (
+    "non_finite",
+    "entropy_collapse",
+    "reward_stuck",
+    "logprob_gap",
+    "prompts_failed",
+    "task_failed",
+    "checkpoint_failed",
+    "checkpoint_damaged",
+    "weight_sync",
+    "never_trained",
+    *DIAGNOSES,
+)
 """The names of mmrl.training.alarms."""
 _LABELS = ("run", "rank")
 
@@ -53,7 +65,10 @@ class RunCollector:
         """Take in an event of mmrl.training.trainer.Trainer."""
         with self._lock:
             if kind == "start":
-                self._total, self._row["step"] = payload["config"].train.steps, float(payload["step"])
+                self._total, self._row["step"] = (
+                    payload["config"].train.steps,
+                    float(payload["step"]),
+                )
             elif kind == "step":
                 self._row = {k: float(v) for k, v in payload.items() if isinstance(v, (int, float))}
                 self._last = time.time()
@@ -73,26 +88,45 @@ class RunCollector:
         for key, value in row.items():
             key, name = printable(key), metric_name(key)
             if name not in families:
-                families[name] = GaugeMetricFamily(name, f"{key} of the last step", labels=("key", *_LABELS))
+                families[name] = GaugeMetricFamily(
+                    name, f"{key} of the last step", labels=("key", *_LABELS)
+                )
             families[name].add_metric((key, *self.labels), value)
         yield from families.values()
-        for name, text, value in (("mmrl_up", "1 while the run is going", 1.0), ("mmrl_total_steps", "train.steps", float(total)),
-                                  ("mmrl_last_step_timestamp_seconds", "when the last step was written, or the run began", last)):
+        for name, text, value in (
+            ("mmrl_up", "1 while the run is going", 1.0),
+            ("mmrl_total_steps", "train.steps", float(total)),
+            (
+                "mmrl_last_step_timestamp_seconds",
+                "when the last step was written, or the run began",
+                last,
+            ),
+        ):
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             gauge.add_metric(self.labels, value)
             yield gauge
-        for kind, name in (("step", "mmrl_steps"), ("checkpoint", "mmrl_checkpoints"), ("eval", "mmrl_evaluations")):
-            counter = CounterMetricFamily(name, f"{name.removeprefix('mmrl_')} of this process", labels=_LABELS)
+        for kind, name in (
+            ("step", "mmrl_steps"),
+            ("checkpoint", "mmrl_checkpoints"),
+            ("eval", "mmrl_evaluations"),
+        ):
+            counter = CounterMetricFamily(
+                name, f"{name.removeprefix('mmrl_')} of this process", labels=_LABELS
+            )
             counter.add_metric(self.labels, counts[kind])
             yield counter
-        counter = CounterMetricFamily("mmrl_alarms", "alarms of this process, by name", labels=("name", *_LABELS))
+        counter = CounterMetricFamily(
+            "mmrl_alarms", "alarms of this process, by name", labels=("name", *_LABELS)
+        )
         for name, count in alarms.items():
             counter.add_metric((name, *self.labels), count)
         yield counter
 
 
 @contextmanager
-def metrics_endpoint(settings: OperationsConfig, run: str, rank: int, listener: Listener) -> Iterator[Listener]:
+def metrics_endpoint(
+    settings: OperationsConfig, run: str, rank: int, listener: Listener
+) -> Iterator[Listener]:
     """Serve metrics while it is open; yields the listener to tell events to, which passes them on to `listener`.
 
     Raises MissingExtraError without prometheus_client, ConfigError when the port is taken.
@@ -103,14 +137,18 @@ def metrics_endpoint(settings: OperationsConfig, run: str, rank: int, listener: 
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
-        raise MissingExtraError(f"operations.metrics_port needs prometheus_client: {install_command('metrics')}") from error
+        raise MissingExtraError(
+            f"operations.metrics_port needs prometheus_client: {install_command('metrics')}"
+        ) from error
     collector, registry = RunCollector(run, rank), CollectorRegistry()
     registry.register(collector)
     try:
         server, thread = start_http_server(settings.metrics_port, settings.metrics_host, registry)
     except OSError as error:
-        raise ConfigError(f"cannot serve metrics at {settings.metrics_host}:{settings.metrics_port} ({error}); choose another "
-                          "operations.metrics_port (0 takes a free one), or null for none") from error
+        raise ConfigError(
+            f"cannot serve metrics at {settings.metrics_host}:{settings.metrics_port} ({error}); choose another "
+            "operations.metrics_port (0 takes a free one), or null for none"
+        ) from error
     address = f"metrics: http://{settings.metrics_host}:{server.server_port}/metrics"
 
     def hear(kind: str, payload: Any) -> None:

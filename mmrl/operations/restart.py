@@ -7,6 +7,7 @@ A checkpoint is read and compared with its manifest before anything of it is loa
 files each: at the speed of the disk, once per start. One that is not as it was saved is left out, and the run goes on from the
 one before.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
     from mmrl.distributed.world import World
     from mmrl.training.checkpoint import Checkpoints
 
-__all__ = ["Resume", "Start", "agree_on_checkpoint", "find_start", "resume_command_of", "resumes", "sound_best"]
+__all__ = [
+    "Resume",
+    "Start",
+    "agree_on_checkpoint",
+    "find_start",
+    "resume_command_of",
+    "resumes",
+    "sound_best",
+]
 
 Resume = bool | Literal["auto"]
 _CLOCK_S = 2.0  # by which a process's time of creation and the wall clock may differ
@@ -35,7 +44,11 @@ _CLOCK_S = 2.0  # by which a process's time of creation and the wall clock may d
 def resume_command_of(config: RunConfig) -> str:
     """What continues a run of this configuration, for messages: '`mmrl resume runs/grounding`, or your command with --resume'."""
     run = Path(config.dir) / config.name
-    code = " --trust-code" if any(".py:" in s.task for s in (*config.data.train, *config.data.eval)) else ""
+    code = (
+        " --trust-code"
+        if any(".py:" in s.task for s in (*config.data.train, *config.data.eval))
+        else ""
+    )
     return f"`mmrl resume {shlex.quote(str(run))}{code}`, or your command with --resume"
 
 
@@ -58,7 +71,10 @@ def _begun_by_this_launch(run: Path) -> bool:
 
     try:
         started = json.loads((run / "run.json").read_text(encoding="utf-8"))["started"]
-        return datetime.fromisoformat(started).timestamp() > psutil.Process(os.getppid()).create_time() - _CLOCK_S
+        return (
+            datetime.fromisoformat(started).timestamp()
+            > psutil.Process(os.getppid()).create_time() - _CLOCK_S
+        )
     except (OSError, ValueError, KeyError, psutil.Error):
         return False  # nothing says so: --auto-resume or --resume decide
 
@@ -67,9 +83,11 @@ def agree_on_checkpoint(step: int, folder: Path, world: World) -> None:
     """Raise ConfigError, on all processes, when they do not find the same last checkpoint: the folder is not shared."""
     found = world.gather([step])
     if len(set(found)) > 1:
-        raise ConfigError(f"expected all {world.size} processes to find the same last checkpoint in {folder}, found those of steps "
-                          f"{', '.join(map(str, found))} (process 0 first; 0: none); that folder must be shared by all nodes: set "
-                          "dir= to a shared file system")
+        raise ConfigError(
+            f"expected all {world.size} processes to find the same last checkpoint in {folder}, found those of steps "
+            f"{', '.join(map(str, found))} (process 0 first; 0: none); that folder must be shared by all nodes: set "
+            "dir= to a shared file system"
+        )
 
 
 @dataclass
@@ -86,10 +104,15 @@ class Start:
         """Take their names from the damaged checkpoints; what is to be said of each, by step. Main process, the folder locked."""
         said = {}
         for step, why in self.damaged.items():
-            kept = (f"the run goes on from step {self.step}, the last whole one before it" if step > self.step
-                    else f"it was the best one, and the run goes on from step {self.step}")
-            said[step] = (f"the checkpoint of step {step} is not as it was saved ({why}): {kept}; it was put aside as "
-                          f"{checkpoints.set_aside(step)}")
+            kept = (
+                f"the run goes on from step {self.step}, the last whole one before it"
+                if step > self.step
+                else f"it was the best one, and the run goes on from step {self.step}"
+            )
+            said[step] = (
+                f"the checkpoint of step {step} is not as it was saved ({why}): {kept}; it was put aside as "
+                f"{checkpoints.set_aside(step)}"
+            )
         return said
 
 
@@ -103,34 +126,47 @@ def find_start(checkpoints: Checkpoints, resume: bool, world: World) -> Start:
     start = Start(newest=steps[-1] if steps else 0)
     agree_on_checkpoint(start.newest, checkpoints.folder, world)
     for step in reversed(world.gather([steps])[0]):
-        faults = world.gather(problems(checkpoints.path(step), step=step, share=(world.rank, world.size)))
+        faults = world.gather(
+            problems(checkpoints.path(step), step=step, share=(world.rank, world.size))
+        )
         if not faults:
             start.step = step
             if not has_manifest(checkpoints.path(step)):
-                start.notes.append(f"the checkpoint of step {step} was saved by an older version of mmrl, without a manifest: "
-                                   "damage to its files, or to pictures and clips since, cannot be noticed")
+                start.notes.append(
+                    f"the checkpoint of step {step} was saved by an older version of mmrl, without a manifest: "
+                    "damage to its files, or to pictures and clips since, cannot be noticed"
+                )
             return start
-        start.damaged[step] = faults[0] + (f", and {len(faults) - 1} more" if len(faults) > 1 else "")
+        start.damaged[step] = faults[0] + (
+            f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        )
     if start.damaged:
         listed = "; ".join(f"step {step}: {why}" for step, why in start.damaged.items())
-        raise CheckpointError(f"expected a checkpoint in {checkpoints.folder} as it was saved, found every one damaged: {listed}. "
-                              "Copy one back from where you keep copies, or begin again with --overwrite")
+        raise CheckpointError(
+            f"expected a checkpoint in {checkpoints.folder} as it was saved, found every one damaged: {listed}. "
+            "Copy one back from where you keep copies, or begin again with --overwrite"
+        )
     return start
 
 
-def sound_best(checkpoints: Checkpoints, start: Start, best: float | None, best_step: int,
-               world: World) -> tuple[float | None, int]:
+def sound_best(
+    checkpoints: Checkpoints, start: Start, best: float | None, best_step: int, world: World
+) -> tuple[float | None, int]:
     """(metric, step) of the best checkpoint that is there and whole: what the state says, or the next best by metrics.jsonl when
     that one is damaged (noted in `start`) or gone. Collective."""
     found: tuple[float | None, int] = (best, best_step)
     if world.is_main and best_step not in (0, start.step):
-        left = [step for step in checkpoints.steps() if step <= start.step and step not in start.damaged]
+        left = [
+            step for step in checkpoints.steps() if step <= start.step and step not in start.damaged
+        ]
         if best_step in left and (faults := problems(checkpoints.path(best_step), step=best_step)):
             start.damaged[best_step] = faults[0]
             left.remove(best_step)
         if best_step not in left:
             scores = _selections(checkpoints.folder.parent / "metrics.jsonl")
-            found = max(((scores[step], step) for step in left if step in scores), default=(None, 0))
+            found = max(
+                ((scores[step], step) for step in left if step in scores), default=(None, 0)
+            )
     return world.gather([found])[0]
 
 
@@ -142,5 +178,10 @@ def _selections(metrics: Path) -> dict[int, float]:
             rows.append(json.loads(line))
         except ValueError:
             continue  # the last line, cut short by a kill
-    return {int(row["step"]): float(score) for row in rows
-            if isinstance(row, dict) and isinstance(score := row.get("eval/selection"), (int, float)) and math.isfinite(score)}
+    return {
+        int(row["step"]): float(score)
+        for row in rows
+        if isinstance(row, dict)
+        and isinstance(score := row.get("eval/selection"), (int, float))
+        and math.isfinite(score)
+    }

@@ -7,6 +7,7 @@ move a terminal's cursor, rename its window, hide lines or turn text round. They
 
 Left as they are: line ends and tabs, the carriage return that begins a line of a progress bar, and colours that libraries write.
 """
+
 from __future__ import annotations
 
 import re
@@ -15,10 +16,18 @@ from typing import IO, Any
 
 __all__ = ["Shown", "show_controls", "unwrapped", "visible"]
 
-_TURNS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # Unicode's orders to write in the other direction
-_SHOWN = ({i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}  # the pictures of control characters
-          | dict.fromkeys((*range(0x80, 0xA0), *_TURNS), 0xFFFD))
-_COLOUR = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[234]|3[1-79]|9[1-7])(?:;|(?=m)))*m)")  # bold, italics, underlined, colours but black
+_TURNS = (
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+)  # Unicode's orders to write in the other direction
+_SHOWN = (
+    {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"}
+    | {0x7F: 0x2421}  # the pictures of control characters
+    | dict.fromkeys((*range(0x80, 0xA0), *_TURNS), 0xFFFD)
+)
+_COLOUR = re.compile(
+    r"(\x1b\[(?:(?:0|1|3|4|2[234]|3[1-79]|9[1-7])(?:;|(?=m)))*m)"
+)  # bold, italics, underlined, colours but black
 
 
 def visible(text: str) -> str:
@@ -30,7 +39,9 @@ class Shown:
     """A text stream of which `write` shows control characters; all else is the stream's own."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.rich_proxied_file = stream  # where rich, which writes control characters of its own, goes on writing
+        self.rich_proxied_file = (
+            stream  # where rich, which writes control characters of its own, goes on writing
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -38,8 +49,10 @@ class Shown:
     def write(self, text: str) -> int:
         """Write `text`; returns its length."""
         bar = "\r" if text.startswith("\r") else ""
-        parts = _COLOUR.split(text[len(bar):])  # colours at odd places
-        self.rich_proxied_file.write(bar + "".join(part if n % 2 else visible(part) for n, part in enumerate(parts)))
+        parts = _COLOUR.split(text[len(bar) :])  # colours at odd places
+        self.rich_proxied_file.write(
+            bar + "".join(part if n % 2 else visible(part) for n, part in enumerate(parts))
+        )
         return len(text)
 
     def writelines(self, lines: Any) -> None:

@@ -1,7 +1,8 @@
 """Versions of installed libraries, from their metadata: nothing is imported, so a light process stays light.
 
-    python -c "from mmrl.operations.versions import versions; print(versions())"
+python -c "from mmrl.operations.versions import versions; print(versions())"
 """
+
 from __future__ import annotations
 
 import platform
@@ -21,7 +22,9 @@ def versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
     """Python's version and that of each named distribution; 'not installed' where it is missing."""
     found = {"python": platform.python_version()}
     for name in names:
-        if name == "mmrl":  # the distribution is called mmrl-rft; a clone on PYTHONPATH has no metadata at all
+        if (
+            name == "mmrl"
+        ):  # the distribution is called mmrl-rft; a clone on PYTHONPATH has no metadata at all
             found[name] = VERSION
             continue
         try:

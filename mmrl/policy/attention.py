@@ -15,6 +15,7 @@ own, because transformers copies all cached keys and values once per query head 
 Legend: M prompts, B completions, R rows, H query heads, Hkv key heads, T packed tokens, P / C / K lengths, D head
 width.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,64 +27,123 @@ from mmrl.policy.attention_flash import check_flash, padded_flash, prefix_flash,
 from mmrl.policy.attention_flex import flex, padded_block_mask, vision_flex
 from mmrl.policy.attention_layout import PrefixLayout
 
-__all__ = ["ATTENTIONS", "check_attention", "prefix_attention", "register_attention", "set_attention"]
+__all__ = [
+    "ATTENTIONS",
+    "check_attention",
+    "prefix_attention",
+    "register_attention",
+    "set_attention",
+]
 
 # model.attn -> what transformers calls it in (language model, vision tower). The tower hands over whole packed patches, with their
 # sequences' lengths, to implementations with "flash" in their name, and one sequence after the other to all others.
-ATTENTIONS = {"sdpa": ("mmrl_prefix", "sdpa"), "eager": ("mmrl_prefix_eager", "eager"),
-              "flash_attention_2": ("mmrl_prefix_varlen", "mmrl_flash_varlen"),
-              "flex": ("mmrl_prefix_flex", "mmrl_flash_or_flex")}
+ATTENTIONS = {
+    "sdpa": ("mmrl_prefix", "sdpa"),
+    "eager": ("mmrl_prefix_eager", "eager"),
+    "flash_attention_2": ("mmrl_prefix_varlen", "mmrl_flash_varlen"),
+    "flex": ("mmrl_prefix_flex", "mmrl_flash_or_flex"),
+}
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None,
-            *, causal: bool = False, eager: bool = False) -> torch.Tensor:
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    *,
+    causal: bool = False,
+    eager: bool = False,
+) -> torch.Tensor:
     """(R, H, T, D) and as many key heads -> (R, H, T, D); `mask` is True where a query may look."""
     if not eager:
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=scaling)
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scaling
+        )
     if causal:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    scores = query @ key.transpose(2, 3) * (query.shape[-1]**-0.5 if scaling is None else scaling)
+        mask = torch.ones(
+            query.shape[2], key.shape[2], dtype=torch.bool, device=query.device
+        ).tril()
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
 
 
-def prefix_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PrefixLayout,
-                     scaling: float | None = None, *, eager: bool = False) -> torch.Tensor:
+def prefix_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: PrefixLayout,
+    scaling: float | None = None,
+    *,
+    eager: bool = False,
+) -> torch.Tensor:
     """query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D) under the visibility rules of `layout`."""
     blocks = layout.blocks
     heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
     (M, P), (B, C), groups = blocks.prompt_MP.shape, blocks.completion_BC.shape, heads // kv_heads
     # one gather for all three: forward and backward of a gather cost more than their bytes suggest
     qkv = torch.cat([query[0], key[0], value[0]]).transpose(0, 1)  # (T, H + 2 Hkv, D)
-    slots = qkv.index_select(0, torch.cat([blocks.prompt_MP.flatten(), blocks.completion_BC.flatten()]))
+    slots = qkv.index_select(
+        0, torch.cat([blocks.prompt_MP.flatten(), blocks.completion_BC.flatten()])
+    )
     prompts, completions = slots.split([M * P, B * C])
     sizes = [heads, kv_heads, kv_heads]
-    q_M, k_M, v_M = prompts.view(M, P, -1, width).transpose(1, 2).split(sizes, 1)  # (M, heads, P, D)
+    q_M, k_M, v_M = (
+        prompts.view(M, P, -1, width).transpose(1, 2).split(sizes, 1)
+    )  # (M, heads, P, D)
     q_B, k_B, v_B = completions.view(B, C, -1, width).transpose(1, 2).split(sizes, 1)
     # padding is on the right, so a causal mask already hides it from every real prompt token
-    out_M = _attend(q_M, k_M.repeat_interleave(groups, 1), v_M.repeat_interleave(groups, 1), None, scaling,
-                    causal=True, eager=eager)
+    out_M = _attend(
+        q_M,
+        k_M.repeat_interleave(groups, 1),
+        v_M.repeat_interleave(groups, 1),
+        None,
+        scaling,
+        causal=True,
+        eager=eager,
+    )
     k_BK = torch.cat([k_M.index_select(0, blocks.owner_B), k_B], 2)
     v_BK = torch.cat([v_M.index_select(0, blocks.owner_B), v_B], 2)
     # query heads that share a key head become more queries of it, so that keys and values need no copy per query head
-    out_B = _attend(q_B.reshape(B, kv_heads, groups * C, width), k_BK, v_BK, blocks.mask_BCK.repeat(1, 1, groups, 1), scaling,
-                    eager=eager).reshape(B, heads, C, width)
+    out_B = _attend(
+        q_B.reshape(B, kv_heads, groups * C, width),
+        k_BK,
+        v_BK,
+        blocks.mask_BCK.repeat(1, 1, groups, 1),
+        scaling,
+        eager=eager,
+    ).reshape(B, heads, C, width)
     out = torch.cat([o.transpose(1, 2).reshape(-1, heads, width) for o in (out_M, out_B)])
     return out.index_select(0, blocks.slot_T)[None]
 
 
-def _one_token_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-                         scaling: float | None) -> torch.Tensor:
+def _one_token_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
     """query (R, H, 1, D), key and value (R, Hkv, K, D) -> (R, 1, H, D); the cache is read as it is, never repeated."""
     rows, heads, _, width = query.shape
-    folded = query.reshape(rows, key.shape[1], -1, width)  # heads of a key head become queries: no causal mask
+    folded = query.reshape(
+        rows, key.shape[1], -1, width
+    )  # heads of a key head become queries: no causal mask
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, 1, heads, width)
 
 
-def _whole_mask(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                mask: torch.Tensor | None, scaling: float | None, **kwargs: Any) -> torch.Tensor:
+def _whole_mask(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    **kwargs: Any,
+) -> torch.Tensor:
     """sdpa with a 4-D mask, or none."""
     if query.shape[2] == 1 and (mask is None or mask.shape[1:3] == (1, 1)):
         return _one_token_attention(query, key, value, mask, scaling)
@@ -92,31 +152,60 @@ def _whole_mask(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
     return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)[0]
 
 
-def _sdpa_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                    attention_mask: torch.Tensor | None, prefix_layout: PrefixLayout | None = None,
-                    scaling: float | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+def _sdpa_interface(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    prefix_layout: PrefixLayout | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     if prefix_layout is not None:
         return prefix_attention(query, key, value, prefix_layout, scaling), None
     return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
 
 
-def _eager_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                     attention_mask: torch.Tensor | None, prefix_layout: PrefixLayout | None = None,
-                     scaling: float | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+def _eager_interface(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    prefix_layout: PrefixLayout | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     if prefix_layout is not None:
         return prefix_attention(query, key, value, prefix_layout, scaling, eager=True), None
     if query.shape[2] == 1:
         return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
     groups = query.shape[1] // key.shape[1]
-    out = _attend(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), attention_mask, scaling,
-                  causal=attention_mask is None, eager=True)
+    out = _attend(
+        query,
+        key.repeat_interleave(groups, 1),
+        value.repeat_interleave(groups, 1),
+        attention_mask,
+        scaling,
+        causal=attention_mask is None,
+        eager=True,
+    )
     return out.transpose(1, 2), None
 
 
-def _flash_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                     attention_mask: torch.Tensor | None, prefix_layout: PrefixLayout | None = None,
-                     scaling: float | None = None, cu_seq_lens_q: torch.Tensor | None = None, max_length_q: int = 0,
-                     **kwargs: Any) -> tuple[torch.Tensor, None]:
+def _flash_interface(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    prefix_layout: PrefixLayout | None = None,
+    scaling: float | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     if cu_seq_lens_q is not None:  # the vision tower is handed the language model's layout too
         return vision_flash(query, key, value, cu_seq_lens_q, int(max_length_q), scaling), None
     if prefix_layout is not None:
@@ -126,13 +215,27 @@ def _flash_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Te
     return padded_flash(query, key, value, attention_mask, scaling), None
 
 
-def _flex_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                    attention_mask: Any, prefix_layout: PrefixLayout | None = None, scaling: float | None = None,
-                    cu_seq_lens_q: torch.Tensor | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    if prefix_layout is None and cu_seq_lens_q is None and (attention_mask is None or isinstance(attention_mask, torch.Tensor)):
+def _flex_interface(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    prefix_layout: PrefixLayout | None = None,
+    scaling: float | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    if (
+        prefix_layout is None
+        and cu_seq_lens_q is None
+        and (attention_mask is None or isinstance(attention_mask, torch.Tensor))
+    ):
         return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
     kind = query.device.type
-    if torch.is_autocast_enabled(kind):  # which knows nothing of flex attention: rotary positions leave queries and keys in fp32
+    if torch.is_autocast_enabled(
+        kind
+    ):  # which knows nothing of flex attention: rotary positions leave queries and keys in fp32
         query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     if cu_seq_lens_q is not None:
         return vision_flex(query, key, value, cu_seq_lens_q, scaling), None
@@ -140,7 +243,9 @@ def _flex_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Ten
     return flex(query, key, value, mask, scaling), None
 
 
-def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+def _padding_mask(
+    *args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any
+) -> torch.Tensor | None:
     """The 2-D mask as it is."""
     return attention_mask
 
@@ -150,8 +255,12 @@ def register_attention() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    interfaces = {"sdpa": (_sdpa_interface, sdpa_mask), "eager": (_eager_interface, sdpa_mask),
-                  "flash_attention_2": (_flash_interface, _padding_mask), "flex": (_flex_interface, padded_block_mask)}
+    interfaces = {
+        "sdpa": (_sdpa_interface, sdpa_mask),
+        "eager": (_eager_interface, sdpa_mask),
+        "flash_attention_2": (_flash_interface, _padding_mask),
+        "flex": (_flex_interface, padded_block_mask),
+    }
     for attn, (interface, mask) in interfaces.items():
         for name in ATTENTIONS[attn]:
             if name.startswith("mmrl"):
@@ -168,5 +277,8 @@ def check_attention(attn: str, device: torch.device, autocast: torch.dtype | Non
 def set_attention(model: Any, attn: str) -> None:
     """Use `attn` in language model and vision tower of a Qwen-VL model (a transformers model for conditional generation)."""
     register_attention()
-    model.config._attn_implementation = {"": ATTENTIONS[attn][0], "text_config": ATTENTIONS[attn][0],
-                                         "vision_config": ATTENTIONS[attn][1]}
+    model.config._attn_implementation = {
+        "": ATTENTIONS[attn][0],
+        "text_config": ATTENTIONS[attn][0],
+        "vision_config": ATTENTIONS[attn][1],
+    }

@@ -7,6 +7,7 @@ there the same block mask, blocks and function, is written out as a (T, T) mask 
 
 Legend: R rows, H / Hkv query / key heads, T queries, K keys, D head width, S block size.
 """
+
 from __future__ import annotations
 
 import functools
@@ -36,7 +37,9 @@ def _counts(spans_4RT: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """(R, T, num_blocks): how many keys of each block a query sees; its two spans do not overlap."""
     low = torch.arange(num_blocks, device=spans_4RT.device, dtype=torch.int32) * _BLOCK
     begin, end = spans_4RT[0::2, :, :, None], spans_4RT[1::2, :, :, None]
-    return (end.clamp(max=low + _BLOCK) - begin.clamp(min=low)).clamp_(min=0).sum(0, dtype=torch.int32)
+    return (
+        (end.clamp(max=low + _BLOCK) - begin.clamp(min=low)).clamp_(min=0).sum(0, dtype=torch.int32)
+    )
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +52,9 @@ def span_block_mask(spans_4RT: torch.Tensor, num_keys: int) -> BlockMask:
     """The block mask of queries that see two spans of keys each (int32: first begin, first end, second begin, second end; ends are
     exclusive, an empty span has begin >= end)."""
     length = spans_4RT.shape[-1]
-    padded = torch.nn.functional.pad(spans_4RT, (0, -length % _BLOCK))  # no key: their blocks are never full
+    padded = torch.nn.functional.pad(
+        spans_4RT, (0, -length % _BLOCK)
+    )  # no key: their blocks are never full
     num_blocks = -(-num_keys // _BLOCK)
     seen, full = [], []
     for part in padded.split(_QUERIES, -1):
@@ -58,12 +63,24 @@ def span_block_mask(spans_4RT: torch.Tensor, num_keys: int) -> BlockMask:
         seen.append((counts > 0).any(2))
     whole = torch.cat(full, 1)
     partial = torch.cat(seen, 1) & ~whole
-    return BlockMask.from_kv_blocks(*_listed(partial), *_listed(whole), BLOCK_SIZE=_BLOCK, mask_mod=_visible(spans_4RT),
-                                    seq_lengths=(length, num_keys))
+    return BlockMask.from_kv_blocks(
+        *_listed(partial),
+        *_listed(whole),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=_visible(spans_4RT),
+        seq_lengths=(length, num_keys),
+    )
 
 
-def padded_block_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0,
-                      attention_mask: torch.Tensor | None = None, device: torch.device | str = "cpu", **_: Any) -> BlockMask:
+def padded_block_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    attention_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> BlockMask:
     """The causal block mask of a padded batch, whose rows are padded on the left or on the right; transformers calls it with the
     2-D mask (R, K), once per forward."""
     query = torch.arange(q_length, device=device, dtype=torch.int32)[None] + int(q_offset) + 1
@@ -86,10 +103,14 @@ def dense_mask(mask: BlockMask) -> torch.Tensor:
     def expanded(number: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         listed = torch.arange(indices.shape[-1], device=device) < number[..., None]
         blocks = torch.zeros_like(indices, dtype=torch.bool).scatter_(-1, indices.long(), listed)
-        return blocks.repeat_interleave(_BLOCK, -2).repeat_interleave(_BLOCK, -1)[..., :length, :keys]
+        return blocks.repeat_interleave(_BLOCK, -2).repeat_interleave(_BLOCK, -1)[
+            ..., :length, :keys
+        ]
 
     asked = create_mask(mask.mask_mod, rows, 1, length, keys, device)
-    return (expanded(mask.kv_num_blocks, mask.kv_indices) & asked) | expanded(mask.full_kv_num_blocks, mask.full_kv_indices)
+    return (expanded(mask.kv_num_blocks, mask.kv_indices) & asked) | expanded(
+        mask.full_kv_num_blocks, mask.full_kv_indices
+    )
 
 
 @functools.cache
@@ -97,18 +118,34 @@ def _compiled() -> Callable[..., torch.Tensor]:
     return torch.compile(flex_attention)
 
 
-def flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scaling: float | None) -> torch.Tensor:
+def flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: BlockMask,
+    scaling: float | None,
+) -> torch.Tensor:
     """query (R, H, T, D), key and value (R, Hkv, K, D) -> (R, T, H, D)."""
     if query.device.type == "cpu":
-        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=dense_mask(mask), scale=scaling,
-                                                               enable_gqa=True)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=dense_mask(mask), scale=scaling, enable_gqa=True
+        )
     else:  # the kernel for short queries wants 2^n query heads per key head, of which Qwen2.5-VL-7B has 7
-        out = _compiled()(query.contiguous(), key.contiguous(), value.contiguous(), block_mask=mask, scale=scaling, enable_gqa=True,
-                          kernel_options={"FORCE_USE_FLEX_ATTENTION": True})
+        out = _compiled()(
+            query.contiguous(),
+            key.contiguous(),
+            value.contiguous(),
+            block_mask=mask,
+            scale=scaling,
+            enable_gqa=True,
+            kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
+        )
     return out.transpose(1, 2)
 
 
-_PICTURES: list[tuple[torch.Tensor, BlockMask]] = []  # of the latest forward: the tower's layers use two (windows, whole pictures)
+_PICTURES: list[
+    tuple[torch.Tensor, BlockMask]
+] = []  # of the latest forward: the tower's layers use two (windows, whole pictures)
 
 
 def _picture_mask(starts: torch.Tensor, length: int) -> BlockMask:
@@ -125,7 +162,12 @@ def _picture_mask(starts: torch.Tensor, length: int) -> BlockMask:
     return mask
 
 
-def vision_flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor,
-                scaling: float | None) -> torch.Tensor:
+def vision_flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
     """query, key and value (1, H, T, D) of patches, `starts` their sequences' cumulative lengths -> (1, T, H, D)."""
     return flex(query, key, value, _picture_mask(starts, query.shape[2]), scaling)

@@ -4,6 +4,7 @@ A layout belongs to one micro-batch: whatever is built is shared by all layers, 
 
 Legend: M prompts, B completions, T packed tokens, P / C padded prompt / completion length, K keys of all completions.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -87,12 +88,16 @@ class PrefixLayout:
     def blocks(self) -> PaddedBlocks:
         """For sdpa and eager."""
         prompt_MP, prompt_valid = _padded_index(self.prompt_start_M, self.prompt_length_M)
-        completion_BC, completion_valid = _padded_index(self.completion_start_B, self.completion_length_B)
+        completion_BC, completion_valid = _padded_index(
+            self.completion_start_B, self.completion_length_B
+        )
         B, (P, C) = len(self.owner_B), (prompt_MP.shape[1], completion_BC.shape[1])
         own = torch.ones(C, C, dtype=torch.bool).tril().expand(B, 1, C, C)
         if not self.causal:  # padding stays where nobody but padding sees it
             own = completion_valid[:, None, None].expand(-1, 1, C, C) | own
-        mask_BCK = torch.cat([prompt_valid[self.owner_B][:, None, None].expand(-1, 1, C, P), own], -1)
+        mask_BCK = torch.cat(
+            [prompt_valid[self.owner_B][:, None, None].expand(-1, 1, C, P), own], -1
+        )
         rows = torch.cat([prompt_MP.flatten(), completion_BC.flatten()])
         slots = torch.cat([prompt_valid.flatten(), completion_valid.flatten()]).nonzero()[:, 0]
         found = (prompt_MP, completion_BC, self.owner_B, mask_BCK, _inverse(rows[slots], slots))
@@ -108,9 +113,18 @@ class PrefixLayout:
         key = _ranges(start.flatten(), length.flatten())
         order = torch.cat([prompt, query])
         a, b, c = self.prompt_length_M, self.completion_length_B, length.sum(1)
-        return VarlenIndex(self._moved(prompt), self._moved(query), self._moved(key), self._moved(_starts(a)),
-                           self._moved(_starts(b)), self._moved(_starts(c)), int(a.max()), int(b.max()), int(c.max()),
-                           self._moved(_inverse(order, torch.arange(len(order)))))
+        return VarlenIndex(
+            self._moved(prompt),
+            self._moved(query),
+            self._moved(key),
+            self._moved(_starts(a)),
+            self._moved(_starts(b)),
+            self._moved(_starts(c)),
+            int(a.max()),
+            int(b.max()),
+            int(c.max()),
+            self._moved(_inverse(order, torch.arange(len(order)))),
+        )
 
     @cached_property
     def spans_4T(self) -> torch.Tensor:
@@ -122,8 +136,15 @@ class PrefixLayout:
         own = _ranges(self.completion_start_B, self.completion_length_B)
         start_B = self.prompt_start_M[self.owner_B]
         end_B = self.completion_start_B + self.completion_length_B
-        columns = [start_B, start_B + self.prompt_length_M[self.owner_B], self.completion_start_B, end_B]
-        spans_4T[:, own] = torch.stack([x.repeat_interleave(self.completion_length_B) for x in columns]).int()
+        columns = [
+            start_B,
+            start_B + self.prompt_length_M[self.owner_B],
+            self.completion_start_B,
+            end_B,
+        ]
+        spans_4T[:, own] = torch.stack(
+            [x.repeat_interleave(self.completion_length_B) for x in columns]
+        ).int()
         if self.causal:
             spans_4T[3, own] = own.int() + 1
         return self._moved(spans_4T)

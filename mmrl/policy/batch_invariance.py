@@ -4,6 +4,7 @@ A rollout's log-probs would otherwise depend on which requests happened to be an
 served run would not equal the serial one bit for bit. Intel's MKL keeps to that where it is asked to (MKL_CBWR, see mmrl/__init__)
 and on Intel's processors only: on AMD's it takes other kernels for one row and for two or three than for four and more.
 """
+
 from __future__ import annotations
 
 import torch
@@ -31,7 +32,10 @@ def needs_batch_invariance() -> bool:
     drawn = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(128, 128, generator=drawn), torch.randn(_LEAST, 128, generator=drawn)
     whole = nn.functional.linear(rows, weight)
-    return any(not torch.equal(nn.functional.linear(rows[:n].clone(), weight), whole[:n]) for n in range(1, _LEAST))
+    return any(
+        not torch.equal(nn.functional.linear(rows[:n].clone(), weight), whole[:n])
+        for n in range(1, _LEAST)
+    )
 
 
 def make_batch_invariant(model: nn.Module, device: torch.device) -> None:

@@ -7,6 +7,7 @@ cache (mmrl.video.visuals), which refuses to give others than a reference was ma
 
 Legend: P prompt tokens.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -58,7 +59,9 @@ class Prompt:
     @property
     def nbytes(self) -> int:
         """Bytes held by all tensors."""
-        return sum(t.numel() * t.element_size() for t in (self.ids_P, self.kinds_P, self.positions_3P))
+        return sum(
+            t.numel() * t.element_size() for t in (self.ids_P, self.kinds_P, self.positions_3P)
+        )
 
     @property
     def images(self) -> tuple[ImageSize, ...]:
@@ -87,7 +90,9 @@ def fingerprint(ids_P: torch.Tensor, positions_3P: torch.Tensor, media: Sequence
     return digest.hexdigest()
 
 
-def picture_options(processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, dict[str, int]]:
+def picture_options(
+    processor: Any, min_pixels: int | None, max_pixels: int | None
+) -> dict[str, dict[str, int]]:
     """Options of an image processor: both bounds of the resized pictures' areas, or nothing for the processor's own.
 
     Raises ConfigError for bounds the wrong way round.
@@ -98,10 +103,14 @@ def picture_options(processor: Any, min_pixels: int | None, max_pixels: int | No
     low = own["shortest_edge"] if min_pixels is None else min_pixels
     high = own["longest_edge"] if max_pixels is None else max_pixels
     if low > high:
-        names = [f"{key} ({'the model' if value is None else 'configured'})"
-                 for key, value in (("data.min_pixels", min_pixels), ("data.max_pixels", max_pixels))]
-        raise ConfigError(f"expected data.min_pixels <= data.max_pixels, found {low} > {high}: {names[0]} against "
-                          f"{names[1]}; set both")
+        names = [
+            f"{key} ({'the model' if value is None else 'configured'})"
+            for key, value in (("data.min_pixels", min_pixels), ("data.max_pixels", max_pixels))
+        ]
+        raise ConfigError(
+            f"expected data.min_pixels <= data.max_pixels, found {low} > {high}: {names[0]} against "
+            f"{names[1]}; set both"
+        )
     return {"size": {"shortest_edge": low, "longest_edge": high}}
 
 
@@ -112,8 +121,18 @@ class Encoder:
     a prompt is never truncated, least of all through a media block. `visuals` is a mmrl.video.visuals.VisualCache.
     """
 
-    def __init__(self, processor: Any, rope_index: Any, template: Template, visuals: Any, *, max_prompt_tokens: int = 16384,
-                 max_pixels: int | None = None, min_pixels: int | None = None, cache_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        rope_index: Any,
+        template: Template,
+        visuals: Any,
+        *,
+        max_prompt_tokens: int = 16384,
+        max_pixels: int | None = None,
+        min_pixels: int | None = None,
+        cache_bytes: int = 1 << 30,
+    ) -> None:
         self.processor, self.template, self.visuals = processor, template, visuals
         self.max_prompt_tokens, self._rope_index = max_prompt_tokens, rope_index
         self._rope_inputs = inspect.signature(rope_index).parameters
@@ -127,8 +146,16 @@ class Encoder:
         """Encode (or recall) the prompt of `sample`."""
         # Ids are unique within one data set only, and two tasks may ask the same sample differently; the entry keeps its
         # task alive, so that no other object can get the same id().
-        key = (id(task), sample.source, sample.id, sample.question, sample.images, sample.videos,
-               repr(sample.params.get("video")), orientation_of(sample))
+        key = (
+            id(task),
+            sample.source,
+            sample.id,
+            sample.question,
+            sample.images,
+            sample.videos,
+            repr(sample.params.get("video")),
+            orientation_of(sample),
+        )
         if key in self._cache:
             self.hits += 1
             self._cache.move_to_end(key)
@@ -144,24 +171,49 @@ class Encoder:
 
     def text(self, sample: Sample, task: Task) -> str:
         """The prompt as text, media still as one placeholder each."""
-        return self.processor.apply_chat_template(task.messages(sample, self.template), add_generation_prompt=True,
-                                                  tokenize=False)
+        return self.processor.apply_chat_template(
+            task.messages(sample, self.template), add_generation_prompt=True, tokenize=False
+        )
 
     def without_media(self, sample: Sample, task: Task) -> Prompt:
         """The question alone: the same messages without their pictures and clips."""
-        messages = [{**m, "content": m["content"] if isinstance(m["content"], str) else
-                     [item for item in m["content"] if item["type"] not in ("image", "video")]}
-                    for m in task.messages(sample, self.template)]
-        return self._tokens(sample, self._chat(replace(sample, images=(), videos=()), task, messages), ())
+        messages = [
+            {
+                **m,
+                "content": m["content"]
+                if isinstance(m["content"], str)
+                else [item for item in m["content"] if item["type"] not in ("image", "video")],
+            }
+            for m in task.messages(sample, self.template)
+        ]
+        return self._tokens(
+            sample, self._chat(replace(sample, images=(), videos=()), task, messages), ()
+        )
 
-    def prompt_of(self, messages: list[dict[str, Any]], visuals: Sequence[Any], name: str = "prompt") -> Prompt:
+    def prompt_of(
+        self, messages: list[dict[str, Any]], visuals: Sequence[Any], name: str = "prompt"
+    ) -> Prompt:
         """The prompt of chat messages whose media items are `visuals`, in their order. Raises DataError (`name` in its text)."""
         kinds = [v.kind for v in visuals]
-        sample = Sample(name, "", "", "", None, images=("",) * kinds.count("image"), videos=("",) * kinds.count("video"))
+        sample = Sample(
+            name,
+            "",
+            "",
+            "",
+            None,
+            images=("",) * kinds.count("image"),
+            videos=("",) * kinds.count("video"),
+        )
         return self._tokens(sample, self._checked_text(sample, "messages", messages), visuals)
 
-    def extended(self, prompt: Prompt, written: Sequence[int], messages: list[dict[str, Any]], visuals: Sequence[Any] = (),
-                 name: str = "prompt") -> Prompt:
+    def extended(
+        self,
+        prompt: Prompt,
+        written: Sequence[int],
+        messages: list[dict[str, Any]],
+        visuals: Sequence[Any] = (),
+        name: str = "prompt",
+    ) -> Prompt:
         """The next turn's prompt: `prompt`, the tokens `written` after it, and the chat `messages` that answer them, whose media
         items are `visuals` in their order.
 
@@ -171,22 +223,43 @@ class Encoder:
         Raises DataError (`name` in its text), and ConfigError for a template that cannot show an answer in the middle of a chat.
         """
         kinds = [v.kind for v in visuals]
-        sample = Sample(name, "", "", "", None, images=("",) * kinds.count("image"), videos=("",) * kinds.count("video"))
+        sample = Sample(
+            name,
+            "",
+            "",
+            "",
+            None,
+            images=("",) * kinds.count("image"),
+            videos=("",) * kinds.count("video"),
+        )
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         text = self._checked_text(sample, "messages", [*before, *messages])
         if _ANSWER not in text:
-            raise ConfigError("expected a chat template that shows the assistant's answers in the middle of a chat, found one that "
-                              "drops them; conversations of several turns need another")
-        shown = self._tokens(sample, text[text.index(_ANSWER) + len(_ANSWER):], visuals)
+            raise ConfigError(
+                "expected a chat template that shows the assistant's answers in the middle of a chat, found one that "
+                "drops them; conversations of several turns need another"
+            )
+        shown = self._tokens(sample, text[text.index(_ANSWER) + len(_ANSWER) :], visuals)
         ended = int(shown.ids_P[0] == written[-1])  # the policy wrote the end of its message itself
         start = prompt.next_position + len(written)
-        pieces = [prompt.positions_3P, (prompt.next_position + torch.arange(len(written))).expand(3, -1),
-                  shown.positions_3P[:, ended:] + (start - ended)]
+        pieces = [
+            prompt.positions_3P,
+            (prompt.next_position + torch.arange(len(written))).expand(3, -1),
+            shown.positions_3P[:, ended:] + (start - ended),
+        ]
         ids_P = torch.cat([prompt.ids_P, torch.tensor(list(written)), shown.ids_P[ended:]])
-        kinds_P = torch.cat([prompt.kinds_P, torch.zeros(len(written), dtype=torch.long), shown.kinds_P[ended:]])
+        kinds_P = torch.cat(
+            [prompt.kinds_P, torch.zeros(len(written), dtype=torch.long), shown.kinds_P[ended:]]
+        )
         self._check_length(sample, kinds_P)
         positions_3P = torch.cat(pieces, 1)
-        return Prompt(ids_P, kinds_P, positions_3P, int(positions_3P.max()) + 1, (*prompt.visuals, *shown.visuals))
+        return Prompt(
+            ids_P,
+            kinds_P,
+            positions_3P,
+            int(positions_3P.max()) + 1,
+            (*prompt.visuals, *shown.visuals),
+        )
 
     def references(self, sample: Sample) -> tuple[Any, ...]:
         """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
@@ -199,24 +272,42 @@ class Encoder:
     def _visual(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> Any:
         if self.ahead is not None:
             self.ahead.wait(kind, path, overrides)
-        return self.visuals.image(path, overrides) if kind == "image" else self.visuals.video(path, overrides)
+        return (
+            self.visuals.image(path, overrides)
+            if kind == "image"
+            else self.visuals.video(path, overrides)
+        )
 
     def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
         return self._checked_text(sample, f"{type(task).__name__}.messages", messages)
 
     def _checked_text(self, sample: Sample, origin: str, messages: list[dict[str, Any]]) -> str:
         expected = {"image": len(sample.images), "video": len(sample.videos)}
-        items = [item["type"] for m in messages if not isinstance(m["content"], str) for item in m["content"]]
+        items = [
+            item["type"]
+            for m in messages
+            if not isinstance(m["content"], str)
+            for item in m["content"]
+        ]
         for kind, count in expected.items():
             if items.count(kind) != count:
                 words = {"image": "picture", "video": "video"}[kind]
-                raise DataError(f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
-                                f"{count} {words}s; mend {origin} or the row's {kind}s")
-        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        for token, count in ((self.processor.image_token, expected["image"]), (self.processor.video_token, expected["video"])):
+                raise DataError(
+                    f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
+                    f"{count} {words}s; mend {origin} or the row's {kind}s"
+                )
+        text = self.processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        for token, count in (
+            (self.processor.image_token, expected["image"]),
+            (self.processor.video_token, expected["video"]),
+        ):
             if text.count(token) != count:
-                raise DataError(f"sample {sample.id}: expected {count} times {token} in the prompt, found "
-                                f"{text.count(token)}; the question must not contain it: remove it from the row")
+                raise DataError(
+                    f"sample {sample.id}: expected {count} times {token} in the prompt, found "
+                    f"{text.count(token)}; the question must not contain it: remove it from the row"
+                )
         return text
 
     def _encode(self, sample: Sample, task: Task) -> Prompt:
@@ -246,7 +337,10 @@ class Encoder:
         text, visuals = self._expand(text, visuals)
         ids_1P = self.processor.tokenizer([text], return_tensors="pt")["input_ids"]
         kinds_1P = torch.zeros_like(ids_1P)
-        for number, ids in ((1, self.processor.image_token_ids), (2, self.processor.video_token_ids)):
+        for number, ids in (
+            (1, self.processor.image_token_ids),
+            (2, self.processor.video_token_ids),
+        ):
             kinds_1P[torch.isin(ids_1P, torch.tensor([i for i in ids if i is not None]))] = number
         self._check_length(sample, kinds_1P[0])
         rope: dict[str, torch.Tensor] = {}
@@ -255,17 +349,25 @@ class Encoder:
                 rope[f"{kind}_grid_thw"] = torch.tensor(grids)
         if "second_per_grid_ts" in self._rope_inputs and "video_grid_thw" in rope:
             frames = self.processor.video_processor.temporal_patch_size
-            rope["second_per_grid_ts"] = torch.tensor([frames / v.sample_fps for v in visuals if v.kind == "video"])
+            rope["second_per_grid_ts"] = torch.tensor(
+                [frames / v.sample_fps for v in visuals if v.kind == "video"]
+            )
         mask_1P = torch.ones_like(ids_1P)
-        positions, _ = self._rope_index(input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope)
+        positions, _ = self._rope_index(
+            input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope
+        )
         positions_3P = positions[-3:, 0]
-        return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, tuple(visuals))
+        return Prompt(
+            ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, tuple(visuals)
+        )
 
     def _check_length(self, sample: Sample, kinds_P: torch.Tensor) -> None:
         if len(kinds_P) > self.max_prompt_tokens:
-            raise DataError(f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
-                            f"{len(kinds_P)} ({int((kinds_P > 0).sum())} of them media); lower data.max_pixels (videos: "
-                            "data.video) or raise model.max_prompt_tokens")
+            raise DataError(
+                f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
+                f"{len(kinds_P)} ({int((kinds_P > 0).sum())} of them media); lower data.max_pixels (videos: "
+                "data.video) or raise model.max_prompt_tokens"
+            )
 
     def _check_budget(self, sample: Sample, sizes: Sequence[ImageSize]) -> None:
         """A processor that ignores its budget, or a strip that whole patches cannot fit into it, must not pass unseen.
@@ -278,11 +380,17 @@ class Encoder:
             (width, height), (orig_width, orig_height) = image.resized_wh, image.orig_wh
             found = f"found {width} x {height} = {width * height} for a picture of {orig_width} x {orig_height}"
             if (high := self._max_pixels) is not None:
-                shrunk = (orig_width - cell / 2) * (orig_height - cell / 2) > high  # even after rounding its sides down
+                shrunk = (orig_width - cell / 2) * (
+                    orig_height - cell / 2
+                ) > high  # even after rounding its sides down
                 slack = 0 if shrunk else cell
                 if (width - slack) * (height - slack) > high:
-                    raise DataError(f"sample {sample.id}: expected at most data.max_pixels = {high} pixels after resizing "
-                                    f"to whole patches, {found}; raise data.max_pixels or remove the row")
+                    raise DataError(
+                        f"sample {sample.id}: expected at most data.max_pixels = {high} pixels after resizing "
+                        f"to whole patches, {found}; raise data.max_pixels or remove the row"
+                    )
             if (low := self._min_pixels) is not None and (width + cell) * (height + cell) < low:
-                raise DataError(f"sample {sample.id}: expected at least data.min_pixels = {low} pixels after resizing to "
-                                f"whole patches, {found}; lower data.min_pixels or remove the row")
+                raise DataError(
+                    f"sample {sample.id}: expected at least data.min_pixels = {low} pixels after resizing to "
+                    f"whole patches, {found}; lower data.min_pixels or remove the row"
+                )

@@ -1,4 +1,5 @@
 """Load Qwen2-VL, Qwen2.5-VL and Qwen3-VL through transformers: parts to freeze, LoRA, precision, attention."""
+
 from __future__ import annotations
 
 import importlib
@@ -23,9 +24,21 @@ from mmrl.task import Template
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
-__all__ = ["TEMPLATES", "add_adapter", "add_value_head", "assemble_policy", "build_encoder", "build_visuals",
-           "device_and_precision", "freeze_parts", "load_policy", "name_accelerator", "storage_types", "store_frozen",
-           "template_for"]
+__all__ = [
+    "TEMPLATES",
+    "add_adapter",
+    "add_value_head",
+    "assemble_policy",
+    "build_encoder",
+    "build_visuals",
+    "device_and_precision",
+    "freeze_parts",
+    "load_policy",
+    "name_accelerator",
+    "storage_types",
+    "store_frozen",
+    "template_for",
+]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -40,10 +53,14 @@ def template_for(model_type: str, config: ModelConfig) -> Template:
     """The template named in the config, or the family's own; frame, system text and answer format may be overridden."""
     name = config.template or model_type
     if name not in TEMPLATES:
-        raise ConfigError(f"expected model.template to be one of {', '.join(TEMPLATES)}, found '{name}'."
-                          f"{did_you_mean(name, TEMPLATES)}")
+        raise ConfigError(
+            f"expected model.template to be one of {', '.join(TEMPLATES)}, found '{name}'."
+            f"{did_you_mean(name, TEMPLATES)}"
+        )
     base = TEMPLATES[name]
-    return Template(name, config.frame or base.frame, base.system if config.system is None else config.system)
+    return Template(
+        name, config.frame or base.frame, base.system if config.system is None else config.system
+    )
 
 
 def _part_of(name: str) -> str:
@@ -59,15 +76,19 @@ def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
     """
     for part in parts:
         if part not in _PARTS:
-            raise ConfigError(f"expected model.freeze entries of {', '.join(_PARTS)}, found '{part}'."
-                              f"{did_you_mean(part, _PARTS)}")
+            raise ConfigError(
+                f"expected model.freeze entries of {', '.join(_PARTS)}, found '{part}'."
+                f"{did_you_mean(part, _PARTS)}"
+            )
     trainable = dict.fromkeys(_PARTS, 0)
     for name, parameter in model.named_parameters():
         part = _part_of(name)
         parameter.requires_grad_(part not in parts)
         trainable[part] += parameter.numel() if part not in parts else 0
     if not any(trainable.values()):
-        raise ConfigError("expected something to train, found every part in model.freeze; remove one of them")
+        raise ConfigError(
+            "expected something to train, found every part in model.freeze; remove one of them"
+        )
     return trainable
 
 
@@ -80,7 +101,12 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
     as it is, so that a reference or an evaluated model equals the policy it is a copy of.
     """
     kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
-    shared = {id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in module.parameters()}
+    shared = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+        for p in module.parameters()
+    }
     shared |= {id(p) for p in model.lm_head.parameters()}
     stored = 0
     for module in model.modules():
@@ -91,7 +117,9 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
     return stored
 
 
-def add_adapter(model: Any, config: ModelConfig, weights: Path | None, new_tokens: Sequence[int]) -> Any:
+def add_adapter(
+    model: Any, config: ModelConfig, weights: Path | None, new_tokens: Sequence[int]
+) -> Any:
     """The model with an adapter; rows of new tokens, in the embedding and the output layer (one table where they are tied), are
     trained whole: no adapter reaches them."""
     try:
@@ -101,20 +129,37 @@ def add_adapter(model: Any, config: ModelConfig, weights: Path | None, new_token
     assert config.lora is not None
     frozen = [p for p in ("language", "vision") if p in config.freeze]
     scope = {"language": r".*language_model.*", "vision": r".*visual.*"}
-    keep = [scope[p] for p in ("language", "vision") if p not in frozen and (p == "language" or config.lora.vision)]
+    keep = [
+        scope[p]
+        for p in ("language", "vision")
+        if p not in frozen and (p == "language" or config.lora.vision)
+    ]
     if not keep:
-        raise ConfigError("model.lora adapts the language model (and the vision tower with lora.vision: true); "
-                          f"found model.freeze = {config.freeze}")
+        raise ConfigError(
+            "model.lora adapts the language model (and the vision tower with lora.vision: true); "
+            f"found model.freeze = {config.freeze}"
+        )
     names = "|".join(config.lora.target_modules)
     pattern = f"({'|'.join(keep)})\\.({names})"
     rows = {"embed_tokens": list(new_tokens), "lm_head": list(new_tokens)} if new_tokens else None
     with torch.random.fork_rng():
         torch.manual_seed(config.lora.seed)
-        adapted = get_peft_model(model, LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, bias="none",
-                                                   lora_dropout=config.lora.dropout, target_modules=pattern,
-                                                   task_type="CAUSAL_LM", trainable_token_indices=rows))
+        adapted = get_peft_model(
+            model,
+            LoraConfig(
+                r=config.lora.r,
+                lora_alpha=config.lora.alpha,
+                bias="none",
+                lora_dropout=config.lora.dropout,
+                target_modules=pattern,
+                task_type="CAUSAL_LM",
+                trainable_token_indices=rows,
+            ),
+        )
     if weights is not None:
-        set_peft_model_state_dict(adapted, load_peft_weights(str(weights / "adapter"), device=str(model.device)))
+        set_peft_model_state_dict(
+            adapted, load_peft_weights(str(weights / "adapter"), device=str(model.device))
+        )
     return adapted
 
 
@@ -133,16 +178,21 @@ def name_accelerator() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def device_and_precision(config: ModelConfig, device: torch.device | None) -> tuple[torch.device, torch.dtype,
-                                                                                    torch.dtype | None]:
+def device_and_precision(
+    config: ModelConfig, device: torch.device | None
+) -> tuple[torch.device, torch.dtype, torch.dtype | None]:
     """(device, type weights are loaded in, autocast's type or None). Raises ConfigError for bf16 on a GPU without it."""
-    device = device or torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device or torch.device(
+        config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    )
     name_accelerator()
     # torch counts GPUs that only emulate bf16 in software as supporting it unless told otherwise
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     choice = config.dtype if config.dtype != "auto" else ("bf16" if bf16 else "fp32")
     if choice == "bf16" and device.type == "cuda" and not bf16:
-        raise ConfigError("model.dtype bf16 needs a GPU with bf16 (compute capability 8.0 or later); set it to fp32")
+        raise ConfigError(
+            "model.dtype bf16 needs a GPU with bf16 (compute capability 8.0 or later); set it to fp32"
+        )
     if choice == "fp32":
         return device, torch.float32, None
     return device, *storage_types(config)
@@ -151,8 +201,9 @@ def device_and_precision(config: ModelConfig, device: torch.device | None) -> tu
 def _load_model(path: str, config: ModelConfig, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForImageTextToText
 
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False,
-                                                        use_safetensors=True)
+    model = AutoModelForImageTextToText.from_pretrained(
+        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+    )
     set_attention(model, config.attn)
     return model
 
@@ -163,36 +214,69 @@ def _model_type(path: str) -> str:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
     except (OSError, ValueError) as error:
-        raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{path}': "
-                          f"{error}") from error
+        raise ConfigError(
+            f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{path}': "
+            f"{error}"
+        ) from error
 
 
 def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
     """The visual cache (mmrl.video.visuals.VisualCache, which takes `options`) of a run, in memory and in data.cache.dir."""
-    visuals, sampling, store = (importlib.import_module(f"mmrl.video.{name}") for name in ("visuals", "sampling", "store"))
+    visuals, sampling, store = (
+        importlib.import_module(f"mmrl.video.{name}") for name in ("visuals", "sampling", "store")
+    )
     video, cache = data.video.model_dump(), data.cache
-    bounds = {name: video.pop(name) for name in ("min_pixels", "max_pixels", "total_pixels", "decoder")}
+    bounds = {
+        name: video.pop(name) for name in ("min_pixels", "max_pixels", "total_pixels", "decoder")
+    }
     settings = visuals.VideoSettings(sampling=sampling.FrameSampling(**video), **bounds)
     limit = None if cache.limit_gib is None else int(cache.limit_gib * 2**30)
     return visuals.VisualCache(
-        processor, image_options=picture_options(processor, data.min_pixels, data.max_pixels), settings=settings,
-        store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify) if cache.dir else None,
-        memory_bytes=int(data.prompt_cache_gib * 2**30), keep_features=cache.features, **options)
+        processor,
+        image_options=picture_options(processor, data.min_pixels, data.max_pixels),
+        settings=settings,
+        store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify)
+        if cache.dir
+        else None,
+        memory_bytes=int(data.prompt_cache_gib * 2**30),
+        keep_features=cache.features,
+        **options,
+    )
 
 
-def build_encoder(processor: Any, rope_index: Any, template: Template, data: DataConfig | None = None,
-                  max_prompt_tokens: int = 16384) -> Encoder:
+def build_encoder(
+    processor: Any,
+    rope_index: Any,
+    template: Template,
+    data: DataConfig | None = None,
+    max_prompt_tokens: int = 16384,
+) -> Encoder:
     """The encoder of a run, with its visual cache."""
     from mmrl.config import DataConfig
 
     data = data or DataConfig()
-    return Encoder(processor, rope_index, template, build_visuals(processor, data), max_prompt_tokens=max_prompt_tokens,
-                   max_pixels=data.max_pixels, min_pixels=data.min_pixels, cache_bytes=int(data.prompt_cache_gib * 2**30))
+    return Encoder(
+        processor,
+        rope_index,
+        template,
+        build_visuals(processor, data),
+        max_prompt_tokens=max_prompt_tokens,
+        max_pixels=data.max_pixels,
+        min_pixels=data.min_pixels,
+        cache_bytes=int(data.prompt_cache_gib * 2**30),
+    )
 
 
-def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
-                trainable: bool = True, device: torch.device | None = None, weights: Path | None = None,
-                prepare: Callable[[Any, Any], Sequence[int]] | None = None) -> Policy:
+def load_policy(
+    config: ModelConfig,
+    data: DataConfig | None = None,
+    *,
+    needs_reference: bool = False,
+    trainable: bool = True,
+    device: torch.device | None = None,
+    weights: Path | None = None,
+    prepare: Callable[[Any, Any], Sequence[int]] | None = None,
+) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
@@ -202,12 +286,16 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
     """
     from transformers import AutoProcessor
 
-    check_loadable(config.path)  # `weights` are those of a checkpoint that was compared when it was chosen
+    check_loadable(
+        config.path
+    )  # `weights` are those of a checkpoint that was compared when it was chosen
     template = template_for(_model_type(config.path), config)
     device, dtype, autocast = device_and_precision(config, device)
     check_attention(config.attn, device, autocast)
     lora = config.lora is not None and trainable
-    model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype)
+    model = _load_model(
+        str(weights) if weights is not None and not lora else config.path, config, dtype
+    )
     processor = AutoProcessor.from_pretrained(config.path, trust_remote_code=False)
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
@@ -219,18 +307,42 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
         reference = _load_model(config.path, config, dtype).requires_grad_(False).eval()
         if prepare is not None:
             prepare(reference, processor)
-    return assemble_policy(model, processor, template, config, data, device=device, autocast=autocast, reference=reference,
-                           trainable=trainable, weights=weights, new_tokens=new_tokens)
+    return assemble_policy(
+        model,
+        processor,
+        template,
+        config,
+        data,
+        device=device,
+        autocast=autocast,
+        reference=reference,
+        trainable=trainable,
+        weights=weights,
+        new_tokens=new_tokens,
+    )
 
 
-def assemble_policy(model: Any, processor: Any, template: Template, config: ModelConfig, data: DataConfig | None = None, *,
-                    device: torch.device, autocast: torch.dtype | None, reference: Any | None = None, trainable: bool = True,
-                    weights: Path | None = None, new_tokens: Sequence[int] = ()) -> Policy:
+def assemble_policy(
+    model: Any,
+    processor: Any,
+    template: Template,
+    config: ModelConfig,
+    data: DataConfig | None = None,
+    *,
+    device: torch.device,
+    autocast: torch.dtype | None,
+    reference: Any | None = None,
+    trainable: bool = True,
+    weights: Path | None = None,
+    new_tokens: Sequence[int] = (),
+) -> Policy:
     """A Policy of a model with its parts frozen already: storage types, device, adapter (continued from `weights`), gradient
     checkpointing, encoder."""
     lora = config.lora is not None and trainable
     for one in (model, reference):
-        if one is not None and autocast is not None and not lora:  # a LoRA run's base is loaded in bf16 altogether
+        if (
+            one is not None and autocast is not None and not lora
+        ):  # a LoRA run's base is loaded in bf16 altogether
             store_frozen(one, autocast)
     model, reference = model.to(device), reference.to(device) if reference is not None else None
     model = add_adapter(model, config, weights, new_tokens) if lora else model
@@ -238,7 +350,11 @@ def assemble_policy(model: Any, processor: Any, template: Template, config: Mode
         if one is not None:
             make_batch_invariant(one, device)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
+    if (
+        config.gradient_checkpointing
+        if config.gradient_checkpointing is not None
+        else device.type == "cuda"
+    ):
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if getattr(base, "_require_grads_hook", None) is not None:
             # transformers makes the embeddings' outputs require gradients, which only reentrant checkpointing needs; the
@@ -246,15 +362,23 @@ def assemble_policy(model: Any, processor: Any, template: Template, config: Mode
             base.disable_input_require_grads()
     model.eval()
     check_loaded(model.named_parameters(), weights or config.path)
-    encoder = build_encoder(processor, base.model.get_rope_index, template, data, config.max_prompt_tokens)
-    return Policy(model, processor, template, encoder, device=device, autocast=autocast, reference=reference)
+    encoder = build_encoder(
+        processor, base.model.get_rope_index, template, data, config.max_prompt_tokens
+    )
+    return Policy(
+        model, processor, template, encoder, device=device, autocast=autocast, reference=reference
+    )
 
 
-def add_value_head(policy: Policy, *, hidden: int, tokens: bool, seed: int, folders: Sequence[str | Path] = ()) -> None:
+def add_value_head(
+    policy: Policy, *, hidden: int, tokens: bool, seed: int, folders: Sequence[str | Path] = ()
+) -> None:
     """Give `policy` a critic with so many units in its hidden layer: a value of each of the `tokens`, else of each turn. It goes on
     with the head of the first of the saved policies in `folders` that has one. Raises CheckpointError for a head of another shape,
     or with weights that are not finite."""
-    head = ValueHead(policy.base.config.get_text_config().hidden_size, hidden, 1, seed).to(policy.device)
+    head = ValueHead(policy.base.config.get_text_config().hidden_size, hidden, 1, seed).to(
+        policy.device
+    )
     make_batch_invariant(head, policy.device)
     found = next((folder for folder in folders if head.load(Path(folder) / CRITIC_FOLDER)), None)
     policy.value_head, policy.values_tokens = head, tokens

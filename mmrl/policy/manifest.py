@@ -11,6 +11,7 @@ write cut short) but for one in 2^128. It does not stop somebody who may write t
 The manifest is one line of canonical JSON that ends with a digest of itself. It names the folder and its step, so that neither a
 file nor a whole trainer/ folder of another step passes. Files that were added are refused where something would load them.
 """
+
 from __future__ import annotations
 
 import json
@@ -32,16 +33,41 @@ FORMAT = 1
 _CHUNK = 8 << 20
 _STEP = re.compile(r"step_(\d{6,})")
 # what transformers, peft and mmrl look for by name: one that was added would be loaded beside or instead of what was saved
-_LOADED = {".safetensors", ".bin", ".pt", ".pth", ".json", ".jsonl", ".yaml", ".py", ".jinja", ".model", ".txt"}
-_OWN_FOLDERS = ("", "adapter", "trainer", "additional_chat_templates")  # results of `mmrl eval` may lie in others
-_verified: set[tuple[str, str]] = set()  # (folder, digest of its manifest) found whole by this process: checked once
+_LOADED = {
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".json",
+    ".jsonl",
+    ".yaml",
+    ".py",
+    ".jinja",
+    ".model",
+    ".txt",
+}
+_OWN_FOLDERS = (
+    "",
+    "adapter",
+    "trainer",
+    "additional_chat_templates",
+)  # results of `mmrl eval` may lie in others
+_verified: set[tuple[str, str]] = (
+    set()
+)  # (folder, digest of its manifest) found whole by this process: checked once
 
 
 def write_manifest(folder: Path, step: int) -> None:
     """Write the manifest of all files in `folder`, which will be renamed to that of `step`. Raises OSError."""
     sizes = {name: os.path.getsize(folder / name) for name in _files(folder) if name != MANIFEST}
     files = {name: [size, _digest(folder / name, size)] for name, size in sizes.items()}
-    content = {"format": FORMAT, "algorithm": "xxh3_128", "name": f"step_{step:06d}", "step": step, "files": files}
+    content = {
+        "format": FORMAT,
+        "algorithm": "xxh3_128",
+        "name": f"step_{step:06d}",
+        "step": step,
+        "files": files,
+    }
     (folder / MANIFEST).write_text(_sealed(content), encoding="ascii")
 
 
@@ -50,7 +76,9 @@ def has_manifest(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or _promised(folder)
 
 
-def problems(folder: Path, *, step: int | None = None, share: tuple[int, int] = (0, 1)) -> list[str]:
+def problems(
+    folder: Path, *, step: int | None = None, share: tuple[int, int] = (0, 1)
+) -> list[str]:
     """What is wrong with the checkpoint in `folder`, one line per fault; [] for a whole one.
 
     `step`: the one it must be of; None where the folder may have been copied to any other name. `share` (number, count): look at
@@ -65,17 +93,37 @@ def problems(folder: Path, *, step: int | None = None, share: tuple[int, int] = 
         return [f"{MANIFEST}: {error}"]
     try:
         return _compared(folder, content["name"], content["files"], step, share)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # sealed, but not by this module
-        return [f"{MANIFEST}: expected names, sizes and digests, found {type(error).__name__}: {error}"]
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # sealed, but not by this module
+        return [
+            f"{MANIFEST}: expected names, sizes and digests, found {type(error).__name__}: {error}"
+        ]
 
 
-def _compared(folder: Path, name: str, files: dict[str, Any], step: int | None, share: tuple[int, int]) -> list[str]:
-    wanted = f"step_{step:06d}" if step is not None else folder.name if _STEP.fullmatch(folder.name) else name
-    found = [] if name == wanted else [f"{MANIFEST}: expected that of {wanted}, found that of {name}"]
+def _compared(
+    folder: Path, name: str, files: dict[str, Any], step: int | None, share: tuple[int, int]
+) -> list[str]:
+    wanted = (
+        f"step_{step:06d}"
+        if step is not None
+        else folder.name
+        if _STEP.fullmatch(folder.name)
+        else name
+    )
+    found = (
+        [] if name == wanted else [f"{MANIFEST}: expected that of {wanted}, found that of {name}"]
+    )
     number, count = share
     if number == 0:
-        found += [f"{other}: expected no such file, found one that was added" for other in _files(folder)
-                  if other not in files and other != MANIFEST and _would_load(other)]
+        found += [
+            f"{other}: expected no such file, found one that was added"
+            for other in _files(folder)
+            if other not in files and other != MANIFEST and _would_load(other)
+        ]
     for file in sorted(files, key=lambda n: (-files[n][0], n))[number::count]:
         found += _fault(folder / file, file, *files[file])
     return found
@@ -92,7 +140,9 @@ def check_loadable(path: str | os.PathLike[str], say: Any = None) -> None:
         return
     if not has_manifest(folder):
         if say is not None:
-            say(f"note: {folder} was saved by an older version of mmrl, without {MANIFEST}: damage to its files cannot be noticed")
+            say(
+                f"note: {folder} was saved by an older version of mmrl, without {MANIFEST}: damage to its files cannot be noticed"
+            )
         return
     folder = folder.resolve()  # `best` is a link
     try:
@@ -102,11 +152,14 @@ def check_loadable(path: str | os.PathLike[str], say: Any = None) -> None:
     if mark in _verified:
         return
     if faults := problems(folder):
-        others = sorted(p.name for p in folder.parent.glob("step_*") if p != folder and _STEP.fullmatch(p.name))
+        others = sorted(
+            p.name for p in folder.parent.glob("step_*") if p != folder and _STEP.fullmatch(p.name)
+        )
         raise CheckpointError(
             f"expected the checkpoint {folder} as it was saved, found {len(faults)} fault{'s' * (len(faults) > 1)}: "
             f"{'; '.join(faults[:3])}; take another one ({', '.join(others) or 'there is none beside it'}), or copy it again from "
-            f"where it came from. If it was changed on purpose, remove {MANIFEST} and state.json beside it")
+            f"where it came from. If it was changed on purpose, remove {MANIFEST} and state.json beside it"
+        )
     _verified.add(mark)
 
 
@@ -119,19 +172,27 @@ def _fault(path: Path, name: str, size: int, digest: str) -> list[str]:
             return [f"{name}: expected a file, found something else"]
         if facts.st_size != size:
             return [f"{name}: expected {size:,} bytes, found {facts.st_size:,}"]
-        return [] if _digest(path, size) == digest else [f"{name}: its bytes are not those that were saved"]
+        return (
+            []
+            if _digest(path, size) == digest
+            else [f"{name}: its bytes are not those that were saved"]
+        )
     except OSError as error:
         return [f"{name}: cannot be read ({error.strerror or error})"]
 
 
 def _files(folder: Path) -> Iterator[str]:
     """All files below `folder`, as relative names with '/', in order."""
-    return iter(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()))
+    return iter(
+        sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
+    )
 
 
 def _would_load(name: str) -> bool:
     parent, _, leaf = name.rpartition("/")
-    return parent in _OWN_FOLDERS and not leaf.startswith(".") and os.path.splitext(leaf)[1] in _LOADED
+    return (
+        parent in _OWN_FOLDERS and not leaf.startswith(".") and os.path.splitext(leaf)[1] in _LOADED
+    )
 
 
 def _digest(path: Path, size: int) -> str:
@@ -146,10 +207,13 @@ def _digest(path: Path, size: int) -> str:
 
 def _sealed(content: dict[str, Any]) -> str:
     """One line: `content` and a digest of its canonical JSON."""
+
     def line(value: dict[str, Any]) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
-    return line({**content, "seal": xxhash.xxh3_128_hexdigest(line(content).encode("ascii"))}) + "\n"
+    return (
+        line({**content, "seal": xxhash.xxh3_128_hexdigest(line(content).encode("ascii"))}) + "\n"
+    )
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -168,7 +232,9 @@ def _read(folder: Path) -> dict[str, Any]:
     if not intact:
         raise ValueError("expected it as it was written, found other bytes")
     if content.get("format") != FORMAT:
-        raise ValueError(f"expected format {FORMAT}, found {content.get('format')!r}; it needs another version of mmrl")
+        raise ValueError(
+            f"expected format {FORMAT}, found {content.get('format')!r}; it needs another version of mmrl"
+        )
     return content
 
 

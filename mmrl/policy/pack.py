@@ -17,6 +17,7 @@ has a row of its own.
 Legend: M groups, B completions, D turns (each turn of a completion is a sequence), N completion tokens, T packed tokens, P / C
 padded prompt / completion length.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -30,8 +31,20 @@ from mmrl.errors import ConfigError
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.encode import Prompt
 
-__all__ = ["Batch", "Later", "PackItem", "PrefixLayout", "extends", "idle_item", "micro_batches", "pack", "pack_padded",
-           "pack_turns", "packed_length", "within_budget"]
+__all__ = [
+    "Batch",
+    "Later",
+    "PackItem",
+    "PrefixLayout",
+    "extends",
+    "idle_item",
+    "micro_batches",
+    "pack",
+    "pack_padded",
+    "pack_turns",
+    "packed_length",
+    "within_budget",
+]
 
 Later = tuple[Prompt, tuple[int, ...]]
 """A turn behind another of its rollout: its whole prompt, which extends the former turn, and the tokens written after it."""
@@ -50,7 +63,9 @@ class PackItem:
     def branches(self) -> list[list[Later]]:
         """The turns of each completion, the first included."""
         later = self.later or ((),) * len(self.completions)
-        return [[(self.prompt, c), *after] for c, after in zip(self.completions, later, strict=True)]
+        return [
+            [(self.prompt, c), *after] for c, after in zip(self.completions, later, strict=True)
+        ]
 
 
 def extends(prompt: Prompt, earlier: Prompt, written: Sequence[int]) -> bool:
@@ -64,11 +79,14 @@ def extends(prompt: Prompt, earlier: Prompt, written: Sequence[int]) -> bool:
     if prompt.length < end or int(prompt.kinds_P[start:end].any()):
         return False
     positions_3 = (earlier.next_position + torch.arange(len(written))).expand(3, -1)
-    return (torch.equal(prompt.ids_P[:start], earlier.ids_P) and prompt.ids_P[start:end].tolist() == list(written)
-            and torch.equal(prompt.kinds_P[:start], earlier.kinds_P)
-            and torch.equal(prompt.positions_3P[:, :start], earlier.positions_3P)
-            and torch.equal(prompt.positions_3P[:, start:end], positions_3)
-            and [v.identity for v in prompt.visuals[:seen]] == [v.identity for v in earlier.visuals])
+    return (
+        torch.equal(prompt.ids_P[:start], earlier.ids_P)
+        and prompt.ids_P[start:end].tolist() == list(written)
+        and torch.equal(prompt.kinds_P[:start], earlier.kinds_P)
+        and torch.equal(prompt.positions_3P[:, :start], earlier.positions_3P)
+        and torch.equal(prompt.positions_3P[:, start:end], positions_3)
+        and [v.identity for v in prompt.visuals[:seen]] == [v.identity for v in earlier.visuals]
+    )
 
 
 def pack_turns(prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> list[PackItem]:
@@ -84,14 +102,19 @@ def pack_turns(prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> 
             found[-1][1][-1].append(turn)
         else:
             found.append((turn[0], [[turn]]))
-    return [PackItem(root, tuple(b[0][1] for b in branches), tuple(tuple(b[1:]) for b in branches)) for root, branches in found]
+    return [
+        PackItem(root, tuple(b[0][1] for b in branches), tuple(tuple(b[1:]) for b in branches))
+        for root, branches in found
+    ]
 
 
 def idle_item(token: int) -> PackItem:
     """The smallest prompt with a completion, for forwards that count for nothing (mmrl.distributed.engines.lockstep): one `token`
     and once more that token; it must be one that can be sampled."""
     ids_P = torch.tensor([token])
-    return PackItem(Prompt(ids_P, torch.zeros_like(ids_P), torch.zeros(3, 1, dtype=torch.long), 1), ((token,),))
+    return PackItem(
+        Prompt(ids_P, torch.zeros_like(ids_P), torch.zeros(3, 1, dtype=torch.long), 1), ((token,),)
+    )
 
 
 @dataclass
@@ -125,7 +148,9 @@ class Batch:
     @property
     def starts_D(self) -> torch.Tensor:
         """Index among the N tokens of each turn's first one, (D,)."""
-        return torch.searchsorted(self.sequence_N, torch.arange(self.num_sequences, device=self.sequence_N.device))
+        return torch.searchsorted(
+            self.sequence_N, torch.arange(self.num_sequences, device=self.sequence_N.device)
+        )
 
     @property
     def ends_D(self) -> torch.Tensor:
@@ -135,14 +160,20 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """A copy on `device`."""
-        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        moved = {
+            k: v.to(device, non_blocking=True)
+            for k, v in vars(self).items()
+            if isinstance(v, torch.Tensor)
+        }
         layout = self.layout.to(device) if self.layout is not None else None
         return Batch(**{**vars(self), **moved, "layout": layout})
 
 
 def packed_length(item: PackItem) -> int:
     """Tokens of one group in a packed row: P + sum of completion lengths, with what lies between and after their turns."""
-    return item.prompt.length + sum(b[-1][0].length + len(b[-1][1]) - item.prompt.length for b in item.branches)
+    return item.prompt.length + sum(
+        b[-1][0].length + len(b[-1][1]) - item.prompt.length for b in item.branches
+    )
 
 
 def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list[int]]:
@@ -168,8 +199,9 @@ def within_budget(lengths: Sequence[int], token_budget: int) -> Iterator[list[in
 
 def _check(items: Sequence[PackItem]) -> None:
     for item in items:
-        assert item.completions and all(tokens for branch in item.branches for _, tokens in branch), (
-            "a group must hold completions of at least one token")
+        assert item.completions and all(
+            tokens for branch in item.branches for _, tokens in branch
+        ), "a group must hold completions of at least one token"
 
 
 class _Row:
@@ -220,8 +252,10 @@ def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
     prompt_spans, completion_spans, owners = [], [], []
     for m, item in enumerate(items):
         if item.later and any(item.later) and not causal:
-            raise ConfigError("expected turns that stand alone for parallel decoding, whose tokens see the later ones too, found "
-                              "prompts that grow turn by turn; decode autoregressively")
+            raise ConfigError(
+                "expected turns that stand alone for parallel decoding, whose tokens see the later ones too, found "
+                "prompts that grow turn by turn; decode autoregressively"
+            )
         prompt_spans.append((row.cursor, item.prompt.length))
         row.show(item.prompt)
         last_prompt = row.cursor - 1
@@ -234,15 +268,37 @@ def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
             completion_spans.append((begin, row.cursor - begin))
             owners.append(m)
     prints = tuple(i.prompt.fingerprint for i in items)
-    return Batch(torch.cat(row.ids)[None], torch.cat(row.kinds)[None], torch.cat(row.positions, 1)[:, None], tuple(row.visuals),
-                 torch.cat(row.source), torch.cat(row.target), torch.cat(row.sequence), row.number, torch.cat(row.place),
-                 _layout(prompt_spans, completion_spans, owners, causal), None, prints)
+    return Batch(
+        torch.cat(row.ids)[None],
+        torch.cat(row.kinds)[None],
+        torch.cat(row.positions, 1)[:, None],
+        tuple(row.visuals),
+        torch.cat(row.source),
+        torch.cat(row.target),
+        torch.cat(row.sequence),
+        row.number,
+        torch.cat(row.place),
+        _layout(prompt_spans, completion_spans, owners, causal),
+        None,
+        prints,
+    )
 
 
-def _layout(prompt_spans: Sequence[tuple[int, int]], completion_spans: Sequence[tuple[int, int]],
-            owners: Sequence[int], causal: bool) -> PrefixLayout:
+def _layout(
+    prompt_spans: Sequence[tuple[int, int]],
+    completion_spans: Sequence[tuple[int, int]],
+    owners: Sequence[int],
+    causal: bool,
+) -> PrefixLayout:
     prompts, completions = torch.tensor(prompt_spans), torch.tensor(completion_spans)
-    return PrefixLayout(prompts[:, 0], prompts[:, 1], completions[:, 0], completions[:, 1], torch.tensor(owners), causal)
+    return PrefixLayout(
+        prompts[:, 0],
+        prompts[:, 1],
+        completions[:, 0],
+        completions[:, 1],
+        torch.tensor(owners),
+        causal,
+    )
 
 
 def pack_padded(items: Sequence[PackItem]) -> Batch:
@@ -257,15 +313,27 @@ def pack_padded(items: Sequence[PackItem]) -> Batch:
     for b, (prompt, completion) in enumerate(rows):
         P, C = prompt.length, len(completion)
         tokens = torch.tensor(completion, dtype=torch.long)
-        ids[b, :P], ids[b, P:P + C] = prompt.ids_P, tokens
+        ids[b, :P], ids[b, P : P + C] = prompt.ids_P, tokens
         kinds[b, :P] = prompt.kinds_P
-        mask[b, :P + C] = 1
+        mask[b, : P + C] = 1
         positions_3[:, b, :P] = prompt.positions_3P
-        positions_3[:, b, P:P + C] = prompt.next_position + torch.arange(C)
+        positions_3[:, b, P : P + C] = prompt.next_position + torch.arange(C)
         source.append(b * width + torch.arange(P - 1, P + C - 1))
         place.append(b * width + torch.arange(P, P + C))
         target.append(tokens)
         sequence.append(torch.full((C,), b))
     prints = tuple(i.prompt.fingerprint for i in items)
-    return Batch(ids, kinds, positions_3, tuple(v for p, _ in rows for v in p.visuals), torch.cat(source), torch.cat(target),
-                 torch.cat(sequence), len(rows), torch.cat(place), None, mask, prints)
+    return Batch(
+        ids,
+        kinds,
+        positions_3,
+        tuple(v for p, _ in rows for v in p.visuals),
+        torch.cat(source),
+        torch.cat(target),
+        torch.cat(sequence),
+        len(rows),
+        torch.cat(place),
+        None,
+        mask,
+        prints,
+    )

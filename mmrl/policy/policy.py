@@ -6,6 +6,7 @@
 Legend: N completion tokens, D completions (turns), M values of them (see `Evaluated`), T packed tokens, V vocabulary, H hidden
 width.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,12 +29,28 @@ from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
 from mmrl.task import Template
 from mmrl.types import Turn
 
-__all__ = ["CRITIC_FOLDER", "Entropy", "Evaluated", "Judged", "LogpResult", "Policy", "media_token_ids"]
+__all__ = [
+    "CRITIC_FOLDER",
+    "Entropy",
+    "Evaluated",
+    "Judged",
+    "LogpResult",
+    "Policy",
+    "media_token_ids",
+]
 
-_MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+_MEDIA_TOKENS = (
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+)
 CRITIC_FOLDER = "critic"
 """Of a saved policy with a value head: beside the model's files, of which vLLM would read every *.safetensors as the model's."""
-_DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a 4-D mask is passed through: the layout does the masking
+_DUMMY_MASK = torch.ones(
+    1, 1, 1, 1, dtype=torch.bool
+)  # a 4-D mask is passed through: the layout does the masking
 
 
 @dataclass
@@ -91,7 +108,9 @@ class Entropy(torch.autograd.Function):
         logits_nV, log_z_n, entropy_n = ctx.saved_tensors
         logp_nV = logits_nV - log_z_n[:, None]
         p_nV = logp_nV.exp()
-        slope_nV = logp_nV.add_(entropy_n[:, None]).mul_(p_nV).masked_fill_(p_nV == 0, 0.0)  # 0 * -inf
+        slope_nV = (
+            logp_nV.add_(entropy_n[:, None]).mul_(p_nV).masked_fill_(p_nV == 0, 0.0)
+        )  # 0 * -inf
         return slope_nV.mul_(-gradients[0][:, None]), None
 
 
@@ -108,21 +127,42 @@ class Policy:
     behaviour and the training distribution are the same one.
     """
 
-    def __init__(self, model: Any, processor: Any, template: Template, encoder: Encoder, *, device: torch.device,
-                 autocast: torch.dtype | None = None, reference: Any | None = None, logits_chunk: int = 1 << 26) -> None:
-        self.model, self.processor, self.template, self.encoder = model, processor, template, encoder
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        template: Template,
+        encoder: Encoder,
+        *,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+        reference: Any | None = None,
+        logits_chunk: int = 1 << 26,
+    ) -> None:
+        self.model, self.processor, self.template, self.encoder = (
+            model,
+            processor,
+            template,
+            encoder,
+        )
         self.device, self.autocast_dtype = device, autocast
         self.version = 0
         self.lockstep = False  # forwards are collective (mmrl.distributed.engines): each runs a trained vision tower exactly once
         self.reference_model = reference
         self.shared_prefix = True  # see `evaluate`
         self.value_head: ValueHead | None = None  # a critic's (mmrl.policy.loading.add_value_head)
-        self.values_tokens = False  # it values each token before it is written, not each turn before its first one
+        self.values_tokens = (
+            False  # it values each token before it is written, not each turn before its first one
+        )
         self._towers: dict[int, FrozenTower | None] = {}
-        self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
+        self._logits_chunk = (
+            logits_chunk  # logits held at once; beyond it they are recomputed in backward
+        )
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
         eos = model.generation_config.eos_token_id
-        self.eos_ids = tuple([eos] if isinstance(eos, int) else eos or [processor.tokenizer.eos_token_id])
+        self.eos_ids = tuple(
+            [eos] if isinstance(eos, int) else eos or [processor.tokenizer.eos_token_id]
+        )
 
     @property
     def base(self) -> Any:
@@ -169,17 +209,28 @@ class Policy:
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
         idle = None
         if self.lockstep and self.tower() is None:
-            media, idle = joint_media_inputs(self.base.model, self.encoder.visuals, batch.visuals, self.device)
+            media, idle = joint_media_inputs(
+                self.base.model, self.encoder.visuals, batch.visuals, self.device
+            )
         else:
             media = self.media(batch.visuals)
-        out = self.base.model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions_3,
-                              mm_token_type_ids=batch.kinds, use_cache=False, **media, **extra)
+        out = self.base.model(
+            input_ids=batch.ids,
+            attention_mask=mask,
+            position_ids=batch.positions_3,
+            mm_token_type_ids=batch.kinds,
+            use_cache=False,
+            **media,
+            **extra,
+        )
         hidden = out.last_hidden_state.flatten(0, 1)
         return hidden if idle is None else hidden + idle.to(hidden.dtype)
 
     def media(self, visuals: Sequence[Any]) -> dict[str, Any]:
         """What the model's forward takes for these pictures and clips: pixels, or features when its vision tower is frozen."""
-        return media_inputs(self.base.model, self.encoder.visuals, visuals, self.device, self.tower())
+        return media_inputs(
+            self.base.model, self.encoder.visuals, visuals, self.device, self.tower()
+        )
 
     def tower(self) -> FrozenTower | None:
         """The vision tower (with its projector) when nothing in it is trained, else None. Remembered per model."""
@@ -196,7 +247,9 @@ class Policy:
         """
         head = self.base.lm_head
         with torch.autocast(self.device.type, enabled=False):
-            if hasattr(head, "base_layer"):  # an adapter on the output layer: its own forward adds it
+            if hasattr(
+                head, "base_layer"
+            ):  # an adapter on the output layer: its own forward adds it
                 return head(hidden_nH.to(head.weight.dtype)).float()
             if self.autocast_dtype is None and head.weight.dtype == torch.float32:
                 return head(hidden_nH)
@@ -207,8 +260,13 @@ class Policy:
         logits = logits.float() / temperature
         return logits.index_fill(-1, self.banned, float("-inf")) if len(self.banned) else logits
 
-    def _logp_of(self, hidden_nH: torch.Tensor, target_n: torch.Tensor, temperature: float,
-                 entropy_gradient: bool) -> tuple[torch.Tensor, ...]:
+    def _logp_of(
+        self,
+        hidden_nH: torch.Tensor,
+        target_n: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, ...]:
         logits_nV = self.adjust(self.logits(hidden_nH), temperature)
         log_z_n = logits_nV.logsumexp(-1)
         logp_n = logits_nV.gather(-1, target_n[:, None])[:, 0] - log_z_n
@@ -217,8 +275,14 @@ class Policy:
         with torch.no_grad():
             return logp_n, _entropy(logits_nV, log_z_n)
 
-    def logp(self, batch: Batch, temperature: float = 1.0, *, entropy_gradient: bool = False,
-             detach_values: bool = False) -> LogpResult:
+    def logp(
+        self,
+        batch: Batch,
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        detach_values: bool = False,
+    ) -> LogpResult:
         """Log-probs of batch.target_N; differentiable unless called under torch.no_grad(). With `entropy_gradient` so are
         the entropies. With `detach_values` the values' gradient ends at the value head."""
         batch = batch.to(self.device)
@@ -227,11 +291,17 @@ class Policy:
             values_M = self._values(hidden_NH.detach() if detach_values else hidden_NH, batch)
             size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
             if len(hidden_NH) <= size:
-                logp_N, entropy_N = self._logp_of(hidden_NH, batch.target_N, temperature, entropy_gradient)
+                logp_N, entropy_N = self._logp_of(
+                    hidden_NH, batch.target_N, temperature, entropy_gradient
+                )
                 return LogpResult(logp_N, entropy_N, values_M)
-            pieces = [checkpoint(self._logp_of, h, t, temperature, entropy_gradient, use_reentrant=False)
-                      for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)]
-        return LogpResult(torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]), values_M)
+            pieces = [
+                checkpoint(self._logp_of, h, t, temperature, entropy_gradient, use_reentrant=False)
+                for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)
+            ]
+        return LogpResult(
+            torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]), values_M
+        )
 
     def _values(self, hidden_NH: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The critic's values (M,) from the hidden states that predict each token: what the policy knew before it wrote it."""
@@ -248,16 +318,27 @@ class Policy:
         with self.autocast():
             hidden = self.hidden(batch)
             values_M = self._values(hidden.index_select(0, batch.source_N), batch)
-            after_D = self.value_head(hidden.index_select(0, batch.place_N[batch.ends_D])).squeeze(-1)
+            after_D = self.value_head(hidden.index_select(0, batch.place_N[batch.ends_D])).squeeze(
+                -1
+            )
         return Judged(values_M, after_D, batch.num_tokens)
 
-    def evaluate(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], temperature: float = 1.0, *,
-                 entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[tuple[int, ...]],
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        detach_values: bool = False,
+    ) -> Evaluated:
         """Log-probs, entropies and values of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt
         (the same object) are packed behind one copy of it, a turn whose prompt extends the one before (`pack_turns`) behind that;
         with `shared_prefix` false each has a prompt of its own."""
         batch = self._batch(prompts, tokens)
-        found = self.logp(batch, temperature, entropy_gradient=entropy_gradient, detach_values=detach_values)
+        found = self.logp(
+            batch, temperature, entropy_gradient=entropy_gradient, detach_values=detach_values
+        )
         return Evaluated(found.logp_N, found.entropy_N, found.values_M, batch.num_tokens)
 
     def _batch(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> Batch:
@@ -287,7 +368,9 @@ class Policy:
         if self.has_adapter:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             with self.model.disable_adapter():
-                for parameter in trained:  # peft freezes what it switches off; a sharded model must not notice
+                for (
+                    parameter
+                ) in trained:  # peft freezes what it switches off; a sharded model must not notice
                     parameter.requires_grad_(True)
                 yield
         elif self.reference_model is not None:
@@ -297,8 +380,10 @@ class Policy:
             finally:
                 self.model = current
         else:
-            raise ConfigError("expected a reference model for the KL term, found none; set algorithm.kl.coef > 0 before "
-                              "loading the policy, or train a LoRA adapter")
+            raise ConfigError(
+                "expected a reference model for the KL term, found none; set algorithm.kl.coef > 0 before "
+                "loading the policy, or train a LoRA adapter"
+            )
 
     def whole_copy(self, device: torch.device | None = None) -> Policy:
         """A policy of its own for sampling, evaluation and saving, where this one's weights are about to be sharded.
@@ -309,12 +394,24 @@ class Policy:
         """
         tower = self.tower()
         memo: dict[int, Any] = {} if tower is None else {id(tower.model.visual): tower.model.visual}
-        if device is not None:  # tensors are moved one by one instead of being copied where they are
-            memo |= {id(p): torch.nn.Parameter(p.detach().to(device, copy=True), p.requires_grad) for p in self.model.parameters()}
+        if (
+            device is not None
+        ):  # tensors are moved one by one instead of being copied where they are
+            memo |= {
+                id(p): torch.nn.Parameter(p.detach().to(device, copy=True), p.requires_grad)
+                for p in self.model.parameters()
+            }
             memo |= {id(b): b.to(device, copy=True) for b in self.model.buffers()}
         model = copy.deepcopy(self.model, memo)
-        other = Policy(model, self.processor, self.template, self.encoder, device=self.device, autocast=self.autocast_dtype,
-                       logits_chunk=self._logits_chunk)
+        other = Policy(
+            model,
+            self.processor,
+            self.template,
+            self.encoder,
+            device=self.device,
+            autocast=self.autocast_dtype,
+            logits_chunk=self._logits_chunk,
+        )
         other._towers[id(other.base.model)] = tower
         other.version, other.values_tokens = self.version, self.values_tokens
         other.value_head = copy.deepcopy(self.value_head)
@@ -324,7 +421,12 @@ class Policy:
 
     def take_over(self, copy: Policy) -> None:
         """Go on with the model of `copy`, a whole copy of this policy, in the place of the sharded one."""
-        self.model, self.value_head, self._towers, self.lockstep = copy.model, copy.value_head, copy._towers, False
+        self.model, self.value_head, self._towers, self.lockstep = (
+            copy.model,
+            copy.value_head,
+            copy._towers,
+            False,
+        )
 
     def save(self, folder: str | Path, *, merge_adapter: bool = True) -> None:
         """Write model and processor in Hugging Face format.
@@ -340,7 +442,9 @@ class Policy:
             self.model.save_pretrained(folder)
             self._name_precision(folder / "config.json")
         else:
-            self.model.save_pretrained(folder / "adapter", save_embedding_layers=False)  # of new tokens their rows only
+            self.model.save_pretrained(
+                folder / "adapter", save_embedding_layers=False
+            )  # of new tokens their rows only
             if merge_adapter:
                 save_merged(self.model, folder)
         self.processor.save_pretrained(folder)
@@ -348,14 +452,22 @@ class Policy:
     def _name_precision(self, file: Path) -> None:
         """transformers names the first parameter's type, here perhaps that of a frozen part; loading would round by it."""
         config = json.loads(file.read_text(encoding="utf-8"))
-        config["dtype"] = "float32" if any(p.dtype == torch.float32 for p in self.model.parameters()) else config["dtype"]
+        config["dtype"] = (
+            "float32"
+            if any(p.dtype == torch.float32 for p in self.model.parameters())
+            else config["dtype"]
+        )
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save_merged(model: Any, folder: Path) -> None:
     """Save the base model with the adapter merged in, leaving the live model as it was, bit for bit."""
     base = model.get_base_model()
-    before = {name: p.detach().clone() for name, p in base.named_parameters() if name.endswith("base_layer.weight")}
+    before = {
+        name: p.detach().clone()
+        for name, p in base.named_parameters()
+        if name.endswith("base_layer.weight")
+    }
     model.merge_adapter()
     try:
         state = {}

@@ -3,6 +3,7 @@
 The real architecture, processor classes and chat markup at toy width, for the demo, tests and CPU benchmarks:
 `python -m mmrl.policy.tiny OUT --arch qwen2_5_vl`. head_dim stays >= 32 so that vLLM loads the result too.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,10 +20,28 @@ __all__ = ["ARCHITECTURES", "TinySpec", "build_tiny", "make_tokenizer"]
 
 ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
-_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
-            "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>",
-            "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
-_TAGS = ["<think>", "</think>", "<answer>", "</answer>"]  # ordinary added tokens: skip_special_tokens keeps them
+_SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+_TAGS = [
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+]  # ordinary added tokens: skip_special_tokens keeps them
 
 _CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -79,13 +98,23 @@ def make_tokenizer(vocab_size: int = 448) -> PreTrainedTokenizerBase:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(_SPECIAL) - len(_TAGS), min_frequency=1,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(_SPECIAL) - len(_TAGS),
+        min_frequency=1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
     raw.train_from_iterator([_CORPUS] * 4, trainer)
     model = json.loads(raw.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
-        vocab=model["vocab"], merges=[tuple(m) for m in model["merges"]], eos_token="<|im_end|>",
-        pad_token="<|endoftext|>", unk_token=None, additional_special_tokens=_SPECIAL, model_max_length=8192)
+        vocab=model["vocab"],
+        merges=[tuple(m) for m in model["merges"]],
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,
+        additional_special_tokens=_SPECIAL,
+        model_max_length=8192,
+    )
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in _TAGS])
     tokenizer.padding_side = "left"
     return tokenizer
@@ -101,16 +130,26 @@ def _processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorM
     patch = _patch_size(spec)
     area = (2 * patch) ** 2
     options: dict[str, Any] = {
-        "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2,
-        "size": {"shortest_edge": spec.min_patches * area, "longest_edge": spec.max_patches * area}}
+        "patch_size": patch,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "size": {"shortest_edge": spec.min_patches * area, "longest_edge": spec.max_patches * area},
+    }
     if spec.arch == "qwen3_vl":
         options.update(image_mean=[0.5] * 3, image_std=[0.5] * 3)
     image = hf.Qwen2VLImageProcessor(**options)
     video_class = hf.Qwen3VLVideoProcessor if spec.arch == "qwen3_vl" else hf.Qwen2VLVideoProcessor
-    processor_class = {"qwen2_vl": hf.Qwen2VLProcessor, "qwen2_5_vl": hf.Qwen2_5_VLProcessor,
-                       "qwen3_vl": hf.Qwen3VLProcessor}[spec.arch]
-    return processor_class(image_processor=image, tokenizer=tokenizer, video_processor=video_class(**options),
-                           chat_template=_CHAT_TEMPLATE)
+    processor_class = {
+        "qwen2_vl": hf.Qwen2VLProcessor,
+        "qwen2_5_vl": hf.Qwen2_5_VLProcessor,
+        "qwen3_vl": hf.Qwen3VLProcessor,
+    }[spec.arch]
+    return processor_class(
+        image_processor=image,
+        tokenizer=tokenizer,
+        video_processor=video_class(**options),
+        chat_template=_CHAT_TEMPLATE,
+    )
 
 
 def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -120,52 +159,100 @@ def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
     half = spec.hidden // spec.heads // 2
     temporal = half // 4
     text: dict[str, Any] = {
-        "vocab_size": -(-len(tokenizer) // 64) * 64, "hidden_size": spec.hidden, "intermediate_size": 2 * spec.hidden,
-        "num_hidden_layers": spec.layers, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv,
-        "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "vocab_size": -(-len(tokenizer) // 64) * 64,
+        "hidden_size": spec.hidden,
+        "intermediate_size": 2 * spec.hidden,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
         # the three sections of the rotary positions sum to half the head width
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
-                            "mrope_section": [temporal, (half - temporal) // 2, half - temporal - (half - temporal) // 2]},
-        "bos_token_id": ids("<|endoftext|>"), "eos_token_id": ids("<|im_end|>"), "pad_token_id": ids("<|endoftext|>")}
-    top = {"image_token_id": ids("<|image_pad|>"), "video_token_id": ids("<|video_pad|>"), "tie_word_embeddings": True,
-           "vision_start_token_id": ids("<|vision_start|>"), "vision_end_token_id": ids("<|vision_end|>")}
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [
+                temporal,
+                (half - temporal) // 2,
+                half - temporal - (half - temporal) // 2,
+            ],
+        },
+        "bos_token_id": ids("<|endoftext|>"),
+        "eos_token_id": ids("<|im_end|>"),
+        "pad_token_id": ids("<|endoftext|>"),
+    }
+    top = {
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+        "tie_word_embeddings": True,
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+    }
     depth, width, heads = spec.vision_layers, spec.vision_hidden, spec.vision_heads
     if spec.arch == "qwen2_vl":
-        vision: dict[str, Any] = {"depth": depth, "embed_dim": width, "hidden_size": spec.hidden, "mlp_ratio": 2,
-                                  "num_heads": heads, "patch_size": _patch_size(spec)}
+        vision: dict[str, Any] = {
+            "depth": depth,
+            "embed_dim": width,
+            "hidden_size": spec.hidden,
+            "mlp_ratio": 2,
+            "num_heads": heads,
+            "patch_size": _patch_size(spec),
+        }
         return hf.Qwen2VLConfig(text_config=text, vision_config=vision, **top)
-    vision = {"depth": depth, "hidden_size": width, "intermediate_size": 2 * width, "num_heads": heads,
-              "out_hidden_size": spec.hidden}
+    vision = {
+        "depth": depth,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_heads": heads,
+        "out_hidden_size": spec.hidden,
+    }
     if spec.arch == "qwen2_5_vl":
         full = [depth - 1] if spec.window_vision else list(range(depth))
-        vision.update(patch_size=_patch_size(spec), fullatt_block_indexes=full, window_size=112, tokens_per_second=2)
+        vision.update(
+            patch_size=_patch_size(spec),
+            fullatt_block_indexes=full,
+            window_size=112,
+            tokens_per_second=2,
+        )
         return hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **top)
     text["head_dim"] = spec.hidden // spec.heads
     text["rope_parameters"]["mrope_interleaved"] = True
-    vision.update(patch_size=_patch_size(spec), num_position_embeddings=256, deepstack_visual_indexes=[0])
+    vision.update(
+        patch_size=_patch_size(spec), num_position_embeddings=256, deepstack_visual_indexes=[0]
+    )
     return hf.Qwen3VLConfig(text_config=text, vision_config=vision, **top)
 
 
-def build_tiny(spec: TinySpec, out: str | Path | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
+def build_tiny(
+    spec: TinySpec, out: str | Path | None = None
+) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Model (random weights from `spec.seed`) and processor; saved in Hugging Face format when `out` is given."""
     import torch
     import transformers as hf
 
     if spec.arch not in ARCHITECTURES:
-        raise ConfigError(f"expected an architecture of {', '.join(ARCHITECTURES)}, found '{spec.arch}'."
-                          f"{did_you_mean(spec.arch, ARCHITECTURES)}")
+        raise ConfigError(
+            f"expected an architecture of {', '.join(ARCHITECTURES)}, found '{spec.arch}'."
+            f"{did_you_mean(spec.arch, ARCHITECTURES)}"
+        )
     if spec.hidden % spec.heads or spec.heads % spec.kv:
-        raise ConfigError(f"expected hidden divisible by heads and heads by kv, found {spec.hidden}, {spec.heads}, {spec.kv}")
+        raise ConfigError(
+            f"expected hidden divisible by heads and heads by kv, found {spec.hidden}, {spec.heads}, {spec.kv}"
+        )
     tokenizer = make_tokenizer(spec.vocab_size)
     processor = _processor(spec, tokenizer)
-    model_class = {"qwen2_vl": hf.Qwen2VLForConditionalGeneration, "qwen2_5_vl": hf.Qwen2_5_VLForConditionalGeneration,
-                   "qwen3_vl": hf.Qwen3VLForConditionalGeneration}[spec.arch]
+    model_class = {
+        "qwen2_vl": hf.Qwen2VLForConditionalGeneration,
+        "qwen2_5_vl": hf.Qwen2_5_VLForConditionalGeneration,
+        "qwen3_vl": hf.Qwen3VLForConditionalGeneration,
+    }[spec.arch]
     with torch.random.fork_rng():
         torch.manual_seed(spec.seed)
         model = model_class(_config(spec, tokenizer))
     model.generation_config = hf.GenerationConfig(
         eos_token_id=[tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.pad_token_id],
-        pad_token_id=tokenizer.pad_token_id)
+        pad_token_id=tokenizer.pad_token_id,
+    )
     if out is not None:
         model.save_pretrained(out)
         processor.save_pretrained(out)
@@ -183,7 +270,9 @@ def _main() -> None:
         else:
             parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     options = vars(parser.parse_args())
-    model, _ = build_tiny(TinySpec(**{k: v for k, v in options.items() if k != "out"}), options["out"])
+    model, _ = build_tiny(
+        TinySpec(**{k: v for k, v in options.items() if k != "out"}), options["out"]
+    )
     print(f"{options['out']}: {model.num_parameters():,} parameters")
 
 

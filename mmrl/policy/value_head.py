@@ -8,6 +8,7 @@ the model and saved beside it, in a file of its own: the checkpoint's other file
 
 Legend: N hidden states, H hidden width, V values of each.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -42,7 +43,10 @@ class ValueHead(nn.Sequential):
         """Write VALUE_HEAD_FILE into `folder`."""
         from safetensors.torch import save_file
 
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, str(folder / VALUE_HEAD_FILE))
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.state_dict().items()},
+            str(folder / VALUE_HEAD_FILE),
+        )
 
     def load(self, folder: Path) -> bool:
         """Read the head saved in `folder`; False where there is none. Raises CheckpointError for one of another shape."""
@@ -54,5 +58,7 @@ class ValueHead(nn.Sequential):
         try:
             self.load_state_dict(load_file(str(file)))
         except RuntimeError as error:
-            raise CheckpointError(f"{file}: expected the value head of this model, found another: {error}") from error
+            raise CheckpointError(
+                f"{file}: expected the value head of this model, found another: {error}"
+            ) from error
         return True

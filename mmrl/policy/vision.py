@@ -9,6 +9,7 @@ texts come without pictures would wait for nobody: `joint_media_inputs` runs it 
 
 Legend: n patches, D values of a patch, H hidden width.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -45,11 +46,15 @@ class FrozenTower:
         if self._fingerprint is None:
             digest = hashlib.blake2b(digest_size=16)
             visual = self.model.visual
-            digest.update(f"{type(visual).__name__};{self.autocast};{visual.config.to_json_string()};"
-                          f"{visual.config._attn_implementation};{_arithmetic(self.device)}".encode())
+            digest.update(
+                f"{type(visual).__name__};{self.autocast};{visual.config.to_json_string()};"
+                f"{visual.config._attn_implementation};{_arithmetic(self.device)}".encode()
+            )
             for name, tensor in visual.state_dict().items():
                 digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+                digest.update(
+                    tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                )
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
@@ -59,31 +64,49 @@ class FrozenTower:
         return next(self.model.visual.parameters()).device
 
     @torch.no_grad()
-    def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:
+    def __call__(
+        self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]
+    ) -> list[Any]:
         """Features of each visual of one kind (image or video), its patches, on any device, one after the other in pixels_nD."""
-        device, forward = self.device, self.model.get_image_features if kind == "image" else self.model.get_video_features
+        device, forward = (
+            self.device,
+            self.model.get_image_features if kind == "image" else self.model.get_video_features,
+        )
         with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
             return _encode(forward, pixels_nD.to(device, non_blocking=True), grids_thw)
 
 
-def _encode(forward: Callable[..., Any], pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:
+def _encode(
+    forward: Callable[..., Any], pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]
+) -> list[Any]:
     """The features of each visual."""
     out = forward(pixels_nD, torch.tensor(grids_thw, device=pixels_nD.device), return_dict=True)
     deep = getattr(out, "deepstack_features", None) or ()
     features = _features_class()
-    return [features(main, tuple(layer[i] for layer in deep)) for i, main in enumerate(out.pooler_output)]
+    return [
+        features(main, tuple(layer[i] for layer in deep))
+        for i, main in enumerate(out.pooler_output)
+    ]
 
 
 def _features_class() -> Any:
-    return importlib.import_module("mmrl.video.references").Features  # resolved by name: the engine does not depend on the package
+    return importlib.import_module(
+        "mmrl.video.references"
+    ).Features  # resolved by name: the engine does not depend on the package
 
 
-def media_inputs(model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None) -> dict[str, Any]:
+def media_inputs(
+    model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None
+) -> dict[str, Any]:
     """Arguments of model.forward for `visuals` (in order of their tokens): features with a frozen `tower`, else pixels."""
     kinds = {kind: [v for v in visuals if v.kind == kind] for kind in ("image", "video")}
     if tower is not None and visuals:
         found = dict(zip(visuals, cache.features(visuals, tower, device), strict=True))
-        return {"mm_encoder_outputs": {kind: _encoded([found[v] for v in group]) for kind, group in kinds.items() if group}}
+        return {
+            "mm_encoder_outputs": {
+                kind: _encoded([found[v] for v in group]) for kind, group in kinds.items() if group
+            }
+        }
     media: dict[str, Any] = {}
     for kind, group in kinds.items():
         if group:
@@ -93,8 +116,9 @@ def media_inputs(model: Any, cache: Any, visuals: Sequence[Any], device: torch.d
     return media
 
 
-def joint_media_inputs(model: Any, cache: Any, visuals: Sequence[Any],
-                       device: torch.device) -> tuple[dict[str, Any], torch.Tensor | None]:
+def joint_media_inputs(
+    model: Any, cache: Any, visuals: Sequence[Any], device: torch.device
+) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Arguments of model.forward for `visuals` out of exactly one run of a trained vision tower, whatever they are.
 
     transformers would run it once for all pictures and once more for all clips; the tower itself does not tell them apart.
@@ -105,12 +129,28 @@ def joint_media_inputs(model: Any, cache: Any, visuals: Sequence[Any],
     if not visuals:
         side, patch = visual.spatial_merge_size, visual.patch_embed
         width = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2
-        idle = _encode(model.get_image_features, torch.zeros(side * side, width, device=device), [(1, side, side)])
-        return {}, torch.stack([part.float().sum() for f in idle for part in (f.main, *f.deep)]).sum() * 0.0
+        idle = _encode(
+            model.get_image_features,
+            torch.zeros(side * side, width, device=device),
+            [(1, side, side)],
+        )
+        return {}, torch.stack(
+            [part.float().sum() for f in idle for part in (f.main, *f.deep)]
+        ).sum() * 0.0
     pixels_nD = torch.cat([cache.pixels(v, device) for v in visuals])
-    found = list(zip(visuals, _encode(model.get_image_features, pixels_nD, [v.grid_thw for v in visuals]), strict=True))
+    found = list(
+        zip(
+            visuals,
+            _encode(model.get_image_features, pixels_nD, [v.grid_thw for v in visuals]),
+            strict=True,
+        )
+    )
     kinds = {kind: [f for v, f in found if v.kind == kind] for kind in ("image", "video")}
-    return {"mm_encoder_outputs": {kind: _encoded(features) for kind, features in kinds.items() if features}}, None
+    return {
+        "mm_encoder_outputs": {
+            kind: _encoded(features) for kind, features in kinds.items() if features
+        }
+    }, None
 
 
 def _encoded(features: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 `build_comparison(runs, out)` lays the curves of several runs over each other.
 """
+
 from __future__ import annotations
 
 from mmrl.report.build import build_comparison, build_report

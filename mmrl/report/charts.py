@@ -4,6 +4,7 @@ The drawing stretches to the width of its card (strokes keep their width), while
 positions, so text has the same size on a phone and on a wide screen. Each figure carries its numbers as JSON for the
 read-out under the pointer.
 """
+
 from __future__ import annotations
 
 import json
@@ -16,7 +17,15 @@ from mmrl.report.load import Series
 from mmrl.report.text import esc, short
 
 __all__ = [
-    "Line", "bar_chart", "bucketed", "line_chart", "nice_ticks", "share_bar", "smoothing_note", "sparkline", "track",
+    "Line",
+    "bar_chart",
+    "bucketed",
+    "line_chart",
+    "nice_ticks",
+    "share_bar",
+    "smoothing_note",
+    "sparkline",
+    "track",
     "trailing_mean",
 ]
 
@@ -60,7 +69,7 @@ def bucketed(points: Series, limit: int = MAX_POINTS) -> tuple[Series, int]:
         return list(points), 1
     out: Series = []
     for start in range(0, len(points), size):
-        part = points[start:start + size]
+        part = points[start : start + size]
         values = [v for _, v in part if v is not None]
         out.append((part[-1][0], sum(values) / len(values) if values else None))
     return out, size
@@ -70,7 +79,7 @@ def trailing_mean(points: Series, window: int) -> Series:
     """Mean of each point and the `window` - 1 before it; gaps stay gaps and are left out of means."""
     out: Series = []
     for i, (x, v) in enumerate(points):
-        values = [w for _, w in points[max(0, i - window + 1):i + 1] if w is not None]
+        values = [w for _, w in points[max(0, i - window + 1) : i + 1] if w is not None]
         out.append((x, sum(values) / len(values) if v is not None else None))
     return out
 
@@ -91,19 +100,26 @@ class _Axis:
     def ticks(self) -> list[float]:
         if not self.log:
             return nice_ticks(self.low, self.high)
-        powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+        powers = range(
+            math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1
+        )
         every = max(1, math.ceil(len(powers) / 5))
-        return [10.0 ** p for p in list(powers)[::every]]
+        return [10.0**p for p in list(powers)[::every]]
 
 
-def _y_axis(values: Sequence[float], zero: bool, bounds: tuple[float, float] | None, log: bool) -> _Axis:
+def _y_axis(
+    values: Sequence[float], zero: bool, bounds: tuple[float, float] | None, log: bool
+) -> _Axis:
     low, high = min(values), max(values)
     if log and low > 1e-300 and high / low > 100:  # smaller ones have no power of ten below them
         return _Axis(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)), True)
     if zero:
         low, high = min(0.0, low), max(0.0, high)
     pad = 0.08 * (high - low) or 0.1 * abs(high) or 0.05
-    low, high = low - (0 if low == 0 and (zero or high == 0) else pad), high + pad  # a line of zeros stands on its axis
+    low, high = (
+        low - (0 if low == 0 and (zero or high == 0) else pad),
+        high + pad,
+    )  # a line of zeros stands on its axis
     if bounds:
         room = 0.02 * (high - low)  # a line at exactly 0 or 1 keeps its full width
         low, high = max(low, bounds[0] - room), min(high, bounds[1] + room)
@@ -137,7 +153,11 @@ def _band(low: Series, high: Series, x: _Axis, y: _Axis) -> str:
             piece = [(step - width, a, b), (step + width, a, b)]
         if piece:
             corners = [(s, b) for s, _, b in piece] + [(s, a) for s, a, _ in reversed(piece)]
-            out.append("M" + "L".join(f"{x.at(s) * W:.1f} {(1 - y.at(v)) * H:.1f}" for s, v in corners) + "Z")
+            out.append(
+                "M"
+                + "L".join(f"{x.at(s) * W:.1f} {(1 - y.at(v)) * H:.1f}" for s, v in corners)
+                + "Z"
+            )
     return "".join(out)
 
 
@@ -152,7 +172,9 @@ def _draw(line: Line, x: _Axis, y: _Axis) -> str:
         points = trailing_mean(points, _window(len(points)))
     out.append(f'<path class="line" {style} d="{_path(points, x, y)}"/>')
     if line.dots and len(points) <= 60:
-        dots = "".join(f"M{x.at(s) * W:.1f} {(1 - y.at(v)) * H:.1f}h0" for s, v in points if v is not None)
+        dots = "".join(
+            f"M{x.at(s) * W:.1f} {(1 - y.at(v)) * H:.1f}h0" for s, v in points if v is not None
+        )
         out.append(f'<path class="dots" {style} d="{dots}"/>')
     return "".join(out)
 
@@ -166,36 +188,60 @@ def smoothing_note(num_steps: int) -> str:
     points, size = bucketed([(0.0, 0.0)] * num_steps)
     if len(points) < NOISY:
         return ""
-    return f"faint: {'mean of ' + str(size) if size > 1 else 'each'} step{'s' if size > 1 else ''}, bold: mean of " \
-           f"{size * _window(len(points))} steps"
+    return (
+        f"faint: {'mean of ' + str(size) if size > 1 else 'each'} step{'s' if size > 1 else ''}, bold: mean of "
+        f"{size * _window(len(points))} steps"
+    )
 
 
 def _caption(title: str, unit: str, lines: Sequence[Line], note: str) -> str:
-    legend = "".join(f'<span class="key"><i style="--c:var(--{line.color})"></i>{esc(line.name)}</span>'
-                     for line in lines) if len(lines) > 1 else ""
-    return (f'<figcaption><div class="title">{esc(title)}{f" <small>{esc(unit)}</small>" if unit else ""}</div>'
-            f'<div class="legend">{legend}{f"<small>{esc(note)}</small>" if note else ""}</div></figcaption>')
+    legend = (
+        "".join(
+            f'<span class="key"><i style="--c:var(--{line.color})"></i>{esc(line.name)}</span>'
+            for line in lines
+        )
+        if len(lines) > 1
+        else ""
+    )
+    return (
+        f'<figcaption><div class="title">{esc(title)}{f" <small>{esc(unit)}</small>" if unit else ""}</div>'
+        f'<div class="legend">{legend}{f"<small>{esc(note)}</small>" if note else ""}</div></figcaption>'
+    )
 
 
-def _frame(caption: str, drawing: str, x: _Axis, y: _Axis, label: Callable[[float], str], x_unit: str, data: object,
-           about: str) -> str:
+def _frame(
+    caption: str,
+    drawing: str,
+    x: _Axis,
+    y: _Axis,
+    label: Callable[[float], str],
+    x_unit: str,
+    data: object,
+    about: str,
+) -> str:
     """The figure around a drawing: grid, labels, read-out and its data."""
     y_ticks = [t for t in y.ticks() if -0.001 <= y.at(t) <= 1.001]
-    grid = "".join(f'<path class="grid{" zero" if t == 0 else ""}" d="M0 {(1 - y.at(t)) * H:.1f}H{W:g}"/>'
-                   for t in y_ticks)
-    names = "".join(f'<span style="top:{100 * (1 - y.at(t)):.2f}%">{esc(label(t))}</span>' for t in y_ticks)
+    grid = "".join(
+        f'<path class="grid{" zero" if t == 0 else ""}" d="M0 {(1 - y.at(t)) * H:.1f}H{W:g}"/>'
+        for t in y_ticks
+    )
+    names = "".join(
+        f'<span style="top:{100 * (1 - y.at(t)):.2f}%">{esc(label(t))}</span>' for t in y_ticks
+    )
     x_ticks = [t for t in nice_ticks(x.low, x.high, 5) if x_unit != "step" or float(t).is_integer()]
     steps = "".join(f'<span style="left:{100 * x.at(t):.2f}%">{short(t)}</span>' for t in x_ticks)
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     widest = max((len(label(t)) for t in y_ticks), default=1)
-    return (f'<figure class="chart" tabindex="0" aria-label="{esc(about)}">{caption}'
-            f'<div class="plot" style="--gutter:{max(widest + 1, 5)}ch"><div class="ylab" aria-hidden="true">{names}'
-            f'</div>'
-            f'<div class="canvas"><svg viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" '
-            f'aria-hidden="true">{grid}{drawing}</svg>'
-            f'<div class="cross" hidden></div><div class="readout" hidden></div></div>'
-            f'<em aria-hidden="true">{esc(x_unit)}</em><div class="xlab" aria-hidden="true">{steps}</div></div>'
-            f'<script type="application/json">{text}</script></figure>')
+    return (
+        f'<figure class="chart" tabindex="0" aria-label="{esc(about)}">{caption}'
+        f'<div class="plot" style="--gutter:{max(widest + 1, 5)}ch"><div class="ylab" aria-hidden="true">{names}'
+        f"</div>"
+        f'<div class="canvas"><svg viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" '
+        f'aria-hidden="true">{grid}{drawing}</svg>'
+        f'<div class="cross" hidden></div><div class="readout" hidden></div></div>'
+        f'<em aria-hidden="true">{esc(x_unit)}</em><div class="xlab" aria-hidden="true">{steps}</div></div>'
+        f'<script type="application/json">{text}</script></figure>'
+    )
 
 
 def _compact(v: float | None) -> float | None:
@@ -204,18 +250,35 @@ def _compact(v: float | None) -> float | None:
 
 def _data(line: Line) -> dict[str, object]:
     points, size = bucketed(line.points)
-    out: dict[str, object] = {"n": line.name, "c": line.color, "x": [_compact(s) for s, _ in points],
-                              "v": [_compact(v) for _, v in points]}
+    out: dict[str, object] = {
+        "n": line.name,
+        "c": line.color,
+        "x": [_compact(s) for s, _ in points],
+        "v": [_compact(v) for _, v in points],
+    }
     if line.low and line.high and size == 1:
-        out["lo"], out["hi"] = [_compact(v) for _, v in line.low], [_compact(v) for _, v in line.high]
+        out["lo"], out["hi"] = (
+            [_compact(v) for _, v in line.low],
+            [_compact(v) for _, v in line.high],
+        )
     if line.extra and size == 1:
         out["e"] = list(line.extra)
     return out
 
 
-def line_chart(title: str, lines: Sequence[Line], *, unit: str = "", percent: bool = False, zero: bool = False,
-               bounds: tuple[float, float] | None = None, log: bool = False, x_range: tuple[float, float] | None = None,
-               x_unit: str = "step", note: str = "") -> str:
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    unit: str = "",
+    percent: bool = False,
+    zero: bool = False,
+    bounds: tuple[float, float] | None = None,
+    log: bool = False,
+    x_range: tuple[float, float] | None = None,
+    x_unit: str = "step",
+    note: str = "",
+) -> str:
     """A figure with curves, or '' when none of them has a point.
 
     `percent` labels 0..1 as 0..100 %; `zero` keeps zero in sight; `bounds` are limits a value cannot pass; `log` allows
@@ -231,13 +294,34 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str = "", percent: bo
     low_x, high_x = x_range or (min(steps), max(steps))
     x, y = _Axis(low_x, high_x if high_x > low_x else low_x + 1), _y_axis(values, zero, bounds, log)
     size = max(bucketed(line.points)[1] for line in lines)
-    notes = [n for n in (note, f"each point: mean of {size} steps" if size > 1 else "",
-                         "log scale" if y.log else "") if n]
+    notes = [
+        n
+        for n in (
+            note,
+            f"each point: mean of {size} steps" if size > 1 else "",
+            "log scale" if y.log else "",
+        )
+        if n
+    ]
     known = [v for _, v in lines[0].points if v is not None]
     about = f"{title}: {lines[0].name} from {short(known[0])} to {short(known[-1])}"
-    data = {"x0": x.low, "x1": x.high, "unit": x_unit, "pct": percent, "s": [_data(line) for line in lines]}
-    return _frame(_caption(title, unit, lines, " · ".join(notes)), "".join(_draw(line, x, y) for line in lines), x, y,
-                  _percent if percent else short, x_unit, data, about)
+    data = {
+        "x0": x.low,
+        "x1": x.high,
+        "unit": x_unit,
+        "pct": percent,
+        "s": [_data(line) for line in lines],
+    }
+    return _frame(
+        _caption(title, unit, lines, " · ".join(notes)),
+        "".join(_draw(line, x, y) for line in lines),
+        x,
+        y,
+        _percent if percent else short,
+        x_unit,
+        data,
+        about,
+    )
 
 
 def _percent(v: float) -> str:
@@ -263,14 +347,32 @@ def bar_chart(title: str, layers: Sequence[Line], *, unit: str = "", note: str =
             if v:
                 top = (1 - y.at(base[i] + v)) * H
                 left, right = x.at(s) * W - width / 2, x.at(s) * W + width / 2
-                rects.append(f"M{left:.1f} {top:.2f}H{right:.1f}V{(1 - y.at(base[i])) * H:.2f}H{left:.1f}Z")
+                rects.append(
+                    f"M{left:.1f} {top:.2f}H{right:.1f}V{(1 - y.at(base[i])) * H:.2f}H{left:.1f}Z"
+                )
                 base[i] += v
         drawing.append(f'<path class="bar" style="--c:var(--{line.color})" d="{"".join(rects)}"/>')
-    notes = " · ".join(n for n in (note, f"each bar: mean of {size} steps" if size > 1 else "") if n)
-    data = {"x0": x.low, "x1": x.high, "unit": "step", "pct": False, "sum": len(shown) > 1,
-            "s": [_data(line) for line in shown]}
-    return _frame(_caption(title, unit, shown, notes), "".join(drawing), x, y, short, "step", data, f"{title}, "
-                                                                                                    f"stacked bars")
+    notes = " · ".join(
+        n for n in (note, f"each bar: mean of {size} steps" if size > 1 else "") if n
+    )
+    data = {
+        "x0": x.low,
+        "x1": x.high,
+        "unit": "step",
+        "pct": False,
+        "sum": len(shown) > 1,
+        "s": [_data(line) for line in shown],
+    }
+    return _frame(
+        _caption(title, unit, shown, notes),
+        "".join(drawing),
+        x,
+        y,
+        short,
+        "step",
+        data,
+        f"{title}, stacked bars",
+    )
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
@@ -278,10 +380,16 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
     total = sum(amount for _, amount, _ in parts)
     if total <= 0:
         return ""
-    return '<div class="share" aria-hidden="true">' + "".join(
-        f'<span style="--c:var(--{color});flex-grow:{amount / total:.5f}" '
-        f'title="{esc(name)} {100 * amount / total:.1f} %"></span>'
-        for name, amount, color in parts if amount > 0) + "</div>"
+    return (
+        '<div class="share" aria-hidden="true">'
+        + "".join(
+            f'<span style="--c:var(--{color});flex-grow:{amount / total:.5f}" '
+            f'title="{esc(name)} {100 * amount / total:.1f} %"></span>'
+            for name, amount, color in parts
+            if amount > 0
+        )
+        + "</div>"
+    )
 
 
 def sparkline(points: Series) -> str:
@@ -290,19 +398,29 @@ def sparkline(points: Series) -> str:
     values = [v for _, v in points if v is not None]
     if not values:
         return ""
-    x, y = _Axis(points[0][0], max(points[-1][0], points[0][0] + 1)), _y_axis(values, False, None, False)
-    return (f'<svg class="spark" viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" aria-hidden="true">'
-            f'<path class="line" style="--c:var(--c1)" d="{_path(points, x, y)}"/></svg>')
+    x, y = (
+        _Axis(points[0][0], max(points[-1][0], points[0][0] + 1)),
+        _y_axis(values, False, None, False),
+    )
+    return (
+        f'<svg class="spark" viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path class="line" style="--c:var(--c1)" d="{_path(points, x, y)}"/></svg>'
+    )
 
 
-def track(marks: Sequence[tuple[str, float, float | None, float | None]], low: float, high: float) -> str:
+def track(
+    marks: Sequence[tuple[str, float, float | None, float | None]], low: float, high: float
+) -> str:
     """Intervals on a track from `low` to `high`: (css class, mean, low, high) each, as a bar with a dot at the mean."""
+
     def at(v: float) -> str:
         return f"{100 * min(1.0, max(0.0, (v - low) / (high - low))):.2f}%"
 
     out = []
     for name, mean, a, b in marks:
         if a is not None and b is not None:
-            out.append(f'<i class="{name} bar" style="left:{at(a)};right:calc(100% - {at(b)})"></i>')
+            out.append(
+                f'<i class="{name} bar" style="left:{at(a)};right:calc(100% - {at(b)})"></i>'
+            )
         out.append(f'<i class="{name} dot" style="left:{at(mean)}"></i>')
     return f'<div class="track" aria-hidden="true">{"".join(out)}</div>'

@@ -5,6 +5,7 @@
 Small clips are embedded (MAX_CLIPS, MAX_BYTES in all), others are linked. The stills say the same on paper. A clip that cannot be
 decoded is a text in its place.
 """
+
 from __future__ import annotations
 
 import base64
@@ -47,7 +48,14 @@ def _chosen(before: Mapping[Unit, Row], after: Mapping[Unit, Row], count: int) -
     for unit, row in after.items():
         if "video" in row or "video" in before.get(unit, {}):
             kinds[_success(before.get(unit)), _success(row)].append(unit)
-    order = [(False, True), (True, False), (True, True), (False, False), (None, True), (None, False)]
+    order = [
+        (False, True),
+        (True, False),
+        (True, True),
+        (False, False),
+        (None, True),
+        (None, False),
+    ]
     turns = chain.from_iterable(zip_longest(*(kinds[k] for k in order if k in kinds)))
     return [unit for unit in turns if unit is not None][:count]
 
@@ -67,8 +75,10 @@ class _Clips:
         self.clips, self.bytes = self.clips + 1, self.bytes + size
         data = base64.b64encode(path.read_bytes()).decode("ascii")
         shown = f' poster="{poster}"' if poster else ""
-        return (f'<video controls loop muted playsinline preload="metadata" aria-label="{esc(name)}"{shown} '
-                f'src="data:video/mp4;base64,{data}"></video>')
+        return (
+            f'<video controls loop muted playsinline preload="metadata" aria-label="{esc(name)}"{shown} '
+            f'src="data:video/mp4;base64,{data}"></video>'
+        )
 
     def side(self, evaluation: EvalStep, row: Row | None, mark: str) -> str:
         """One episode: when, how it ended, its clip and its stills."""
@@ -78,8 +88,10 @@ class _Clips:
         steps, won = int(metric_of(row, "steps")), _success(row)
         words = "not finished" if row.get("stop") == "error" else "success" if won else "failure"
         lost = won and metric_of(row, "success_at_end") < 0.5
-        badges = (f'<p class="badges"><span class="badge {"good" if won else "bad"}">{words}</span>{mark}'
-                  f'<span class="badge soft">{plural(steps, "control step")}{", lost again at the end" if lost else ""}</span></p>')
+        badges = (
+            f'<p class="badges"><span class="badge {"good" if won else "bad"}">{words}</span>{mark}'
+            f'<span class="badge soft">{plural(steps, "control step")}{", lost again at the end" if lost else ""}</span></p>'
+        )
         file = row.get("video")
         if not isinstance(file, str) or Path(file).name != file:
             return f'<div>{head}{badges}<p class="dim">no clip of this episode</p></div>'
@@ -89,7 +101,9 @@ class _Clips:
         if not _is_clip(path, self.run.folder):
             return f'<div>{head}{badges}<p class="dim">not a clip in the folder of the run: {esc(file)}</p></div>'
         name = f"{row.get('task', '')} {row.get('id', '')} at step {evaluation.step}: {words}"
-        stills, poster = _strip(path, min(steps, _MOST_STEPS), number(row.get("video_fps")) or _FPS, name)
+        stills, poster = _strip(
+            path, min(steps, _MOST_STEPS), number(row.get("video_fps")) or _FPS, name
+        )
         return f"<div>{head}{badges}{self._video(path, name, poster)}{stills}</div>"
 
 
@@ -112,19 +126,30 @@ def _is_clip(path: Path, folder: Path) -> bool:
 def _strip(path: Path, steps: int, fps: float, name: str) -> tuple[str, str]:
     """The stills of a clip with one picture per control step, and the data address of the last one."""
     try:
-        found = read_stills(ClipRef(str(path), seen=tuple(i / fps for i in range(steps + 1))), limit=_STILLS, long_side=160)
+        found = read_stills(
+            ClipRef(str(path), seen=tuple(i / fps for i in range(steps + 1))),
+            limit=_STILLS,
+            long_side=160,
+        )
     except Exception as error:  # decoders raise errors of their own; the page is written whatever a clip does, and says it
         kind = getattr(error, "kind", "") or type(error).__name__
         return f'<p class="note">stills cannot be shown ({esc(str(kind))})</p>', ""
-    shots = [(round(t * fps), encoded(rgb)) for t, rgb in zip(found.seconds, found.frames, strict=True)]
-    figures = "".join(f'<figure class="still"><img src="{data}" alt="{esc(name)}, control step {at}">'
-                      f"<figcaption>{at}</figcaption></figure>" for at, data in shots)
+    shots = [
+        (round(t * fps), encoded(rgb)) for t, rgb in zip(found.seconds, found.frames, strict=True)
+    ]
+    figures = "".join(
+        f'<figure class="still"><img src="{data}" alt="{esc(name)}, control step {at}">'
+        f"<figcaption>{at}</figcaption></figure>"
+        for at, data in shots
+    )
     return f'<div class="strip">{figures}</div>', shots[-1][1] if shots else ""
 
 
 def episodes(run: Run, mark: str = "") -> str:
     """Cards of the first and the last evaluation; '' where none has a clip. `mark` is HTML beside every outcome."""
-    ends: Sequence[EvalStep] = run.evals[:1] if len(run.evals) < 2 else (run.evals[0], run.evals[-1])
+    ends: Sequence[EvalStep] = (
+        run.evals[:1] if len(run.evals) < 2 else (run.evals[0], run.evals[-1])
+    )
     if not ends:
         return ""
     tables = [_filmed(e) for e in ends]
@@ -134,11 +159,20 @@ def episodes(run: Run, mark: str = "") -> str:
     for unit in _chosen(before, tables[-1], MAX_CLIPS // len(ends)):
         sides = "".join(clips.side(e, t.get(unit), mark) for e, t in zip(ends, tables, strict=True))
         row = tables[-1][unit]
-        title = f"{unit[0]} · {unit[1]}" if row.get("row") is None else f"{unit[0]} · {unit[1]} (row {row['row']})"
-        cards.append(f'<article class="card pic"><h4>{cut_text(title, 120)}</h4><div class="pair">{sides}</div></article>')
+        title = (
+            f"{unit[0]} · {unit[1]}"
+            if row.get("row") is None
+            else f"{unit[0]} · {unit[1]} (row {row['row']})"
+        )
+        cards.append(
+            f'<article class="card pic"><h4>{cut_text(title, 120)}</h4><div class="pair">{sides}</div></article>'
+        )
     if not cards:
         return ""
-    note = ("Greedy episodes from the same initial state" + (", before and after" if len(ends) > 1 else "")
-            + "; numbers under the stills are control steps."
-            + (" Clips beyond the page's share are linked." if clips.linked else ""))
+    note = (
+        "Greedy episodes from the same initial state"
+        + (", before and after" if len(ends) > 1 else "")
+        + "; numbers under the stills are control steps."
+        + (" Clips beyond the page's share are linked." if clips.linked else "")
+    )
     return f'<p class="note">{esc(note)}</p><div class="episodes">{"".join(cards)}</div>'

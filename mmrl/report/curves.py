@@ -1,4 +1,5 @@
 """Which curves the page shows, in which order and unit; whatever the run logged beyond them goes into one table."""
+
 from __future__ import annotations
 
 import re
@@ -9,8 +10,19 @@ from mmrl.report.charts import Line, line_chart, sparkline
 from mmrl.report.load import EvalStep, Run, Series
 from mmrl.report.text import esc, metric_name, plural, short
 
-__all__ = ["Curve", "MODES", "draw_curves", "eval_chart", "held_out_curves", "metric_names", "metric_order", "other_metrics",
-           "per_source", "source_curves", "training_curves"]
+__all__ = [
+    "Curve",
+    "MODES",
+    "draw_curves",
+    "eval_chart",
+    "held_out_curves",
+    "metric_names",
+    "metric_order",
+    "other_metrics",
+    "per_source",
+    "source_curves",
+    "training_curves",
+]
 
 MODES = {"sampled": "c1", "greedy": "c2"}
 _BOUNDED = ("iou", "reward", "parse_rate", "giou", "correct", "macro", "headline")
@@ -35,29 +47,94 @@ class Curve:
 _UNIT_RANGE = (0.0, 1.0)
 _CURVES = (
     Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE),
-    Curve("Training IoU", {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"}, "sampled", bounds=_UNIT_RANGE),
-    Curve("Right answers", {"train/correct": "correct"}, "share of completions", bounds=_UNIT_RANGE),
+    Curve(
+        "Training IoU",
+        {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"},
+        "sampled",
+        bounds=_UNIT_RANGE,
+    ),
+    Curve(
+        "Right answers", {"train/correct": "correct"}, "share of completions", bounds=_UNIT_RANGE
+    ),
     Curve("Parse rate", {"train/parse_rate": "parsed"}, "share of completions", bounds=_UNIT_RANGE),
     Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True),
-    Curve("KL", {"train/kl": "to the reference", "train/kl_step": "within a step"}, "nats per token", log=True),
-    Curve("Log-prob gap", {"train/logprob_gap/mean": "mean", "train/logprob_gap/max": "max"},
-          "sampler to trainer, nats per token", log=True, zero=True, noisy=False),
-    Curve("Clipped tokens", {"train/clip/low": "low", "train/clip/high": "high", "train/clip/dual": "dual"}, "share",
-          percent=True, zero=True),
-    Curve("Gradient norm", {"train/grad_norm": "norm"}, "before clipping", zero=True, log=True, noisy=False),
-    Curve("Completion length", {"train/length/mean": "all", "train/length/right": "right",
-                                "train/length/wrong": "wrong", "train/length/clipped": "cut by the limit"}, "tokens"),
-    Curve("Cut by the length limit", {"train/clipped_share": "clipped"}, "completions", percent=True, zero=True,
-          bounds=_UNIT_RANGE),
-    Curve("Groups without signal", {"train/groups/no_signal": "all rewards equal", "train/groups/all_zero": "all 0",
-                                    "train/groups/all_one": "all 1"}, "groups per step", zero=True),
+    Curve(
+        "KL",
+        {"train/kl": "to the reference", "train/kl_step": "within a step"},
+        "nats per token",
+        log=True,
+    ),
+    Curve(
+        "Log-prob gap",
+        {"train/logprob_gap/mean": "mean", "train/logprob_gap/max": "max"},
+        "sampler to trainer, nats per token",
+        log=True,
+        zero=True,
+        noisy=False,
+    ),
+    Curve(
+        "Clipped tokens",
+        {"train/clip/low": "low", "train/clip/high": "high", "train/clip/dual": "dual"},
+        "share",
+        percent=True,
+        zero=True,
+    ),
+    Curve(
+        "Gradient norm",
+        {"train/grad_norm": "norm"},
+        "before clipping",
+        zero=True,
+        log=True,
+        noisy=False,
+    ),
+    Curve(
+        "Completion length",
+        {
+            "train/length/mean": "all",
+            "train/length/right": "right",
+            "train/length/wrong": "wrong",
+            "train/length/clipped": "cut by the limit",
+        },
+        "tokens",
+    ),
+    Curve(
+        "Cut by the length limit",
+        {"train/clipped_share": "clipped"},
+        "completions",
+        percent=True,
+        zero=True,
+        bounds=_UNIT_RANGE,
+    ),
+    Curve(
+        "Groups without signal",
+        {
+            "train/groups/no_signal": "all rewards equal",
+            "train/groups/all_zero": "all 0",
+            "train/groups/all_one": "all 1",
+        },
+        "groups per step",
+        zero=True,
+    ),
 )
 
 
 def metric_order(names: Sequence[str], headline: str) -> list[str]:
     """Headline first, then the common names, then the rest by name."""
-    known = [headline, "macro", "iou", "acc@0.5", "correct", "acc", "accuracy", "success", "reward", "parse_rate"]
-    return sorted(dict.fromkeys(names), key=lambda n: (known.index(n) if n in known else len(known), n))
+    known = [
+        headline,
+        "macro",
+        "iou",
+        "acc@0.5",
+        "correct",
+        "acc",
+        "accuracy",
+        "success",
+        "reward",
+        "parse_rate",
+    ]
+    return sorted(
+        dict.fromkeys(names), key=lambda n: (known.index(n) if n in known else len(known), n)
+    )
 
 
 def metric_names(evals: Sequence[EvalStep], headline: str) -> list[str]:
@@ -71,13 +148,34 @@ def eval_chart(evals: Sequence[EvalStep], metric: str, x_range: tuple[float, flo
     """One held-out metric over training, greedy and sampled, with interval bands."""
     lines = []
     for mode, color in MODES.items():
-        found = [(e.step, e.estimates[mode][metric]) for e in evals if metric in e.estimates.get(mode, {})]
+        found = [
+            (e.step, e.estimates[mode][metric])
+            for e in evals
+            if metric in e.estimates.get(mode, {})
+        ]
         if found:
-            series: dict[str, Series] = {k: [(float(s), e[k]) for s, e in found] for k in ("mean", "low", "high")}
+            series: dict[str, Series] = {
+                k: [(float(s), e[k]) for s, e in found] for k in ("mean", "low", "high")
+            }
             words = [f"n = {e['n']:.0f}" if e.get("n") is not None else "" for _, e in found]
-            lines.append(Line(mode, series["mean"], color, series["low"], series["high"], dots=True, extra=words))
-    return line_chart(metric_name(metric), lines, unit="held-out",
-                      bounds=_UNIT_RANGE if _is_bounded(metric) else None, x_range=x_range)
+            lines.append(
+                Line(
+                    mode,
+                    series["mean"],
+                    color,
+                    series["low"],
+                    series["high"],
+                    dots=True,
+                    extra=words,
+                )
+            )
+    return line_chart(
+        metric_name(metric),
+        lines,
+        unit="held-out",
+        bounds=_UNIT_RANGE if _is_bounded(metric) else None,
+        x_range=x_range,
+    )
 
 
 def held_out_curves(run: Run, headline: str) -> tuple[list[str], list[str]]:
@@ -110,10 +208,21 @@ def source_curves(run: Run) -> list[str]:
     sources = list(dict.fromkeys(s for e in run.evals for s in e.per_source))
     x_range, charts = (0.0, float(max(1, run.last_step))), []
     for source in sources if len(sources) > 1 else []:
-        lines = [line for mode, color in MODES.items() if (line := _source_line(run, source, mode, color))]
+        lines = [
+            line
+            for mode, color in MODES.items()
+            if (line := _source_line(run, source, mode, color))
+        ]
         name = run.headline(source)
-        charts.append(line_chart(source, lines, unit=metric_name(name) if name else "headline of each task",
-                                 bounds=_UNIT_RANGE if name is None or _is_bounded(name) else None, x_range=x_range))
+        charts.append(
+            line_chart(
+                source,
+                lines,
+                unit=metric_name(name) if name else "headline of each task",
+                bounds=_UNIT_RANGE if name is None or _is_bounded(name) else None,
+                x_range=x_range,
+            )
+        )
     return [c for c in charts if c]
 
 
@@ -123,8 +232,11 @@ def _is_bounded(metric: str) -> bool:
 
 def _lines(run: Run, names: dict[str, str], noisy: bool) -> list[Line]:
     series = [(words, _series(run, name)) for name, words in names.items()]
-    return [Line(words, points, _COLORS[i % len(_COLORS)], noisy=noisy, dots=len(points) < 30)
-            for i, (words, points) in enumerate(series) if points]
+    return [
+        Line(words, points, _COLORS[i % len(_COLORS)], noisy=noisy, dots=len(points) < 30)
+        for i, (words, points) in enumerate(series)
+        if points
+    ]
 
 
 def _series(run: Run, name: str) -> Series:
@@ -150,25 +262,34 @@ def _curves(run: Run) -> list[Curve]:
         curves.append(Curve("Critic", critic))
     sources = [s for s in run.sources() if run.series(f"train/{s}/reward/mean")]
     if len(sources) > 1:
-        curves += per_source("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training")
+        curves += per_source(
+            "Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training"
+        )
         metrics = {s: _train_metric(run, s) for s in sources}
-        curves += per_source("Metric per source", {f"train/{s}/{m}": f"{s}: {metric_name(m)}" for s, m in metrics.items() if m},
-                              "training")
+        curves += per_source(
+            "Metric per source",
+            {f"train/{s}/{m}": f"{s}: {metric_name(m)}" for s, m in metrics.items() if m},
+            "training",
+        )
     return curves
 
 
 def _train_metric(run: Run, source: str) -> str | None:
     """The metric a source is judged by, else the first usual one, that training logged for it."""
     wishes = (run.headline(source), "correct", "iou")
-    return next((m for m in wishes if m and m != "reward" and run.series(f"train/{source}/{m}")), None)
+    return next(
+        (m for m in wishes if m and m != "reward" and run.series(f"train/{source}/{m}")), None
+    )
 
 
 def per_source(title: str, names: dict[str, str], unit: str) -> list[Curve]:
     """As many charts as colours can tell the sources apart."""
     items, size = list(names.items()), len(_COLORS)
-    parts = [dict(items[i:i + size]) for i in range(0, len(items), size)]
-    return [Curve(title if len(parts) == 1 else f"{title} ({i} of {len(parts)})", part, unit)
-            for i, part in enumerate(parts, 1)]
+    parts = [dict(items[i : i + size]) for i in range(0, len(items), size)]
+    return [
+        Curve(title if len(parts) == 1 else f"{title} ({i} of {len(parts)})", part, unit)
+        for i, part in enumerate(parts, 1)
+    ]
 
 
 def training_curves(run: Run) -> list[str]:
@@ -181,11 +302,26 @@ def draw_curves(run: Run, curves: Sequence[Curve]) -> list[str]:
     x_range = (0.0, float(max(1, run.last_step)))
     charts = []
     for c in curves:
-        many = sorted(c.names, key=lambda n: -max((v or 0.0 for _, v in run.series(n)), default=0.0))[:len(_COLORS)]
+        many = sorted(
+            c.names, key=lambda n: -max((v or 0.0 for _, v in run.series(n)), default=0.0)
+        )[: len(_COLORS)]
         lines = _lines(run, {n: w for n, w in c.names.items() if n in many}, c.noisy)
-        left_out = f"{len(c.names) - len(many)} smaller ones not drawn" if len(c.names) > len(many) else ""
-        charts.append(line_chart(c.title, lines, unit=c.unit, percent=c.percent, zero=c.zero, bounds=c.bounds,
-                                 log=c.log, x_range=x_range, note=left_out))
+        left_out = (
+            f"{len(c.names) - len(many)} smaller ones not drawn" if len(c.names) > len(many) else ""
+        )
+        charts.append(
+            line_chart(
+                c.title,
+                lines,
+                unit=c.unit,
+                percent=c.percent,
+                zero=c.zero,
+                bounds=c.bounds,
+                log=c.log,
+                x_range=x_range,
+                note=left_out,
+            )
+        )
     return [c for c in charts if c]
 
 
@@ -197,18 +333,32 @@ def other_metrics(run: Run, beside: Iterable[str] = ()) -> str:
     rows = []
     for name in run.names():
         points = run.series(name)
-        if name in drawn or name.startswith(("eval/", "time/")) or name in ("speed/tokens_per_s", "memory/peak_gib"):
+        if (
+            name in drawn
+            or name.startswith(("eval/", "time/"))
+            or name in ("speed/tokens_per_s", "memory/peak_gib")
+        ):
             continue
         values = [v for _, v in points if v is not None]
         if not values:
-            rows.append(f'<tr><td>{esc(name)}</td><td colspan="5" class="dim">no finite value</td></tr>')
+            rows.append(
+                f'<tr><td>{esc(name)}</td><td colspan="5" class="dim">no finite value</td></tr>'
+            )
             continue
-        rows.append(f"<tr><td>{esc(name)}</td><td>{sparkline(points)}</td>" + "".join(
-            f'<td class="num">{short(v)}</td>' for v in (values[0], values[-1], min(values), max(values))) + "</tr>")
+        rows.append(
+            f"<tr><td>{esc(name)}</td><td>{sparkline(points)}</td>"
+            + "".join(
+                f'<td class="num">{short(v)}</td>'
+                for v in (values[0], values[-1], min(values), max(values))
+            )
+            + "</tr>"
+        )
     if not rows:
         return ""
-    return (f"<details><summary>Other metrics <small>{plural(len(rows), 'name')}</small></summary>"
-            '<div class="scroll"><table><thead><tr><th>name</th><th></th><th class="num">first</th><th class="num">'
-            'last</th>'
-            f'<th class="num">lowest</th><th class="num">highest</th></tr></thead><tbody>{"".join(rows)}</tbody>'
-            f'</table></div></details>')
+    return (
+        f"<details><summary>Other metrics <small>{plural(len(rows), 'name')}</small></summary>"
+        '<div class="scroll"><table><thead><tr><th>name</th><th></th><th class="num">first</th><th class="num">'
+        "last</th>"
+        f'<th class="num">lowest</th><th class="num">highest</th></tr></thead><tbody>{"".join(rows)}</tbody>'
+        f"</table></div></details>"
+    )

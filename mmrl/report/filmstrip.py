@@ -6,6 +6,7 @@ below them a time axis with gold and predicted spans as bars. What cannot be dec
     python -c "from mmrl.report.filmstrip import Figures; from pathlib import Path; \\
         print(Figures(Path('.')).drawing({'videos': ['a.mp4'], 'score': {'detail': {'gold_spans': [[1, 2]]}}}, []))"
 """
+
 from __future__ import annotations
 
 import base64
@@ -65,14 +66,22 @@ class Figures:
             return self._filmstrip(row, clip, layers)
         size, parts = self.pictures.size_of(row), []
         for kind in _KINDS:
-            drawn = [(attrs, "".join(overlay(r, "pred", k, size) for r, k in rows if k == kind)) for attrs, rows in layers]
-            parts.append("".join(f"<g {attrs}>{shapes}</g>" if attrs else shapes for attrs, shapes in drawn))
+            drawn = [
+                (attrs, "".join(overlay(r, "pred", k, size) for r, k in rows if k == kind))
+                for attrs, rows in layers
+            ]
+            parts.append(
+                "".join(f"<g {attrs}>{shapes}</g>" if attrs else shapes for attrs, shapes in drawn)
+            )
         return self.pictures.drawing(row, *parts)
 
     def _filmstrip(self, row: Row, clip: ClipRef, layers: Sequence[Layer]) -> str:
         keys = sorted(track_of(row, "gold_tracks") or {})
         shown = layers[-1][1] if layers else []
-        keys += sorted({k for r, kind in shown if kind == "greedy" for k in track_of(r, "pred_tracks") or {}} - set(keys))
+        keys += sorted(
+            {k for r, kind in shown if kind == "greedy" for k in track_of(r, "pred_tracks") or {}}
+            - set(keys)
+        )
         film = self._film(clip, tuple(keys))
         layers = [(attrs, _fewer(rows, len(layers))) for attrs, rows in layers]
         if film.reason:
@@ -88,27 +97,45 @@ class Figures:
         film = self._seen[clip, keys]
         cost = sum(len(address) for _, address in film.frames)
         if cost > self._left:
-            return _Film((), film.size, film.duration, film.reach,
-                         f"not shown, this page already holds its share of frames: {Path(clip.path).name}")
+            return _Film(
+                (),
+                film.size,
+                film.duration,
+                film.reach,
+                f"not shown, this page already holds its share of frames: {Path(clip.path).name}",
+            )
         self._left -= cost
         return film
 
     def _load(self, clip: ClipRef, keys: tuple[float, ...]) -> _Film:
         if self._left <= 0:
-            return _Film((), (4, 3), clip.duration, 0.0, f"not shown, this page already holds its share of frames: "
-                                                         f"{Path(clip.path).name}")
+            return _Film(
+                (),
+                (4, 3),
+                clip.duration,
+                0.0,
+                f"not shown, this page already holds its share of frames: {Path(clip.path).name}",
+            )
         try:
             stills = read_stills(clip, self.folder, keys=keys)
         except Exception as error:  # decoders raise errors of their own; whatever a clip does, the page is written and says it
             kind = getattr(error, "kind", "") or type(error).__name__
-            return _Film((), (4, 3), clip.duration, 0.0, f"the video cannot be shown ({kind}): {Path(clip.path).name}")
-        frames = tuple((t, encoded(rgb)) for t, rgb in zip(stills.seconds, stills.frames, strict=True))
+            return _Film(
+                (),
+                (4, 3),
+                clip.duration,
+                0.0,
+                f"the video cannot be shown ({kind}): {Path(clip.path).name}",
+            )
+        frames = tuple(
+            (t, encoded(rgb)) for t, rgb in zip(stills.seconds, stills.frames, strict=True)
+        )
         return _Film(frames, stills.size, stills.duration, stills.reach)
 
 
 def _fewer(rows: Sequence[tuple[Row, str]], states: int) -> list[tuple[Row, str]]:
     """The rows with at most so many sampled ones that a page with many states stays small."""
-    sampled = [r for r in rows if r[1] == "sampled"][:max(1, 48 // max(1, states))]
+    sampled = [r for r in rows if r[1] == "sampled"][: max(1, 48 // max(1, states))]
     return sampled + [r for r in rows if r[1] != "sampled"]
 
 
@@ -145,15 +172,23 @@ def _stills(row: Row, film: _Film, layers: Sequence[Layer]) -> str:
             for place, shapes in enumerate(drawn[kind]):
                 if group := "".join(box_group(boxes[place], kind) for boxes in found):
                     shapes.append(f"<g {attrs}>{group}</g>" if attrs else group)
-    out, spans, name = [], spans_of(row, "gold_spans") or [], row.get("id") or _mapping(row.get("sample")).get("id", "")
+    out, spans, name = (
+        [],
+        spans_of(row, "gold_spans") or [],
+        row.get("id") or _mapping(row.get("sample")).get("id", ""),
+    )
     for place, (second, address) in enumerate(film.frames):
         inside = any(start <= second < end or start == end == second for start, end in spans)
-        about = f"frame {place + 1} of {count} of {name} at {seconds(second)} s" + (", inside a gold span" if inside else "")
+        about = f"frame {place + 1} of {count} of {name} at {seconds(second)} s" + (
+            ", inside a gold span" if inside else ""
+        )
         below, above = ("".join(drawn[kind][place]) for kind in _KINDS)
-        out.append(f'<figure class="still{" inside" if inside else ""}"><svg viewBox="0 0 {width} {height}" role="img" '
-                   f'aria-label="{esc(about)}"><image href="{address}" width="{width}" height="{height}" '
-                   f'preserveAspectRatio="none"/>{below}{box_group(gold[place], "gold")}{above}</svg>'
-                   f'<figcaption>{seconds(second)} s</figcaption></figure>')
+        out.append(
+            f'<figure class="still{" inside" if inside else ""}"><svg viewBox="0 0 {width} {height}" role="img" '
+            f'aria-label="{esc(about)}"><image href="{address}" width="{width}" height="{height}" '
+            f'preserveAspectRatio="none"/>{below}{box_group(gold[place], "gold")}{above}</svg>'
+            f"<figcaption>{seconds(second)} s</figcaption></figure>"
+        )
     return "".join(out)
 
 
@@ -178,7 +213,9 @@ def _lanes(layer: Layer, duration: float) -> str:
         found = [spans_of(r, "pred_spans") for r, k in rows if k == kind]
         if found and any(spans is not None for spans in found):
             spans = [span for part in found for span in part or []]
-            what = "predicted spans" if kind == "greedy" else f"spans of {len(found)} sampled answers"
+            what = (
+                "predicted spans" if kind == "greedy" else f"spans of {len(found)} sampled answers"
+            )
             out.append(_lane(kind, f"{what}: {spans_text(spans[:20])}", spans, duration))
     lanes = "".join(out)
     return f"<div {attrs}>{lanes}</div>" if attrs and lanes else lanes
@@ -187,20 +224,34 @@ def _lanes(layer: Layer, duration: float) -> str:
 def _axis(row: Row, clip: ClipRef, film: _Film, layers: Sequence[Layer]) -> str:
     """The time axis with spans; '' where neither gold nor an answer has any."""
     gold = spans_of(row, "gold_spans")
-    answered = [spans for _, rows in layers for r, _ in rows if (spans := spans_of(r, "pred_spans")) is not None]
+    answered = [
+        spans
+        for _, rows in layers
+        for r, _ in rows
+        if (spans := spans_of(r, "pred_spans")) is not None
+    ]
     if gold is None and not answered:
         return ""
     ends = [end for part in (gold or [], *answered) for _, end in part]
     duration = film.duration or clip.duration or max([*clip.seen, *ends], default=0.0) or 1.0
-    lanes = _lane("gold", f"gold spans: {spans_text(gold)}", gold, duration) if gold is not None else ""
+    lanes = (
+        _lane("gold", f"gold spans: {spans_text(gold)}", gold, duration) if gold is not None else ""
+    )
     lanes += "".join(_lanes(layer, duration) for layer in layers)
     seen = sorted(set(clip.seen)) or [t for t, _ in film.frames]
-    marks = "".join(f'<i style="left:{100 * min(1.0, max(0.0, t / duration)):.2f}%"></i>'
-                    for t in seen) if len(seen) <= _MAX_TICKS else ""
+    marks = (
+        "".join(f'<i style="left:{100 * min(1.0, max(0.0, t / duration)):.2f}%"></i>' for t in seen)
+        if len(seen) <= _MAX_TICKS
+        else ""
+    )
     ticks = [t for t in nice_ticks(0.0, duration, 5) if t < 0.93 * duration]
-    labels = "".join(f'<span style="left:{100 * t / duration:.2f}%">{seconds(t)}</span>' for t in ticks)
-    return (f'<div class="time">{lanes}<div class="marks" aria-hidden="true">{marks}</div><div class="secs" aria-hidden="true">'
-            f'{labels}<span style="left:100%">{seconds(duration)} s</span></div></div>')
+    labels = "".join(
+        f'<span style="left:{100 * t / duration:.2f}%">{seconds(t)}</span>' for t in ticks
+    )
+    return (
+        f'<div class="time">{lanes}<div class="marks" aria-hidden="true">{marks}</div><div class="secs" aria-hidden="true">'
+        f'{labels}<span style="left:100%">{seconds(duration)} s</span></div></div>'
+    )
 
 
 def _more(clip: ClipRef, film: _Film) -> str:

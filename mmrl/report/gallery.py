@@ -1,4 +1,5 @@
 """The same held-out pictures through training with a slider over the evaluations, and the worst cases of the last."""
+
 from __future__ import annotations
 
 import heapq
@@ -42,16 +43,22 @@ def _units(run: Run) -> list[Unit]:
             break
     named = {prompt: number for number, prompt in enumerate(run.gallery)}
     place = {u: named.get(u, named.get((None, u[1]))) for units in groups.values() for u in units}
-    listed = {key: sorted((u for u in units if place[u] is not None), key=lambda u: place[u] or 0)
-              for key, units in groups.items()}
+    listed = {
+        key: sorted((u for u in units if place[u] is not None), key=lambda u: place[u] or 0)
+        for key, units in groups.items()
+    }
     if not named or not all(listed.values()):
         others = {key: [u for u in units if u not in listed[key]] for key, units in groups.items()}
         listed = {key: [*listed[key], *others[key]] for key in groups}
         most = max(len(named) or 12, 2 * len(groups))
     else:
         most = MAX_PICTURES
-    turns = [(turn, number, unit) for number, units in enumerate(listed.values()) for turn, unit in enumerate(units)]
-    return [unit for _, _, unit in sorted(turns, key=lambda t: t[:2])][:min(most, MAX_PICTURES)]
+    turns = [
+        (turn, number, unit)
+        for number, units in enumerate(listed.values())
+        for turn, unit in enumerate(units)
+    ]
+    return [unit for _, _, unit in sorted(turns, key=lambda t: t[:2])][: min(most, MAX_PICTURES)]
 
 
 def _shots(evaluation: EvalStep, units: set[Unit]) -> Shots:
@@ -62,7 +69,9 @@ def _shots(evaluation: EvalStep, units: set[Unit]) -> Shots:
 
 
 def _title(name: str) -> str:
-    return esc(metric_name(name).removeprefix("m") if name in ("iou", "giou") else metric_name(name))
+    return esc(
+        metric_name(name).removeprefix("m") if name in ("iou", "giou") else metric_name(name)
+    )
 
 
 def _badge(row: Row, metric: str) -> str:
@@ -71,7 +80,9 @@ def _badge(row: Row, metric: str) -> str:
         return f'<span class="badge bad">not parsed: {esc(str(score.get("reason") or "no reason")[:80])}</span>'
     name = headline_of(row) if metric == "headline" else metric
     words = f'<span class="badge">{_title(name)} {metric_of(row, metric):.2f}</span>'
-    return words + ('<span class="badge bad">cut by length</span>' if row.get("stop") == "length" else "")
+    return words + (
+        '<span class="badge bad">cut by length</span>' if row.get("stop") == "length" else ""
+    )
 
 
 def answer_texts(row: Row, sampled: Sequence[Row] = ()) -> str:
@@ -81,15 +92,23 @@ def answer_texts(row: Row, sampled: Sequence[Row] = ()) -> str:
     if gold is None or (predicted is None and not counts):
         return "" if gold is None else f'<div class="texts">{_answer("gold", gold)}</div>'
     right = is_right(row)
-    mark = "" if right is None or predicted is None else (
-        ' <b class="yes">right</b>' if right else ' <b class="no">wrong</b>')
-    out = _answer("gold", gold) + (_answer("greedy" if row.get("mode") == "greedy" else "sampled", predicted, mark)
-                                   if predicted is not None else "")
+    mark = (
+        ""
+        if right is None or predicted is None
+        else (' <b class="yes">right</b>' if right else ' <b class="no">wrong</b>')
+    )
+    out = _answer("gold", gold) + (
+        _answer("greedy" if row.get("mode") == "greedy" else "sampled", predicted, mark)
+        if predicted is not None
+        else ""
+    )
     if row.get("mode") == "greedy" and counts:
         shown = ", ".join(f"{cut_text(t, 60)} ×{n}" for t, n in counts.most_common(4))
         left_out = len(counts) - 4
-        out += (f'<div class="of-samples"><i class="key box sampled"></i><span dir=auto>{shown}'
-                f'{f" and {left_out} others" if left_out > 0 else ""}</span></div>')
+        out += (
+            f'<div class="of-samples"><i class="key box sampled"></i><span dir=auto>{shown}'
+            f"{f' and {left_out} others' if left_out > 0 else ''}</span></div>"
+        )
     return f'<div class="texts">{out}</div>'
 
 
@@ -105,18 +124,31 @@ def _tag(row: Row, many: bool) -> str:
     return f'<p class="tag">{esc(source)}{f" · {esc(task)}" if task and task != source else ""}</p>'
 
 
-def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str) -> tuple[Layer, str]:
+def _state(
+    number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str
+) -> tuple[Layer, str]:
     """(answers to draw, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
     attrs = f'class="state" data-step="{number}"{"" if number == last else " hidden"}'
     if not shot or not any(shot.get(kind) for kind in ("greedy", "sampled")):
-        return (attrs, []), f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
+        return (
+            attrs,
+            [],
+        ), f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
     greedy, sampled = shot.get("greedy", []), shot.get("sampled", [])
     row = (greedy or sampled)[0]
     drawn = [(r, kind) for rows, kind in ((sampled, "sampled"), (greedy, "greedy")) for r in rows]
     mean = sum(metric_of(r, metric) for r in sampled) / len(sampled) if sampled else None
-    samples = f'<span class="badge soft">mean of {len(sampled)} samples {mean:.2f}</span>' if mean is not None else ""
+    samples = (
+        f'<span class="badge soft">mean of {len(sampled)} samples {mean:.2f}</span>'
+        if mean is not None
+        else ""
+    )
     text = row.get("text") or ""
-    body = f"<pre dir=auto>{cut_text(text, GALLERY_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
+    body = (
+        f"<pre dir=auto>{cut_text(text, GALLERY_TEXT)}</pre>"
+        if text
+        else '<p class="dim">empty answer</p>'
+    )
     words = f'<div {attrs}>{answer_texts(row, sampled)}<p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
     return (attrs, drawn), words
 
@@ -132,37 +164,59 @@ def gallery(run: Run, figures: Figures, metric: str) -> str:
     shots = [_shots(e, set(units)) for e in evals]
     units = [u for u in units if any(u in s for s in shots)]
     if not units:
-        return '<p class="missing">No predictions of gallery pictures in eval/*/predictions.jsonl.</p>'
+        return (
+            '<p class="missing">No predictions of gallery pictures in eval/*/predictions.jsonl.</p>'
+        )
     found = [(u, next(s[u] for s in reversed(shots) if u in s)) for u in units]
     rows = [(u, (modes.get("greedy") or modes.get("sampled") or [{}])[0]) for u, modes in found]
     many = len({(u[0], task_of(row)) for u, row in rows}) > 1
     cards, last = [], len(evals) - 1
     for unit, row in rows:
-        layers, texts = zip(*(_state(i, last, s.get(unit), metric) for i, s in enumerate(shots)), strict=True)
-        cards.append(f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, layers)}'
-                     f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>{"".join(texts)}</article>')
+        layers, texts = zip(
+            *(_state(i, last, s.get(unit), metric) for i, s in enumerate(shots)), strict=True
+        )
+        cards.append(
+            f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, layers)}'
+            f"<h4 dir=auto>{cut_text(row.get('question', ''), 300)}</h4>{''.join(texts)}</article>"
+        )
     steps = " ".join(str(e.step) for e in evals)
-    thinned = f" Shown: {len(evals)} of {len(run.evals)} evaluations." if len(evals) < len(run.evals) else ""
+    thinned = (
+        f" Shown: {len(evals)} of {len(run.evals)} evaluations."
+        if len(evals) < len(run.evals)
+        else ""
+    )
     control = f'<p class="note">step {evals[-1].step:,}</p>'
     if last > 0:
-        control = ('<div class="slider"><button type="button" class="play" aria-label="play through training">▶'
-                   '</button>'
-                   f'<input type="range" min="0" max="{last}" value="{last}" step="1" data-steps="{steps}" '
-                   f'aria-label="evaluation step"><output>step {evals[-1].step:,}</output></div>')
-    legend = ('<span class="key box gold"></span> gold <span class="key box greedy"></span> greedy answer '
-              '<label><input type="checkbox" class="samples" checked><span class="key box sampled"></span> '
-              'sampled answers</label>')
-    return (f'<div class="gallery">{control}<p class="note">{legend}{esc(thinned)}</p>'
-            f'<div class="pics">{"".join(cards)}</div></div>')
+        control = (
+            '<div class="slider"><button type="button" class="play" aria-label="play through training">▶'
+            "</button>"
+            f'<input type="range" min="0" max="{last}" value="{last}" step="1" data-steps="{steps}" '
+            f'aria-label="evaluation step"><output>step {evals[-1].step:,}</output></div>'
+        )
+    legend = (
+        '<span class="key box gold"></span> gold <span class="key box greedy"></span> greedy answer '
+        '<label><input type="checkbox" class="samples" checked><span class="key box sampled"></span> '
+        "sampled answers</label>"
+    )
+    return (
+        f'<div class="gallery">{control}<p class="note">{legend}{esc(thinned)}</p>'
+        f'<div class="pics">{"".join(cards)}</div></div>'
+    )
 
 
 def _case(row: Row, figures: Figures, metric: str, many: bool, extra: str = "") -> str:
     kind = "greedy" if row.get("mode") == "greedy" else "sampled"
     text = row.get("text") or ""
-    body = f"<pre dir=auto>{cut_text(text, CASE_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    return (f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, [("", [(row, kind)])])}<h4 '
-            f'dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
-            f'{answer_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>')
+    body = (
+        f"<pre dir=auto>{cut_text(text, CASE_TEXT)}</pre>"
+        if text
+        else '<p class="dim">empty answer</p>'
+    )
+    return (
+        f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, [("", [(row, kind)])])}<h4 '
+        f"dir=auto>{cut_text(row.get('question', ''), 300)}</h4>"
+        f'{answer_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>'
+    )
 
 
 def _mode(evaluation: EvalStep) -> str:
@@ -174,9 +228,14 @@ def _lowest(rows: Iterable[Row], metric: str, count: int) -> list[Row]:
     by_source: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_source[unit_of(row)[0]].append(row)
-    each = [heapq.nsmallest(count, part, key=lambda r: metric_of(r, metric)) for _, part in sorted(by_source.items())]
-    turns = [(turn, number, row) for number, part in enumerate(each) for turn, row in enumerate(part)]
-    return [row for _, _, row in sorted(turns, key=lambda t: t[:2])][:max(count, len(each))]
+    each = [
+        heapq.nsmallest(count, part, key=lambda r: metric_of(r, metric))
+        for _, part in sorted(by_source.items())
+    ]
+    turns = [
+        (turn, number, row) for number, part in enumerate(each) for turn, row in enumerate(part)
+    ]
+    return [row for _, _, row in sorted(turns, key=lambda t: t[:2])][: max(count, len(each))]
 
 
 def worst_cases(run: Run, figures: Figures, metric: str, count: int = 8) -> str:
@@ -196,17 +255,30 @@ def worst_cases(run: Run, figures: Figures, metric: str, count: int = 8) -> str:
     many = len({(u[0], task_of(r)) for u, r in chosen.items()}) > 1
     each = " of each source" if len({u[0] for u in chosen}) > 1 else ""
     name = "scores" if metric == "headline" else _title(metric)
-    out = [f"<h3>Lowest {name}{each} among parsed {mode} answers, step {last.step:,}</h3>",
-           f'<div class="pics">{"".join(_case(r, figures, metric, many) for r in lowest)}</div>']
+    out = [
+        f"<h3>Lowest {name}{each} among parsed {mode} answers, step {last.step:,}</h3>",
+        f'<div class="pics">{"".join(_case(r, figures, metric, many) for r in lowest)}</div>',
+    ]
     if last is not first and mode == _mode(first) == "greedy":
-        before = {unit_of(r): metric_of(r, metric) for r in first.rows(lambda r: r.get("mode") == mode)}
+        before = {
+            unit_of(r): metric_of(r, metric) for r in first.rows(lambda r: r.get("mode") == mode)
+        }
         drops = [(metric_of(r, metric) - before[u], r) for u, r in chosen.items() if u in before]
         worse = [d for d in heapq.nsmallest(4, drops, key=lambda d: d[0]) if d[0] < -0.05]
         if worse:
-            cards = "".join(_case(r, figures, metric, many, f'<span class="badge soft">was '
-                                                             f'{metric_of(r, metric) - d:.2f}</span>')
-                            for d, r in worse)
-            out.append(f'<h3>Fell most since step {first.step:,}</h3><div class="pics">{cards}</div>')
+            cards = "".join(
+                _case(
+                    r,
+                    figures,
+                    metric,
+                    many,
+                    f'<span class="badge soft">was {metric_of(r, metric) - d:.2f}</span>',
+                )
+                for d, r in worse
+            )
+            out.append(
+                f'<h3>Fell most since step {first.step:,}</h3><div class="pics">{cards}</div>'
+            )
     return "".join(out)
 
 
@@ -228,18 +300,24 @@ def parse_failures(run: Run, count: int = 10) -> str:
         words = f'<p class="note">None among {plural(total, "answer")}.</p>'
         return f"<h3>Parse failures, step {last.step:,}</h3>{words}" if total else ""
     words = ", ".join(f"{esc(reason)} {n:,}" for reason, n in reasons.most_common())
-    turns = [(i, -reasons[reason], row) for reason, rows in kept.items() for i, row in enumerate(rows)]
+    turns = [
+        (i, -reasons[reason], row) for reason, rows in kept.items() for i, row in enumerate(rows)
+    ]
     rows = [row for _, _, row in sorted(turns, key=lambda t: t[:2])[:count]]
     failed = sum(reasons.values())
     shown = f" Shown: {len(rows)}." if len(rows) < failed else ""
-    return (f'<h3>Parse failures, step {last.step:,}</h3><p class="note">{failed:,} of {plural(total, "answer")}: '
-            f'{words}.{shown}</p><div class="fails">{"".join(map(_failure, rows))}</div>')
+    return (
+        f'<h3>Parse failures, step {last.step:,}</h3><p class="note">{failed:,} of {plural(total, "answer")}: '
+        f'{words}.{shown}</p><div class="fails">{"".join(map(_failure, rows))}</div>'
+    )
 
 
 def _failure(row: Row) -> str:
     reason = esc(str(score_of(row).get("reason") or "no reason")[:120])
-    return (f'<div class="card fail"><p class="badges"><span class="badge bad">{reason}</span>'
-            f'<span class="badge soft">{esc(row.get("mode", ""))}, ended by {esc(row.get("stop", "?"))}, '
-            f'{esc(row.get("source", ""))}</span></p>'
-            f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
-            f'<pre dir=auto>{cut_text(row.get("text") or "", CASE_TEXT) or "(empty)"}</pre></div>')
+    return (
+        f'<div class="card fail"><p class="badges"><span class="badge bad">{reason}</span>'
+        f'<span class="badge soft">{esc(row.get("mode", ""))}, ended by {esc(row.get("stop", "?"))}, '
+        f"{esc(row.get('source', ''))}</span></p>"
+        f"<h4 dir=auto>{cut_text(row.get('question', ''), 300)}</h4>"
+        f"<pre dir=auto>{cut_text(row.get('text') or '', CASE_TEXT) or '(empty)'}</pre></div>"
+    )

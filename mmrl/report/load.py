@@ -2,6 +2,7 @@
 
 Nothing is guessed: what could not be read is listed in `Run.notes`, which the page shows.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -31,9 +32,13 @@ class EvalStep:
     per_source: Mapping[str, Mapping[str, Mapping[str, float | None]]]
     protocol: Mapping[str, Any]
     per_task: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
-    headlines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> row -> the metric it is judged by
+    headlines: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # table -> row -> the metric it is judged by
 
-    def rows(self, keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> Iterator[dict[str, Any]]:
+    def rows(
+        self, keep: Callable[[dict[str, Any]], bool] = lambda row: True
+    ) -> Iterator[dict[str, Any]]:
         """Rows of predictions.jsonl that `keep` wants, read line by line; lines cut short by a kill are passed over."""
         path = self.folder / "predictions.jsonl"
         if not path.is_file():
@@ -57,8 +62,12 @@ class Run:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     gallery: list[tuple[str | None, str]] = field(default_factory=list)
     """(source, id) of the prompts followed through training; source None (older runs) is any source."""
-    data: list[dict[str, Any]] = field(default_factory=list)  # one record per data file, see mmrl.data.sources.skipped_report
-    failures: list[dict[str, Any]] = field(default_factory=list)  # samples that could not be used at their step
+    data: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # one record per data file, see mmrl.data.sources.skipped_report
+    failures: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # samples that could not be used at their step
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -69,7 +78,10 @@ class Run:
     @property
     def last_step(self) -> int:
         """The last step with metrics or an evaluation."""
-        return max([int(r["step"]) for r in self.metrics[-1:]] + [e.step for e in self.evals[-1:]], default=0)
+        return max(
+            [int(r["step"]) for r in self.metrics[-1:]] + [e.step for e in self.evals[-1:]],
+            default=0,
+        )
 
     def names(self) -> list[str]:
         """All metric names, in order of first appearance, without 'step'."""
@@ -82,13 +94,21 @@ class Run:
 
     def sources(self) -> list[str]:
         """Data sources named in training metrics and evaluations, in order of first appearance."""
-        found = [m.group(1) for n in self.names() if (m := re.fullmatch(r"train/(.+)/reward/mean", n))]
+        found = [
+            m.group(1) for n in self.names() if (m := re.fullmatch(r"train/(.+)/reward/mean", n))
+        ]
         return list(dict.fromkeys(found + [s for e in self.evals for s in e.per_source]))
 
     def headline(self, source: str) -> str | None:
         """The metric that `source` is judged by; None when its tasks differ or no evaluation names it."""
-        named = next((e.headlines["per_source"][source] for e in reversed(self.evals)
-                      if source in e.headlines.get("per_source", {})), None)
+        named = next(
+            (
+                e.headlines["per_source"][source]
+                for e in reversed(self.evals)
+                if source in e.headlines.get("per_source", {})
+            ),
+            None,
+        )
         return named if named and "," not in named else None
 
 
@@ -104,7 +124,9 @@ def number(value: Any) -> float | None:
 
 def logged_path(path: str, folder: Path | None) -> str:
     """Where a file that a log names lies: in `folder` if it is there, else as it is named."""
-    with contextlib.suppress(OSError, ValueError):  # no name of a file: too long, or with a zero byte
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # no name of a file: too long, or with a zero byte
         if folder is not None and (folder / path).exists():
             return str(folder / path)
     return path
@@ -157,8 +179,10 @@ def _jsonl(path: Path, run: Run) -> list[dict[str, Any]]:
             elif line.strip():
                 broken += 1
     if broken:
-        run.notes.append(f"{name}: {broken} line{'s' if broken > 1 else ''} could not be read and "
-                         f"{'are' if broken > 1 else 'is'} left out")
+        run.notes.append(
+            f"{name}: {broken} line{'s' if broken > 1 else ''} could not be read and "
+            f"{'are' if broken > 1 else 'is'} left out"
+        )
     return rows
 
 
@@ -166,17 +190,28 @@ def _estimates(value: Any) -> dict[str, dict[str, float | None]]:
     """{'metric': {'mean', 'low', 'high', 'n'}} of whatever has a mean in `value`."""
     if not isinstance(value, Mapping):
         return {}
-    return {str(name): {k: number(e.get(k)) for k in ("mean", "low", "high", "n")} for name, e in value.items()
-            if isinstance(e, Mapping) and number(e.get("mean")) is not None}
+    return {
+        str(name): {k: number(e.get(k)) for k in ("mean", "low", "high", "n")}
+        for name, e in value.items()
+        if isinstance(e, Mapping) and number(e.get("mean")) is not None
+    }
 
 
 def _table(value: Any) -> dict[str, dict[str, dict[str, float | None]]]:
-    return {str(name): _estimates(row) for name, row in value.items()} if isinstance(value, Mapping) else {}
+    return (
+        {str(name): _estimates(row) for name, row in value.items()}
+        if isinstance(value, Mapping)
+        else {}
+    )
 
 
 def _names(value: Any) -> dict[str, dict[str, str]]:
     tables = value.items() if isinstance(value, Mapping) else ()
-    return {str(t): {str(k): str(v) for k, v in rows.items()} for t, rows in tables if isinstance(rows, Mapping)}
+    return {
+        str(t): {str(k): str(v) for k, v in rows.items()}
+        for t, rows in tables
+        if isinstance(rows, Mapping)
+    }
 
 
 def _load_evals(run: Run) -> None:
@@ -188,15 +223,24 @@ def _load_evals(run: Run) -> None:
         if not re.fullmatch(r"step_\d+", path.name) or not path.is_dir():
             continue
         if not (path / "results.json").is_file():
-            run.notes.append(f"eval/{path.name}/results.json is missing: the evaluation was not finished")
+            run.notes.append(
+                f"eval/{path.name}/results.json is missing: the evaluation was not finished"
+            )
             continue
         data = _json(path / "results.json", run)
         if not data:
             continue
-        run.evals.append(EvalStep(
-            int(path.name.removeprefix("step_")), path, {m: _estimates(data.get(m)) for m in ("greedy", "sampled")},
-            _table(data.get("per_source")), data["protocol"] if isinstance(data.get("protocol"), Mapping) else {},
-            _table(data.get("per_task")), _names(data.get("headlines"))))
+        run.evals.append(
+            EvalStep(
+                int(path.name.removeprefix("step_")),
+                path,
+                {m: _estimates(data.get(m)) for m in ("greedy", "sampled")},
+                _table(data.get("per_source")),
+                data["protocol"] if isinstance(data.get("protocol"), Mapping) else {},
+                _table(data.get("per_task")),
+                _names(data.get("headlines")),
+            )
+        )
         if not (path / "predictions.jsonl").is_file():
             run.notes.append(f"eval/{path.name}/predictions.jsonl is missing")
     run.evals.sort(key=lambda e: e.step)
@@ -208,12 +252,22 @@ def _gallery(found: Mapping[str, Any]) -> list[tuple[str | None, str]]:
     """Entries of gallery.json: {"prompts": [{"source", "id"}]}, or {"ids": [...]} of older runs; others are left out."""
     prompts, ids = found.get("prompts"), found.get("ids")
     if isinstance(prompts, list):
-        return [(str(p["source"]), str(p["id"])) for p in prompts if isinstance(p, dict) and {"source", "id"} <= p.keys()]
+        return [
+            (str(p["source"]), str(p["id"]))
+            for p in prompts
+            if isinstance(p, dict) and {"source", "id"} <= p.keys()
+        ]
     return [(None, str(i)) for i in ids] if isinstance(ids, list) else []
 
 
-_RENAMED = {"train/clip_low": "train/clip/low", "train/clip_high": "train/clip/high", "train/approx_kl": "train/kl_step",
-            "train/kl_ref": "train/kl", "train/policy_loss": "train/loss", "perf/peak_memory_gib": "memory/peak_gib"}
+_RENAMED = {
+    "train/clip_low": "train/clip/low",
+    "train/clip_high": "train/clip/high",
+    "train/approx_kl": "train/kl_step",
+    "train/kl_ref": "train/kl",
+    "train/policy_loss": "train/loss",
+    "perf/peak_memory_gib": "memory/peak_gib",
+}
 """Metrics that robots' runs called otherwise than runs on prompts, before both had one trainer."""
 
 
@@ -221,7 +275,9 @@ def load_run(folder: Path) -> Run:
     """Everything the report needs. Raises DataError when `folder` is no folder; all else is a note."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"expected the folder of a run, found nothing at {folder}; give the folder that holds run.json")
+        raise DataError(
+            f"expected the folder of a run, found nothing at {folder}; give the folder that holds run.json"
+        )
     run = Run(folder)
     run.info = _json(folder / "run.json", run)
     if (folder / "config.yaml").is_file():
@@ -229,15 +285,24 @@ def load_run(folder: Path) -> Run:
     else:
         run.notes.append("config.yaml is missing")
     by_step = {row["step"]: row for row in _jsonl(folder / "metrics.jsonl", run)}
-    run.metrics = [{_RENAMED.get(name, name): value for name, value in by_step[step].items()} for step in sorted(by_step)]
+    run.metrics = [
+        {_RENAMED.get(name, name): value for name, value in by_step[step].items()}
+        for step in sorted(by_step)
+    ]
     _load_evals(run)
     run.alarms = _jsonl(folder / "alarms.jsonl", run)
     run.data = _data(folder / "skipped.json", run)
-    run.failures = _jsonl(folder / "failures.jsonl", run) if (folder / "failures.jsonl").is_file() else []
+    run.failures = (
+        _jsonl(folder / "failures.jsonl", run) if (folder / "failures.jsonl").is_file() else []
+    )
     if (folder / "gallery.json").is_file():
         run.gallery = _gallery(_json(folder / "gallery.json", run))
-    gaps = sum(isinstance(v, float) and not math.isfinite(v) for row in run.metrics for v in row.values())
+    gaps = sum(
+        isinstance(v, float) and not math.isfinite(v) for row in run.metrics for v in row.values()
+    )
     if gaps:
-        run.notes.append(f"metrics.jsonl: {gaps} value{'s' if gaps > 1 else ''} not finite (NaN or infinite), drawn "
-                         f"as gaps")
+        run.notes.append(
+            f"metrics.jsonl: {gaps} value{'s' if gaps > 1 else ''} not finite (NaN or infinite), drawn "
+            f"as gaps"
+        )
     return run

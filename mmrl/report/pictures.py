@@ -2,6 +2,7 @@
 
 Everything over a picture is SVG in pixels of the original, so that it stays sharp at every size of the page.
 """
+
 from __future__ import annotations
 
 import base64
@@ -71,11 +72,17 @@ class Pictures:
         address, (width, height), reason = self.get(paths[shown], _orientation(row))
         if reason:
             return f'<div class="frame none"><span>{esc(reason)}</span></div>'
-        more = f'<span class="more">{shown + 1} of {len(paths)} pictures</span>' if len(paths) > 1 else ""
+        more = (
+            f'<span class="more">{shown + 1} of {len(paths)} pictures</span>'
+            if len(paths) > 1
+            else ""
+        )
         label = esc(f"picture of {row.get('id', '')}")
-        return (f'<div class="frame"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
-                f'<image href="{address}" width="{width}" height="{height}"/>'
-                f'{below}{overlay(row, "gold", "gold", (width, height))}{above}</svg>{more}</div>')
+        return (
+            f'<div class="frame"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
+            f'<image href="{address}" width="{width}" height="{height}"/>'
+            f"{below}{overlay(row, 'gold', 'gold', (width, height))}{above}</svg>{more}</div>"
+        )
 
 
 def _pictures_of(row: Mapping[str, Any]) -> tuple[list[str], int]:
@@ -84,7 +91,9 @@ def _pictures_of(row: Mapping[str, Any]) -> tuple[list[str], int]:
     if not isinstance(images, Sequence) or isinstance(images, str) or not images:
         return [], 0
     index = _params(row).get("image_index", 0)
-    return [str(p) for p in images], index if isinstance(index, int) and 0 <= index < len(images) else 0
+    return [str(p) for p in images], index if isinstance(index, int) and 0 <= index < len(
+        images
+    ) else 0
 
 
 def _params(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,8 +110,12 @@ def overlay(row: Mapping[str, Any], side: str, kind: str, size: Size) -> str:
     """Boxes, points and labels of one side of a row ('pred' or 'gold'), drawn as `kind` (gold, greedy, sampled)."""
     boxes = boxes_of(row, f"{side}_boxes")
     labels = labels_of(row, f"{side}_labels") if kind != "sampled" else []
-    words = label_group(boxes, labels, kind, size) if len(labels) == len(boxes) <= MOST_LABELS else ""
-    return box_group(boxes, kind) + point_group(points_of(row, f"{side}_points"), kind, size) + words
+    words = (
+        label_group(boxes, labels, kind, size) if len(labels) == len(boxes) <= MOST_LABELS else ""
+    )
+    return (
+        box_group(boxes, kind) + point_group(points_of(row, f"{side}_points"), kind, size) + words
+    )
 
 
 def box_group(boxes: Sequence[tuple[float, ...]], kind: str) -> str:
@@ -125,13 +138,15 @@ def point_group(points: Sequence[tuple[float, ...]], kind: str, size: Size) -> s
             shape = f"M{x - arm:.1f} {y:.1f}h{2 * arm:.1f}M{x:.1f} {y - arm:.1f}v{2 * arm:.1f}"
         else:
             a = 0.75 * arm
-            shape = (f"M{x - a:.1f} {y - a:.1f}l{2 * a:.1f} {2 * a:.1f}M{x - a:.1f} {y + a:.1f}l{2 * a:.1f} {-2 * a:.1f}")
+            shape = f"M{x - a:.1f} {y - a:.1f}l{2 * a:.1f} {2 * a:.1f}M{x - a:.1f} {y + a:.1f}l{2 * a:.1f} {-2 * a:.1f}"
         halo = "" if kind == "sampled" else f'<path class="mark halo" d="{shape}"/>'
         out.append(f'{halo}<path class="mark {kind}" d="{shape}"/>')
     return "".join(out)
 
 
-def label_group(boxes: Sequence[tuple[float, ...]], labels: Sequence[str], kind: str, size: Size) -> str:
+def label_group(
+    boxes: Sequence[tuple[float, ...]], labels: Sequence[str], kind: str, size: Size
+) -> str:
     """The boxes' words: those of the truth above the box, those of an answer under it, inside the picture either way."""
     letter, (width, height) = _LETTER * max(size), size
     out = []
@@ -139,5 +154,7 @@ def label_group(boxes: Sequence[tuple[float, ...]], labels: Sequence[str], kind:
         y = min(y1, y2) - 0.3 * letter if kind == "gold" else max(y1, y2) + 0.95 * letter
         y = min(max(y, letter), height - 0.25 * letter)
         x = min(max(0.0, min(x1, x2)), max(0.0, width - 0.64 * letter * min(len(label), 24)))
-        out.append(f'<text class="word {kind}" x="{x:.1f}" y="{y:.1f}" font-size="{letter:.1f}">{esc(label[:24])}</text>')
+        out.append(
+            f'<text class="word {kind}" x="{x:.1f}" y="{y:.1f}" font-size="{letter:.1f}">{esc(label[:24])}</text>'
+        )
     return "".join(out)

@@ -3,6 +3,7 @@
 Rows of rollouts/step_*.jsonl hold the sample, the text and the score. A row of a contrast group (T-GRPO's shuffled frames and
 its relatives) carries `view`, the name of the change, and `contrast` true where the text was written on the changed input.
 """
+
 from __future__ import annotations
 
 import re
@@ -27,8 +28,11 @@ Row = dict[str, Any]
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
     """(step, file) of at most MAX_STEPS logged steps, evenly spread, with the first and the last."""
-    found = sorted((int(m.group(1)), path) for path in folder.glob("step_*.jsonl")
-                   if (m := re.fullmatch(r"step_(\d+)\.jsonl", path.name)))
+    found = sorted(
+        (int(m.group(1)), path)
+        for path in folder.glob("step_*.jsonl")
+        if (m := re.fullmatch(r"step_(\d+)\.jsonl", path.name))
+    )
     if len(found) <= MAX_STEPS:
         return found
     return [found[round(i * (len(found) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)]
@@ -45,7 +49,11 @@ def _groups(path: Path, max_groups: int) -> list[list[Row]]:
             sample = row["sample"]
             key = str(row.get("key") or (sample.get("source"), sample.get("id")))
             if key in groups or len(groups) < max_groups:
-                shared = {k: sample[k] for k in ("id", "source", "task", "question", "images", "videos") if k in sample}
+                shared = {
+                    k: sample[k]
+                    for k in ("id", "source", "task", "question", "images", "videos")
+                    if k in sample
+                }
                 groups.setdefault(key, []).append({**row, **shared, "mode": "sampled"})
     return list(groups.values())
 
@@ -56,21 +64,32 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _answer(row: Row) -> str:
     score, text = score_of(row), row.get("text") or ""
-    badge = (f'<span class="badge">Reward {metric_of(row, "reward"):.2f}</span>' if score.get("parsed") else
-             f'<span class="badge bad">not parsed: {esc(str(score.get("reason") or "no reason")[:80])}</span>')
+    badge = (
+        f'<span class="badge">Reward {metric_of(row, "reward"):.2f}</span>'
+        if score.get("parsed")
+        else f'<span class="badge bad">not parsed: {esc(str(score.get("reason") or "no reason")[:80])}</span>'
+    )
     cut = '<span class="badge bad">cut by length</span>' if row.get("stop") == "length" else ""
-    said = f"<pre dir=auto>{cut_text(text, _TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
+    said = (
+        f"<pre dir=auto>{cut_text(text, _TEXT)}</pre>"
+        if text
+        else '<p class="dim">empty answer</p>'
+    )
     return f'<li><p class="badges">{badge}{cut}</p>{said}</li>'
 
 
 def _answers(rows: Sequence[Row]) -> str:
-    left_out = f'<li class="dim">{len(rows) - MAX_ANSWERS} more</li>' if len(rows) > MAX_ANSWERS else ""
+    left_out = (
+        f'<li class="dim">{len(rows) - MAX_ANSWERS} more</li>' if len(rows) > MAX_ANSWERS else ""
+    )
     return f'<ul class="answers">{"".join(_answer(r) for r in rows[:MAX_ANSWERS])}{left_out}</ul>'
 
 
 def _group(step: int, rows: Sequence[Row], figures: Figures) -> str:
     """One card: the media with all answers on the plain input, texts, and the contrast group below."""
-    plain, changed = ([r for r in rows if (r.get("contrast") is True) is side] for side in (False, True))
+    plain, changed = (
+        [r for r in rows if (r.get("contrast") is True) is side] for side in (False, True)
+    )
     first = (plain or changed)[0]
     view = next((str(r["view"]) for r in rows if r.get("view")), "")
     name = view_name(view)
@@ -78,25 +97,41 @@ def _group(step: int, rows: Sequence[Row], figures: Figures) -> str:
     tag = " · ".join(dict.fromkeys(t for t in (f"step {step:,}", source, task) if t))
     means = [f"mean reward {_mean(plain)} of {plural(len(plain), 'answer')}"] if plain else []
     means += [f"{_mean(changed)} on {name}"] if changed else []
-    means += ["contrast not rolled out: it could not change an advantage"] if view and not changed else []
+    means += (
+        ["contrast not rolled out: it could not change an advantage"]
+        if view and not changed
+        else []
+    )
     drawn = figures.drawing(first, [("", [(r, "sampled") for r in plain])])
     below = f"<h5>On {esc(name)}, never trained on</h5>{_answers(changed)}" if changed else ""
-    gold = answer_texts({**first, "score": {**score_of(first), "parsed": False, "detail": _gold(first)}})
-    return (f'<article class="{card_class(first)}"><p class="tag">{esc(tag)}</p>{drawn}'
-            f'<h4 dir=auto>{cut_text(first.get("question", ""), 300)}</h4>{gold}<p class="note">{esc("; ".join(means))}</p>'
-            f'{_answers(plain) if plain else ""}{below}</article>')
+    gold = answer_texts(
+        {**first, "score": {**score_of(first), "parsed": False, "detail": _gold(first)}}
+    )
+    return (
+        f'<article class="{card_class(first)}"><p class="tag">{esc(tag)}</p>{drawn}'
+        f'<h4 dir=auto>{cut_text(first.get("question", ""), 300)}</h4>{gold}<p class="note">{esc("; ".join(means))}</p>'
+        f"{_answers(plain) if plain else ''}{below}</article>"
+    )
 
 
 def _gold(row: Row) -> dict[str, Any]:
     """The truth of a row's detail alone."""
     detail = score_of(row).get("detail")
-    return {k: v for k, v in detail.items() if k.startswith("gold_")} if isinstance(detail, Mapping) else {}
+    return (
+        {k: v for k, v in detail.items() if k.startswith("gold_")}
+        if isinstance(detail, Mapping)
+        else {}
+    )
 
 
 def rollouts(run: Run, figures: Figures, max_groups: int = MAX_GROUPS) -> str:
     """Groups of a few steps of the run; '' when none were logged."""
-    cards = [_group(step, rows, figures) for step, path in _files(run.folder / "rollouts") for rows in _groups(path, max_groups)
-             if rows]
+    cards = [
+        _group(step, rows, figures)
+        for step, path in _files(run.folder / "rollouts")
+        for rows in _groups(path, max_groups)
+        if rows
+    ]
     if not cards:
         return ""
     legend = '<span class="key box gold"></span> gold <span class="key box sampled"></span> answers of the group'

@@ -2,6 +2,7 @@
 
 The metric 'headline' is each row's own: its task's, named in the row. So rows of several tasks share one column.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -12,8 +13,24 @@ from mmrl.evaluation.stats import Estimate, macro_estimate, paired_gain
 from mmrl.report.load import EvalStep, number
 from mmrl.report.text import plural
 
-__all__ = ["boxes_of", "gains", "headline_of", "is_right", "labels_of", "metric_of", "part_gains", "points_of", "score_of",
-           "seconds", "spans_of", "spans_text", "task_of", "text_of", "track_of", "unit_of"]
+__all__ = [
+    "boxes_of",
+    "gains",
+    "headline_of",
+    "is_right",
+    "labels_of",
+    "metric_of",
+    "part_gains",
+    "points_of",
+    "score_of",
+    "seconds",
+    "spans_of",
+    "spans_text",
+    "task_of",
+    "text_of",
+    "track_of",
+    "unit_of",
+]
 
 Scores = dict[tuple[str, str], dict[tuple[str, str], list[float]]]
 """(mode, metric) -> prompt -> one score per completion."""
@@ -107,8 +124,16 @@ def spans_of(row: Mapping[str, Any], kind: str) -> list[tuple[float, float]] | N
     found = _detail(row).get(kind)
     if not isinstance(found, (list, tuple)):
         return None
-    pairs = [[number(v) for v in item] for item in found[:_MOST] if isinstance(item, (list, tuple)) and len(item) == 2]
-    return [(start, end) for start, end in pairs if start is not None and end is not None and start <= end]
+    pairs = [
+        [number(v) for v in item]
+        for item in found[:_MOST]
+        if isinstance(item, (list, tuple)) and len(item) == 2
+    ]
+    return [
+        (start, end)
+        for start, end in pairs
+        if start is not None and end is not None and start <= end
+    ]
 
 
 def track_of(row: Mapping[str, Any], kind: str) -> dict[float, tuple[float, ...]] | None:
@@ -153,8 +178,14 @@ def text_of(row: Mapping[str, Any], kind: str) -> str | None:
     if side == "gold" or score_of(row).get("parsed"):
         parts += [] if spans is None else [spans_text(spans)]
         if track is not None:
-            ends = list(dict.fromkeys(seconds(end) for end in (min(track), max(track)))) if track else []
-            parts.append(plural(len(track), "box", "boxes") + (f" at {'–'.join(ends)} s" if ends else ""))
+            ends = (
+                list(dict.fromkeys(seconds(end) for end in (min(track), max(track))))
+                if track
+                else []
+            )
+            parts.append(
+                plural(len(track), "box", "boxes") + (f" at {'–'.join(ends)} s" if ends else "")
+            )
     return " · ".join(parts) if parts else None
 
 
@@ -169,18 +200,27 @@ def _measured(evaluations: Iterable[EvalStep]) -> dict[tuple[str, str], set[str]
     return out
 
 
-def _scores(evaluation: EvalStep, names: list[str], measured: Mapping[tuple[str, str], set[str]], default: str,
-            keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> Scores:
+def _scores(
+    evaluation: EvalStep,
+    names: list[str],
+    measured: Mapping[tuple[str, str], set[str]],
+    default: str,
+    keep: Callable[[dict[str, Any]], bool] = lambda row: True,
+) -> Scores:
     out: Scores = defaultdict(lambda: defaultdict(list))
     for row in evaluation.rows(keep):
         known = measured[unit_of(row)[0], task_of(row)]
         for name in names:
             if name in known or name in _ALWAYS:
-                out[str(row.get("mode", "")), name][unit_of(row)].append(metric_of(row, name, default))
+                out[str(row.get("mode", "")), name][unit_of(row)].append(
+                    metric_of(row, name, default)
+                )
     return out
 
 
-def gains(first: EvalStep, last: EvalStep, metrics: Iterable[str]) -> dict[tuple[str, str], Estimate]:
+def gains(
+    first: EvalStep, last: EvalStep, metrics: Iterable[str]
+) -> dict[tuple[str, str], Estimate]:
     """(mode, metric) -> paired gain over the prompts present in both evaluations whose task measures the metric.
 
     'macro' is the mean over sources of the gains of their headlines."""
@@ -199,14 +239,20 @@ def _macro_gains(first: EvalStep, last: EvalStep) -> dict[tuple[str, str], Estim
     return {(mode, "macro"): macro_estimate(found) for mode, found in per_mode.items()}
 
 
-def part_gains(first: EvalStep, last: EvalStep, part_of: Callable[[dict[str, Any]], str],
-               default: str = "reward") -> dict[tuple[str, str], Estimate]:
+def part_gains(
+    first: EvalStep,
+    last: EvalStep,
+    part_of: Callable[[dict[str, Any]], str],
+    default: str = "reward",
+) -> dict[tuple[str, str], Estimate]:
     """(mode, part) -> paired gain of the headline over the part's prompts; `part_of` names the part of a row."""
     tables = []
     for evaluation in (first, last):
         table: Scores = defaultdict(lambda: defaultdict(list))
         for row in evaluation.rows():
-            table[str(row.get("mode", "")), part_of(row)][unit_of(row)].append(metric_of(row, "headline", default))
+            table[str(row.get("mode", "")), part_of(row)][unit_of(row)].append(
+                metric_of(row, "headline", default)
+            )
         tables.append(table)
     before, after = tables
     paired = {key: paired_gain(before[key], after[key]) for key in after if key in before}

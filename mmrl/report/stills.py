@@ -5,6 +5,7 @@ is opened: the engine does not depend on it.
 
     python -c "from mmrl.report.stills import choose; print(choose([k / 2 for k in range(40)], keys=[5, 5.5], limit=6))"
 """
+
 from __future__ import annotations
 
 import importlib
@@ -77,9 +78,15 @@ def clip_of(row: Mapping[str, Any]) -> ClipRef | None:
     stamps = size.get("timestamps_s")
     seen = [number(t) for t in stamps[:_MAX_SEEN]] if isinstance(stamps, (list, tuple)) else []
     durations = (number(d) for d in (size.get("duration_s"), params.get("duration")))
-    return ClipRef(videos[0], max(0.0, number(sampling.get("start")) or 0.0), next((d for d in durations if d and d > 0), None),
-                   tuple(t for t in seen if t is not None), number(sampling.get("folder_fps")) or 2.0, len(videos),
-                   len(_texts(row.get("images")) or _texts(sample.get("images"))))
+    return ClipRef(
+        videos[0],
+        max(0.0, number(sampling.get("start")) or 0.0),
+        next((d for d in durations if d and d > 0), None),
+        tuple(t for t in seen if t is not None),
+        number(sampling.get("folder_fps")) or 2.0,
+        len(videos),
+        len(_texts(row.get("images")) or _texts(sample.get("images"))),
+    )
 
 
 def _even(items: Sequence[float], count: int) -> list[float]:
@@ -92,7 +99,7 @@ def _even(items: Sequence[float], count: int) -> list[float]:
 def _nearest(times: Sequence[float], moment: float) -> float:
     """The entry of ascending `times` nearest to `moment`; the earlier one of two equally near."""
     place = bisect_left(times, moment)
-    return min(times[max(0, place - 1):place + 1], key=lambda t: (abs(t - moment), t))
+    return min(times[max(0, place - 1) : place + 1], key=lambda t: (abs(t - moment), t))
 
 
 def _reach(times: Sequence[float], duration: float | None) -> float:
@@ -101,7 +108,9 @@ def _reach(times: Sequence[float], duration: float | None) -> float:
     return (median(gaps) if gaps else duration or 1.0) / 2 + _EPS
 
 
-def choose(candidates: Iterable[float], keys: Sequence[float] = (), limit: int = MAX_FRAMES) -> list[float]:
+def choose(
+    candidates: Iterable[float], keys: Sequence[float] = (), limit: int = MAX_FRAMES
+) -> list[float]:
     """At most `limit` of the times, ascending: spread evenly, but up to limit - 2 of those nearest to `keys` first."""
     times = sorted(set(candidates))
     if len(times) <= limit:
@@ -112,11 +121,18 @@ def choose(candidates: Iterable[float], keys: Sequence[float] = (), limit: int =
         return _even(times, limit)
     kept = set(_even(near, max(1, limit - 2)))
     while len(kept) < limit:  # the time farthest from what is there
-        kept.add(max((t for t in times if t not in kept), key=lambda t: (min(abs(t - k) for k in kept), -t)))
+        kept.add(
+            max(
+                (t for t in times if t not in kept),
+                key=lambda t: (min(abs(t - k) for k in kept), -t),
+            )
+        )
     return sorted(kept)
 
 
-def boxes_at(track: Mapping[float, Box], seconds: Sequence[float], reach: float) -> list[Box | None]:
+def boxes_at(
+    track: Mapping[float, Box], seconds: Sequence[float], reach: float
+) -> list[Box | None]:
     """For each frame time the box that belongs to it: that of the nearest key within `reach` seconds."""
     keys, out = sorted(track), []
     for second in seconds:
@@ -125,19 +141,30 @@ def boxes_at(track: Mapping[float, Box], seconds: Sequence[float], reach: float)
     return out
 
 
-def read_stills(clip: ClipRef, folder: Path | None = None, *, keys: Sequence[float] = (), limit: int = MAX_FRAMES,
-                long_side: int = 208) -> Stills:
+def read_stills(
+    clip: ClipRef,
+    folder: Path | None = None,
+    *,
+    keys: Sequence[float] = (),
+    limit: int = MAX_FRAMES,
+    long_side: int = 208,
+) -> Stills:
     """Decode the frames that stand for `clip`, shrunk to `long_side`; a relative path is looked for in `folder` first.
 
     Raises MediaError or whatever the video package raises, ImportError without it.
     """
-    decode, sampling = (importlib.import_module(f"mmrl.video.{name}") for name in ("decode", "sampling"))
+    decode, sampling = (
+        importlib.import_module(f"mmrl.video.{name}") for name in ("decode", "sampling")
+    )
     path = logged_path(clip.path, folder)
     duration, seen = clip.duration, sorted(clip.seen)
     if not seen:
         length = decode.probe(path, folder_fps=clip.folder_fps).duration_s - clip.start
         duration = max(min(duration or length, length), _EPS)
-        seen = sorted({duration * (i + 0.5) / limit for i in range(limit)} | {k for k in keys if 0 <= k < length})
+        seen = sorted(
+            {duration * (i + 0.5) / limit for i in range(limit)}
+            | {k for k in keys if 0 <= k < length}
+        )
     seconds = choose(seen, keys, limit)
 
     def size(count: int, height: int, width: int) -> tuple[int, int]:
@@ -145,7 +172,16 @@ def read_stills(clip: ClipRef, folder: Path | None = None, *, keys: Sequence[flo
         return max(1, round(height * scale)), max(1, round(width * scale))
 
     moments = tuple(max(0.0, clip.start + second) for second in seconds)
-    found = decode.read_clip(path, sampling.FrameSampling(kind="timestamps", timestamps=moments, folder_fps=clip.folder_fps),
-                             size=size)
+    found = decode.read_clip(
+        path,
+        sampling.FrameSampling(kind="timestamps", timestamps=moments, folder_fps=clip.folder_fps),
+        size=size,
+    )
     length = duration or max(found.info.duration_s - clip.start, _EPS)
-    return Stills(tuple(found.rgb_THWC), tuple(seconds), (found.info.width, found.info.height), length, _reach(seen, length))
+    return Stills(
+        tuple(found.rgb_THWC),
+        tuple(seconds),
+        (found.info.width, found.info.height),
+        length,
+        _reach(seen, length),
+    )

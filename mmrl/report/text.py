@@ -1,4 +1,5 @@
 """Text for the page: escaped model output, numbers with sensible digits, names people read."""
+
 from __future__ import annotations
 
 import html
@@ -10,14 +11,31 @@ from typing import Any
 __all__ = ["cut_text", "esc", "interval", "metric_name", "plural", "short", "span"]
 
 _CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
-_NAMES = {"iou": "mIoU", "giou": "gIoU", "reward": "Reward", "parse_rate": "Parse rate",
-          "outside_image": "Outside picture", "ned": "1 − NED", "macro": "Mean of sources", "headline": "Headline",
-          "acc_gqa": "Acc@GQA", "success_once": "Success rate", "success_at_end": "Success at end", "steps": "Control steps"}
+_NAMES = {
+    "iou": "mIoU",
+    "giou": "gIoU",
+    "reward": "Reward",
+    "parse_rate": "Parse rate",
+    "outside_image": "Outside picture",
+    "ned": "1 − NED",
+    "macro": "Mean of sources",
+    "headline": "Headline",
+    "acc_gqa": "Acc@GQA",
+    "success_once": "Success rate",
+    "success_at_end": "Success at end",
+    "steps": "Control steps",
+}
 
 
 def esc(value: Any) -> str:
     """`value` as HTML text or a quoted attribute: escaped, control characters visible, lone surrogates replaced."""
-    text = str(value).replace("\r\n", "\n").translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
+    text = (
+        str(value)
+        .replace("\r\n", "\n")
+        .translate(_CONTROLS)
+        .encode("utf-8", "replace")
+        .decode("utf-8")
+    )
     return html.escape(text, quote=True)
 
 

@@ -1,8 +1,9 @@
 """From `engine.rollout` to a rollout engine.
 
-    engine = build_rollout_engine(config, policy, world, sources)
-    engine.publish(training)                    # before the first request and after every update
+engine = build_rollout_engine(config, policy, world, sources)
+engine.publish(training)                    # before the first request and after every update
 """
+
 from __future__ import annotations
 
 import importlib
@@ -37,8 +38,13 @@ def dtype_of(config: RunConfig) -> str:
     return str(device_and_precision(config.model, None)[2] or torch.float32).removeprefix("torch.")
 
 
-def build_rollout_engine(config: RunConfig, policy: Policy, world: World, sources: Sequence[LoadedSource] = (),
-                         actor: Policy | None = None) -> RolloutEngine:
+def build_rollout_engine(
+    config: RunConfig,
+    policy: Policy,
+    world: World,
+    sources: Sequence[LoadedSource] = (),
+    actor: Policy | None = None,
+) -> RolloutEngine:
     """The engine that samples for `policy`; `actor` is its whole copy where it is sharded, `sources` give the probe's prompts.
 
     Raises ConfigError, MissingExtraError, and RolloutError when a server does not answer.
@@ -48,16 +54,30 @@ def build_rollout_engine(config: RunConfig, policy: Policy, world: World, source
         return PrefillOnceEngine(actor)
     vllm_engine = importlib.import_module("mmrl.rollout.vllm_engine")
     r, settings = config.rollout, config.engine.vllm
-    vllm_engine.check_sampling(SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens))
+    vllm_engine.check_sampling(
+        SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens)
+    )
     if settings.mode == "server":
-        backend = importlib.import_module("mmrl.rollout.vllm_client").VLLMClient(settings, config.model.path, vllm_dtype(policy))
+        backend = importlib.import_module("mmrl.rollout.vllm_client").VLLMClient(
+            settings, config.model.path, vllm_dtype(policy)
+        )
     else:
         module = importlib.import_module("mmrl.rollout.vllm_backend")
         limit = int(policy.base.config.get_text_config().max_position_embeddings)
-        made = module.VLLMSettings(config.model.path, vllm_dtype(policy), min(max_model_len(config), limit), settings.memory,
-                                   settings.kv_cache_gib, settings.sleep, config.seed, settings.compare_weights)
+        made = module.VLLMSettings(
+            config.model.path,
+            vllm_dtype(policy),
+            min(max_model_len(config), limit),
+            settings.memory,
+            settings.kv_cache_gib,
+            settings.sleep,
+            config.seed,
+            settings.compare_weights,
+        )
         if actors := config.engine.ray.rollout_actors:
-            backend = importlib.import_module("mmrl.distributed.cluster.vllm").RemoteVLLM(made, actors)
+            backend = importlib.import_module("mmrl.distributed.cluster.vllm").RemoteVLLM(
+                made, actors
+            )
         else:
             backend = module.VLLMBackend(made)
     return vllm_engine.VLLMEngine(settings, policy, actor, world, backend, sources, config.seed)

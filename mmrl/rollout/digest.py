@@ -8,6 +8,7 @@ A block's number is the sum modulo 2^64 of a mixing function of each element's b
 Steele et al. 2014) with zero for zero. q, k and v therefore count alike as three tensors and as one that fuses them, with or
 without rows of padding; an exchange of elements within a block goes unnoticed (mmrl/rollout/probe.py sees such gross errors).
 """
+
 from __future__ import annotations
 
 import re
@@ -29,7 +30,9 @@ def block_of(name: str) -> str:
 
 def differing(ours: dict[str, int], theirs: dict[str, int]) -> list[str]:
     """Blocks of two results that are not the same; none where the names are other ones but the sums of all are equal."""
-    found = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    found = sorted(
+        name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
+    )
     same = ours.keys() != theirs.keys() and (sum(ours.values()) - sum(theirs.values())) % 2**64 == 0
     return [] if same else found
 
@@ -43,7 +46,9 @@ class WeightDigest:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's own number, on its device (int64, without dimension)."""
-        bits_N = tensor.detach().to(self.dtype).contiguous().view(_BITS[self.dtype.itemsize]).flatten()
+        bits_N = (
+            tensor.detach().to(self.dtype).contiguous().view(_BITS[self.dtype.itemsize]).flatten()
+        )
         total = torch.zeros((), dtype=torch.int64, device=tensor.device)
         for piece_n in bits_N.split(1 << 16 if tensor.device.type == "cpu" else 1 << 24):
             mixed_n = piece_n.to(torch.int64)
@@ -59,12 +64,16 @@ class WeightDigest:
 
     def count(self, name: str, number: torch.Tensor) -> None:
         """Count a tensor of which only its own number is left."""
-        short = re.sub(r"^(?:(?:model|language_model)\.)+", "", name)  # in a checkpoint and in vLLM in another order
+        short = re.sub(
+            r"^(?:(?:model|language_model)\.)+", "", name
+        )  # in a checkpoint and in vLLM in another order
         self._sums.setdefault(block_of(short), []).append(number)
 
     def result(self) -> dict[str, int]:
         """The number of each block."""
-        return {block: sum(int(n) for n in numbers) % 2**64 for block, numbers in self._sums.items()}
+        return {
+            block: sum(int(n) for n in numbers) % 2**64 for block, numbers in self._sums.items()
+        }
 
 
 class HeldWeights:
@@ -88,7 +97,9 @@ class HeldWeights:
 
         def watched(layer: Any) -> Any:
             digest = WeightDigest(self._dtype)
-            self._packed[id(layer)] = {name: digest.of(p) for name, p in layer.named_parameters(recurse=False)}
+            self._packed[id(layer)] = {
+                name: digest.of(p) for name, p in layer.named_parameters(recurse=False)
+            }
             return pack(layer)
 
         method.process_weights_after_loading = watched

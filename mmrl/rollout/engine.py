@@ -5,6 +5,7 @@ distribution really sampled from (temperature applied, media tokens impossible, 
 
 Legend: R rows, P padded prompt length, K cache length, S steps decoded, V vocabulary.
 """
+
 from __future__ import annotations
 
 import abc
@@ -83,11 +84,19 @@ class PrefillOnceEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate."""
         results: list[list[Turn]] = [[] for _ in requests]
-        noise = [None if r.greedy else row_noise(r.key, r.count, settings.max_new_tokens) for r in requests]
+        noise = [
+            None if r.greedy else row_noise(r.key, r.count, settings.max_new_tokens)
+            for r in requests
+        ]
         for chunk in _chunks(requests, settings):
-            rows = [_Row(i, None if (drawn := noise[i]) is None else drawn[g])
-                    for i, first, last in chunk for g in range(first, last)]
-            prompts, counts = _share_prefill([(requests[i].prompt, last - first) for i, first, last in chunk])
+            rows = [
+                _Row(i, None if (drawn := noise[i]) is None else drawn[g])
+                for i, first, last in chunk
+                for g in range(first, last)
+            ]
+            prompts, counts = _share_prefill(
+                [(requests[i].prompt, last - first) for i, first, last in chunk]
+            )
             with torch.no_grad(), self.policy.autocast():
                 tokens, logps = self._decode(prompts, counts, rows, settings)
             for row, ids, lps in zip(rows, tokens, logps, strict=True):
@@ -96,13 +105,22 @@ class PrefillOnceEngine(RolloutEngine):
 
     def _completion(self, ids: list[int], logps: list[float]) -> Turn:
         ended = ids[-1] in self.policy.eos_ids
-        text = self.policy.processor.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False,
-                                                      clean_up_tokenization_spaces=False)
-        return Turn(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH,
-                          self.policy.version)
+        text = self.policy.processor.tokenizer.decode(
+            ids[:-1] if ended else ids,
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        return Turn(
+            tuple(ids),
+            text,
+            tuple(logps),
+            StopReason.EOS if ended else StopReason.LENGTH,
+            self.policy.version,
+        )
 
-    def prefill(self, prompts: Sequence[Prompt], counts: Sequence[int],
-                new_tokens: int) -> tuple[torch.Tensor, PreallocatedCache, torch.Tensor, torch.Tensor]:
+    def prefill(
+        self, prompts: Sequence[Prompt], counts: Sequence[int], new_tokens: int
+    ) -> tuple[torch.Tensor, PreallocatedCache, torch.Tensor, torch.Tensor]:
         """Run each prompt once and repeat it: last hidden states (R, H), the KV cache with room for `new_tokens`, which of its
         positions a row sees (R, K), the next rotary position of each row (R,)."""
         policy = self.policy
@@ -111,31 +129,49 @@ class PrefillOnceEngine(RolloutEngine):
         kinds, mask = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
         positions_3 = torch.zeros(3, len(prompts), width, dtype=torch.long)
         for i, p in enumerate(prompts):  # left-padded: every row's next token is at the same place
-            ids[i, width - p.length:], kinds[i, width - p.length:] = p.ids_P, p.kinds_P
-            mask[i, width - p.length:] = True
-            positions_3[:, i, width - p.length:] = p.positions_3P
+            ids[i, width - p.length :], kinds[i, width - p.length :] = p.ids_P, p.kinds_P
+            mask[i, width - p.length :] = True
+            positions_3[:, i, width - p.length :] = p.positions_3P
         media = policy.media([v for p in prompts for v in p.visuals])
         cache = PreallocatedCache(width + new_tokens)
         policy.model.eval()
         out = policy.base.model(
-            input_ids=ids.to(policy.device), attention_mask=mask.long().to(policy.device), use_cache=True,
-            position_ids=positions_3.to(policy.device), mm_token_type_ids=kinds.to(policy.device),
-            past_key_values=cache, **media)
+            input_ids=ids.to(policy.device),
+            attention_mask=mask.long().to(policy.device),
+            use_cache=True,
+            position_ids=positions_3.to(policy.device),
+            mm_token_type_ids=kinds.to(policy.device),
+            past_key_values=cache,
+            **media,
+        )
         repeats = torch.tensor(counts, device=policy.device)
         cache.repeat_rows(repeats)
         hidden_RH = out.last_hidden_state[:, -1].repeat_interleave(repeats, 0)
-        mask_RK = torch.nn.functional.pad(mask.to(policy.device), (0, new_tokens), value=True).repeat_interleave(repeats, 0)
-        position_R = torch.tensor([p.next_position for p in prompts], device=policy.device).repeat_interleave(repeats)
+        mask_RK = torch.nn.functional.pad(
+            mask.to(policy.device), (0, new_tokens), value=True
+        ).repeat_interleave(repeats, 0)
+        position_R = torch.tensor(
+            [p.next_position for p in prompts], device=policy.device
+        ).repeat_interleave(repeats)
         return hidden_RH, cache, mask_RK, position_R
 
-    def _decode(self, prompts: Sequence[Prompt], counts: Sequence[int], rows: Sequence[_Row],
-                settings: SamplingSettings) -> tuple[list[list[int]], list[list[float]]]:
+    def _decode(
+        self,
+        prompts: Sequence[Prompt],
+        counts: Sequence[int],
+        rows: Sequence[_Row],
+        settings: SamplingSettings,
+    ) -> tuple[list[list[int]], list[list[float]]]:
         policy, device = self.policy, self.policy.device
-        hidden_RH, cache, mask_RK, position_R = self.prefill(prompts, counts, settings.max_new_tokens)
+        hidden_RH, cache, mask_RK, position_R = self.prefill(
+            prompts, counts, settings.max_new_tokens
+        )
         width = mask_RK.shape[1] - settings.max_new_tokens
         sampled = torch.tensor([r.uniform_S is not None for r in rows], device=device)
         no_noise_S = torch.zeros(settings.max_new_tokens, dtype=torch.double)
-        uniform_RS = torch.stack([no_noise_S if r.uniform_S is None else r.uniform_S for r in rows]).to(device)
+        uniform_RS = torch.stack(
+            [no_noise_S if r.uniform_S is None else r.uniform_S for r in rows]
+        ).to(device)
         eos = torch.tensor(policy.eos_ids, device=device)
         row_R = torch.arange(len(rows), device=device)
         alive_R = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -144,7 +180,9 @@ class PrefillOnceEngine(RolloutEngine):
             logits_RV = policy.adjust(policy.logits(hidden_RH), settings.temperature)
             token_R = choose(logits_RV, None)
             if sampled.any():
-                drawn_R = choose(keep_top(logits_RV, settings.top_k, settings.top_p), uniform_RS[row_R, step])
+                drawn_R = choose(
+                    keep_top(logits_RV, settings.top_k, settings.top_p), uniform_RS[row_R, step]
+                )
                 token_R = torch.where(sampled[row_R], drawn_R, token_R)
             logp_R = logits_RV.gather(-1, token_R[:, None])[:, 0] - logits_RV.logsumexp(-1)
             steps.append((row_R[alive_R], token_R[alive_R], logp_R[alive_R]))
@@ -155,11 +193,15 @@ class PrefillOnceEngine(RolloutEngine):
                 keep = alive_R.nonzero()[:, 0]
                 cache.select_rows(keep)
                 mask_RK, position_R, row_R, token_R, alive_R = (
-                    x[keep] for x in (mask_RK, position_R, row_R, token_R, alive_R))
+                    x[keep] for x in (mask_RK, position_R, row_R, token_R, alive_R)
+                )
             out = policy.base.model(
-                input_ids=token_R[:, None], use_cache=True, past_key_values=cache,
-                attention_mask=mask_RK[:, None, None, :width + step + 1],
-                position_ids=(position_R + step)[None, :, None].expand(3, -1, 1))
+                input_ids=token_R[:, None],
+                use_cache=True,
+                past_key_values=cache,
+                attention_mask=mask_RK[:, None, None, : width + step + 1],
+                position_ids=(position_R + step)[None, :, None].expand(3, -1, 1),
+            )
             hidden_RH = out.last_hidden_state[:, -1]
         return _gather_rows(steps, len(rows))
 
@@ -177,7 +219,9 @@ def _share_prefill(parts: Sequence[tuple[Prompt, int]]) -> tuple[list[Prompt], l
     return prompts, counts
 
 
-def _gather_rows(steps: Sequence[tuple[torch.Tensor, ...]], num_rows: int) -> tuple[list[list[int]], list[list[float]]]:
+def _gather_rows(
+    steps: Sequence[tuple[torch.Tensor, ...]], num_rows: int
+) -> tuple[list[list[int]], list[list[float]]]:
     tokens: list[list[int]] = [[] for _ in range(num_rows)]
     logps: list[list[float]] = [[] for _ in range(num_rows)]
     for row_R, token_R, logp_R in steps:
@@ -187,7 +231,9 @@ def _gather_rows(steps: Sequence[tuple[torch.Tensor, ...]], num_rows: int) -> tu
     return tokens, logps
 
 
-def _chunks(requests: Sequence[Request], settings: SamplingSettings) -> Iterator[list[tuple[int, int, int]]]:
+def _chunks(
+    requests: Sequence[Request], settings: SamplingSettings
+) -> Iterator[list[tuple[int, int, int]]]:
     """(request, first row, last row + 1) lists within the cache budget, in the order of the requests."""
     chunk: list[tuple[int, int, int]] = []
     rows = width = 0

@@ -7,6 +7,7 @@ All rollouts take their turns together: one request to the engine for a whole gr
 once, and one for each rollout later. The history is prefilled anew at each turn: no KV cache is kept between turns. Noise belongs
 to the rollout and its turn, so that the same tokens come out whatever else is played beside it.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -49,7 +50,9 @@ class Episode:
     @property
     def open(self) -> bool:
         """Whether a turn follows."""
-        return self.failure is None and not (self.turns and (self.turns[-1].terminated or self.turns[-1].truncated))
+        return self.failure is None and not (
+            self.turns and (self.turns[-1].terminated or self.turns[-1].truncated)
+        )
 
     def reset(self, policy: Policy, seed: int) -> None:
         """Begin. Raises MediaError and DataError of pictures and prompts that cannot be used; other errors fail the rollout."""
@@ -67,13 +70,19 @@ class Episode:
         try:
             outcome = self.environment.step(turn)
             over = not outcome.ended and len(self.turns) >= self.environment.max_turns
-            self.turns[-1] = replace(self.turns[-1], rewards=(float(outcome.reward),), terminated=outcome.terminated,
-                                     truncated=outcome.truncated or over)
+            self.turns[-1] = replace(
+                self.turns[-1],
+                rewards=(float(outcome.reward),),
+                terminated=outcome.terminated,
+                truncated=outcome.truncated or over,
+            )
             self.info = {str(name): float(value) for name, value in outcome.info.items()}
             if self.open and outcome.observation is not None:
                 visuals = _visuals(policy, outcome.observation)
                 messages = [dict(m) for m in outcome.observation.messages]
-                self.prompt = policy.encoder.extended(self.prompt, turn.token_ids, messages, visuals, self.sample.id)
+                self.prompt = policy.encoder.extended(
+                    self.prompt, turn.token_ids, messages, visuals, self.sample.id
+                )
         except (Exception, SystemExit) as error:
             self.failure = error
 
@@ -83,8 +92,15 @@ class Episode:
         task, error = self.task.member(self.sample.task), self.failure
         if error is None:
             try:
-                score = checked(Score.combine({_PART: sum(t.reward for t in turns)}, {_PART: 1.0}, parsed=True, metrics=self.info),
-                                task.value_range)
+                score = checked(
+                    Score.combine(
+                        {_PART: sum(t.reward for t in turns)},
+                        {_PART: 1.0},
+                        parsed=True,
+                        metrics=self.info,
+                    ),
+                    task.value_range,
+                )
                 return Rollout(turns, score, info=self.info)
             except ValueError as wrong:  # a reward outside the task's range, info without an end
                 error = wrong
@@ -92,7 +108,15 @@ class Episode:
         return Rollout(turns, score, error=score.reason, info=self.info)
 
 
-def begin(policy: Policy, sample: Sample, task: Task, count: int, key: tuple[int, ...], *, greedy: bool = False) -> list[Episode]:
+def begin(
+    policy: Policy,
+    sample: Sample,
+    task: Task,
+    count: int,
+    key: tuple[int, ...],
+    *,
+    greedy: bool = False,
+) -> list[Episode]:
     """`count` rollouts of `sample`, reset with one seed made of `key`; [] where the task ends after one turn. Equal first
     observations share one prompt. Raises MediaError and DataError for pictures and prompts that cannot be used."""
     seed = int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
@@ -114,8 +138,12 @@ def begin(policy: Policy, sample: Sample, task: Task, count: int, key: tuple[int
     return episodes
 
 
-def play(policy: Policy, engine: RolloutEngine, groups: Sequence[Sequence[Episode]],
-         settings: SamplingSettings) -> list[tuple[Rollout, ...]]:
+def play(
+    policy: Policy,
+    engine: RolloutEngine,
+    groups: Sequence[Sequence[Episode]],
+    settings: SamplingSettings,
+) -> list[tuple[Rollout, ...]]:
     """Play to their ends and close the environments; the rollouts of each group."""
     try:
         for number in itertools.count(1):
@@ -133,8 +161,12 @@ def play(policy: Policy, engine: RolloutEngine, groups: Sequence[Sequence[Episod
 
 def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, list[Episode]]]:
     """The requests of a group's open rollouts at their turn `number`, with the rollouts that each is for."""
-    at = [(place, e, e.prompt) for place, e in enumerate(group, 1) if e.open and e.prompt is not None]
-    if number == 1 and len({(id(prompt), e.greedy) for _, e, prompt in at}) == 1:  # as one question's answers
+    at = [
+        (place, e, e.prompt) for place, e in enumerate(group, 1) if e.open and e.prompt is not None
+    ]
+    if (
+        number == 1 and len({(id(prompt), e.greedy) for _, e, prompt in at}) == 1
+    ):  # as one question's answers
         yield Request(at[0][2], len(at), at[0][1].key, at[0][1].greedy), [e for _, e, _ in at]
     else:
         for place, e, prompt in at:
@@ -150,13 +182,18 @@ def _close(episodes: Sequence[Episode] | Iterator[Episode]) -> None:
 
 
 def _first(policy: Policy, observation: Observation, name: str) -> Prompt:
-    return policy.encoder.prompt_of([dict(m) for m in observation.messages], _visuals(policy, observation), name)
+    return policy.encoder.prompt_of(
+        [dict(m) for m in observation.messages], _visuals(policy, observation), name
+    )
 
 
 def _visuals(policy: Policy, observation: Observation) -> list[Any]:
     """References to the pictures, kept for training."""
     cache = policy.encoder.visuals
-    found = [cache.image(str(x)) if isinstance(x, str) else cache.frame(np.asarray(x)) for x in observation.images]
+    found = [
+        cache.image(str(x)) if isinstance(x, str) else cache.frame(np.asarray(x))
+        for x in observation.images
+    ]
     cache.lease(found, policy.tower())
     return found
 
@@ -164,13 +201,21 @@ def _visuals(policy: Policy, observation: Observation) -> list[Any]:
 def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]) -> None:
     """Raises ConfigError for settings that a task with an environment (given with the tasks of its samples) cannot be run with."""
     template = Template("", CoordFrame.ABS_ORIG)
-    names = [task.name for task, kinds in tasks if any(task.member(kind).environment(template) is not None for kind in kinds)]
+    names = [
+        task.name
+        for task, kinds in tasks
+        if any(task.member(kind).environment(template) is not None for kind in kinds)
+    ]
     a = config.algorithm
-    why = {"algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),
-           "algorithm.offline.per_group": (a.offline.per_group > 0, "demonstrations of one answer"),
-           "algorithm.overlong: soft": (a.overlong == "soft", "a penalty on the length of one answer"),
-           "eval.views": (bool(config.eval.views), "a changed view of the prompt alone")}
+    why = {
+        "algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),
+        "algorithm.offline.per_group": (a.offline.per_group > 0, "demonstrations of one answer"),
+        "algorithm.overlong: soft": (a.overlong == "soft", "a penalty on the length of one answer"),
+        "eval.views": (bool(config.eval.views), "a changed view of the prompt alone"),
+    }
     for key, (used, what) in why.items():
         if names and used:
-            raise ConfigError(f"expected no {key} with task '{names[0]}', whose rollouts take several turns in an environment: it "
-                              f"is about {what}; switch it off")
+            raise ConfigError(
+                f"expected no {key} with task '{names[0]}', whose rollouts take several turns in an environment: it "
+                f"is about {what}; switch it off"
+            )

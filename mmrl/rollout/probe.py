@@ -2,6 +2,7 @@
 
 Both score the bare distribution (temperature 1, no token excluded), so that what differs is weights, precision or kernels.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -42,7 +43,9 @@ def choose_prompts(policy: Policy, sources: Sequence[LoadedSource], count: int) 
     """
     waiting: list[Prompt] = []
     read: Counter[tuple[bool, bool]] = Counter()
-    for sample, task in ((s, source.task) for source in sources for s in source.samples[:_LOOKED_AT]):
+    for sample, task in (
+        (s, source.task) for source in sources for s in source.samples[:_LOOKED_AT]
+    ):
         if read[shape := (bool(sample.images), bool(sample.videos))] >= max(_READ, count):
             continue
         try:
@@ -59,8 +62,10 @@ def choose_prompts(policy: Policy, sources: Sequence[LoadedSource], count: int) 
             break
         found.append(waiting.pop(fresh or 0))
     if not found:
-        raise ConfigError("none of the first training prompts can be read: engine.rollout vllm compares log-probs on some of them "
-                          "after every sync; check data.train")
+        raise ConfigError(
+            "none of the first training prompts can be read: engine.rollout vllm compares log-probs on some of them "
+            "after every sync; check data.train"
+        )
     return found
 
 
@@ -68,7 +73,9 @@ def _kinds(prompt: Prompt) -> set[str]:
     return {v.kind for v in prompt.visuals}
 
 
-def trainer_scores(policy: Policy, source: WeightSource, items: Sequence[tuple[Prompt, tuple[int, ...]]]) -> list[list[float]]:
+def trainer_scores(
+    policy: Policy, source: WeightSource, items: Sequence[tuple[Prompt, tuple[int, ...]]]
+) -> list[list[float]]:
     """The trainer's log-probs of each completion. Collective: every process asks for as many items."""
     found = []
     for prompt, completion in items:
@@ -76,7 +83,9 @@ def trainer_scores(policy: Policy, source: WeightSource, items: Sequence[tuple[P
 
         def forward(batch: Any = batch) -> tuple[torch.Tensor, ...]:
             with torch.no_grad(), policy.autocast():
-                logits_NV = policy.logits(policy.hidden(batch).index_select(0, batch.source_N)).float()
+                logits_NV = policy.logits(
+                    policy.hidden(batch).index_select(0, batch.source_N)
+                ).float()
                 return (logits_NV.log_softmax(-1).gather(-1, batch.target_N[:, None])[:, 0],)
 
         found.append(source.run(forward)[0].tolist())
@@ -85,6 +94,8 @@ def trainer_scores(policy: Policy, source: WeightSource, items: Sequence[tuple[P
 
 def compare(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Gap:
     """The gap between two lists of scores; not finite where one of them is not."""
-    gaps = [abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
+    gaps = [
+        abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)
+    ]
     total = sum(gaps)
     return Gap(total / len(gaps), max(gaps) if total == total else total)

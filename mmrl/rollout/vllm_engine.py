@@ -9,6 +9,7 @@ Three things differ. Log-probs are vLLM's own (its kernels round differently, se
 those at temperature 1. rollout.top_p and top_k are refused: vLLM reports the log-probs of the truncated distribution, which the
 trainer does not compute.
 """
+
 from __future__ import annotations
 
 import time
@@ -26,7 +27,13 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout.digest import differing
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.probe import PROBE_TOKENS, Gap, choose_prompts, compare, trainer_scores
-from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling, sample_seed, wire_prompt
+from mmrl.rollout.vllm_inputs import (
+    MissingMedia,
+    WirePrompt,
+    WireSampling,
+    sample_seed,
+    wire_prompt,
+)
 from mmrl.rollout.weights import SyncPlan, WeightSource
 from mmrl.types import StopReason, Turn
 
@@ -34,7 +41,10 @@ __all__ = ["Answering", "VLLMEngine", "check_sampling"]
 
 _TEMPERATURES = (0.01, 2.0)  # what vLLM samples at
 _FP32, _BF16 = 1e-3, 0.05  # tolerances of the probe's mean gap
-_LEAST, _TIMES = 1e-5, 30.0  # in fp32 rounding is so even that a gap so many times the first one means a stale weight
+_LEAST, _TIMES = (
+    1e-5,
+    30.0,
+)  # in fp32 rounding is so even that a gap so many times the first one means a stale weight
 
 
 class Answering(Protocol):
@@ -49,7 +59,9 @@ class Answering(Protocol):
     def wanted(self, hash: str) -> bool:
         """Whether the tensor of this media hash must come with a prompt."""
 
-    def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]]) -> list[list[tuple[list[int], list[float]]]]:
+    def generate(
+        self, asked: Sequence[tuple[WirePrompt, WireSampling]]
+    ) -> list[list[tuple[list[int], list[float]]]]:
         """See VLLMBackend.generate."""
 
     def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
@@ -68,13 +80,17 @@ class Answering(Protocol):
 def check_sampling(settings: SamplingSettings) -> None:
     """Raises ConfigError for sampling that vLLM cannot give the trainer's log-probs of."""
     if settings.top_p < 1 or settings.top_k > 0:
-        raise ConfigError(f"expected rollout.top_p 1 and top_k 0 with engine.rollout vllm, found {settings.top_p:g} and "
-                          f"{settings.top_k}: vLLM would report log-probs of the truncated distribution; remove them, or use "
-                          "engine.rollout: own")
+        raise ConfigError(
+            f"expected rollout.top_p 1 and top_k 0 with engine.rollout vllm, found {settings.top_p:g} and "
+            f"{settings.top_k}: vLLM would report log-probs of the truncated distribution; remove them, or use "
+            "engine.rollout: own"
+        )
     low, high = _TEMPERATURES
     if not low <= settings.temperature <= high:
-        raise ConfigError(f"expected rollout.temperature within [{low:g}, {high:g}] with engine.rollout vllm, found "
-                          f"{settings.temperature:g}")
+        raise ConfigError(
+            f"expected rollout.temperature within [{low:g}, {high:g}] with engine.rollout vllm, found "
+            f"{settings.temperature:g}"
+        )
 
 
 def _largest(values: Iterable[float]) -> float:
@@ -85,9 +101,23 @@ def _largest(values: Iterable[float]) -> float:
 class VLLMEngine(RolloutEngine):
     """See the module. `policy` is what trains, `actor` its whole copy where the policy is sharded (else the same)."""
 
-    def __init__(self, settings: VLLMConfig, policy: Policy, actor: Policy, world: World, backend: Answering,
-                 sources: Sequence[LoadedSource], seed: int = 0) -> None:
-        self.settings, self.policy, self.actor, self.world, self.backend = settings, policy, actor, world, backend
+    def __init__(
+        self,
+        settings: VLLMConfig,
+        policy: Policy,
+        actor: Policy,
+        world: World,
+        backend: Answering,
+        sources: Sequence[LoadedSource],
+        seed: int = 0,
+    ) -> None:
+        self.settings, self.policy, self.actor, self.world, self.backend = (
+            settings,
+            policy,
+            actor,
+            world,
+            backend,
+        )
         self.plan = SyncPlan(policy, digests=settings.compare_weights)
         self.tolerance = settings.tolerance or (_FP32 if policy.autocast_dtype is None else _BF16)
         self.last_gap: Gap | None = None
@@ -101,7 +131,11 @@ class VLLMEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate. Raises RolloutError, ConfigError, MediaError and MismatchError."""
         check_sampling(settings)
-        found = self._asked(lambda: self.backend.generate([(self._wire(r.prompt), self._sampling(r, settings)) for r in requests]))
+        found = self._asked(
+            lambda: self.backend.generate(
+                [(self._wire(r.prompt), self._sampling(r, settings)) for r in requests]
+            )
+        )
         return [[self._completion(ids, logps) for ids, logps in group] for group in found]
 
     @staticmethod
@@ -116,15 +150,29 @@ class VLLMEngine(RolloutEngine):
         return wire_prompt(self.actor, prompt, self.backend.wanted)
 
     def _sampling(self, request: Request, settings: SamplingSettings) -> WireSampling:
-        return WireSampling(request.count, None if request.greedy else sample_seed(request.key),
-                            0.0 if request.greedy else settings.temperature, settings.max_new_tokens, tuple(self.actor.eos_ids),
-                            tuple(self.actor.banned.tolist()))
+        return WireSampling(
+            request.count,
+            None if request.greedy else sample_seed(request.key),
+            0.0 if request.greedy else settings.temperature,
+            settings.max_new_tokens,
+            tuple(self.actor.eos_ids),
+            tuple(self.actor.banned.tolist()),
+        )
 
     def _completion(self, ids: list[int], logps: list[float]) -> Turn:
         ended = ids[-1] in self.actor.eos_ids
-        text = self.actor.processor.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False,
-                                                     clean_up_tokenization_spaces=False)
-        return Turn(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH, self.actor.version)
+        text = self.actor.processor.tokenizer.decode(
+            ids[:-1] if ended else ids,
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        return Turn(
+            tuple(ids),
+            text,
+            tuple(logps),
+            StopReason.EOS if ended else StopReason.LENGTH,
+            self.actor.version,
+        )
 
     # weights
 
@@ -144,15 +192,22 @@ class VLLMEngine(RolloutEngine):
                 f"vLLM does not compute with the trainer's weights after a sync: log-probs of the probe differ by {gap.mean:.3g} "
                 f"per token on average, {gap.max:.3g} at most (limit engine.vllm.tolerance = {self.tolerance:g}). A tensor did not "
                 "arrive, or precision and kernels differ by more than rounding: compare engine.rollout: own; raise the tolerance "
-                "if train/sync/gap has been near it from the first step")
+                "if train/sync/gap has been near it from the first step"
+            )
         if first and self.settings.tolerance is None and self.policy.autocast_dtype is None:
             self.tolerance = min(self.tolerance, max(_LEAST, _TIMES * gap.mean))
-        return {"train/sync/gap": gap.mean, "train/sync/gap_max": gap.max, "time/sync": time.perf_counter() - began}
+        return {
+            "train/sync/gap": gap.mean,
+            "train/sync/gap_max": gap.max,
+            "time/sync": time.perf_counter() - began,
+        }
 
     def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """Load them, or see them pass where the main process does. Goes to their end in any case: gathering them is collective."""
         try:
-            return self.backend.load(weights) if not self.backend.shared or self.world.is_main else []
+            return (
+                self.backend.load(weights) if not self.backend.shared or self.world.is_main else []
+            )
         finally:
             for _ in weights:
                 pass
@@ -161,16 +216,21 @@ class VLLMEngine(RolloutEngine):
         """Raises WeightSyncError, on all processes, where an engine of one of them does not hold the trainer's weights."""
         expected = self.plan.held
         if not self.world.gather(list(held)):
-            raise ConfigError("engine.vllm.compare_weights: expected the rollout server to compare weights as this run does, found "
-                              "one started without it; start it with the run's configuration")
-        wrong = sorted(set(self.world.gather([name for one in held for name in differing(expected, one)])))
+            raise ConfigError(
+                "engine.vllm.compare_weights: expected the rollout server to compare weights as this run does, found "
+                "one started without it; start it with the run's configuration"
+            )
+        wrong = sorted(
+            set(self.world.gather([name for one in held for name in differing(expected, one)]))
+        )
         if wrong:
             shown = ", ".join(wrong[:6]) + (", ..." if len(wrong) > 6 else "")
             raise WeightSyncError(
                 f"vLLM does not hold the trainer's weights after a sync: expected the same bits ({self.plan.dtype}) everywhere, "
                 f"found others in {len(wrong)} of {len(expected)} blocks ({shown}), which were not sent or not taken over. Resume "
                 "the run: its first sync sends all weights. If that one stops too, this vLLM keeps weights in another form: set "
-                "engine.vllm.compare_weights: false (the probe still compares log-probs), or engine.rollout: own")
+                "engine.vllm.compare_weights: false (the probe still compares log-probs), or engine.rollout: own"
+            )
 
     def _together(self, work: Callable[[], Any]) -> Any:
         """What `work`, which may fail on one process alone, finds; all know how it ended before any goes on to a collective.
@@ -183,29 +243,54 @@ class VLLMEngine(RolloutEngine):
             found = work()
         except Exception as error:
             failed = error
-        texts = self.world.gather([None if failed is None else f"{type(failed).__name__}: {failed}"])
+        texts = self.world.gather(
+            [None if failed is None else f"{type(failed).__name__}: {failed}"]
+        )
         if isinstance(failed, MMRLError):
             raise failed
         rank = next((n for n, text in enumerate(texts) if text is not None), None)
         if rank is not None:
-            raise RolloutError(f"vLLM failed beside process {rank} of {self.world.size}: {texts[rank]}") from failed
+            raise RolloutError(
+                f"vLLM failed beside process {rank} of {self.world.size}: {texts[rank]}"
+            ) from failed
         return found
 
     def _probe(self, source: WeightSource) -> Gap:
         theirs = self._together(self._their_scores)
         ours = trainer_scores(self.policy, source, self._probes)
         P = len(ours)
-        gaps = self.world.gather([compare(ours, theirs[first:first + P]) for first in range(0, len(theirs), P)])
+        gaps = self.world.gather(
+            [compare(ours, theirs[first : first + P]) for first in range(0, len(theirs), P)]
+        )
         return Gap(_largest(g.mean for g in gaps), _largest(g.max for g in gaps))
 
     def _their_scores(self) -> list[list[float]]:
         if not self._probes:
             prompts = choose_prompts(self.actor, self._sources, self.settings.probe_prompts)
-            drawn = [WireSampling(1, sample_seed((self._seed, 29, n)), 1.0, PROBE_TOKENS, (), tuple(self.actor.banned.tolist()))
-                     for n in range(len(prompts))]
-            written = self._asked(lambda: self.backend.generate([(self._wire(p), s) for p, s in zip(prompts, drawn, strict=True)]))
-            self._probes = [(p, tuple(group[0][0])) for p, group in zip(prompts, written, strict=True)]
-        return self._asked(lambda: self.backend.score([(self._wire(p), completion) for p, completion in self._probes]))
+            drawn = [
+                WireSampling(
+                    1,
+                    sample_seed((self._seed, 29, n)),
+                    1.0,
+                    PROBE_TOKENS,
+                    (),
+                    tuple(self.actor.banned.tolist()),
+                )
+                for n in range(len(prompts))
+            ]
+            written = self._asked(
+                lambda: self.backend.generate(
+                    [(self._wire(p), s) for p, s in zip(prompts, drawn, strict=True)]
+                )
+            )
+            self._probes = [
+                (p, tuple(group[0][0])) for p, group in zip(prompts, written, strict=True)
+            ]
+        return self._asked(
+            lambda: self.backend.score(
+                [(self._wire(p), completion) for p, completion in self._probes]
+            )
+        )
 
     def rest(self) -> None:
         """See RolloutEngine.rest: vLLM's sleep mode, on a GPU that training shares."""

@@ -8,6 +8,7 @@ Rotary positions go along: vLLM's own differ from those of transformers behind a
 
 Legend: P prompt tokens, n patches, D values of a patch, m media tokens, H hidden width (times 1 + deepstack layers, Qwen3-VL).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -21,8 +22,16 @@ from mmrl.errors import RolloutError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 
-__all__ = ["MissingMedia", "WireMedia", "WirePrompt", "WireSampling", "engine_input", "media_hash", "sample_seed",
-           "wire_prompt"]
+__all__ = [
+    "MissingMedia",
+    "WireMedia",
+    "WirePrompt",
+    "WireSampling",
+    "engine_input",
+    "media_hash",
+    "sample_seed",
+    "wire_prompt",
+]
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,12 @@ class MissingMedia(RolloutError):
 
 def sample_seed(key: Sequence[int]) -> int:
     """A 62-bit seed of a request's key; the completions of a request add their number to it."""
-    return int.from_bytes(hashlib.blake2b(repr(tuple(map(int, key))).encode(), digest_size=8).digest(), "big") >> 2
+    return (
+        int.from_bytes(
+            hashlib.blake2b(repr(tuple(map(int, key))).encode(), digest_size=8).digest(), "big"
+        )
+        >> 2
+    )
 
 
 def media_hash(identity: Any, tower: str | None) -> str:
@@ -83,16 +97,20 @@ def media_hash(identity: Any, tower: str | None) -> str:
     return hashlib.blake2b(repr((identity, tower)).encode(), digest_size=16).hexdigest()
 
 
-def wire_prompt(policy: Policy, prompt: Prompt, wanted: Callable[[str], bool] = lambda hash: True) -> WirePrompt:
+def wire_prompt(
+    policy: Policy, prompt: Prompt, wanted: Callable[[str], bool] = lambda hash: True
+) -> WirePrompt:
     """`prompt` with the tensors of its media, except those whose hash is not `wanted`. Raises MediaError."""
     places = prompt.kinds_P.nonzero()[:, 0].tolist()
     cache, tower = policy.encoder.visuals, policy.tower()
     media = []
     for visual in prompt.visuals:
-        mine, places = places[: visual.tokens], places[visual.tokens:]
+        mine, places = places[: visual.tokens], places[visual.tokens :]
         digest = media_hash(visual.identity, None if tower is None else tower.fingerprint)
         offset = mine[0]
-        if visual.kind == "video" and mine[-1] - mine[0] >= len(mine):  # frames apart: vLLM looks for the opening token of each
+        if visual.kind == "video" and mine[-1] - mine[0] >= len(
+            mine
+        ):  # frames apart: vLLM looks for the opening token of each
             offset -= 1
         tensor = None
         if wanted(digest):
@@ -101,25 +119,52 @@ def wire_prompt(policy: Policy, prompt: Prompt, wanted: Callable[[str], bool] = 
             else:
                 (features,) = cache.features([visual], tower)
                 tensor = torch.cat([features.main, *features.deep], -1).cpu()
-        media.append(WireMedia(visual.kind, digest, "pixels" if tower is None else "features", visual.grid_thw, offset,
-                               mine[-1] + 1 - offset, tensor))
+        media.append(
+            WireMedia(
+                visual.kind,
+                digest,
+                "pixels" if tower is None else "features",
+                visual.grid_thw,
+                offset,
+                mine[-1] + 1 - offset,
+                tensor,
+            )
+        )
     assert not places, "media tokens beyond those of the prompt's visuals"
-    return WirePrompt(tuple(prompt.ids_P.tolist()), tuple(prompt.kinds_P.tolist()), prompt.positions_3P, prompt.fingerprint,
-                      tuple(media))
+    return WirePrompt(
+        tuple(prompt.ids_P.tolist()),
+        tuple(prompt.kinds_P.tolist()),
+        prompt.positions_3P,
+        prompt.fingerprint,
+        tuple(media),
+    )
 
 
-_NAMES = {("image", "pixels"): "pixel_values", ("image", "features"): "image_embeds",
-          ("video", "pixels"): "pixel_values_videos", ("video", "features"): "video_embeds"}
+_NAMES = {
+    ("image", "pixels"): "pixel_values",
+    ("image", "features"): "image_embeds",
+    ("video", "pixels"): "pixel_values_videos",
+    ("video", "features"): "video_embeds",
+}
 
 
 def _item(media: WireMedia) -> Any:
     """The arguments of vLLM's model for one picture or clip."""
-    from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalFlatField, MultiModalKwargsItem
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalFlatField,
+        MultiModalKwargsItem,
+    )
 
     assert media.tensor is not None
     on_cpu = MultiModalBatchedField(keep_on_cpu=True)
-    fields = {_NAMES[media.kind, media.form]: MultiModalFieldElem(media.tensor, MultiModalFlatField(slices=[], dim=0)),
-              f"{media.kind}_grid_thw": MultiModalFieldElem(torch.tensor(media.grid_thw), on_cpu)}
+    fields = {
+        _NAMES[media.kind, media.form]: MultiModalFieldElem(
+            media.tensor, MultiModalFlatField(slices=[], dim=0)
+        ),
+        f"{media.kind}_grid_thw": MultiModalFieldElem(torch.tensor(media.grid_thw), on_cpu),
+    }
     return MultiModalKwargsItem(fields)
 
 
@@ -139,9 +184,16 @@ def engine_input(prompt: WirePrompt, extra: Sequence[int] = ()) -> Any:
     hashes: dict[str, list[str]] = {}
     places: dict[str, list[Any]] = {}
     for media in prompt.media:
-        kinds = torch.tensor(prompt.kinds[media.offset:media.offset + media.length]) > 0
+        kinds = torch.tensor(prompt.kinds[media.offset : media.offset + media.length]) > 0
         items.setdefault(media.kind, []).append(_item(media))
         hashes.setdefault(media.kind, []).append(media.hash)
         places.setdefault(media.kind, []).append(
-            PlaceholderRange(offset=media.offset, length=media.length, is_embed=None if bool(kinds.all()) else kinds))
-    return mm_input(ids, MultiModalKwargsItems(items), hashes, places, cache_salt=prompt.fingerprint)
+            PlaceholderRange(
+                offset=media.offset,
+                length=media.length,
+                is_embed=None if bool(kinds.all()) else kinds,
+            )
+        )
+    return mm_input(
+        ids, MultiModalKwargsItems(items), hashes, places, cache_salt=prompt.fingerprint
+    )

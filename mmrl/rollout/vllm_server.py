@@ -14,6 +14,7 @@ Needs the extras `serve` and `vllm`. Whoever reaches the port may replace the we
 The key is asked for before a body is read; bodies and connections are bounded as those of `mmrl serve` are, and what is no question
 of a run is status 400.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +32,14 @@ from typing import Any
 
 import torch
 
-from mmrl.errors import ConfigError, MismatchError, MissingExtraError, MMRLError, RolloutError, install_command
+from mmrl.errors import (
+    ConfigError,
+    MismatchError,
+    MissingExtraError,
+    MMRLError,
+    RolloutError,
+    install_command,
+)
 from mmrl.rollout.vllm_backend import VLLMBackend
 from mmrl.rollout.vllm_wire import MalformedError, load, load_prompts, load_sampling
 from mmrl.serve.errors import RequestError
@@ -46,13 +54,17 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError(f"mmrl rollout-server needs starlette and uvicorn ({error}): "
-                            f"{install_command('serve', 'vllm')}") from error
+    raise MissingExtraError(
+        f"mmrl rollout-server needs starlette and uvicorn ({error}): "
+        f"{install_command('serve', 'vllm')}"
+    ) from error
 
 __all__ = ["RolloutServer", "serve"]
 
 _KINDS = {ConfigError: 400, MismatchError: 400, MalformedError: 400}
-LIMITS = Limits(body_bytes=8 << 30, held_bytes=16 << 30, connections=256, body_s=600.0, send_s=600.0)  # runs send whole tensors
+LIMITS = Limits(
+    body_bytes=8 << 30, held_bytes=16 << 30, connections=256, body_s=600.0, send_s=600.0
+)  # runs send whole tensors
 _CLOSE = {"connection": "close"}  # the body may not have been read
 _GIVEN_UP = object()  # among the pieces of the weights: no more come
 _log = logging.getLogger(__name__)
@@ -102,8 +114,14 @@ class _Loading:
 class RolloutServer:
     """The routes around one backend, which only its own thread touches."""
 
-    def __init__(self, backend: VLLMBackend, *, api_key: str | None = None, media_bytes: int = 4 << 30,
-                 limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        backend: VLLMBackend,
+        *,
+        api_key: str | None = None,
+        media_bytes: int = 4 << 30,
+        limits: Limits = LIMITS,
+    ) -> None:
         self.backend, self.api_key, self.limits = backend, api_key, limits
         self._budget = Budget(limits.held_bytes)
         self.media = _MediaStore(media_bytes)
@@ -114,25 +132,44 @@ class RolloutServer:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        return Starlette(routes=[Route("/health", self._health), Route("/weights", self._weights, methods=["POST"]),
-                                 Route("/generate", self._generate, methods=["POST"]),
-                                 Route("/probe", self._probe, methods=["POST"])])
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/weights", self._weights, methods=["POST"]),
+                Route("/generate", self._generate, methods=["POST"]),
+                Route("/probe", self._probe, methods=["POST"]),
+            ]
+        )
 
     async def _health(self, request: Request) -> Response:
         if (refused := self._refused(request)) is not None:
             return refused
         s = self.backend.settings
-        return JSONResponse({"model": s.model, "dtype": s.dtype, "max_model_len": s.max_model_len,
-                             "loaded": bool(self.loaded)})
+        return JSONResponse(
+            {
+                "model": s.model,
+                "dtype": s.dtype,
+                "max_model_len": s.max_model_len,
+                "loaded": bool(self.loaded),
+            }
+        )
 
     def _refused(self, request: Request) -> Response | None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.api_key and not hmac.compare_digest(given.encode(), self.api_key.encode()):
-            return JSONResponse({"kind": "RolloutError", "error": "expected the server's key: set MMRL_API_KEY on both sides"}, 401,
-                                _CLOSE)
+            return JSONResponse(
+                {
+                    "kind": "RolloutError",
+                    "error": "expected the server's key: set MMRL_API_KEY on both sides",
+                },
+                401,
+                _CLOSE,
+            )
         return None
 
-    async def _answer(self, request: Request, work: Callable[[Any, dict[str, torch.Tensor]], Response]) -> Response:
+    async def _answer(
+        self, request: Request, work: Callable[[Any, dict[str, torch.Tensor]], Response]
+    ) -> Response:
         if (refused := self._refused(request)) is not None:
             return refused
         hold = Hold(self._budget)
@@ -142,14 +179,18 @@ class RolloutServer:
         except RequestError as error:
             return JSONResponse({"kind": "RolloutError", "error": str(error)}, error.status, _CLOSE)
         except MMRLError as error:
-            return JSONResponse({"kind": type(error).__name__, "error": str(error)}, _KINDS.get(type(error), 500))
+            return JSONResponse(
+                {"kind": type(error).__name__, "error": str(error)}, _KINDS.get(type(error), 500)
+            )
         except _NoWeights:
             return JSONResponse({"kind": "RolloutError", "error": "no weights yet"}, 503)
         except _Elsewhere:
             return JSONResponse({"kind": "RolloutError", "error": "other weights are loaded"}, 412)
         except Exception as error:  # to whoever asked; the trace belongs into the log of this side
             _log.exception("a request failed")
-            return JSONResponse({"kind": "RolloutError", "error": f"{type(error).__name__}: {error}"}, 500)
+            return JSONResponse(
+                {"kind": "RolloutError", "error": f"{type(error).__name__}: {error}"}, 500
+            )
         finally:
             hold.release()
 
@@ -165,7 +206,10 @@ class RolloutServer:
         with self._lock:
             if document["first"]:
                 self._abandon()
-                if document["base"] not in ("", self.loaded):  # the others come on top of weights that are no longer here
+                if document["base"] not in (
+                    "",
+                    self.loaded,
+                ):  # the others come on top of weights that are no longer here
                     raise _Elsewhere
                 pieces: queue.Queue[Any] = queue.Queue(2)
                 done = self._worker.submit(self._load, document["sync"], pieces)
@@ -182,7 +226,9 @@ class RolloutServer:
                 self._abandon()
                 if isinstance(error, MMRLError):
                     raise
-                raise RolloutError(f"the weights were not taken over: {type(error).__name__}: {error}") from error
+                raise RolloutError(
+                    f"the weights were not taken over: {type(error).__name__}: {error}"
+                ) from error
         return JSONResponse({"loaded": self.loaded, "held": held})
 
     def _load(self, sync: str, pieces: queue.Queue[Any]) -> list[dict[str, int]]:
@@ -207,7 +253,11 @@ class RolloutServer:
             _check(document, {"sampling": list, "prompts": list, "weights": str})
             sampling = [load_sampling(s) for s in document["sampling"]]
             _same_length(document["prompts"], sampling)
-            return self._ask(document, tensors, lambda prompts: self.backend.generate(list(zip(prompts, sampling, strict=True))))
+            return self._ask(
+                document,
+                tensors,
+                lambda prompts: self.backend.generate(list(zip(prompts, sampling, strict=True))),
+            )
 
         return await self._answer(request, work)
 
@@ -216,11 +266,17 @@ class RolloutServer:
             _check(document, {"completions": list, "prompts": list, "weights": str})
             completions = document["completions"]
             _same_length(document["prompts"], completions)
-            return self._ask(document, tensors, lambda prompts: self.backend.score(list(zip(prompts, completions, strict=True))))
+            return self._ask(
+                document,
+                tensors,
+                lambda prompts: self.backend.score(list(zip(prompts, completions, strict=True))),
+            )
 
         return await self._answer(request, work)
 
-    def _ask(self, document: Any, tensors: dict[str, torch.Tensor], work: Callable[[Any], Any]) -> Response:
+    def _ask(
+        self, document: Any, tensors: dict[str, torch.Tensor], work: Callable[[Any], Any]
+    ) -> Response:
         prompts, missing = load_prompts(document["prompts"], tensors, self.media.get)
         if missing:
             return JSONResponse({"kind": "missing", "missing": missing}, 409)
@@ -253,13 +309,17 @@ def _check(document: Any, fields: dict[str, type]) -> None:
     """Raises MalformedError for a document without these."""
     for name, kind in fields.items():
         if not isinstance(document.get(name), kind):
-            raise MalformedError(f"expected {name} as a {kind.__name__} in the document, found "
-                                 f"{type(document.get(name)).__name__}; is the run of another version of mmrl?")
+            raise MalformedError(
+                f"expected {name} as a {kind.__name__} in the document, found "
+                f"{type(document.get(name)).__name__}; is the run of another version of mmrl?"
+            )
 
 
 def _same_length(prompts: list[Any], others: list[Any]) -> None:
     if len(prompts) != len(others):
-        raise MalformedError(f"expected one entry for each of {len(prompts)} prompts, found {len(others)}")
+        raise MalformedError(
+            f"expected one entry for each of {len(prompts)} prompts, found {len(others)}"
+        )
 
 
 def _put(loading: _Loading, piece: Any) -> None:
@@ -292,8 +352,15 @@ class _Server(uvicorn.Server):
 
 def serve(server: RolloutServer, sock: Any, ready: Callable[[], None]) -> None:
     """Answer on a bound socket until a signal ends it."""
-    config = uvicorn.Config(server.app(), log_level="error", timeout_keep_alive=600, http=guarded(server.limits), ws="none",
-                            proxy_headers=False, h11_max_incomplete_event_size=64 << 10)
+    config = uvicorn.Config(
+        server.app(),
+        log_level="error",
+        timeout_keep_alive=600,
+        http=guarded(server.limits),
+        ws="none",
+        proxy_headers=False,
+        h11_max_incomplete_event_size=64 << 10,
+    )
     own = _Server(config)
 
     async def run() -> None:

@@ -7,6 +7,7 @@ embeddings are named twice, as `embed_tokens` and as `lm_head`: vLLM packs the o
 After the first time only blocks in which something is trained are sent; vLLM fuses a block's q, k and v (gate and up), so that a
 block goes whole or not at all. `held` then says what the other side must hold, whether it was sent now or earlier.
 """
+
 from __future__ import annotations
 
 import re
@@ -45,13 +46,27 @@ class SyncPlan:
         self._critic = tuple(f"{name}." for name in policy.heads)  # what samples has no use for it
         self._scales = self._adapters(policy.model)
         named = dict(policy.model.named_parameters())
-        heads = [n for n, _ in policy.model.named_parameters(remove_duplicate=False) if self._public(n) == _HEAD]
+        heads = [
+            n
+            for n, _ in policy.model.named_parameters(remove_duplicate=False)
+            if self._public(n) == _HEAD
+        ]
         self._tied = bool(heads) and heads[0] not in named
-        self._embedding = next((n for n in named if self._public(n).endswith("language_model.embed_tokens.weight")), None)
+        self._embedding = next(
+            (n for n in named if self._public(n).endswith("language_model.embed_tokens.weight")),
+            None,
+        )
         self._changed = {block_of(self._public(n)) for n, p in named.items() if p.requires_grad}
-        if self._tied and block_of(_HEAD) not in self._changed and self._embedding and named[self._embedding].requires_grad:
+        if (
+            self._tied
+            and block_of(_HEAD) not in self._changed
+            and self._embedding
+            and named[self._embedding].requires_grad
+        ):
             self._changed.add(block_of(_HEAD))
-        self.expected = {self._public(n) for n in named if ".lora_" not in n} | ({_HEAD} if self._tied else set())
+        self.expected = {self._public(n) for n in named if ".lora_" not in n} | (
+            {_HEAD} if self._tied else set()
+        )
         self.held: dict[str, int] = {}
         """With `digests`: those of all weights as they were at the end of the last `weights`, in the type of the forward."""
         self._digests = digests
@@ -64,8 +79,10 @@ class SyncPlan:
         scales = {}
         for name, module in model.named_modules():
             if hasattr(module, "trainable_tokens_delta"):
-                raise ConfigError("engine.rollout vllm does not take over single trained rows of the embedding (new tokens beside "
-                                  "a LoRA adapter); use engine.rollout: own")
+                raise ConfigError(
+                    "engine.rollout vllm does not take over single trained rows of the embedding (new tokens beside "
+                    "a LoRA adapter); use engine.rollout: own"
+                )
             if hasattr(module, "lora_A") and "default" in module.lora_A:
                 scales[name] = float(module.scaling["default"])
         return scales
@@ -74,7 +91,9 @@ class SyncPlan:
         """The name in a checkpoint of the merged model."""
         return name.removeprefix(self._prefix).replace(".base_layer.", ".")
 
-    def weights(self, source: WeightSource, *, everything: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(
+        self, source: WeightSource, *, everything: bool
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of all weights, or of the blocks that training changes, in the type that the forward computes in.
         Collective; every process must go to the end.
 
@@ -83,7 +102,11 @@ class SyncPlan:
         seen: set[str] = set()
         digest = WeightDigest(self.dtype)
         for name, tensor in self._merged(source):
-            names = [name, _HEAD] if self._tied and name == self._public(self._embedding or "") else [name]
+            names = (
+                [name, _HEAD]
+                if self._tied and name == self._public(self._embedding or "")
+                else [name]
+            )
             seen.update(names)
             number = self._number(digest, name, tensor)
             for each in names:
@@ -93,7 +116,9 @@ class SyncPlan:
                 yield from ((each, sent) for each in wanted)
         if seen != self.expected:
             missing, extra = sorted(self.expected - seen)[:4], sorted(seen - self.expected)[:4]
-            raise ConfigError(f"the training engine names other weights than the policy has: missing {missing}, unknown {extra}")
+            raise ConfigError(
+                f"the training engine names other weights than the policy has: missing {missing}, unknown {extra}"
+            )
         self.held = digest.result()
 
     def _number(self, digest: WeightDigest, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -132,6 +157,8 @@ def _merge(parts: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
     base = parts["base_layer"]
     delta = parts["lora_B.default"].float() @ parts["lora_A.default"].float()
     if base.ndim > 2:
-        raise ConfigError(f"expected LoRA on matrices, found one on a weight of shape {tuple(base.shape)}; leave it out of "
-                          "model.lora.target_modules, or use engine.rollout: own")
+        raise ConfigError(
+            f"expected LoRA on matrices, found one on a weight of shape {tuple(base.shape)}; leave it out of "
+            "model.lora.target_modules, or use engine.rollout: own"
+        )
     return (base.float() + scale * delta).to(base.dtype)

@@ -1,4 +1,5 @@
 """Events of the engine -> OpenAI's JSON: one `chat.completion`, or `chat.completion.chunk`s."""
+
 from __future__ import annotations
 
 import secrets
@@ -41,14 +42,27 @@ class Answer:
 
     def usage(self) -> dict[str, int]:
         """Token counts; the prompt counts once however many choices it has."""
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens,
-                "total_tokens": self.prompt_tokens + self.completion_tokens}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
 
     def completion(self) -> dict[str, Any]:
         """The whole answer."""
-        return {**self._head("chat.completion"), "usage": self.usage(), "choices": [
-            {"index": i, "message": {"role": "assistant", "content": text, "refusal": None}, "finish_reason": self._reasons[i],
-             "logprobs": self._logprobs(self._logps[i])} for i, text in enumerate(self._texts)]}
+        return {
+            **self._head("chat.completion"),
+            "usage": self.usage(),
+            "choices": [
+                {
+                    "index": i,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "finish_reason": self._reasons[i],
+                    "logprobs": self._logprobs(self._logps[i]),
+                }
+                for i, text in enumerate(self._texts)
+            ],
+        }
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """What `piece` adds. The first chunk of a choice names the role."""
@@ -56,7 +70,12 @@ class Answer:
         if not self._begun[piece.choice]:
             self._begun[piece.choice] = True
             delta = {"role": "assistant", **delta}
-        choice = {"index": piece.choice, "delta": delta, "finish_reason": piece.reason, "logprobs": self._logprobs(piece.logps)}
+        choice = {
+            "index": piece.choice,
+            "delta": delta,
+            "finish_reason": piece.reason,
+            "logprobs": self._logprobs(piece.logps),
+        }
         usage: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
 
@@ -70,8 +89,13 @@ class Answer:
     def _logprobs(self, logps: Sequence[TokenLogp]) -> dict[str, Any] | None:
         if not self._asked.sampling.logprobs:
             return None
-        return {"refusal": None, "content": [{**_token(lp.token, lp.logp), "top_logprobs": [_token(*top) for top in lp.top]}
-                                             for lp in logps]}
+        return {
+            "refusal": None,
+            "content": [
+                {**_token(lp.token, lp.logp), "top_logprobs": [_token(*top) for top in lp.top]}
+                for lp in logps
+            ],
+        }
 
 
 def _token(text: str, logp: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 The first SIGTERM or SIGINT lets requests at hand finish within the grace period while new ones get status 503; the second ends
 the server at once.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -46,12 +47,19 @@ try:
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError(f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}") from error
+    raise MissingExtraError(
+        f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}"
+    ) from error
 
 __all__ = ["Service", "bind", "serve"]
 
 _POLL_S = 0.25  # how often a waiting request looks whether its client is still there
-_UNREAD = (408, 411, 413, 503)  # answers that may leave a body unread: the connection is closed after them
+_UNREAD = (
+    408,
+    411,
+    413,
+    503,
+)  # answers that may leave a body unread: the connection is closed after them
 _SWITCH_S = 0.0005  # a busy connection keeps the engine from Python so long, after each of a step's many calls; default 5 ms
 _MOST_HEAD = 64 << 10  # bytes of a request's head
 _log = logging.getLogger("mmrl.serve")
@@ -74,7 +82,9 @@ class Service:
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.limits.held_bytes)
-        self.fetcher = Fetcher(self.rules, self.limits) if self.rules.remote or self.rules.hosts else None
+        self.fetcher = (
+            Fetcher(self.rules, self.limits) if self.rules.remote or self.rules.hosts else None
+        )
 
     @property
     def waiting(self) -> int:
@@ -86,8 +96,11 @@ class Service:
         if self.api_key is not None:
             sent = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(sent.encode(), self.api_key.encode()):
-                raise RequestError("expected the server's key as 'Authorization: Bearer KEY', found another or none", status=401,
-                                   code="invalid_api_key")
+                raise RequestError(
+                    "expected the server's key as 'Authorization: Bearer KEY', found another or none",
+                    status=401,
+                    code="invalid_api_key",
+                )
 
     def check(self, request: Request) -> None:
         """Raises RequestError for a wrong key, a server that closes, or one that is full."""
@@ -95,8 +108,11 @@ class Service:
         if self.draining:
             raise shutting_down()
         if self.waiting >= self.limits.waiting:
-            raise RequestError(f"expected at most {self.limits.waiting} waiting requests, found as many; ask again later",
-                               status=429, code="rate_limit_exceeded")
+            raise RequestError(
+                f"expected at most {self.limits.waiting} waiting requests, found as many; ask again later",
+                status=429,
+                code="rate_limit_exceeded",
+            )
 
 
 class _Exchange:
@@ -115,7 +131,9 @@ class _Exchange:
         reading = await self._while_there(self._prepared(body))
         assert reading.prompt is not None
         self._hold.release()  # its bytes were read; what waits from here on are pixels
-        self._hold.take(sum(v.packed.numel() * v.packed.element_size() for v in reading.prompt.visuals))
+        self._hold.take(
+            sum(v.packed.numel() * v.packed.element_size() for v in reading.prompt.visuals)
+        )
         self.asked = reading.asked
         self.answer = Answer(reading.asked, self.service.defaults.model)
         self._job = Job(reading.asked, reading.prompt, self._give)
@@ -128,10 +146,20 @@ class _Exchange:
         client = self._request.client.host if self._request.client is not None else ""
         reading = await self.service.readers.read(body, self._folder, client)
         if reading.prompt is None:
-            assert self.service.fetcher is not None, "a reader refuses addresses where none is fetched"
-            missing = [media for media, path in zip(reading.asked.media, reading.paths, strict=True) if path is None]
-            fetched = iter(await self.service.fetcher.files(missing, Path(self._folder), self._hold, client))
-            reading = await self.service.readers.encode(reading, [path or next(fetched) for path in reading.paths], client)
+            assert self.service.fetcher is not None, (
+                "a reader refuses addresses where none is fetched"
+            )
+            missing = [
+                media
+                for media, path in zip(reading.asked.media, reading.paths, strict=True)
+                if path is None
+            ]
+            fetched = iter(
+                await self.service.fetcher.files(missing, Path(self._folder), self._hold, client)
+            )
+            reading = await self.service.readers.encode(
+                reading, [path or next(fetched) for path in reading.paths], client
+            )
         return reading
 
     async def _while_there(self, work: Coroutine[Any, Any, Reading]) -> Reading:
@@ -197,7 +225,9 @@ def _routes(service: Service) -> list[Route]:
         def end() -> None:
             exchange.end()
             folder.cleanup()
-            if os.path.exists(folder.name):  # a process that reads for a client who left was just writing there
+            if os.path.exists(
+                folder.name
+            ):  # a process that reads for a client who left was just writing there
                 exchange.loop.call_later(service.limits.prepare_s, shutil.rmtree, folder.name, True)
             hold.release()
             service.open_requests -= 1
@@ -218,21 +248,34 @@ def _routes(service: Service) -> list[Route]:
 
     async def models(request: Request) -> Response:
         service.check_key(request)
-        card = {"id": service.defaults.model, "object": "model", "created": _STARTED, "owned_by": "mmrl",
-                "max_model_len": service.engine.context}
+        card = {
+            "id": service.defaults.model,
+            "object": "model",
+            "created": _STARTED,
+            "owned_by": "mmrl",
+            "max_model_len": service.engine.context,
+        }
         return JSONResponse({"object": "list", "data": [card]})
 
     async def health(request: Request) -> Response:
         running, waiting = service.engine.load()[0], service.waiting
-        state = {"status": "draining" if service.draining else "ok", "model": service.defaults.model, "running": running,
-                 "waiting": waiting}
+        state = {
+            "status": "draining" if service.draining else "ok",
+            "model": service.defaults.model,
+            "running": running,
+            "waiting": waiting,
+        }
         return JSONResponse(state, 503 if service.draining else 200)
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(_metrics(service), media_type="text/plain; version=0.0.4")
 
-    return [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models), Route("/health", health),
-            Route("/metrics", metrics)]
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/health", health),
+        Route("/metrics", metrics),
+    ]
 
 
 _STARTED = int(time.time())
@@ -242,8 +285,11 @@ class _Events(StreamingResponse):
     """Server-sent events. The place in the engine is given back however sending ends, also when it never began."""
 
     def __init__(self, exchange: _Exchange, end: Callable[[], None]) -> None:
-        super().__init__(_stream(exchange), media_type="text/event-stream",
-                         headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(
+            _stream(exchange),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
         self._end = end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -274,13 +320,18 @@ def _event(body: dict[str, Any]) -> str:
 def _metrics(service: Service) -> str:
     """Prometheus' text format."""
     running, waiting = service.engine.load()[0], service.waiting
-    rows = [("mmrl_serve_choices_running", "gauge", "", running), ("mmrl_serve_requests_waiting", "gauge", "", waiting),
-            *(("mmrl_serve_responses_total", "counter", f'{{status="{status}"}}', n)
-              for status, n in sorted(service.answered.items())),
-            ("mmrl_serve_prompt_tokens_total", "counter", "", service.engine.counts["prompt_tokens"]),
-            ("mmrl_serve_completion_tokens_total", "counter", "", service.written_tokens),
-            ("mmrl_serve_body_bytes_held", "gauge", "", service.budget.held),
-            ("mmrl_serve_prefills_total", "counter", "", service.engine.counts["prefills"])]
+    rows = [
+        ("mmrl_serve_choices_running", "gauge", "", running),
+        ("mmrl_serve_requests_waiting", "gauge", "", waiting),
+        *(
+            ("mmrl_serve_responses_total", "counter", f'{{status="{status}"}}', n)
+            for status, n in sorted(service.answered.items())
+        ),
+        ("mmrl_serve_prompt_tokens_total", "counter", "", service.engine.counts["prompt_tokens"]),
+        ("mmrl_serve_completion_tokens_total", "counter", "", service.written_tokens),
+        ("mmrl_serve_body_bytes_held", "gauge", "", service.budget.held),
+        ("mmrl_serve_prefills_total", "counter", "", service.engine.counts["prefills"]),
+    ]
     lines: list[str] = []
     for name, kind, labels, value in rows:
         if f"# TYPE {name} {kind}" not in lines:
@@ -306,24 +357,41 @@ class _Count:
 
 def application(service: Service) -> Any:
     """The ASGI application."""
+
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return JSONResponse(error.body(), error.status, {"connection": "close"} if error.status in _UNREAD else None)
+        return JSONResponse(
+            error.body(), error.status, {"connection": "close"} if error.status in _UNREAD else None
+        )
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the number is nginx's
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        words = (f"{request.method} {request.url.path}: {error.detail}; expected POST /v1/chat/completions or GET /v1/models, "
-                 "/health, /metrics")
+        words = (
+            f"{request.method} {request.url.path}: {error.detail}; expected POST /v1/chat/completions or GET /v1/models, "
+            "/health, /metrics"
+        )
         return JSONResponse(RequestError(words, status=error.status_code).body(), error.status_code)
 
     async def fault(request: Request, error: Exception) -> Response:
-        return JSONResponse(RequestError(f"the server failed ({type(error).__name__}); its log says more", status=500).body(), 500)
+        return JSONResponse(
+            RequestError(
+                f"the server failed ({type(error).__name__}); its log says more", status=500
+            ).body(),
+            500,
+        )
 
-    app = Starlette(routes=_routes(service), exception_handlers={
-        RequestError: refused, ClientDisconnect: gone, HTTPException: unknown, Exception: fault})
+    app = Starlette(
+        routes=_routes(service),
+        exception_handlers={
+            RequestError: refused,
+            ClientDisconnect: gone,
+            HTTPException: unknown,
+            Exception: fault,
+        },
+    )
     return _Count(app, service)
 
 
@@ -331,22 +399,28 @@ def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: clients are refused until the model is there. Raises ConfigError."""
     sock = None
     try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
         sock = socket.socket(family, kind, number)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise ConfigError(f"expected a free address for --host {host} --port {port}, found none ({error}); choose another port, 0 "
-                          "for any") from error
+        raise ConfigError(
+            f"expected a free address for --host {host} --port {port}, found none ({error}); choose another port, 0 "
+            "for any"
+        ) from error
     return sock
 
 
 class _Server(uvicorn.Server):
     """Uvicorn that drains: see the module's text."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, grace_s: float, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, grace_s: float, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._service, self._grace_s, self._ready = service, grace_s, ready
         self._draining: asyncio.Task[None] | None = None
@@ -375,12 +449,23 @@ class _Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(wait())
 
 
-def serve(service: Service, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]) -> None:
+def serve(
+    service: Service, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]
+) -> None:
     """Answer until a signal ends the server; `ready` is called when it listens."""
     # not uvicorn's warnings: strangers would fill the log with a line for each of their invalid requests
-    config = uvicorn.Config(application(service), log_level="error", access_log=False, lifespan="off", server_header=False,
-                            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=_MOST_HEAD, http=guarded(service.limits),
-                            ws="none", proxy_headers=False)
+    config = uvicorn.Config(
+        application(service),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=_MOST_HEAD,
+        http=guarded(service.limits),
+        ws="none",
+        proxy_headers=False,
+    )
     sys.setswitchinterval(_SWITCH_S)
     service.engine.start()
     try:

@@ -5,6 +5,7 @@ strings belong to the row here. A row that joins is aligned at its end: what it 
 
 Legend: R rows, K positions of the cache, H hidden width, V vocabulary, S steps.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -82,11 +83,17 @@ class Batch:
         """Cache slots (rows x positions) that would be held with more rows of these prompt lengths and limits."""
         alive = self.alive
         left = max([*limits, *(row.limit - row.tokens for row in alive)])
-        width = max([*lengths, self._mask_RK.shape[1] - self._first(self._living()) if alive else 0])
+        width = max(
+            [*lengths, self._mask_RK.shape[1] - self._first(self._living()) if alive else 0]
+        )
         return (len(alive) + len(lengths)) * (width + left)
 
     def _living(self) -> torch.Tensor:
-        return torch.tensor([i for i, row in enumerate(self.rows) if not row.done], dtype=torch.long, device=self.policy.device)
+        return torch.tensor(
+            [i for i, row in enumerate(self.rows) if not row.done],
+            dtype=torch.long,
+            device=self.policy.device,
+        )
 
     def _first(self, index: torch.Tensor) -> int:
         """The first position that any of these rows sees."""
@@ -96,31 +103,58 @@ class Batch:
         """Prefill each prompt once and add its rows."""
         new = [row for group in rows for row in group]
         with torch.no_grad(), self.policy.autocast():
-            hidden_RH, cache, mask_RK, position_R = self.engine.prefill(prompts, [len(g) for g in rows], 1)
-            mask_RK = mask_RK[:, :cache.get_seq_length()]
+            hidden_RH, cache, mask_RK, position_R = self.engine.prefill(
+                prompts, [len(g) for g in rows], 1
+            )
+            mask_RK = mask_RK[:, : cache.get_seq_length()]
             everyone = torch.arange(len(new), device=self.policy.device)
             self._arrange([(cache, hidden_RH, mask_RK, position_R, everyone)], new)
 
-    def _arrange(self, added: Sequence[tuple[PreallocatedCache, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]],
-                 rows: Sequence[Row]) -> None:
+    def _arrange(
+        self,
+        added: Sequence[
+            tuple[PreallocatedCache, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+        ],
+        rows: Sequence[Row],
+    ) -> None:
         """Drop rows that are done and positions that nobody sees, and append `added` (cache, hidden, mask, position, rows)."""
         parts = list(added)
         if self.alive:
             assert self._cache is not None
-            parts.insert(0, (self._cache, self._hidden_RH, self._mask_RK, self._position_R, self._living()))
+            parts.insert(
+                0, (self._cache, self._hidden_RH, self._mask_RK, self._position_R, self._living())
+            )
         self.rows = [*self.alive, *rows]
         if not parts:
             self._cache, self._hidden_RH, self._mask_RK = None, torch.empty(0), torch.empty(0)
             return
-        firsts = [int(mask.index_select(0, index).any(0).int().argmax()) for _, _, mask, _, index in parts]
-        width = max(mask.shape[1] - first for (_, _, mask, _, _), first in zip(parts, firsts, strict=True))
+        firsts = [
+            int(mask.index_select(0, index).any(0).int().argmax()) for _, _, mask, _, index in parts
+        ]
+        width = max(
+            mask.shape[1] - first for (_, _, mask, _, _), first in zip(parts, firsts, strict=True)
+        )
         left = max(row.limit - row.tokens for row in self.rows)
-        self._cache = joined([(cache, index, first) for (cache, _, _, _, index), first in zip(parts, firsts, strict=True)],
-                             width + left)
-        masks = [mask.index_select(0, index)[:, first:] for (_, _, mask, _, index), first in zip(parts, firsts, strict=True)]
-        self._mask_RK = torch.cat([torch.nn.functional.pad(m, (width - m.shape[1], 0), value=False) for m in masks])
-        self._hidden_RH = torch.cat([hidden.index_select(0, index) for _, hidden, _, _, index in parts])
-        self._position_R = torch.cat([position.index_select(0, index) for _, _, _, position, index in parts])
+        self._cache = joined(
+            [
+                (cache, index, first)
+                for (cache, _, _, _, index), first in zip(parts, firsts, strict=True)
+            ],
+            width + left,
+        )
+        masks = [
+            mask.index_select(0, index)[:, first:]
+            for (_, _, mask, _, index), first in zip(parts, firsts, strict=True)
+        ]
+        self._mask_RK = torch.cat(
+            [torch.nn.functional.pad(m, (width - m.shape[1], 0), value=False) for m in masks]
+        )
+        self._hidden_RH = torch.cat(
+            [hidden.index_select(0, index) for _, hidden, _, _, index in parts]
+        )
+        self._position_R = torch.cat(
+            [position.index_select(0, index) for _, _, _, position, index in parts]
+        )
 
     def drop_unwanted(self) -> None:
         """Forget rows whose client is gone."""
@@ -154,7 +188,9 @@ class Batch:
             self._compact()
 
     def _temperatures(self) -> torch.Tensor:
-        return torch.tensor([row.sampling.temperature or 1.0 for row in self.rows], device=self.policy.device)[:, None]
+        return torch.tensor(
+            [row.sampling.temperature or 1.0 for row in self.rows], device=self.policy.device
+        )[:, None]
 
     def _choose(self, logits_RV: torch.Tensor) -> torch.Tensor:
         token_R = choose(logits_RV, None)
@@ -165,12 +201,18 @@ class Batch:
                 kinds.setdefault((row.sampling.top_k, row.sampling.top_p), []).append(i)
         for (top_k, top_p), places in kinds.items():
             index = torch.tensor(places, device=token_R.device)
-            uniform = torch.tensor([self.rows[i].draw() for i in places], dtype=torch.float64, device=token_R.device)
+            uniform = torch.tensor(
+                [self.rows[i].draw() for i in places], dtype=torch.float64, device=token_R.device
+            )
             token_R[index] = choose(keep_top(scaled_RV[index], top_k, top_p), uniform)
         return token_R
 
     def _hand_out(self, logits_RV: torch.Tensor, tokens: Sequence[int]) -> None:
-        logps = self._logps(logits_RV, tokens) if any(row.sampling.logprobs for row in self.rows) else {}
+        logps = (
+            self._logps(logits_RV, tokens)
+            if any(row.sampling.logprobs for row in self.rows)
+            else {}
+        )
         for i, (row, token) in enumerate(zip(self.rows, tokens, strict=True)):
             if row.done:
                 continue
@@ -193,15 +235,31 @@ class Batch:
         tokenizer, found = self.policy.processor.tokenizer, {}
         for i, row in enumerate(self.rows):
             if row.sampling.logprobs and not row.done:
-                best = logp_RV[i].topk(min(row.sampling.top_logprobs, logp_RV.shape[1])) if row.sampling.top_logprobs else None
-                top = () if best is None else tuple((decode(tokenizer, [t]), lp) for t, lp in zip(
-                    best.indices.tolist(), best.values.tolist(), strict=True))
-                found[i] = TokenLogp(decode(tokenizer, [tokens[i]]), float(logp_RV[i, tokens[i]]), top)
+                best = (
+                    logp_RV[i].topk(min(row.sampling.top_logprobs, logp_RV.shape[1]))
+                    if row.sampling.top_logprobs
+                    else None
+                )
+                top = (
+                    ()
+                    if best is None
+                    else tuple(
+                        (decode(tokenizer, [t]), lp)
+                        for t, lp in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                    )
+                )
+                found[i] = TokenLogp(
+                    decode(tokenizer, [tokens[i]]), float(logp_RV[i, tokens[i]]), top
+                )
         return found
 
     def _forward(self, token_R: torch.Tensor) -> None:
         self._mask_RK = torch.nn.functional.pad(self._mask_RK, (0, 1), value=True)
         out = self.policy.base.model(
-            input_ids=token_R[:, None], use_cache=True, past_key_values=self._cache,
-            attention_mask=self._mask_RK[:, None, None, :], position_ids=self._position_R[None, :, None].expand(3, -1, 1))
+            input_ids=token_R[:, None],
+            use_cache=True,
+            past_key_values=self._cache,
+            attention_mask=self._mask_RK[:, None, None, :],
+            position_ids=self._position_R[None, :, None].expand(3, -1, 1),
+        )
         self._hidden_RH, self._position_R = out.last_hidden_state[:, -1], self._position_R + 1

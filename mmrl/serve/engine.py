@@ -8,6 +8,7 @@
 Prompts are made elsewhere (mmrl/serve/pool.py): nothing here depends on what a stranger's bytes take to be read. Equal prompts are
 prefilled once. A job whose `cancelled` is set gives its place away after the step at hand.
 """
+
 from __future__ import annotations
 
 import logging
@@ -29,7 +30,9 @@ from mmrl.serve.text import StopTexts, TextStream
 __all__ = ["Accepted", "Event", "Failed", "Job", "ServingEngine"]
 
 _SHORT_PROMPT, _SHORT_ANSWERS = 1024, 256  # tokens; a request within both is short
-_PATIENCE_S = 10.0  # that a long request lets short ones overtake while no long one is being answered
+_PATIENCE_S = (
+    10.0  # that a long request lets short ones overtake while no long one is being answered
+)
 _PREFILL = 8192  # tokens of long prompts that are read between two steps, one prompt at least
 _log = logging.getLogger("mmrl.serve")
 
@@ -77,10 +80,14 @@ class _Joining:
 class ServingEngine:
     """See the module's text. `max_tokens` is the length of answers that name none; `context` bounds prompt and answer."""
 
-    def __init__(self, policy: Policy, *, batch_tokens: int, max_tokens: int, context: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, *, batch_tokens: int, max_tokens: int, context: int | None = None
+    ) -> None:
         self.policy, self.batch_tokens, self.max_tokens = policy, batch_tokens, max_tokens
         config = policy.base.config
-        self.context = context or int(getattr(config, "text_config", config).max_position_embeddings)
+        self.context = context or int(
+            getattr(config, "text_config", config).max_position_embeddings
+        )
         self.counts: Counter[str] = Counter()
         self._batch = Batch(PrefillOnceEngine(policy))
         self._arrived: deque[Job] = deque()
@@ -140,15 +147,24 @@ class ServingEngine:
         try:
             work()
             return True
-        except Exception as error:  # out of memory, a fault of a kernel: the next request must not suffer
+        except (
+            Exception
+        ) as error:  # out of memory, a fault of a kernel: the next request must not suffer
             _log.exception("a batch failed")
             jobs = {job for row, job in self._live.items() if not row.done}
             self._batch.clear()
             self._live.clear()
             for job in jobs:
                 job.cancelled = True
-                job.give(Failed(RequestError(f"the model failed on this batch ({_words(error)}); ask again, with smaller pictures "
-                                             "or shorter answers", status=500)))
+                job.give(
+                    Failed(
+                        RequestError(
+                            f"the model failed on this batch ({_words(error)}); ask again, with smaller pictures "
+                            "or shorter answers",
+                            status=500,
+                        )
+                    )
+                )
             return False
 
     def _accept(self, job: Job) -> None:
@@ -163,8 +179,18 @@ class ServingEngine:
         s = job.asked.sampling
         key = (secrets.randbits(63),) if s.seed is None else (s.seed % (1 << 64),)
         stops = StopTexts(s.stop)
-        job.rows.extend(Row(n, s, limit, key, job.give, lambda: not job.cancelled,
-                            TextStream(self.policy.processor.tokenizer, stops)) for n in range(s.n))
+        job.rows.extend(
+            Row(
+                n,
+                s,
+                limit,
+                key,
+                job.give,
+                lambda: not job.cancelled,
+                TextStream(self.policy.processor.tokenizer, stops),
+            )
+            for n in range(s.n)
+        )
         job.short = job.prompt.length <= _SHORT_PROMPT and s.n * limit <= _SHORT_ANSWERS
         self.counts["prompt_tokens"] += job.prompt.length
         job.give(Accepted(job.prompt.length))
@@ -173,10 +199,13 @@ class ServingEngine:
     def _limit(self, job: Job) -> int:
         wanted, room = job.asked.sampling.max_tokens, self.context - job.prompt.length
         if room < 1 or (wanted or 1) > room:
-            raise RequestError(f"expected prompt and answer within the model's {self.context} tokens, found a prompt of "
-                               f"{job.prompt.length} and max_tokens {wanted or self.max_tokens}; lower max_tokens or shorten the "
-                               "prompt",
-                               "max_tokens", code="context_length_exceeded")
+            raise RequestError(
+                f"expected prompt and answer within the model's {self.context} tokens, found a prompt of "
+                f"{job.prompt.length} and max_tokens {wanted or self.max_tokens}; lower max_tokens or shorten the "
+                "prompt",
+                "max_tokens",
+                code="context_length_exceeded",
+            )
         return wanted or min(self.max_tokens, room)
 
     def _forget_cancelled(self) -> None:
@@ -190,7 +219,9 @@ class ServingEngine:
         Nor do long ones wait for ever: while none is being answered and one has waited long, no short one joins.
         """
         joining = _Joining()
-        starved = any(not job.short and job.since < time.monotonic() - _PATIENCE_S for job in self._waiting)
+        starved = any(
+            not job.short and job.since < time.monotonic() - _PATIENCE_S for job in self._waiting
+        )
         only_long = starved and all(job.short for job in self._live.values())
         for kind in (False,) if only_long else (True, False):
             for job in [job for job in self._waiting if job.short == kind]:
@@ -199,16 +230,26 @@ class ServingEngine:
         self._waiting = deque(job for job in self._waiting if job.rows)
         if joining.groups:
             self.counts["prefills"] += len(joining.groups)
-            self._batch.join([prompt for prompt, _ in joining.groups], [rows for _, rows in joining.groups])
+            self._batch.join(
+                [prompt for prompt, _ in joining.groups], [rows for _, rows in joining.groups]
+            )
 
     def _joined(self, job: Job, joining: _Joining) -> bool:
         """Whether all rows of `job` are among those that join now."""
         spare = [] if job.short else [0]  # a row that a short request may take
         new = not joining.groups or joining.groups[-1][0].fingerprint != job.prompt.fingerprint
-        if new and not job.short and joining.prompt_tokens and joining.prompt_tokens + job.prompt.length > _PREFILL:
+        if (
+            new
+            and not job.short
+            and joining.prompt_tokens
+            and joining.prompt_tokens + job.prompt.length > _PREFILL
+        ):
             return False
         while job.rows:
-            lengths, limits = [*joining.lengths, job.prompt.length], [*joining.limits, job.rows[0].limit]
+            lengths, limits = (
+                [*joining.lengths, job.prompt.length],
+                [*joining.limits, job.rows[0].limit],
+            )
             slots = self._batch.slots([*lengths, *spare], [*limits, *spare])
             if slots > self.batch_tokens and (self._batch.alive or joining.lengths):
                 return False

@@ -1,4 +1,5 @@
 """What a client is told when its request cannot be answered, in OpenAI's form: a status, words, the parameter, a code."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,14 +14,22 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 class RequestError(MMRLError, ValueError):
     """A request that cannot be answered; the text says what was expected, what was found and the mend."""
 
-    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message.encode("utf-8", "backslashreplace").decode())  # what it quotes may hold half a character
+    def __init__(
+        self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None
+    ) -> None:
+        super().__init__(
+            message.encode("utf-8", "backslashreplace").decode()
+        )  # what it quotes may hold half a character
         self.param, self.status, self.code = param, status, code
 
     def body(self) -> dict[str, Any]:
         """The JSON that OpenAI's clients turn into an exception."""
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
 
 
 def shutting_down() -> RequestError:

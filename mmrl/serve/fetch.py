@@ -5,6 +5,7 @@ A name is resolved once; every address it has is checked, and the connection is 
 cannot mean something else a moment later. TLS is still checked against the name. Each redirect is checked anew. One deadline holds
 for all media of a request together, whatever the other side does, and errors do not tell a closed port from an open one.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -27,19 +28,35 @@ from mmrl.serve.protocol import Media
 try:
     import httpcore
 except ImportError as error:
-    raise MissingExtraError(f"mmrl serve needs httpcore ({error}): {install_command('serve')}") from error
+    raise MissingExtraError(
+        f"mmrl serve needs httpcore ({error}): {install_command('serve')}"
+    ) from error
 
 __all__ = ["Fetcher", "is_public"]
 
 _REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
-_HEADERS = [(b"accept", b"image/*, video/*, application/octet-stream"), (b"accept-encoding", b"identity"), (b"user-agent", b"mmrl")]
+_HEADERS = [
+    (b"accept", b"image/*, video/*, application/octet-stream"),
+    (b"accept-encoding", b"identity"),
+    (b"user-agent", b"mmrl"),
+]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 behind it: the last 32 bits (RFC 6052)
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")  # all that is routed (RFC 4291)
-_REFUSED = tuple(map(ipaddress.ip_network, (
-    "168.63.129.16/32",  # Azure's platform, a public address inside its machines only
-    "192.0.0.0/24", "192.88.99.0/24",  # special purpose; older releases of Python know them in part
-    "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")))  # protocols, 6to4 (holds any IPv4), documentation
+_REFUSED = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16/32",  # Azure's platform, a public address inside its machines only
+            "192.0.0.0/24",
+            "192.88.99.0/24",  # special purpose; older releases of Python know them in part
+            "2001::/23",
+            "2002::/16",
+            "2001:db8::/32",
+            "3fff::/20",
+        ),
+    )
+)  # protocols, 6to4 (holds any IPv4), documentation
 
 
 class _Elsewhere(Exception):
@@ -65,7 +82,11 @@ class _Checked(httpcore.AsyncNetworkBackend):
     """Connects to checked addresses of a name; TLS, which comes after, still asks for the name."""
 
     def __init__(self, hosts: Iterable[str], anywhere: bool, resolver: ThreadPoolExecutor) -> None:
-        self._hosts, self._anywhere, self._resolver = frozenset(h.lower() for h in hosts), anywhere, resolver
+        self._hosts, self._anywhere, self._resolver = (
+            frozenset(h.lower() for h in hosts),
+            anywhere,
+            resolver,
+        )
         self._inner = httpcore.AnyIOBackend()
 
     def named(self, host: str, port: int) -> bool:
@@ -73,17 +94,29 @@ class _Checked(httpcore.AsyncNetworkBackend):
         host = host.lower()
         return f"{host}:{port}" in self._hosts or (host in self._hosts and port in _PORTS.values())
 
-    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
-                          socket_options: Iterable[Any] | None = None) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
         """Raises _Elsewhere unless every address of the host is public, or the host was named."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._resolver, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        found = await loop.run_in_executor(
+            self._resolver, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        if not self.named(host, port) and not (self._anywhere and port in _PORTS.values() and all(map(is_public, addresses))):
+        if not self.named(host, port) and not (
+            self._anywhere and port in _PORTS.values() and all(map(is_public, addresses))
+        ):
             raise _Elsewhere
         for n, address in enumerate(addresses):
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await self._inner.connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
             except httpcore.ConnectError:
                 if n + 1 == len(addresses):
                     raise
@@ -100,9 +133,13 @@ class Fetcher:
         self._backend = _Checked(rules.hosts, rules.remote, self._resolver)
         self._tls = httpcore.default_ssl_context()
         self._places = asyncio.Semaphore(limits.fetches)
-        self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by client, while it fetches
+        self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = (
+            WeakValueDictionary()
+        )  # by client, while it fetches
 
-    async def files(self, media: Sequence[Media], folder: Path, hold: Hold, client: str = "") -> list[str]:
+    async def files(
+        self, media: Sequence[Media], folder: Path, hold: Hold, client: str = ""
+    ) -> list[str]:
         """Paths of the media, fetched one after the other into `folder`. A `client` (an address) has a quarter of the places at
         most: one whose hosts are slow leaves room for others. Raises RequestError."""
         now: list[Media] = []
@@ -120,8 +157,12 @@ class Fetcher:
         try:
             return await asyncio.wait_for(everything(), self._limits.fetch_s)
         except asyncio.TimeoutError:
-            raise RequestError(f"expected all pictures and clips to be fetched within {self._limits.fetch_s:g} s, found that "
-                               f"{now[0].where} was not; send the bytes", now[0].where, code="timeout") from None
+            raise RequestError(
+                f"expected all pictures and clips to be fetched within {self._limits.fetch_s:g} s, found that "
+                f"{now[0].where} was not; send the bytes",
+                now[0].where,
+                code="timeout",
+            ) from None
 
     async def _file(self, media: Media, folder: Path, hold: Hold) -> str:
         url = media.url.strip()
@@ -133,38 +174,71 @@ class Fetcher:
                 url = urljoin(url, answer)
         except RequestError:  # a ValueError, too
             raise
-        except (_Elsewhere, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException,
-                httpcore.UnsupportedProtocol, OSError, ValueError):
+        except (
+            _Elsewhere,
+            httpcore.NetworkError,
+            httpcore.ProtocolError,
+            httpcore.TimeoutException,
+            httpcore.UnsupportedProtocol,
+            OSError,
+            ValueError,
+        ):
             pass  # one answer for all: which machines and ports are there is nobody's business
-        raise RequestError(f"expected {media.where} at a public http(s) address that answers with it, found none at "
-                           f"{media.url[:200]!r}; check the address, send the bytes, or name the host with --allow-media-hosts",
-                           media.where, code="missing")
+        raise RequestError(
+            f"expected {media.where} at a public http(s) address that answers with it, found none at "
+            f"{media.url[:200]!r}; check the address, send the bytes, or name the host with --allow-media-hosts",
+            media.where,
+            code="missing",
+        )
 
     def _checked(self, url: str) -> SplitResult:
         """The parts of an address. Raises _Elsewhere, ValueError."""
         parts = urlsplit(url)
-        if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None or parts.password is not None:
+        if (
+            parts.scheme not in _PORTS
+            or not parts.hostname
+            or parts.username is not None
+            or parts.password is not None
+        ):
             raise _Elsewhere
         return parts
 
     async def _once(self, parts: SplitResult, media: Media, hold: Hold) -> tuple[bytes, str] | str:
         """(bytes, media type) of the answer, or the address it sends to. Raises RequestError where it is too large."""
-        host = (parts.hostname or "").encode("idna") if ":" not in (parts.hostname or "") else (parts.hostname or "").encode()
-        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (f"?{quote(parts.query, safe='/%:@!$&()*+,;=~-._?')}"
-                                                                       if parts.query else "")
-        address = httpcore.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=target.encode("ascii"))
+        host = (
+            (parts.hostname or "").encode("idna")
+            if ":" not in (parts.hostname or "")
+            else (parts.hostname or "").encode()
+        )
+        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (
+            f"?{quote(parts.query, safe='/%:@!$&()*+,;=~-._?')}" if parts.query else ""
+        )
+        address = httpcore.URL(
+            scheme=parts.scheme.encode(), host=host, port=parts.port, target=target.encode("ascii")
+        )
         limit, data = self._limits.body_bytes, bytearray()
-        async with (httpcore.AsyncConnectionPool(self._tls, network_backend=self._backend) as pool,
-                    pool.stream("GET", address, headers=_HEADERS) as answer):
+        async with (
+            httpcore.AsyncConnectionPool(self._tls, network_backend=self._backend) as pool,
+            pool.stream("GET", address, headers=_HEADERS) as answer,
+        ):
             headers = {name.lower(): value for name, value in answer.headers}
             if answer.status in (301, 302, 303, 307, 308):
                 return headers[b"location"].decode("ascii") if b"location" in headers else ""
-            if answer.status != 200 or headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            if (
+                answer.status != 200
+                or headers.get(b"content-encoding", b"identity").lower() != b"identity"
+            ):
                 raise _Elsewhere
             async for chunk in answer.aiter_stream():
                 if len(data) + len(chunk) > limit:
-                    raise RequestError(f"expected {media.where} of at most {limit:,} bytes, found more; send a smaller one, or "
-                                       "start the server with a larger --max-body-mib", media.where, code="too_large")
+                    raise RequestError(
+                        f"expected {media.where} of at most {limit:,} bytes, found more; send a smaller one, or "
+                        "start the server with a larger --max-body-mib",
+                        media.where,
+                        code="too_large",
+                    )
                 hold.take(len(chunk))
                 data += chunk
-        return bytes(data), headers.get(b"content-type", b"").partition(b";")[0].decode("ascii", "replace").strip().lower()
+        return bytes(data), headers.get(b"content-type", b"").partition(b";")[0].decode(
+            "ascii", "replace"
+        ).strip().lower()

@@ -1,6 +1,7 @@
 """What holds for connections, before there is a request: how many, how long a head, a body and an unread answer may take; and how
 many bytes of bodies are held at once. uvicorn has no such bounds: half a head would be kept open for ever.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -17,14 +18,20 @@ try:
     from starlette.requests import Request
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
-    raise MissingExtraError(f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}") from error
+    raise MissingExtraError(
+        f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}"
+    ) from error
 
 __all__ = ["Budget", "Hold", "body_of", "guarded"]
 
-_FREE = 256 << 10  # bytes of each body that do not count: small requests go on while large ones fill the budget
+_FREE = (
+    256 << 10
+)  # bytes of each body that do not count: small requests go on while large ones fill the budget
 _DRAIN = 4  # bodies that are too large are read up to so many times the limit, so that the client gets to read the refusal
-_AFTER_BODY_S = 5.0  # the application answers a late body with words; what it did not read is ended here, later
-_BUSY = (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 5\r\n\r\n")
+_AFTER_BODY_S = (
+    5.0  # the application answers a late body with words; what it did not read is ended here, later
+)
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 5\r\n\r\n"
 _MOST_HEAD = 64 << 10  # bytes of a request's head
 _CHUNKED = b"HTTP/1.1 411 Length Required\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -48,8 +55,12 @@ class Hold:
         self._seen += count
         more = max(0, self._seen - _FREE) - self._held
         if self._budget.held + more > self._budget.limit:
-            raise RequestError(f"expected bodies of at most {self._budget.limit:,} bytes at once, found more from all clients "
-                               "together; ask again later", status=503, code="overloaded")
+            raise RequestError(
+                f"expected bodies of at most {self._budget.limit:,} bytes at once, found more from all clients "
+                "together; ask again later",
+                status=503,
+                code="overloaded",
+            )
         self._held += more
         self._budget.held += more
 
@@ -62,8 +73,11 @@ class Hold:
 async def body_of(request: Request, limits: Limits, hold: Hold) -> bytearray:
     """The body. Raises RequestError: 413 beyond the limit, 408 when it takes too long, 411 without a length, 503 without room."""
     if "content-length" not in request.headers:
-        raise RequestError("expected a request with Content-Length, found none; send its length", status=411,
-                           code="length_required")
+        raise RequestError(
+            "expected a request with Content-Length, found none; send its length",
+            status=411,
+            code="length_required",
+        )
     data, seen, limit = bytearray(), 0, limits.body_bytes
     declared = int(request.headers["content-length"])
     too_large = declared > limit
@@ -74,8 +88,12 @@ async def body_of(request: Request, limits: Limits, hold: Hold) -> bytearray:
         except StopAsyncIteration:
             break
         except asyncio.TimeoutError:
-            raise RequestError(f"expected the whole body within {limits.body_s:g} s, found {seen:,} bytes of it; send it faster, "
-                               "or start the server with a larger --body-timeout", status=408, code="timeout") from None
+            raise RequestError(
+                f"expected the whole body within {limits.body_s:g} s, found {seen:,} bytes of it; send it faster, "
+                "or start the server with a larger --body-timeout",
+                status=408,
+                code="timeout",
+            ) from None
         seen += len(chunk)
         too_large = too_large or seen > limit
         if not too_large:
@@ -84,8 +102,12 @@ async def body_of(request: Request, limits: Limits, hold: Hold) -> bytearray:
         elif seen > _DRAIN * limit:
             break
     if too_large:
-        raise RequestError(f"expected a request of at most {limit:,} bytes, found more; send smaller pictures, or start the server "
-                           "with a larger --max-body-mib", status=413, code="request_too_large")
+        raise RequestError(
+            f"expected a request of at most {limit:,} bytes, found more; send smaller pictures, or start the server "
+            "with a larger --max-body-mib",
+            status=413,
+            code="request_too_large",
+        )
     return data
 
 
@@ -97,7 +119,9 @@ class _Unchunked(h11.Connection):
     def next_event(self) -> Any:
         """The next event. Raises RemoteProtocolError for a request in chunks."""
         event = super().next_event()
-        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+        if isinstance(event, h11.Request) and any(
+            name == b"transfer-encoding" for name, _ in event.headers
+        ):
             self.chunked = True
             raise h11.RemoteProtocolError("no chunks", error_status_hint=411)
         return event
@@ -115,7 +139,9 @@ def guarded(limits: Limits) -> type[H11Protocol]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._timers: dict[str, asyncio.TimerHandle] = {}
-            self.conn = _Unchunked(h11.SERVER, self.config.h11_max_incomplete_event_size or _MOST_HEAD)
+            self.conn = _Unchunked(
+                h11.SERVER, self.config.h11_max_incomplete_event_size or _MOST_HEAD
+            )
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -169,7 +195,9 @@ def guarded(limits: Limits) -> type[H11Protocol]:
                     self._start("head", limits.header_s)
                 return
             self._stop("head")
-            if state is h11.SEND_BODY and self.conn.our_state is h11.DONE:  # a wrong key, a wrong path: the body is of no use
+            if (
+                state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+            ):  # a wrong key, a wrong path: the body is of no use
                 self._stop("body")
                 self._idle[self] = None
                 self._start("rest", _AFTER_BODY_S)

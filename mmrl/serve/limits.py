@@ -1,4 +1,5 @@
 """What a stranger may make the server hold, read and do; each is checked before the work it bounds. Options of `mmrl serve`."""
+
 from __future__ import annotations
 
 import os
@@ -20,7 +21,9 @@ class Limits:
     body_bytes: int = 256 << 20  # of one body, one fetched picture or clip
     held_bytes: int = 1 << 30  # of all bodies, fetched media and pixels of waiting prompts at once
     # a request's content
-    text_bytes: int = 16 * 16384  # of all its texts; the server sets 16 for each token of the longest prompt
+    text_bytes: int = (
+        16 * 16384
+    )  # of all its texts; the server sets 16 for each token of the longest prompt
     stop_chars: int = 4096  # of all its stop strings
     media: int = 128  # pictures and clips
     pixels: int = 50_000_000  # of one picture, or one frame of a clip

@@ -6,6 +6,7 @@
 
 Give `max_frames_num` to choose the number of frames instead. lmms-eval is imported only when it asks.
 """
+
 from __future__ import annotations
 
 import functools
@@ -36,18 +37,35 @@ def _served() -> type:
     class Served(OpenAICompatible):
         """lmms-eval's OpenAI client with the address, name and frames of a served checkpoint."""
 
-        def __init__(self, *args: Any, base_url: str = _ADDRESS, api_key: str = "none", max_frames_num: int | None = None,
-                     **kwargs: Any) -> None:
+        def __init__(
+            self,
+            *args: Any,
+            base_url: str = _ADDRESS,
+            api_key: str = "none",
+            max_frames_num: int | None = None,
+            **kwargs: Any,
+        ) -> None:
             frames = {} if max_frames_num is None else {"max_frames_num": max_frames_num}
-            super().__init__(*args, base_url=base_url, api_key=api_key, **{"pass_video_url": True, **frames, **kwargs})
+            super().__init__(
+                *args,
+                base_url=base_url,
+                api_key=api_key,
+                **{"pass_video_url": True, **frames, **kwargs},
+            )
             if not {"model", "model_version"} & set(kwargs):
                 self.model_version = self.client.models.list().data[0].id
             if max_frames_num is None:
-                self.client.chat.completions.create = functools.partial(_without_frames, self.client.chat.completions.create)
+                self.client.chat.completions.create = functools.partial(
+                    _without_frames, self.client.chat.completions.create
+                )
 
     return Served
 
 
 def _without_frames(create: Any, **payload: Any) -> Any:
-    extra = {key: value for key, value in payload.pop("extra_body", {}).items() if key != "media_io_kwargs"}
+    extra = {
+        key: value
+        for key, value in payload.pop("extra_body", {}).items()
+        if key != "media_io_kwargs"
+    }
     return create(**payload, **({"extra_body": extra} if extra else {}))

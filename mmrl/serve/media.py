@@ -3,6 +3,7 @@
 data: addresses are always taken, file:// (or a bare path) only below --media-root; http(s) is fetched by mmrl/serve/fetch.py, where
 the server was told to. Everything else is refused with the mend.
 """
+
 from __future__ import annotations
 
 import base64
@@ -19,8 +20,18 @@ from mmrl.video.media import image_size
 
 __all__ = ["MediaRules", "check_picture", "file_of", "is_remote", "store"]
 
-_CLIPS = {"mp4": ".mp4", "webm": ".webm", "quicktime": ".mov", "x-matroska": ".mkv", "matroska": ".mkv", "x-msvideo": ".avi",
-          "avi": ".avi", "mpeg": ".mpg", "ogg": ".ogv", "x-m4v": ".m4v"}
+_CLIPS = {
+    "mp4": ".mp4",
+    "webm": ".webm",
+    "quicktime": ".mov",
+    "x-matroska": ".mkv",
+    "matroska": ".mkv",
+    "x-msvideo": ".avi",
+    "avi": ".avi",
+    "mpeg": ".mpg",
+    "ogg": ".ogv",
+    "x-m4v": ".m4v",
+}
 
 
 @dataclass(frozen=True)
@@ -29,14 +40,19 @@ class MediaRules:
 
     root: Path | None = None  # file:// below here
     remote: bool = False  # http(s) is fetched from public addresses
-    hosts: tuple[str, ...] = ()  # HOST or HOST:PORT that are fetched from wherever they are; without `remote`, these only
+    hosts: tuple[
+        str, ...
+    ] = ()  # HOST or HOST:PORT that are fetched from wherever they are; without `remote`, these only
 
     def check_remote(self, media: Media) -> None:
         """Raises RequestError where nothing is fetched."""
         if not self.remote and not self.hosts:
-            raise RequestError(f"expected {media.where} as a data: address, found an address to fetch; start the server with "
-                               "--allow-remote-media to let clients make it fetch, or send the bytes", media.where,
-                               code="not_allowed")
+            raise RequestError(
+                f"expected {media.where} as a data: address, found an address to fetch; start the server with "
+                "--allow-remote-media to let clients make it fetch, or send the bytes",
+                media.where,
+                code="not_allowed",
+            )
 
 
 def is_remote(media: Media) -> bool:
@@ -56,7 +72,10 @@ def file_of(media: Media, folder: Path, rules: MediaRules) -> str:
         return store(*_data(media), media, folder)
     if scheme in ("file", ""):
         return _local(media, rules)
-    raise RequestError(f"expected {media.where} as a data:, file: or http(s) address, found scheme {scheme[:40]!r}", media.where)
+    raise RequestError(
+        f"expected {media.where} as a data:, file: or http(s) address, found scheme {scheme[:40]!r}",
+        media.where,
+    )
 
 
 def check_picture(path: str, media: Media, most: int) -> int:
@@ -64,10 +83,18 @@ def check_picture(path: str, media: Media, most: int) -> int:
     try:
         width, height = image_size(path)
     except MediaError as error:
-        raise RequestError(f"{media.where}: {error}".replace(path, "the picture sent"), media.where, code=error.kind) from error
+        raise RequestError(
+            f"{media.where}: {error}".replace(path, "the picture sent"),
+            media.where,
+            code=error.kind,
+        ) from error
     if width * height > most:
-        raise RequestError(f"expected {media.where} of at most {most:,} pixels, found {width} x {height} = {width * height:,}; "
-                           "shrink it, or start the server with a larger --max-megapixels", media.where, code="too_large")
+        raise RequestError(
+            f"expected {media.where} of at most {most:,} pixels, found {width} x {height} = {width * height:,}; "
+            "shrink it, or start the server with a larger --max-megapixels",
+            media.where,
+            code="too_large",
+        )
     return width * height
 
 
@@ -76,21 +103,32 @@ def _data(media: Media) -> tuple[bytes, str]:
     kind, *options = head.removeprefix(head[:5]).lower().split(";")
     expected = f"data:{media.kind}/{'png' if media.kind == 'image' else 'mp4'};base64,..."
     if not comma or "base64" not in [o.strip() for o in options]:
-        raise RequestError(f"expected {media.where} as {expected}, found {media.url[:48]!r}; encode it as base64", media.where)
+        raise RequestError(
+            f"expected {media.where} as {expected}, found {media.url[:48]!r}; encode it as base64",
+            media.where,
+        )
     if kind and not kind.startswith((f"{media.kind}/", "application/octet-stream")):
-        raise RequestError(f"expected {media.where} as {expected}, found {kind[:48]!r}; a {media.kind} part holds one {media.kind}",
-                           media.where)
+        raise RequestError(
+            f"expected {media.where} as {expected}, found {kind[:48]!r}; a {media.kind} part holds one {media.kind}",
+            media.where,
+        )
     try:
         return base64.b64decode("".join(text.split()), validate=True), kind
     except (binascii.Error, ValueError) as error:
-        raise RequestError(f"expected base64 after the comma of {media.where}, found something else ({error})",
-                           media.where) from error
+        raise RequestError(
+            f"expected base64 after the comma of {media.where}, found something else ({error})",
+            media.where,
+        ) from error
 
 
 def store(data: bytes, kind: str, media: Media, folder: Path) -> str:
     """Path of the bytes of a picture or clip, written into `folder`; `kind` is their media type. Raises RequestError for none."""
     if not data:
-        raise RequestError(f"expected {media.where} with the bytes of a {media.kind}, found none", media.where, code="empty")
+        raise RequestError(
+            f"expected {media.where} with the bytes of a {media.kind}, found none",
+            media.where,
+            code="empty",
+        )
     suffix = _CLIPS.get(kind.partition("/")[2], ".mp4") if media.kind == "video" else ".img"
     path = folder / (hashlib.sha256(data).hexdigest()[:40] + suffix)
     if not path.exists():
@@ -100,19 +138,37 @@ def store(data: bytes, kind: str, media: Media, folder: Path) -> str:
 
 def _local(media: Media, rules: MediaRules) -> str:
     if rules.root is None:
-        raise RequestError(f"expected {media.where} as a data: address, found a file address; start the server with --media-root "
-                           "FOLDER to allow files below it", media.where, code="not_allowed")
+        raise RequestError(
+            f"expected {media.where} as a data: address, found a file address; start the server with --media-root "
+            "FOLDER to allow files below it",
+            media.where,
+            code="not_allowed",
+        )
     parts = urllib.parse.urlsplit(media.url) if media.url.lower().startswith("file:") else None
     if parts is not None and parts.netloc not in ("", "localhost"):
-        raise RequestError(f"expected {media.where} as file:///PATH, found the machine {parts.netloc[:60]!r}", media.where)
+        raise RequestError(
+            f"expected {media.where} as file:///PATH, found the machine {parts.netloc[:60]!r}",
+            media.where,
+        )
     named = media.url if parts is None else urllib.parse.unquote(parts.path)
     root = rules.root.resolve()
     try:
         path = (root / named).resolve()
-        inside = path.is_relative_to(root) and (path.is_file() or path.is_dir())  # a pipe would be waited for, a device has no end
-    except (OSError, ValueError, RuntimeError):  # no path at all: a zero byte, too long, a circle of links
+        inside = path.is_relative_to(root) and (
+            path.is_file() or path.is_dir()
+        )  # a pipe would be waited for, a device has no end
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # no path at all: a zero byte, too long, a circle of links
         inside = False
-    if not inside:  # one text for outside and missing: what else is on this machine is nobody's business
-        raise RequestError(f"expected {media.where} as a file below the folder of --media-root, found none at {named[:200]!r}",
-                           media.where, code="missing")
+    if (
+        not inside
+    ):  # one text for outside and missing: what else is on this machine is nobody's business
+        raise RequestError(
+            f"expected {media.where} as a file below the folder of --media-root, found none at {named[:200]!r}",
+            media.where,
+            code="missing",
+        )
     return str(path)

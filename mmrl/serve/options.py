@@ -1,4 +1,5 @@
 """What `mmrl serve` is told. Part of mmrl.serve."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -7,6 +7,7 @@
 The first process takes small requests only, so that none of them waits behind someone's clips; the others take any, at a lower
 priority of the operating system. One that dies, or is ended, costs the request it had, and is replaced by a fork server in moments.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -94,7 +95,9 @@ class Readers:
         self._changed = threading.Condition()
         self._small, self._large = _Turns(), _Turns()
         self._closing = False
-        self._places = [_Place(self, small_only=n == 0 and limits.workers > 1) for n in range(limits.workers)]
+        self._places = [
+            _Place(self, small_only=n == 0 and limits.workers > 1) for n in range(limits.workers)
+        ]
 
     def start(self) -> None:
         """Start the processes and wait until they are ready. Raises MMRLError."""
@@ -139,9 +142,13 @@ class Readers:
 
     async def encode(self, reading: Reading, paths: Sequence[str], client: str = "") -> Reading:
         """The same with its prompt, all media being files. Raises RequestError."""
-        return await self._ask(Encode(replace(reading, paths=tuple(paths))), None, client, small=False)
+        return await self._ask(
+            Encode(replace(reading, paths=tuple(paths))), None, client, small=False
+        )
 
-    async def _ask(self, job: ReadBody | Encode, body: bytes | bytearray | None, client: str, *, small: bool) -> Reading:
+    async def _ask(
+        self, job: ReadBody | Encode, body: bytes | bytearray | None, client: str, *, small: bool
+    ) -> Reading:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Any] = loop.create_future()
 
@@ -170,7 +177,9 @@ class Readers:
 
     def take(self, small_only: bool) -> _Job | None:
         """The next job; waits for one. None when the pool closes. From a place's thread."""
-        queues = (self._small,) if small_only else (self._large, self._small)  # the first process sees to small ones already
+        queues = (
+            (self._small,) if small_only else (self._large, self._small)
+        )  # the first process sees to small ones already
         queues = queues if self._limits.workers > 1 else (self._small, self._large)
         with self._changed:
             while True:
@@ -183,7 +192,9 @@ class Readers:
 
     def process(self, small_only: bool) -> _Process:
         """A new process."""
-        return _Process(run, (self._recipe, 0 if small_only else _NICENESS), "mmrl-reader", most=self.memory)
+        return _Process(
+            run, (self._recipe, 0 if small_only else _NICENESS), "mmrl-reader", most=self.memory
+        )
 
     @property
     def closing(self) -> bool:
@@ -236,7 +247,11 @@ class _Place:
             self._process.await_ready(START_S)
         except ChildError as error:
             death = error.death
-            raise MMRLError({"refused": death.said, "timeout": f"it {death.said}"}.get(death.cause, f"it {death.how}")) from error
+            raise MMRLError(
+                {"refused": death.said, "timeout": f"it {death.said}"}.get(
+                    death.cause, f"it {death.how}"
+                )
+            ) from error
 
     def _answer(self, job: _Job) -> Any:
         try:
@@ -244,7 +259,9 @@ class _Place:
                 self._begin()
         except (MMRLError, OSError, EOFError) as error:
             _log.error("a process that reads requests could not be replaced: %s", error)
-            return RequestError("the server has no process left to read this request; ask again later", status=503)
+            return RequestError(
+                "the server has no process left to read this request; ask again later", status=503
+            )
         assert self._process is not None
         process, answer = self._process, None
         with process.within(job.limit_s) as late:
@@ -283,8 +300,16 @@ class _Place:
         if self._pool.closing:
             return shutting_down()
         if late:
-            return _TimeUp(f"expected media and text that can be read within {job.limit_s:g} s, found that these take longer; send "
-                           "fewer or smaller ones, or start the server with a larger --prepare-timeout", "messages", code="timeout")
-        return RequestError("the process that read this request died of it (exit code "
-                            f"{self._process.death(END_S).code}); send other media, or start the server with a larger "
-                            f"--worker-memory-gib (now {self._pool.memory / 2**30:g})", "messages", code="crashed")
+            return _TimeUp(
+                f"expected media and text that can be read within {job.limit_s:g} s, found that these take longer; send "
+                "fewer or smaller ones, or start the server with a larger --prepare-timeout",
+                "messages",
+                code="timeout",
+            )
+        return RequestError(
+            "the process that read this request died of it (exit code "
+            f"{self._process.death(END_S).code}); send other media, or start the server with a larger "
+            f"--worker-memory-gib (now {self._pool.memory / 2**30:g})",
+            "messages",
+            code="crashed",
+        )

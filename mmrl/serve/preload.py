@@ -2,14 +2,24 @@
 
 The fork server runs no thread and no code of a request; see mmrl/serve/pool.py.
 """
+
 from __future__ import annotations
 
 import importlib
 
 from mmrl.policy.loading import TEMPLATES
 
-for _name in ("mmrl.serve.preparing", "mmrl.video.visuals", "av", "torchvision",
-              *(f"transformers.models.{family}.{part}_{family}" for family in TEMPLATES for part in ("modeling", "processing"))):
+for _name in (
+    "mmrl.serve.preparing",
+    "mmrl.video.visuals",
+    "av",
+    "torchvision",
+    *(
+        f"transformers.models.{family}.{part}_{family}"
+        for family in TEMPLATES
+        for part in ("modeling", "processing")
+    ),
+):
     try:
         importlib.import_module(_name)
     except ImportError:  # without it a request that needs it is told so

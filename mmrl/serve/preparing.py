@@ -6,6 +6,7 @@ token ids and rotary positions; pixels go along as bytes (mmrl.video.references.
     ReadBody(body, folder)  -> Reading: the request, its media as files, and its prompt unless that is much work
     Encode(reading, paths)  -> Reading with its prompt
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -86,10 +87,22 @@ def build(recipe: Recipe) -> Encoder:
     from mmrl.policy.loading import build_encoder
 
     with torch.device("meta"):  # rotary positions need the model's settings, no weights
-        model = AutoModelForImageTextToText.from_config(recipe.model_config, attn_implementation="eager")
-    data = recipe.data.model_copy(update={"prompt_cache_gib": _CACHE_GIB,
-                                          "cache": recipe.data.cache.model_copy(update={"dir": None})})
-    return build_encoder(recipe.processor, model.model.get_rope_index, recipe.template, data, recipe.max_prompt_tokens)
+        model = AutoModelForImageTextToText.from_config(
+            recipe.model_config, attn_implementation="eager"
+        )
+    data = recipe.data.model_copy(
+        update={
+            "prompt_cache_gib": _CACHE_GIB,
+            "cache": recipe.data.cache.model_copy(update={"dir": None}),
+        }
+    )
+    return build_encoder(
+        recipe.processor,
+        model.model.get_rope_index,
+        recipe.template,
+        data,
+        recipe.max_prompt_tokens,
+    )
 
 
 def run(connection: Connection, progress: Any, recipe: Recipe, niceness: int) -> None:
@@ -115,9 +128,14 @@ def run(connection: Connection, progress: Any, recipe: Recipe, niceness: int) ->
 
 def _bound(limits: Limits) -> Any:
     """Let the kernel refuse memory beyond the limit, and clips be measured by it; returns mmrl.video.probing."""
-    bounds, probing = importlib.import_module("mmrl.video.bounds"), importlib.import_module("mmrl.video.probing")
+    bounds, probing = (
+        importlib.import_module("mmrl.video.bounds"),
+        importlib.import_module("mmrl.video.probing"),
+    )
     bounds.set_bounds(bounds.ClipBounds(limits.pixels, limits.clip_frames))
-    with contextlib.suppress(OSError, ValueError, StopIteration):  # no such table or limit on this system: the time limit stays
+    with contextlib.suppress(
+        OSError, ValueError, StopIteration
+    ):  # no such table or limit on this system: the time limit stays
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         held = int(next(line for line in lines if line.startswith("VmData")).split()[1]) << 10
         resource.setrlimit(resource.RLIMIT_DATA, (held + limits.worker_bytes,) * 2)
@@ -130,7 +148,9 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _answer(encoder: Encoder, recipe: Recipe, job: ReadBody | Encode, body: bytes) -> Reading | RequestError:
+def _answer(
+    encoder: Encoder, recipe: Recipe, job: ReadBody | Encode, body: bytes
+) -> Reading | RequestError:
     """The reading, or why there is none."""
     try:
         if isinstance(job, ReadBody):
@@ -139,21 +159,35 @@ def _answer(encoder: Encoder, recipe: Recipe, job: ReadBody | Encode, body: byte
     except RequestError as error:
         return error
     except MemoryError:
-        return RequestError("expected media and text that can be read within the server's memory for one request, found more; send "
-                            "smaller ones, or start the server with a larger --worker-memory-gib", "messages", code="too_large")
-    except Exception as error:  # whatever a stranger's bytes make a library do: it is this request's end only
+        return RequestError(
+            "expected media and text that can be read within the server's memory for one request, found more; send "
+            "smaller ones, or start the server with a larger --worker-memory-gib",
+            "messages",
+            code="too_large",
+        )
+    except (
+        Exception
+    ) as error:  # whatever a stranger's bytes make a library do: it is this request's end only
         traceback.print_exc()
-        return RequestError(f"the request could not be read ({type(error).__name__}); the server's log says more", "messages",
-                            code="unreadable")
+        return RequestError(
+            f"the request could not be read ({type(error).__name__}); the server's log says more",
+            "messages",
+            code="unreadable",
+        )
 
 
 def _read(encoder: Encoder, recipe: Recipe, job: ReadBody, body: bytes) -> Reading:
     asked = read_body(body, recipe.defaults, recipe.limits)
     for media in filter(is_remote, asked.media):
         recipe.rules.check_remote(media)
-    paths = tuple(None if is_remote(m) else file_of(m, Path(job.folder), recipe.rules) for m in asked.media)
+    paths = tuple(
+        None if is_remote(m) else file_of(m, Path(job.folder), recipe.rules) for m in asked.media
+    )
     # what is in files now need not travel
-    reading = Reading(replace(asked, media=[m if is_remote(m) else replace(m, url="") for m in asked.media]), paths)
+    reading = Reading(
+        replace(asked, media=[m if is_remote(m) else replace(m, url="") for m in asked.media]),
+        paths,
+    )
     if None in paths or (job.small and not _is_small(reading, recipe.limits)):
         return reading
     return _encode(encoder, recipe.limits, reading)
@@ -166,9 +200,23 @@ def _is_small(reading: Reading, limits: Limits) -> bool:
     files = [p for p in reading.paths if p is not None]
     if sum(map(os.path.getsize, files)) > SMALL_BODY:
         return False
-    if sum(len(item["text"]) for m in reading.asked.messages for item in m["content"] if item["type"] == "text") > _SMALL_TEXT:
+    if (
+        sum(
+            len(item["text"])
+            for m in reading.asked.messages
+            for item in m["content"]
+            if item["type"] == "text"
+        )
+        > _SMALL_TEXT
+    ):
         return False
-    return sum(check_picture(p, m, limits.pixels) for p, m in zip(files, reading.asked.media, strict=True)) <= _SMALL_PIXELS
+    return (
+        sum(
+            check_picture(p, m, limits.pixels)
+            for p, m in zip(files, reading.asked.media, strict=True)
+        )
+        <= _SMALL_PIXELS
+    )
 
 
 def _encode(encoder: Encoder, limits: Limits, reading: Reading) -> Reading:
@@ -177,8 +225,13 @@ def _encode(encoder: Encoder, limits: Limits, reading: Reading) -> Reading:
     try:
         _check_cost(encoder, limits, reading.asked, paths)
         frames = {"video": dict(reading.asked.frames)} if reading.asked.frames else {}
-        images, videos = (tuple(p for p, m in zip(paths, media, strict=True) if m.kind == kind) for kind in ("image", "video"))
-        visuals = encoder.references(Sample("of this request", "", "", "", None, images, videos, frames))
+        images, videos = (
+            tuple(p for p, m in zip(paths, media, strict=True) if m.kind == kind)
+            for kind in ("image", "video")
+        )
+        visuals = encoder.references(
+            Sample("of this request", "", "", "", None, images, videos, frames)
+        )
         prompt = encoder.prompt_of(reading.asked.messages, visuals, "of this request")
     except MMRLError as error:
         if isinstance(error, RequestError):
@@ -196,20 +249,35 @@ def _check_cost(encoder: Encoder, limits: Limits, asked: Asked, paths: Sequence[
     for media, path in zip(asked.media, paths, strict=True):
         if media.kind == "image":
             check_picture(path, media, limits.pixels)
-        more, cost = encoder.visuals.cost(media.kind, path, dict(asked.frames) if media.kind == "video" and asked.frames else None)
+        more, cost = encoder.visuals.cost(
+            media.kind, path, dict(asked.frames) if media.kind == "video" and asked.frames else None
+        )
         pixels, tokens = pixels + more, tokens + cost
         if pixels > limits.total_pixels:
-            raise RequestError(f"expected pictures and chosen frames of at most {limits.total_pixels:,} pixels together, found "
-                               f"{pixels:,} up to {media.where}; send fewer or smaller ones, or start the server with a larger "
-                               "--max-total-megapixels", media.where, code="too_large")
+            raise RequestError(
+                f"expected pictures and chosen frames of at most {limits.total_pixels:,} pixels together, found "
+                f"{pixels:,} up to {media.where}; send fewer or smaller ones, or start the server with a larger "
+                "--max-total-megapixels",
+                media.where,
+                code="too_large",
+            )
         if tokens > encoder.max_prompt_tokens:
-            raise RequestError(f"expected at most {encoder.max_prompt_tokens} prompt tokens, found {tokens} of media up to "
-                               f"{media.where}; send fewer or smaller ones, or fewer frames", media.where,
-                               code="context_length_exceeded")
+            raise RequestError(
+                f"expected at most {encoder.max_prompt_tokens} prompt tokens, found {tokens} of media up to "
+                f"{media.where}; send fewer or smaller ones, or fewer frames",
+                media.where,
+                code="context_length_exceeded",
+            )
 
 
 def _carried(encoder: Encoder, visuals: Sequence[Any]) -> tuple[Any, ...]:
     """The same references with their pixels: the process that reads them has no files."""
     frame = importlib.import_module("mmrl.video.references").Frame
-    return tuple(frame(**{f.name: getattr(v, f.name) for f in fields(v) if f.name not in ("path", "packed")}, path="",
-                       packed=encoder.visuals.packed(v)) for v in visuals)
+    return tuple(
+        frame(
+            **{f.name: getattr(v, f.name) for f in fields(v) if f.name not in ("path", "packed")},
+            path="",
+            packed=encoder.visuals.packed(v),
+        )
+        for v in visuals
+    )

@@ -4,6 +4,7 @@
 
 Media are still references here (`Media`); mmrl/serve/media.py turns them into files.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,15 +24,53 @@ MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 1 << 20
 
-_READ = ("model", "messages", "temperature", "top_p", "top_k", "n", "max_tokens", "max_completion_tokens", "stop", "seed", "stream",
-         "stream_options", "logprobs", "top_logprobs", "media_io_kwargs")
-_NO_INFLUENCE = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+_READ = (
+    "model",
+    "messages",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "seed",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "media_io_kwargs",
+)
+_NO_INFLUENCE = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+)
 # Known settings that this server has not, with the values that mean "off".
 _OFF: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "min_p": (0,),
-    "min_tokens": (0,), "logit_bias": ({},), "response_format": ({"type": "text"},), "tools": ([],), "functions": ([],),
-    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],), "use_beam_search": (False,),
-    "best_of": (1,), "ignore_eos": (False,), "skip_special_tokens": (False,), "echo": (False,), "add_generation_prompt": (True,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (False,),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PARTS = ("text", "image_url", "image", "video_url", "video")
@@ -85,21 +124,32 @@ class Asked:
     frames: Mapping[str, float] = field(default_factory=dict)  # overrides of data.video
 
 
-def read_body(body: bytes | bytearray | memoryview, defaults: Defaults, limits: Limits | None = None) -> Asked:
+def read_body(
+    body: bytes | bytearray | memoryview, defaults: Defaults, limits: Limits | None = None
+) -> Asked:
     """The request in the bytes of a body. Raises RequestError: whatever is no request is the client's fault, status 400."""
     try:
         text = bytes(body).decode("utf-8")
         document = json.loads(text)
-        if _SURROGATE.search(text):  # as an escape: raw ones are no UTF-8. Half a character has no bytes for a tokenizer
+        if _SURROGATE.search(
+            text
+        ):  # as an escape: raw ones are no UTF-8. Half a character has no bytes for a tokenizer
             json.dumps(document, ensure_ascii=False).encode()
         return read_chat(document, defaults, limits)
     except UnicodeEncodeError as error:
-        raise RequestError("expected texts of whole characters, found half of a surrogate pair (\\ud800 to \\udfff alone); drop it"
-                           ) from error
-    except (ValueError, RecursionError, MemoryError) as error:  # ValueError: no JSON, no UTF-8, an integer of 5000 digits
+        raise RequestError(
+            "expected texts of whole characters, found half of a surrogate pair (\\ud800 to \\udfff alone); drop it"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # ValueError: no JSON, no UTF-8, an integer of 5000 digits
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"expected a JSON body, found something else ({type(error).__name__}: {str(error)[:200]})") from error
+        raise RequestError(
+            f"expected a JSON body, found something else ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -115,23 +165,46 @@ def read_chat(body: Any, defaults: Defaults, limits: Limits | None = None) -> As
     if "model" not in given:
         raise RequestError(f"expected model, found none; set it to '{defaults.model}'", "model")
     if given["model"] != defaults.model:
-        raise RequestError(f"expected model '{defaults.model}', found {_shown(given['model'])}; GET /v1/models lists it", "model",
-                           status=404, code="model_not_found")
+        raise RequestError(
+            f"expected model '{defaults.model}', found {_shown(given['model'])}; GET /v1/models lists it",
+            "model",
+            status=404,
+            code="model_not_found",
+        )
     media: list[Media] = []
     messages = _messages(given.get("messages"), media)
     if len(media) > limits.media:
-        raise RequestError(f"expected at most {limits.media} pictures and videos, found {len(media)}; ask in parts, or start the "
-                           "server with a larger --max-media", "messages", code="too_large")
+        raise RequestError(
+            f"expected at most {limits.media} pictures and videos, found {len(media)}; ask in parts, or start the "
+            "server with a larger --max-media",
+            "messages",
+            code="too_large",
+        )
     _check_text(messages, limits)
     if defaults.system and not any(m["role"] == "system" for m in messages):
-        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": defaults.system}]})
+        messages.insert(
+            0, {"role": "system", "content": [{"type": "text", "text": defaults.system}]}
+        )
     stream = _flag(given, "stream")
     options = given.get("stream_options", {})
     if not isinstance(options, Mapping) or set(options) - {"include_usage", "include_obfuscation"}:
-        raise RequestError(f"expected stream_options {{\"include_usage\": true}}, found {_shown(options)}", "stream_options")
+        raise RequestError(
+            f'expected stream_options {{"include_usage": true}}, found {_shown(options)}',
+            "stream_options",
+        )
     if options and not stream:
-        raise RequestError("expected stream_options with stream true only, found it without; drop it", "stream_options")
-    return Asked(messages, media, _sampling(given, defaults, limits), stream, _flag(options, "include_usage"), _frames(given))
+        raise RequestError(
+            "expected stream_options with stream true only, found it without; drop it",
+            "stream_options",
+        )
+    return Asked(
+        messages,
+        media,
+        _sampling(given, defaults, limits),
+        stream,
+        _flag(options, "include_usage"),
+        _frames(given),
+    )
 
 
 def _shown(value: Any) -> str:
@@ -145,12 +218,23 @@ def _shown(value: Any) -> str:
 def _check_known(given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if key in _OFF:
-            if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[key]):
-                raise RequestError(f"expected no {key}, which this server cannot honour, found {_shown(value)}; drop it, or serve "
-                                   "with --engine vllm", key, code="unsupported_parameter")
+            if not any(
+                value == off and isinstance(value, bool) == isinstance(off, bool)
+                for off in _OFF[key]
+            ):
+                raise RequestError(
+                    f"expected no {key}, which this server cannot honour, found {_shown(value)}; drop it, or serve "
+                    "with --engine vllm",
+                    key,
+                    code="unsupported_parameter",
+                )
         elif key not in _READ and key not in _NO_INFLUENCE:
-            raise RequestError(f"expected parameters of {', '.join(_READ)}, found {_shown(key)}; drop it, or serve with --engine "
-                               f"vllm.{did_you_mean(str(key), _READ)}", str(key)[:80], code="unknown_parameter")
+            raise RequestError(
+                f"expected parameters of {', '.join(_READ)}, found {_shown(key)}; drop it, or serve with --engine "
+                f"vllm.{did_you_mean(str(key), _READ)}",
+                str(key)[:80],
+                code="unknown_parameter",
+            )
 
 
 def _flag(given: Mapping[str, Any], key: str) -> bool:
@@ -173,38 +257,64 @@ def _count(given: Mapping[str, Any], key: str, low: int, high: int) -> int | Non
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"expected {key} as a whole number from {low} to {high}, found {_shown(value)}", key)
+        raise RequestError(
+            f"expected {key} as a whole number from {low} to {high}, found {_shown(value)}", key
+        )
     return value
 
 
 def _sampling(given: Mapping[str, Any], defaults: Defaults, limits: Limits) -> Sampling:
-    tokens = {key: _count(given, key, 1, 1 << 30) for key in ("max_tokens", "max_completion_tokens")}
+    tokens = {
+        key: _count(given, key, 1, 1 << 30) for key in ("max_tokens", "max_completion_tokens")
+    }
     if len({value for value in tokens.values() if value is not None}) > 1:
-        raise RequestError(f"expected max_tokens or max_completion_tokens, found both with {tokens['max_tokens']} and "
-                           f"{tokens['max_completion_tokens']}; drop one", "max_tokens")
+        raise RequestError(
+            f"expected max_tokens or max_completion_tokens, found both with {tokens['max_tokens']} and "
+            f"{tokens['max_completion_tokens']}; drop one",
+            "max_tokens",
+        )
     top_p = _number(given, "top_p", defaults.top_p, 0, 1)
     if top_p == 0:
-        raise RequestError("expected top_p above 0, found 0; write temperature 0 for the most likely tokens", "top_p")
+        raise RequestError(
+            "expected top_p above 0, found 0; write temperature 0 for the most likely tokens",
+            "top_p",
+        )
     top_k = defaults.top_k if given.get("top_k") is None else _count(given, "top_k", -1, MAX_TOP_K)
     temperature = _number(given, "temperature", defaults.temperature, 0, 10)
     logprobs = _flag(given, "logprobs")
     tops = _count(given, "top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
     if tops and not logprobs:
-        raise RequestError(f"expected top_logprobs with logprobs true only, found {tops} without; set logprobs to true",
-                           "top_logprobs")
-    return Sampling(n=_count(given, "n", 1, MAX_CHOICES) or 1, temperature=temperature if temperature >= 1e-4 else 0.0, top_p=top_p,
-                    top_k=max(0, top_k or 0), max_tokens=tokens["max_tokens"] or tokens["max_completion_tokens"],
-                    stop=_stops(given.get("stop", []), limits.stop_chars),
-                    seed=_count(given, "seed", -(1 << 63), (1 << 64) - 1), logprobs=logprobs, top_logprobs=tops)
+        raise RequestError(
+            f"expected top_logprobs with logprobs true only, found {tops} without; set logprobs to true",
+            "top_logprobs",
+        )
+    return Sampling(
+        n=_count(given, "n", 1, MAX_CHOICES) or 1,
+        temperature=temperature if temperature >= 1e-4 else 0.0,
+        top_p=top_p,
+        top_k=max(0, top_k or 0),
+        max_tokens=tokens["max_tokens"] or tokens["max_completion_tokens"],
+        stop=_stops(given.get("stop", []), limits.stop_chars),
+        seed=_count(given, "seed", -(1 << 63), (1 << 64) - 1),
+        logprobs=logprobs,
+        top_logprobs=tops,
+    )
 
 
 def _frames(given: Mapping[str, Any]) -> dict[str, float]:
     """vLLM's media_io_kwargs, as lmms-eval sends it: {"video": {"num_frames": 16}} or {"video": {"fps": 2}}."""
     value = given.get("media_io_kwargs", {})
-    video = value.get("video", {}) if isinstance(value, Mapping) and not set(value) - {"video"} else None
+    video = (
+        value.get("video", {})
+        if isinstance(value, Mapping) and not set(value) - {"video"}
+        else None
+    )
     if not isinstance(video, Mapping) or set(video) - {"num_frames", "fps"} or len(video) > 1:
-        raise RequestError('expected media_io_kwargs as {"video": {"num_frames": 16}} or {"video": {"fps": 2}}, found '
-                           f"{_shown(value)}", "media_io_kwargs")
+        raise RequestError(
+            'expected media_io_kwargs as {"video": {"num_frames": 16}} or {"video": {"fps": 2}}, found '
+            f"{_shown(value)}",
+            "media_io_kwargs",
+        )
     if "fps" in video:
         return {"fps": _number(video, "fps", 1, 1e-3, 1e3)}
     return {"num_frames": n} if (n := _count(video, "num_frames", 1, 1 << 20)) else {}
@@ -212,57 +322,106 @@ def _frames(given: Mapping[str, Any]) -> dict[str, float]:
 
 def _stops(value: Any, most: int) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise RequestError(f"expected stop as a text or up to {MAX_STOPS} texts, none empty, found {_shown(value)}", "stop")
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(s, str) and s for s in stops)
+    ):
+        raise RequestError(
+            f"expected stop as a text or up to {MAX_STOPS} texts, none empty, found {_shown(value)}",
+            "stop",
+        )
     if (length := sum(map(len, stops))) > most:
-        raise RequestError(f"expected stop texts of at most {most} characters together, found {length}; shorten them, or start the "
-                           "server with a larger --max-stop-chars", "stop", code="too_large")
+        raise RequestError(
+            f"expected stop texts of at most {most} characters together, found {length}; shorten them, or start the "
+            "server with a larger --max-stop-chars",
+            "stop",
+            code="too_large",
+        )
     return tuple(dict.fromkeys(stops))
 
 
 def _check_text(messages: Sequence[Mapping[str, Any]], limits: Limits) -> None:
     """Before it is tokenised, which takes seconds per megabyte."""
-    length = sum(len(item["text"].encode()) for m in messages for item in m["content"] if item["type"] == "text")
+    length = sum(
+        len(item["text"].encode())
+        for m in messages
+        for item in m["content"]
+        if item["type"] == "text"
+    )
     if length > limits.text_bytes:
-        raise RequestError(f"expected at most {limits.text_bytes:,} bytes of text, found {length:,}: more than the longest prompt "
-                           "can have; shorten it, or start the server with a larger --max-text-kib", "messages",
-                           code="context_length_exceeded")
+        raise RequestError(
+            f"expected at most {limits.text_bytes:,} bytes of text, found {length:,}: more than the longest prompt "
+            "can have; shorten it, or start the server with a larger --max-text-kib",
+            "messages",
+            code="context_length_exceeded",
+        )
 
 
 def _messages(value: Any, media: list[Media]) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise RequestError(f"expected messages as a list of at least one message, found {_shown(value)}", "messages")
+        raise RequestError(
+            f"expected messages as a list of at least one message, found {_shown(value)}",
+            "messages",
+        )
     messages = [_message(message, f"messages[{i}]", media) for i, message in enumerate(value)]
     if messages[-1]["role"] != "user":
-        raise RequestError(f"expected the last message from role user, found {messages[-1]['role']}; this server does not continue "
-                           "answers", f"messages[{len(messages) - 1}].role")
+        raise RequestError(
+            f"expected the last message from role user, found {messages[-1]['role']}; this server does not continue "
+            "answers",
+            f"messages[{len(messages) - 1}].role",
+        )
     if any(m["role"] == "system" for m in messages[1:]):
-        raise RequestError("expected a system message in the first place only, found one further down; move it up", "messages")
+        raise RequestError(
+            "expected a system message in the first place only, found one further down; move it up",
+            "messages",
+        )
     return messages
 
 
 def _message(message: Any, where: str, media: list[Media]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise RequestError(f"expected {where} as an object with role and content, found {_shown(message)}", where)
+        raise RequestError(
+            f"expected {where} as an object with role and content, found {_shown(message)}", where
+        )
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(f"expected {where}.role of {', '.join(_ROLES)}, found {_shown(role)}", f"{where}.role")
-    extra = [key for key, value in message.items() if key not in ("role", "content", "name") and value not in (None, [], "")]
+        raise RequestError(
+            f"expected {where}.role of {', '.join(_ROLES)}, found {_shown(role)}", f"{where}.role"
+        )
+    extra = [
+        key
+        for key, value in message.items()
+        if key not in ("role", "content", "name") and value not in (None, [], "")
+    ]
     if extra:
-        raise RequestError(f"expected {where} with role and content, found {_shown(extra[0])} too; drop it", f"{where}.{extra[0]}")
+        raise RequestError(
+            f"expected {where} with role and content, found {_shown(extra[0])} too; drop it",
+            f"{where}.{extra[0]}",
+        )
     content = message.get("content")
     if isinstance(content, str):
         return {"role": _ROLES[role], "content": [{"type": "text", "text": content}]}
     if not isinstance(content, list) or not content:
-        raise RequestError(f"expected {where}.content as a text or a list of parts, found {_shown(content)}", f"{where}.content")
-    return {"role": _ROLES[role], "content": [_part(part, f"{where}.content[{i}]", role, media) for i, part in enumerate(content)]}
+        raise RequestError(
+            f"expected {where}.content as a text or a list of parts, found {_shown(content)}",
+            f"{where}.content",
+        )
+    return {
+        "role": _ROLES[role],
+        "content": [
+            _part(part, f"{where}.content[{i}]", role, media) for i, part in enumerate(content)
+        ],
+    }
 
 
 def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in _PARTS:
         found = _shown(part if kind is None else kind)
-        raise RequestError(f"expected {where}.type of {', '.join(_PARTS)}, found {found}", f"{where}.type")
+        raise RequestError(
+            f"expected {where}.type of {', '.join(_PARTS)}, found {found}", f"{where}.type"
+        )
     _only(part, ("type", kind), where)
     value = part.get(kind)
     if kind == "text":
@@ -270,15 +429,22 @@ def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any
             raise RequestError(f"expected {where}.text as a text, found {_shown(value)}", where)
         return {"type": "text", "text": value}
     if role != "user":
-        raise RequestError(f"expected pictures and videos in messages from role user, found one from {role}", where)
+        raise RequestError(
+            f"expected pictures and videos in messages from role user, found one from {role}", where
+        )
     if isinstance(value, Mapping):
         _only(value, ("url", "detail") if kind == "image_url" else ("url",), f"{where}.{kind}")
         if value.get("detail") not in (None, "auto", "low", "high"):
-            raise RequestError(f"expected detail of auto, low, high, found {_shown(value['detail'])}", f"{where}.{kind}.detail")
+            raise RequestError(
+                f"expected detail of auto, low, high, found {_shown(value['detail'])}",
+                f"{where}.{kind}.detail",
+            )
         value = value.get("url")
     if not isinstance(value, str) or not value:
-        raise RequestError(f"expected {where}.{kind}.url as an address such as data:image/png;base64,... , found {_shown(value)}",
-                           f"{where}.{kind}")
+        raise RequestError(
+            f"expected {where}.{kind}.url as an address such as data:image/png;base64,... , found {_shown(value)}",
+            f"{where}.{kind}",
+        )
     media.append(Media(kind.removesuffix("_url"), value, where))
     return {"type": media[-1].kind}
 
@@ -286,5 +452,8 @@ def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any
 def _only(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     extra = [key for key, value in given.items() if key not in known and value is not None]
     if extra:
-        raise RequestError(f"expected {where} with {' and '.join(known)} only, found {_shown(extra[0])}; frames and picture sizes "
-                           "are the checkpoint's (mmrl serve CHECKPOINT data.video.fps=... changes them)", f"{where}.{extra[0]}")
+        raise RequestError(
+            f"expected {where} with {' and '.join(known)} only, found {_shown(extra[0])}; frames and picture sizes "
+            "are the checkpoint's (mmrl serve CHECKPOINT data.video.fps=... changes them)",
+            f"{where}.{extra[0]}",
+        )

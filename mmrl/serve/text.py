@@ -6,6 +6,7 @@
 
 The time is linear in the length of the text, however long the stop strings are and whatever is written.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ _OVERLAP = 4  # so many tokens later, the character that a token began is whole
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """Text of token ids as the rollout engine writes it: special tokens stay, spaces are left alone."""
-    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(
+        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
 
 
 class StopTexts:
@@ -51,7 +54,9 @@ class _Matcher:
     def find(self, fresh: str) -> int | None:
         """The next characters of the text: where in `fresh` the first stop string begins (below 0: before it), None without."""
         first: int | None = None
-        for n, (text, borders) in enumerate(zip(self._stops.texts, self._stops.borders, strict=True)):
+        for n, (text, borders) in enumerate(
+            zip(self._stops.texts, self._stops.borders, strict=True)
+        ):
             known = self._known[n]
             for at, char in enumerate(fresh):
                 if known == len(text):
@@ -82,7 +87,9 @@ class TextStream:
         self._parts: list[str] = []  # given out
         self._kept = ""  # not yet: it may be the beginning of a stop string
         self._ids: list[int] = []
-        self._context = self._done = 0  # ids before _done are in the text; those from _context on give them context
+        self._context = self._done = (
+            0  # ids before _done are in the text; those from _context on give them context
+        )
 
     @property
     def text(self) -> str:
@@ -105,16 +112,18 @@ class TextStream:
         return self._give(last=True)
 
     def _fresh(self) -> str:
-        known = decode(self._tokenizer, self._ids[self._context:self._done])
-        return decode(self._tokenizer, self._ids[self._context:])[len(known):]
+        known = decode(self._tokenizer, self._ids[self._context : self._done])
+        return decode(self._tokenizer, self._ids[self._context :])[len(known) :]
 
     def _take_settled(self) -> None:
         """A long row of broken characters, or of U+FFFD itself: what the latest tokens cannot change any more is taken, or
         each token would decode the whole row again."""
         end = len(self._ids) - _OVERLAP
-        settled = decode(self._tokenizer, self._ids[self._context:end])
-        if decode(self._tokenizer, self._ids[self._context:]).startswith(settled):
-            self._take(settled[len(decode(self._tokenizer, self._ids[self._context:self._done])):], end)
+        settled = decode(self._tokenizer, self._ids[self._context : end])
+        if decode(self._tokenizer, self._ids[self._context :]).startswith(settled):
+            self._take(
+                settled[len(decode(self._tokenizer, self._ids[self._context : self._done])) :], end
+            )
 
     def _take(self, fresh: str, end: int) -> None:
         if self.stopped or not fresh:
@@ -123,10 +132,13 @@ class TextStream:
         found = self._matcher.find(fresh)
         self._kept += fresh
         if found is not None:
-            self._kept, self.stopped = self._kept[:len(self._kept) - len(fresh) + found], True
+            self._kept, self.stopped = self._kept[: len(self._kept) - len(fresh) + found], True
 
     def _give(self, *, last: bool) -> str:
         held = 0 if last or self.stopped else self._matcher.held
-        piece, self._kept = self._kept[:len(self._kept) - held], self._kept[len(self._kept) - held:]
+        piece, self._kept = (
+            self._kept[: len(self._kept) - held],
+            self._kept[len(self._kept) - held :],
+        )
         self._parts.append(piece)
         return piece

@@ -7,6 +7,7 @@
 The engine writes for all clients at once and waits for none: what one does not take lies here. A client that takes nothing at all
 loses its connection (mmrl.serve.guard); one that takes a little now and then would keep that and make this grow.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -36,7 +37,12 @@ class Unread:
             self._lost = True
             while not self._events.empty():
                 self._events.get_nowait()
-            event = Failed(_slow(f"found more than {self._limits.unread:,} pieces and log-probs of it that wait", "--max-unread"))
+            event = Failed(
+                _slow(
+                    f"found more than {self._limits.unread:,} pieces and log-probs of it that wait",
+                    "--max-unread",
+                )
+            )
         self._events.put_nowait((time.monotonic(), event))
         return not self._lost
 
@@ -50,7 +56,9 @@ class Unread:
         age = time.monotonic() - came
         if age <= self._limits.send_s or isinstance(event, Failed):
             return event
-        return Failed(_slow(f"found a piece of it that has waited for {age:.0f} s", "--send-timeout"))
+        return Failed(
+            _slow(f"found a piece of it that has waited for {age:.0f} s", "--send-timeout")
+        )
 
 
 def _weight(event: Event) -> int:
@@ -59,5 +67,9 @@ def _weight(event: Event) -> int:
 
 
 def _slow(found: str, option: str) -> RequestError:
-    return RequestError(f"expected a client that takes its answer while it is written, {found}; read it faster, ask for less "
-                        f"(n, max_tokens, top_logprobs), or start the server with a larger {option}", status=408, code="timeout")
+    return RequestError(
+        f"expected a client that takes its answer while it is written, {found}; read it faster, ask for less "
+        f"(n, max_tokens, top_logprobs), or start the server with a larger {option}",
+        status=408,
+        code="timeout",
+    )

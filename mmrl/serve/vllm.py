@@ -3,6 +3,7 @@
 What vLLM cannot take over: it samples and decodes frames with its own code, holds a whole clip to the pixel limits of one picture
 (data.max_pixels, where set), and does not ban media tokens. For the numbers of `mmrl eval` on clips, take --engine own.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,24 +28,60 @@ def system_template(chat_template: str, system: str) -> str:
     """A chat template that begins conversations without a system message with `system`, as the run's prompts did."""
     if not system:
         return chat_template
-    message = "[{'role': 'system', 'content': [{'type': 'text', 'text': " + json.dumps(system) + "}]}]"
-    return ("{%- if messages[0]['role'] != 'system' -%}{%- set messages = " + message + " + messages -%}{%- endif -%}\n"
-            + chat_template)
+    message = (
+        "[{'role': 'system', 'content': [{'type': 'text', 'text': " + json.dumps(system) + "}]}]"
+    )
+    return (
+        "{%- if messages[0]['role'] != 'system' -%}{%- set messages = "
+        + message
+        + " + messages -%}{%- endif -%}\n"
+        + chat_template
+    )
 
 
-def vllm_command(settings: RunConfig, options: ServeOptions, processor: Any, hf_config: Any, template_file: Path) -> list[str]:
+def vllm_command(
+    settings: RunConfig, options: ServeOptions, processor: Any, hf_config: Any, template_file: Path
+) -> list[str]:
     """The program and its arguments. The module is called rather than the `vllm` script, which CPU wheels lack."""
     m, d, r = settings.model, settings.data, settings.rollout
     max_tokens = options.max_tokens or r.max_new_tokens
     context = int(getattr(hf_config, "text_config", hf_config).max_position_embeddings)
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", m.path, "--host", options.host,
-               "--port", str(options.port), "--served-model-name", options.name or m.path,
-               "--max-model-len", str(min(context, m.max_prompt_tokens + max(_ANSWER_ROOM, max_tokens))),
-               "--dtype", dtype_of(settings), "--limit-mm-per-prompt", json.dumps({"image": 64, "video": 8}),
-               "--chat-template", str(template_file), "--chat-template-content-format", "openai", "--generation-config", "vllm",
-               "--override-generation-config", json.dumps({"temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k or -1,
-                                                           "max_new_tokens": max_tokens}),
-               "--media-io-kwargs", json.dumps({"video": _frames(d.video)})]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        m.path,
+        "--host",
+        options.host,
+        "--port",
+        str(options.port),
+        "--served-model-name",
+        options.name or m.path,
+        "--max-model-len",
+        str(min(context, m.max_prompt_tokens + max(_ANSWER_ROOM, max_tokens))),
+        "--dtype",
+        dtype_of(settings),
+        "--limit-mm-per-prompt",
+        json.dumps({"image": 64, "video": 8}),
+        "--chat-template",
+        str(template_file),
+        "--chat-template-content-format",
+        "openai",
+        "--generation-config",
+        "vllm",
+        "--override-generation-config",
+        json.dumps(
+            {
+                "temperature": r.temperature,
+                "top_p": r.top_p,
+                "top_k": r.top_k or -1,
+                "max_new_tokens": max_tokens,
+            }
+        ),
+        "--media-io-kwargs",
+        json.dumps({"video": _frames(d.video)}),
+    ]
     if bounds := picture_options(processor, d.min_pixels, d.max_pixels):
         command += ["--mm-processor-kwargs", json.dumps(bounds)]
     if options.media_root is not None:

@@ -13,6 +13,7 @@ whiten do.
 
 Legend: B rollouts, T steps (tokens or turns) of the longest, R = T + 1 rows.
 """
+
 from __future__ import annotations
 
 import math
@@ -45,22 +46,38 @@ def add_critic(policy: Policy, config: RunConfig, *folders: Any) -> Policy:
     that holds one."""
     c = config.algorithm.critic
     if config.algorithm.advantage == "gae":
-        add_value_head(policy, hidden=c.hidden, tokens=c.level == "token", seed=config.seed, folders=[f for f in folders if f])
+        add_value_head(
+            policy,
+            hidden=c.hidden,
+            tokens=c.level == "token",
+            seed=config.seed,
+            folders=[f for f in folders if f],
+        )
     return policy
 
 
-def judgement(config: RunConfig, world: World, headline_of: Callable[[Sample], str]) -> tuple[Any, CriticLoss | None]:
+def judgement(
+    config: RunConfig, world: World, headline_of: Callable[[Sample], str]
+) -> tuple[Any, CriticLoss | None]:
     """What rollouts are to learn, and the value loss where there is a critic; of a run on prompts."""
     c = config.algorithm.critic
     if config.algorithm.advantage != "gae":
         return Credit(config, world, headline_of), None
-    settings = PPOSettings(value_clip=c.value_clip, huber_delta=c.huber_delta, value_coef=c.value_coef,
-                           critic_warmup_steps=c.warmup)
+    settings = PPOSettings(
+        value_clip=c.value_clip,
+        huber_delta=c.huber_delta,
+        value_coef=c.value_coef,
+        critic_warmup_steps=c.warmup,
+    )
     return AnswerAdvantages(config, world), CriticLoss(settings, judges=True, detached=c.detach)
 
 
-def with_values(groups: Sequence[RolloutGroup], drafts: Sequence[TrainingSample], plan: Sequence[Sequence[TrainingTurn]],
-                judge: Callable[[Sequence[TrainingTurn]], tuple[Sequence[Sequence[float]], Sequence[float]]]) -> list[RolloutGroup]:
+def with_values(
+    groups: Sequence[RolloutGroup],
+    drafts: Sequence[TrainingSample],
+    plan: Sequence[Sequence[TrainingTurn]],
+    judge: Callable[[Sequence[TrainingTurn]], tuple[Sequence[Sequence[float]], Sequence[float]]],
+) -> list[RolloutGroup]:
     """The groups with the critic's values in their turns, and in their rollouts what it expects after the last one.
 
     `drafts`: the samples that will be trained on, `plan` their micro-batches, some of them idle (without turns). `judge` gives the
@@ -76,9 +93,15 @@ def with_values(groups: Sequence[RolloutGroup], drafts: Sequence[TrainingSample]
     for sample in drafts:
         key, number = sample.place
         rollout = rollouts[key][number]
-        judged = tuple(replace(t, values=values[id(s)]) for t, s in zip(rollout.turns, sample.turns, strict=True))
+        judged = tuple(
+            replace(t, values=values[id(s)])
+            for t, s in zip(rollout.turns, sample.turns, strict=True)
+        )
         found[key][number] = replace(rollout, turns=judged, final_value=after[id(sample.turns[-1])])
-    return [replace(g, rollouts=tuple(found[g.key].get(i, r) for i, r in enumerate(g.rollouts))) for g in groups]
+    return [
+        replace(g, rollouts=tuple(found[g.key].get(i, r) for i, r in enumerate(g.rollouts)))
+        for g in groups
+    ]
 
 
 @dataclass(frozen=True)
@@ -120,20 +143,37 @@ class AnswerAdvantages:
         columns: dict[tuple[Key, int], _Column] = {}
         for group in groups:
             rewards = training_rewards(group, self.config)
-            for number, (rollout, good) in enumerate(zip(group.rollouts, usable(group), strict=True)):
-                if good and trainable(rollout) and trajectory_in_loss(rollout, self.config.algorithm.overlong):
+            for number, (rollout, good) in enumerate(
+                zip(group.rollouts, usable(group), strict=True)
+            ):
+                if (
+                    good
+                    and trainable(rollout)
+                    and trajectory_in_loss(rollout, self.config.algorithm.overlong)
+                ):
                     columns[group.key, number] = _column(rollout, rewards[number])
         if self.config.reward.shuffle:
             columns = self._shuffled(columns)
         advantages, returns = self._judged(list(columns.values()))
         learned = {place: (advantages[:, b], returns[:, b]) for b, place in enumerate(columns)}
-        return {g.key: [_targets(r, learned.get((g.key, i))) if trainable(r) else None for i, r in enumerate(g.rollouts)]
-                for g in groups}
+        return {
+            g.key: [
+                _targets(r, learned.get((g.key, i))) if trainable(r) else None
+                for i, r in enumerate(g.rollouts)
+            ]
+            for g in groups
+        }
 
-    def _shuffled(self, columns: Mapping[tuple[Key, int], _Column]) -> dict[tuple[Key, int], _Column]:
+    def _shuffled(
+        self, columns: Mapping[tuple[Key, int], _Column]
+    ) -> dict[tuple[Key, int], _Column]:
         """The control experiment: the step's rewards permuted over all of its answers, of all processes. Collective."""
-        told = sorted(self.world.gather([(place, column.earned) for place, column in columns.items()]))
-        order = np.random.default_rng((self.config.seed, 17, *(told[0][0][0] if told else ()))).permutation(len(told))
+        told = sorted(
+            self.world.gather([(place, column.earned) for place, column in columns.items()])
+        )
+        order = np.random.default_rng(
+            (self.config.seed, 17, *(told[0][0][0] if told else ()))
+        ).permutation(len(told))
         given = {place: told[i][1] for (place, _), i in zip(told, order, strict=True)}
         return {place: column.paid_at_the_end(given[place]) for place, column in columns.items()}
 
@@ -142,17 +182,26 @@ class AnswerAdvantages:
         T, B = max((len(c.values) for c in columns), default=0), len(columns)
         rewards_TB, final_TB = (torch.zeros(T, B, dtype=torch.float64) for _ in range(2))
         values_RB = torch.zeros(T + 1, B, dtype=torch.float64)
-        valid_TB, terminated_TB, truncated_TB = (torch.zeros(T, B, dtype=torch.bool) for _ in range(3))
+        valid_TB, terminated_TB, truncated_TB = (
+            torch.zeros(T, B, dtype=torch.bool) for _ in range(3)
+        )
         for b, column in enumerate(columns):
             last = len(column.values) - 1
-            values_RB[:last + 1, b] = torch.tensor(column.values, dtype=torch.float64)
-            valid_TB[:last + 1, b] = True
+            values_RB[: last + 1, b] = torch.tensor(column.values, dtype=torch.float64)
+            valid_TB[: last + 1, b] = True
             final_TB[last, b] = column.final_value
             for step, reward in column.rewards.items():
                 rewards_TB[step, b] = reward
             truncated_TB[last, b], terminated_TB[last, b] = column.truncated, not column.truncated
-        found = gae_advantages(self.gae, rewards_TB, values_RB, terminated_TB, truncated_TB, final_values_TB=final_TB,
-                               valid_TB=valid_TB)
+        found = gae_advantages(
+            self.gae,
+            rewards_TB,
+            values_RB,
+            terminated_TB,
+            truncated_TB,
+            final_values_TB=final_TB,
+            valid_TB=valid_TB,
+        )
         advantages_TB, self._metrics = normalised(found, values_RB[:-1], self.world)
         return advantages_TB, found.returns
 
@@ -174,7 +223,9 @@ def _column(rollout: Rollout, reward: float) -> _Column:
     rewards = {int(step): turn.reward for step, turn in zip(steps, rollout.turns, strict=True)}
     rewards[int(steps[-1])] += reward - math.fsum(rewards.values())
     cut = not last.terminated and (last.truncated or last.stop is StopReason.LENGTH)
-    return _Column(tuple(v for t in rollout.turns for v in t.values), rewards, cut, rollout.final_value)
+    return _Column(
+        tuple(v for t in rollout.turns for v in t.values), rewards, cut, rollout.final_value
+    )
 
 
 def _targets(rollout: Rollout, learned: tuple[torch.Tensor, torch.Tensor] | None) -> RolloutTargets:
@@ -183,5 +234,7 @@ def _targets(rollout: Rollout, learned: tuple[torch.Tensor, torch.Tensor] | None
     if learned is None:
         return RolloutTargets([(0.0,) * len(v) for v in values], values, values)
     counts = [len(v) for v in values]
-    advantages, returns = ([piece.tolist() for piece in column[:sum(counts)].split(counts)] for column in learned)
+    advantages, returns = (
+        [piece.tolist() for piece in column[: sum(counts)].split(counts)] for column in learned
+    )
     return RolloutTargets(advantages, values, returns)

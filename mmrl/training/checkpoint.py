@@ -1,10 +1,11 @@
 """Atomic checkpoints: a folder appears complete or not at all; kept are the last k and the best.
 
-    RUN/checkpoints/step_000050/   model, tokenizer and processor in Hugging Face format (transformers and vLLM load it)
-                     .../trainer/  optimizer and run state, to resume bit for bit; manifest.json, by which damage is noticed
-    RUN/checkpoints/best           link to the best one by eval.best_metric
-    RUN/checkpoints/damaged_*      what a resume found not to be as it was saved, put aside for you to look at
+RUN/checkpoints/step_000050/   model, tokenizer and processor in Hugging Face format (transformers and vLLM load it)
+                 .../trainer/  optimizer and run state, to resume bit for bit; manifest.json, by which damage is noticed
+RUN/checkpoints/best           link to the best one by eval.best_metric
+RUN/checkpoints/damaged_*      what a resume found not to be as it was saved, put aside for you to look at
 """
+
 from __future__ import annotations
 
 import json
@@ -28,7 +29,9 @@ from mmrl.policy.policy import Policy
 __all__ = ["Checkpoints"]
 
 _NAME = re.compile(r"step_(\d{6,})")
-_PROMISE = "manifest"  # in state.json: a manifest belongs to it, so that one that was removed is missed
+_PROMISE = (
+    "manifest"  # in state.json: a manifest belongs to it, so that one that was removed is missed
+)
 
 
 class Checkpoints:
@@ -41,15 +44,26 @@ class Checkpoints:
         """Steps of all complete checkpoints, ascending."""
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir() and not p.is_symlink())
+        found = (
+            _NAME.fullmatch(p.name)
+            for p in self.folder.iterdir()
+            if p.is_dir() and not p.is_symlink()
+        )
         return sorted(int(m.group(1)) for m in found if m)
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of `step`."""
         return self.folder / f"step_{step:06d}"
 
-    def save(self, step: int, policy: Policy, optimizer: dict[str, Any], state: dict[str, Any],
-             settings: dict[str, Any] | None = None, extra: Mapping[str, str] | None = None) -> Path:
+    def save(
+        self,
+        step: int,
+        policy: Policy,
+        optimizer: dict[str, Any],
+        state: dict[str, Any],
+        settings: dict[str, Any] | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> Path:
         """Write the checkpoint of `step`, then remove those no longer kept; `settings` go to trainer/config.yaml, the texts of
         `extra` to trainer/NAME.
 
@@ -65,11 +79,15 @@ class Checkpoints:
             (partial / "trainer").mkdir(parents=True)
             policy.save(partial)
             torch.save(optimizer, partial / "trainer" / "optimizer.pt")
-            (partial / "trainer" / "state.json").write_text(json.dumps({**state, _PROMISE: True}), encoding="utf-8")
+            (partial / "trainer" / "state.json").write_text(
+                json.dumps({**state, _PROMISE: True}), encoding="utf-8"
+            )
             for name, text in (extra or {}).items():
                 (partial / "trainer" / name).write_text(text, encoding="utf-8")
             if settings is not None:
-                (partial / "trainer" / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+                (partial / "trainer" / "config.yaml").write_text(
+                    yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
+                )
             write_manifest(partial, step)
             for file in sorted(partial.rglob("*")):
                 _sync(file)
@@ -83,8 +101,11 @@ class Checkpoints:
             raise CheckpointError(
                 f"cannot write the checkpoint of step {step} to {self.folder} ({free / 2**30:.2f} GiB free): {error}. "
                 f"Earlier checkpoints ({self._kept()}) are untouched; free space, then "
-                "continue with --resume") from error
-        with self._changing(f"the checkpoint of step {step} is written, but older ones cannot be removed from"):
+                "continue with --resume"
+            ) from error
+        with self._changing(
+            f"the checkpoint of step {step} is written, but older ones cannot be removed from"
+        ):
             self._prune()
         return self.path(step)
 
@@ -102,20 +123,36 @@ class Checkpoints:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(f"{what} {self.folder}: {error}; make room there, or let this user write there") from error
+            raise CheckpointError(
+                f"{what} {self.folder}: {error}; make room there, or let this user write there"
+            ) from error
 
-    def load_state(self, step: int, load_optimizer: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    def load_state(
+        self, step: int, load_optimizer: Callable[[dict[str, Any]], object]
+    ) -> dict[str, Any]:
         """Hand the saved state to `load_optimizer` and return the run state saved with the checkpoint of `step`.
 
         The tensors are mapped from the file: a process reads only what it keeps of them. Raises CheckpointError.
         """
         folder = self.path(step) / "trainer"
         try:
-            load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
+            load_optimizer(
+                torch.load(
+                    folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True
+                )
+            )
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
             return {name: value for name, value in state.items() if name != _PROMISE}
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
-                pickle.UnpicklingError) as error:
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            pickle.UnpicklingError,
+        ) as error:
             raise self.unreadable(step, error) from error
 
     @contextmanager
@@ -133,9 +170,11 @@ class Checkpoints:
     def unreadable(self, step: int, error: Exception) -> CheckpointError:
         """The error to raise when the checkpoint of `step` cannot be loaded."""
         earlier = ", ".join(str(s) for s in self.steps() if s < step)
-        return CheckpointError(f"cannot read the checkpoint {self.path(step)}: {type(error).__name__}: {error}; "
-                               "remove that folder and continue with --resume (earlier complete checkpoints: "
-                               f"{earlier or 'none'})")
+        return CheckpointError(
+            f"cannot read the checkpoint {self.path(step)}: {type(error).__name__}: {error}; "
+            "remove that folder and continue with --resume (earlier complete checkpoints: "
+            f"{earlier or 'none'})"
+        )
 
     def set_aside(self, step: int) -> Path:
         """Take its name from the damaged checkpoint of `step`, so that it counts no more; returns where it is now."""
@@ -161,7 +200,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         best = self.folder / "best"
-        keep = {self.path(s) for s in self.steps()[-self.keep_last:]}
+        keep = {self.path(s) for s in self.steps()[-self.keep_last :]}
         if best.is_symlink():
             keep.add(self.folder / os.readlink(best))
         for step in self.steps():

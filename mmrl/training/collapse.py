@@ -5,7 +5,8 @@
 
 Answers are alike when they are the same text but for their numbers, and these differ by at most 2 % of the largest of them: a box
 moved by a pixel is the same answer. One answer for nearly all prompts, where their truths differ, is a collapse
-(mmrl.diagnostics.diagnosis). """
+(mmrl.diagnostics.diagnosis)."""
+
 from __future__ import annotations
 
 import hashlib
@@ -40,8 +41,13 @@ def answer_key(text: str) -> AnswerKey:
     if found := _ANSWER.findall(said):
         said = found[-1]
     said = " ".join(said.casefold().split())
-    numbers = tuple(min(max(float(number), -_LARGEST), _LARGEST) for number in _NUMBER.findall(said)[:_MOST_NUMBERS])
-    words = hashlib.blake2s(_NUMBER.sub("#", said).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    numbers = tuple(
+        min(max(float(number), -_LARGEST), _LARGEST)
+        for number in _NUMBER.findall(said)[:_MOST_NUMBERS]
+    )
+    words = hashlib.blake2s(
+        _NUMBER.sub("#", said).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
     return AnswerKey(words, numbers)
 
 
@@ -60,8 +66,13 @@ def common_share(keys: Mapping[Hashable, Sequence[AnswerKey | None]]) -> float |
                 tables[key.words, len(key.numbers)].append((key.numbers, 1 / len(answers)))
                 counts[key] += 1
     best = 0.0
-    arrays = {shape: (np.array([n for n, _ in rows], dtype=np.float64).reshape(len(rows), -1), np.array([w for _, w in rows]))
-              for shape, rows in tables.items()}
+    arrays = {
+        shape: (
+            np.array([n for n, _ in rows], dtype=np.float64).reshape(len(rows), -1),
+            np.array([w for _, w in rows]),
+        )
+        for shape, rows in tables.items()
+    }
     for candidate, _ in counts.most_common(_MOST_CANDIDATES):
         numbers_NK, weights_N = arrays[candidate.words, len(candidate.numbers)]
         limit = _TOLERANCE * max(map(abs, candidate.numbers), default=0.0)
@@ -84,5 +95,9 @@ def sameness(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     share = common_share(answers)
     if share is None:
         return {}
-    return {"same_answer": share,
-            "same_truth": None if any(truth == [None] for truth in truths.values()) else common_share(truths)}
+    return {
+        "same_answer": share,
+        "same_truth": None
+        if any(truth == [None] for truth in truths.values())
+        else common_share(truths),
+    }

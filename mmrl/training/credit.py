@@ -7,6 +7,7 @@ beyond one group sees the groups of all processes in order of their keys, so eve
     credit = Credit(config, world, headline_of)
     advantages = credit.assign(groups)          # {group key: one advantage per trajectory}
 """
+
 from __future__ import annotations
 
 import math
@@ -25,7 +26,13 @@ from mmrl.algorithms import (
     over_rewards_std,
     whiten,
 )
-from mmrl.algorithms.group_rewards import is_usable, score_of, training_parts, training_rewards, usable
+from mmrl.algorithms.group_rewards import (
+    is_usable,
+    score_of,
+    training_parts,
+    training_rewards,
+    usable,
+)
 from mmrl.config import RunConfig
 from mmrl.data.demonstrations import on_policy
 from mmrl.distributed.world import World
@@ -80,33 +87,55 @@ def part_weights(weights: Sequence[Mapping[str, float]], sample: str) -> dict[st
     told = [dict(w) for w in weights if any(w.values())]
     for other in told[1:]:
         if other != told[0]:
-            raise RewardError(f"aggregation gdpo expected the same part weights for all completions of sample {sample}, found "
-                              f"{told[0]} and {other}; weigh by sample or source, not by completion")
+            raise RewardError(
+                f"aggregation gdpo expected the same part weights for all completions of sample {sample}, found "
+                f"{told[0]} and {other}; weigh by sample or source, not by completion"
+            )
     return told[0] if told else {}
 
 
 class Credit:
     """Advantages of a run's steps; holds the running std per task (ema, ema_within), its only state."""
 
-    def __init__(self, config: RunConfig, world: World, headline_of: Callable[[Sample], str] = lambda sample: "reward") -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        headline_of: Callable[[Sample], str] = lambda sample: "reward",
+    ) -> None:
         self.config, self.world, self.headline_of = config, world, headline_of
         ema = config.algorithm.ema
-        self.ema = EmaScale(EmaSettings(decay=ema.decay, min_std=ema.min_std, limit=ema.limit,
-                                        within=config.algorithm.advantage_scale == "ema_within"))
+        self.ema = EmaScale(
+            EmaSettings(
+                decay=ema.decay,
+                min_std=ema.min_std,
+                limit=ema.limit,
+                within=config.algorithm.advantage_scale == "ema_within",
+            )
+        )
 
     @property
     def looks_beyond_groups(self) -> str:
         """Why advantages depend on the other groups of the step, so that processes must exchange them; '' where they do not."""
         a = self.config.algorithm
-        why = {"algorithm.aggregation gdpo": a.aggregation == "gdpo", "algorithm.difficulty softmax": a.difficulty == "softmax",
-               f"algorithm.advantage_scale {a.advantage_scale}": a.advantage_scale not in ("std", "none")}
+        why = {
+            "algorithm.aggregation gdpo": a.aggregation == "gdpo",
+            "algorithm.difficulty softmax": a.difficulty == "softmax",
+            f"algorithm.advantage_scale {a.advantage_scale}": a.advantage_scale
+            not in ("std", "none"),
+        }
         return ", ".join(words for words, holds in why.items() if holds)
 
     def targets(self, groups: Sequence[RolloutGroup]) -> dict[Key, list[RolloutTargets | None]]:
         """`assign` for a learner: all turns of a rollout share its advantage; None for one that failed."""
         assigned = self.assign(groups)
-        return {g.key: [RolloutTargets.of_outcome(a, len(r.turns)) if r.turns and r.error is None else None
-                        for r, a in zip(g.rollouts, assigned[g.key], strict=True)] for g in groups}
+        return {
+            g.key: [
+                RolloutTargets.of_outcome(a, len(r.turns)) if r.turns and r.error is None else None
+                for r, a in zip(g.rollouts, assigned[g.key], strict=True)
+            ]
+            for g in groups
+        }
 
     def assign(self, groups: Sequence[RolloutGroup]) -> dict[Key, tuple[float, ...]]:
         """One advantage per trajectory of each group of this process; 0 for one whose reward failed.
@@ -130,17 +159,27 @@ class Credit:
             return [v for v, good in zip(values, good_G, strict=True) if good]
 
         gdpo = self.config.algorithm.aggregation == "gdpo"
-        parts, weights = (keep(column) for column in training_parts(group, self.config)) if gdpo else ([], [])
+        parts, weights = (
+            (keep(column) for column in training_parts(group, self.config)) if gdpo else ([], [])
+        )
         return GroupView(
-            group.key, group.sample.id, group.sample.task, group.sample.source,
-            tuple(keep(training_rewards(group, self.config))), tuple(keep([t.num_tokens for t in group.rollouts])),
-            tuple(parts), tuple(weights),
-            accuracy_level(group, self.headline_of(group.sample)))
+            group.key,
+            group.sample.id,
+            group.sample.task,
+            group.sample.source,
+            tuple(keep(training_rewards(group, self.config))),
+            tuple(keep([t.num_tokens for t in group.rollouts])),
+            tuple(parts),
+            tuple(weights),
+            accuracy_level(group, self.headline_of(group.sample)),
+        )
 
     def _advantages(self, views: Sequence[GroupView]) -> list[list[float]]:
         a = self.config.algorithm
         if a.aggregation == "gdpo":
-            found = whiten([gdpo_advantages(v.parts, part_weights(v.weights, v.sample)) for v in views])
+            found = whiten(
+                [gdpo_advantages(v.parts, part_weights(v.weights, v.sample)) for v in views]
+            )
         elif a.advantage_scale in ("ema", "ema_within"):
             found = self._by_ema(views)
         elif a.advantage == "grpo" and a.advantage_scale in ("std", "none"):
@@ -153,11 +192,17 @@ class Credit:
             elif a.advantage_scale == "batch_rewards":
                 found = over_rewards_std(found, [v.rewards for v in views])
             elif a.advantage_scale == "std":  # pass_k: the group's own std, as in GRPO
-                found = [_over_std(offsets, v.rewards) for offsets, v in zip(found, views, strict=True)]
+                found = [
+                    _over_std(offsets, v.rewards) for offsets, v in zip(found, views, strict=True)
+                ]
         if a.difficulty == "none":
             return found
-        weights = difficulty_weights([v.level for v in views], a.difficulty, power=a.difficulty_power,
-                                     temperature=a.difficulty_temperature)
+        weights = difficulty_weights(
+            [v.level for v in views],
+            a.difficulty,
+            power=a.difficulty_power,
+            temperature=a.difficulty_temperature,
+        )
         return [[w * x for x in values] for w, values in zip(weights, found, strict=True)]
 
     def _by_ema(self, views: Sequence[GroupView]) -> list[list[float]]:
@@ -171,7 +216,10 @@ class Credit:
         """'train/ema/TASK/std' and the like for the step's row; none unless the scale is ema or ema_within."""
         if self.config.algorithm.advantage_scale not in ("ema", "ema_within"):
             return {}
-        return {**{f"train/ema/{k}": v for k, v in self.ema.metrics().items()}, "train/ema/fallbacks": self.ema.fallbacks}
+        return {
+            **{f"train/ema/{k}": v for k, v in self.ema.metrics().items()},
+            "train/ema/fallbacks": self.ema.fallbacks,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -5,6 +5,7 @@ equals one that was configured so from the start, bit for bit. A cosine or linea
 share of the run, and rewards that follow its progress are laid out over the new length from the resumed step on: the steps before
 were made under the old one, and no run configured from the start is equal to that. `extension_notes` says so with the numbers.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,19 +16,59 @@ from mmrl.training.optim import learning_rate
 
 __all__ = ["check_identity", "extension_notes", "run_identity"]
 
-_MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
-               "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
-               "train.tensorboard", "train.wandb", "data.on_error", "data.prompt_cache_gib", "data.cache", "data.workers",
-               "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline",
-               "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
-               "env.memory_gib", "env.retries", "eval_states", "demos", "engine", "operations")
+_MAY_CHANGE = (
+    "name",
+    "dir",
+    "threads",
+    "eval",
+    "alarms",
+    "reward.workers",
+    "reward.timeout_s",
+    "reward.max_failure_share",
+    "rollout.batch_tokens",
+    "train.save_every",
+    "train.keep_last",
+    "train.log_rollouts",
+    "train.log_reflection",
+    "train.tensorboard",
+    "train.wandb",
+    "data.on_error",
+    "data.prompt_cache_gib",
+    "data.cache",
+    "data.workers",
+    "data.media_timeout_s",
+    "data.eval",
+    "model.device",
+    "schedule.timeline",
+    "env.workers",
+    "env.start_s",
+    "env.reset_s",
+    "env.step_s",
+    "env.respawns",
+    "env.restart_after_resets",
+    "env.memory_gib",
+    "env.retries",
+    "eval_states",
+    "demos",
+    "engine",
+    "operations",
+)
 
 _LENGTH = "train.steps"
-_BEFORE = {"algorithm.filter.key": "reward", "data.image.orientation": "displayed",
-           **{f"algorithm.{section}.{name}": value for section, kind in (("entropy", EntropyConfig), ("critic", CriticConfig))
-              for name, value in kind().model_dump(mode="json").items()}}
+_BEFORE = {
+    "algorithm.filter.key": "reward",
+    "data.image.orientation": "displayed",
+    **{
+        f"algorithm.{section}.{name}": value
+        for section, kind in (("entropy", EntropyConfig), ("critic", CriticConfig))
+        for name, value in kind().model_dump(mode="json").items()
+    },
+}
 """What held in runs on prompts whose checkpoint is older than the key; null where nothing is said."""
-_RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within", ("algorithm.difficulty", "dgrpo"): "softmax"}
+_RENAMED = {
+    ("algorithm.advantage_scale", "ema"): "ema_within",
+    ("algorithm.difficulty", "dgrpo"): "softmax",
+}
 """What checkpoints as old as that called otherwise."""
 
 
@@ -36,7 +77,11 @@ def run_identity(tree: Any, where: str = "") -> dict[str, Any]:
     if where in _MAY_CHANGE:
         return {}
     if isinstance(tree, dict):
-        return {k: v for name, part in tree.items() for k, v in run_identity(part, f"{where}.{name}".strip(".")).items()}
+        return {
+            k: v
+            for name, part in tree.items()
+            for k, v in run_identity(part, f"{where}.{name}".strip(".")).items()
+        }
     return {where: tree}
 
 
@@ -48,16 +93,23 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
     if "algorithm.filter.key" not in old:
         old = {k: _RENAMED.get((k, str(v)), v) for k, v in old.items()}
     old = {**{k: v for k, v in _BEFORE.items() if k in new}, **old}
-    changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new})
-               if old.get(k) != new.get(k) and not (k == _LENGTH and _longer(old.get(k), new.get(k)))]
+    changed = [
+        f"{k} was {old.get(k)!r}, now {new.get(k)!r}"
+        for k in sorted({*old, *new})
+        if old.get(k) != new.get(k) and not (k == _LENGTH and _longer(old.get(k), new.get(k)))
+    ]
     if changed:
-        raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
-                          f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")
+        raise ConfigError(
+            "cannot resume: it would no longer be the same run. Changed since the checkpoint: "
+            f"{'; '.join(changed)}. Restore them, or start a new run (name=...)"
+        )
 
 
 def _with_new_names(flat: dict[str, Any]) -> dict[str, Any]:
     """An identity with the keys that are called otherwise now under their new names (mmrl/config/renamed.py)."""
-    known = {key: value for key, value in flat.items() if key.partition(".")[0] in ("rl", "algorithm")}
+    known = {
+        key: value for key, value in flat.items() if key.partition(".")[0] in ("rl", "algorithm")
+    }
     tree: dict[str, Any] = {"rollout": {"group_size": flat.get("rollout.group_size", 8)}}
     for key, value in known.items():
         *parents, leaf = key.split(".")
@@ -69,7 +121,10 @@ def _with_new_names(flat: dict[str, Any]) -> dict[str, Any]:
     if not said:
         return flat
     rest = {key: value for key, value in flat.items() if key not in known}
-    return {**rest, **run_identity({name: part for name, part in tree.items() if name != "rollout"})}
+    return {
+        **rest,
+        **run_identity({name: part for name, part in tree.items() if name != "rollout"}),
+    }
 
 
 def _longer(old: Any, new: Any) -> bool:
@@ -82,19 +137,37 @@ def extension_notes(config: RunConfig, steps_before: int, step: int) -> list[str
     now, a, o = config.train.steps, config.algorithm, config.optim
     if now <= steps_before:
         return []
-    notes, per_step = [f"the run is extended from {steps_before} to {now} steps"], a.epochs * a.minibatches
+    notes, per_step = (
+        [f"the run is extended from {steps_before} to {now} steps"],
+        a.epochs * a.minibatches,
+    )
     fixed = o.schedule == "constant"
     if not fixed:
-        was, rate = (learning_rate(o, step * per_step, total * per_step) for total in (steps_before, now))
-        notes.append(f"optim.schedule {o.schedule} is laid out over {now} steps from here on: the learning rate of step "
-                     f"{step + 1} is {rate:.3g}, it was to be {was:.3g}")
-    others = [name for name, there in (
-        ("data.curriculum", bool(config.data.curriculum)),
-        ("algorithm.offline.until", bool(a.offline.per_group and a.offline.until < 1)),
-        ("rewards that follow the run's progress (mode: dynamic)", any("dynamic" in str(s.params) for s in config.data.train)),
-    ) if there]
+        was, rate = (
+            learning_rate(o, step * per_step, total * per_step) for total in (steps_before, now)
+        )
+        notes.append(
+            f"optim.schedule {o.schedule} is laid out over {now} steps from here on: the learning rate of step "
+            f"{step + 1} is {rate:.3g}, it was to be {was:.3g}"
+        )
+    others = [
+        name
+        for name, there in (
+            ("data.curriculum", bool(config.data.curriculum)),
+            ("algorithm.offline.until", bool(a.offline.per_group and a.offline.until < 1)),
+            (
+                "rewards that follow the run's progress (mode: dynamic)",
+                any("dynamic" in str(s.params) for s in config.data.train),
+            ),
+        )
+        if there
+    ]
     if others:
-        notes.append(f"shares of the run are those of {now} steps from here on: {', '.join(others)}")
+        notes.append(
+            f"shares of the run are those of {now} steps from here on: {', '.join(others)}"
+        )
     if others or not fixed:
-        notes.append("so it is not the run that would have been configured for that length from the start")
+        notes.append(
+            "so it is not the run that would have been configured for that length from the start"
+        )
     return notes

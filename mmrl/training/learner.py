@@ -16,6 +16,7 @@ taken the policy's (`evaluate`), what rollouts are to learn the advantage estima
 
 Legend: N tokens of all turns of a micro-batch, M values of them (mmrl.policy.policy.Evaluated).
 """
+
 from __future__ import annotations
 
 import time
@@ -49,10 +50,23 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
 from mmrl.training.answer_critic import with_values
 from mmrl.training.critic import CriticLoss
-from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn, plan_of, token_weight
+from mmrl.training.sequences import (
+    RolloutTargets,
+    TrainingSample,
+    TrainingTurn,
+    plan_of,
+    token_weight,
+)
 from mmrl.types import Rollout, RolloutGroup, Turn
 
-__all__ = ["AdvantageEstimator", "Learner", "SourceStats", "TrainedPolicy", "UpdateResult", "objective_settings"]
+__all__ = [
+    "AdvantageEstimator",
+    "Learner",
+    "SourceStats",
+    "TrainedPolicy",
+    "UpdateResult",
+    "objective_settings",
+]
 
 Key = tuple[int, int, int]
 
@@ -62,8 +76,15 @@ class TrainedPolicy(Trained, Protocol):
 
     version: int
 
-    def evaluate(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], temperature: float = 1.0, *,
-                 entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[tuple[int, ...]],
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        detach_values: bool = False,
+    ) -> Evaluated:
         """Log-probs, entropies and values of turns."""
 
     def token_mask(self, turn: Turn) -> np.ndarray:
@@ -86,7 +107,9 @@ class AdvantageEstimator(Protocol):
     def looks_beyond_groups(self) -> str:
         """Why advantages depend on the other groups of the step; '' where a group's own suffice."""
 
-    def targets(self, groups: Sequence[RolloutGroup]) -> Mapping[Key, Sequence[RolloutTargets | None]]:
+    def targets(
+        self, groups: Sequence[RolloutGroup]
+    ) -> Mapping[Key, Sequence[RolloutTargets | None]]:
         """For each rollout of each group of this process; None: not trained on. Collective where it looks beyond groups."""
 
     def metrics(self) -> dict[str, float]:
@@ -103,9 +126,16 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
     """The algorithm section as the loss wants it. Lengths are normalised by `token_weight`, over all turns of a rollout, whose
     turns may lie in several micro-batches."""
     a = config.algorithm
-    return ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
-                             aggregate="token_mean", kl_coef=a.kl.coef, kl_estimator=a.kl.estimator,
-                             offline=OfflineSettings(gamma=a.offline.gamma, cap=a.offline.cap))
+    return ObjectiveSettings(
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        dual_clip=a.dual_clip,
+        importance=a.importance,
+        aggregate="token_mean",
+        kl_coef=a.kl.coef,
+        kl_estimator=a.kl.estimator,
+        offline=OfflineSettings(gamma=a.offline.gamma, cap=a.offline.cap),
+    )
 
 
 @dataclass
@@ -124,7 +154,10 @@ class SourceStats:
         self.stats += other.stats
         self.gap_sum, self.gap_max = self.gap_sum + other.gap_sum, max(self.gap_max, other.gap_max)
         self.gap_tokens += other.gap_tokens
-        self.entropy, self.entropy_tokens = self.entropy + other.entropy, self.entropy_tokens + other.entropy_tokens
+        self.entropy, self.entropy_tokens = (
+            self.entropy + other.entropy,
+            self.entropy_tokens + other.entropy_tokens,
+        )
 
 
 @dataclass
@@ -155,8 +188,14 @@ class UpdateResult:
     def critic(self) -> dict[str, float]:
         """Metrics of the value loss; none without a critic."""
         found = self.value_stats
-        return {} if found.count == 0 else {"train/critic/loss": found.loss / max(self.denominator, 1.0),
-                                            "train/critic/clipped": found.clipped / found.count}
+        return (
+            {}
+            if found.count == 0
+            else {
+                "train/critic/loss": found.loss / max(self.denominator, 1.0),
+                "train/critic/clipped": found.clipped / found.count,
+            }
+        )
 
     def merge(self, part: UpdateResult) -> None:
         """Add what is counted by each process for itself."""
@@ -175,29 +214,55 @@ class Learner:
     `longest`: the most tokens of a rollout, for aggregate dr_grpo; None: rollout.max_new_tokens.
     """
 
-    def __init__(self, config: RunConfig, policy: Any, engine: TrainEngine, world: World, advantages: AdvantageEstimator, *,
-                 prompt_of: Callable[[RolloutGroup], Prompt] | None = None, critic: CriticLoss | None = None,
-                 shuffles: bool = False, packs_groups: bool = True, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Any,
+        engine: TrainEngine,
+        world: World,
+        advantages: AdvantageEstimator,
+        *,
+        prompt_of: Callable[[RolloutGroup], Prompt] | None = None,
+        critic: CriticLoss | None = None,
+        shuffles: bool = False,
+        packs_groups: bool = True,
+        longest: int | None = None,
+    ) -> None:
         self.config, self.policy, self.engine, self.world = config, policy, engine, world
         self.advantages, self.critic, self._prompt_of = advantages, critic, prompt_of
-        self.settings, self._shuffles, self._packs_groups = objective_settings(config), shuffles, packs_groups
+        self.settings, self._shuffles, self._packs_groups = (
+            objective_settings(config),
+            shuffles,
+            packs_groups,
+        )
         self._longest = config.rollout.max_new_tokens if longest is None else longest
         self._mixes = config.algorithm.offline.per_group > 0
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm
         self.total_updates = config.train.steps * a.epochs * a.minibatches
         self.offpolicy = OffPolicy(config)
-        self.on_weights: Callable[[], Any] = lambda: None  # called when a step has changed them, while the policy is held
+        self.on_weights: Callable[[], Any] = lambda: (
+            None
+        )  # called when a step has changed them, while the policy is held
         self.step = 0
         self._version = 0  # of the weights a step begins with, as turns name it
         self._result = UpdateResult()
         self._collected: list[RolloutGroup] = []
-        self._prompts: dict[Key, Prompt] = {}  # of groups whose turns have none, while the step is trained on
+        self._prompts: dict[
+            Key, Prompt
+        ] = {}  # of groups whose turns have none, while the step is trained on
         self._names: list[str] = []  # of the samples trained on as they came
         self.losses = Losses(engine, world)
         e = a.entropy
-        self.entropy = EntropyBonus(EntropySettings(coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max))
-        self._entropy_seen = [0.0, 0.0]  # sum of entropies and tokens of the optimizer step, this process
+        self.entropy = EntropyBonus(
+            EntropySettings(
+                coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max
+            )
+        )
+        self._entropy_seen = [
+            0.0,
+            0.0,
+        ]  # sum of entropies and tokens of the optimizer step, this process
 
     @property
     def one_pass(self) -> bool:
@@ -208,14 +273,21 @@ class Learner:
     def collects(self) -> str:
         """Which settings keep groups until the last has closed; '' where each can be trained on as it closes."""
         a = self.config.algorithm
-        why = {f"algorithm.epochs {a.epochs}": a.epochs > 1, f"algorithm.minibatches {a.minibatches}": a.minibatches > 1,
-               self.advantages.looks_beyond_groups: bool(self.advantages.looks_beyond_groups)}
+        why = {
+            f"algorithm.epochs {a.epochs}": a.epochs > 1,
+            f"algorithm.minibatches {a.minibatches}": a.minibatches > 1,
+            self.advantages.looks_beyond_groups: bool(self.advantages.looks_beyond_groups),
+        }
         return ", ".join(words for words, holds in why.items() if holds)
 
     @property
     def streams(self) -> bool:
         """Whether a group is trained on when it is added."""
-        return not (self.collects or self.engine.lockstep or (self._packs_groups and self.config.schedule.kind == "serial"))
+        return not (
+            self.collects
+            or self.engine.lockstep
+            or (self._packs_groups and self.config.schedule.kind == "serial")
+        )
 
     def run(self, groups: Sequence[RolloutGroup], step: int = 0) -> UpdateResult:
         """Train on this process's share of the step's groups. Raises MismatchError and NonFiniteError."""
@@ -226,7 +298,11 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON values; the optimizer's state is the engine's."""
-        return {"updates": self.updates, "credit": self.advantages.state_dict(), "entropy": self.entropy.state_dict()}
+        return {
+            "updates": self.updates,
+            "credit": self.advantages.state_dict(),
+            "entropy": self.entropy.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. What a checkpoint does not have was not there when it was written."""
@@ -240,7 +316,9 @@ class Learner:
     def begin(self, step: int = 0) -> None:
         """Start a step whose groups are added one by one."""
         if self.policy.device.type == "cuda" and self.policy.device.index is not None:
-            torch.cuda.set_device(self.policy.device)  # a thread has a current device of its own, which collectives use
+            torch.cuda.set_device(
+                self.policy.device
+            )  # a thread has a current device of its own, which collectives use
         self.step, self._version = step, self.policy.version
         self._result, self._collected, self._names, self._prompts = UpdateResult(), [], [], {}
         self.offpolicy.begin()
@@ -254,7 +332,9 @@ class Learner:
             return
         began, result = time.perf_counter(), self._result
         samples = self._prepare([group], result)
-        self._accumulate(plan_of(samples, self.config.train.token_budget), result, first_pass=True, fresh=True)
+        self._accumulate(
+            plan_of(samples, self.config.train.token_budget), result, first_pass=True, fresh=True
+        )
         result.denominator += sum(s.denominator for s in samples)
         self._names.append(group.sample.id)
         result.update_s += time.perf_counter() - began
@@ -269,7 +349,11 @@ class Learner:
             self._apply(total, self._names, result)
         else:
             self._train_on_all(self._collected, result)
-        result.credit = {**self.advantages.metrics(), **self.offpolicy.metrics(self.world), **self.entropy.metrics()}
+        result.credit = {
+            **self.advantages.metrics(),
+            **self.offpolicy.metrics(self.world),
+            **self.entropy.metrics(),
+        }
         self._collected, self._prompts = [], {}
         self.on_weights()
         result.update_s += time.perf_counter() - began - result.logprobs_s
@@ -290,89 +374,157 @@ class Learner:
             groups = self._judged(groups, result)
         with self.world.telling():
             samples = self._prepare(groups, result)
-        if not self.one_pass and self.offpolicy.corrects(any(t.stale for s in samples for t in s.turns)):
+        if not self.one_pass and self.offpolicy.corrects(
+            any(t.stale for s in samples for t in s.turns)
+        ):
             samples = self._with_proximal(samples, result)
         for epoch in range(self.config.algorithm.epochs):
             for number, part in enumerate(self._minibatches(samples, epoch)):
-                self._optimizer_step(part, result, first_pass=epoch == 0, fresh=epoch == 0 and number == 0)
+                self._optimizer_step(
+                    part, result, first_pass=epoch == 0, fresh=epoch == 0 and number == 0
+                )
 
-    def _minibatches(self, samples: Sequence[TrainingSample], epoch: int) -> Iterator[list[TrainingSample]]:
+    def _minibatches(
+        self, samples: Sequence[TrainingSample], epoch: int
+    ) -> Iterator[list[TrainingSample]]:
         """What each optimizer step of a pass trains on: every process takes part in all of them."""
         parts = self.config.algorithm.minibatches
         if self._shuffles:
             mine = {s.place: s for s in samples}
             places = sorted(self.world.gather(list(mine)))
-            order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(len(places))
+            order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(
+                len(places)
+            )
             for numbers in np.array_split(order, parts):
                 yield [mine[places[i]] for i in numbers if places[i] in mine]
         else:  # by place in the step
             split: list[list[TrainingSample]] = [[] for _ in range(parts)]
             for sample in samples:
-                split[sample.place[0][1] * parts // self.config.train.prompts_per_step].append(sample)
+                split[sample.place[0][1] * parts // self.config.train.prompts_per_step].append(
+                    sample
+                )
             yield from split
 
     # what rollouts are to learn
 
-    def _prepare(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> list[TrainingSample]:
+    def _prepare(
+        self, groups: Sequence[RolloutGroup], result: UpdateResult
+    ) -> list[TrainingSample]:
         targets = self.advantages.targets(groups)
         found = [sample for g in groups for sample in self._samples(g, targets[g.key])]
         result.turns += sum(len(s.turns) for s in found)
         return found
 
-    def _samples(self, group: RolloutGroup, targets_G: Sequence[RolloutTargets | None]) -> Iterator[TrainingSample]:
+    def _samples(
+        self, group: RolloutGroup, targets_G: Sequence[RolloutTargets | None]
+    ) -> Iterator[TrainingSample]:
         prompt: Prompt | None = None
-        for number, (rollout, good, targets) in enumerate(zip(group.rollouts, usable(group), targets_G, strict=True)):
+        for number, (rollout, good, targets) in enumerate(
+            zip(group.rollouts, usable(group), targets_G, strict=True)
+        ):
             if targets is None:
                 continue
             if prompt is None and any(t.prompt is None for t in rollout.turns):
-                assert self._prompt_of is not None, "turns without a prompt belong to a sample that can be encoded"
-                prompt = self._prompts[group.key] = self._prompts.get(group.key) or self._prompt_of(group)
+                assert self._prompt_of is not None, (
+                    "turns without a prompt belong to a sample that can be encoded"
+                )
+                prompt = self._prompts[group.key] = self._prompts.get(group.key) or self._prompt_of(
+                    group
+                )
             in_loss = good and rollout_in_loss(rollout, self.config.algorithm.overlong)
             yield self._sample(group, number, rollout, targets, prompt, in_loss)
 
-    def _sample(self, group: RolloutGroup, number: int, rollout: Rollout, targets: RolloutTargets, prompt: Prompt | None,
-                in_loss: bool) -> TrainingSample:
+    def _sample(
+        self,
+        group: RolloutGroup,
+        number: int,
+        rollout: Rollout,
+        targets: RolloutTargets,
+        prompt: Prompt | None,
+        in_loss: bool,
+    ) -> TrainingSample:
         masks = [self.policy.token_mask(turn) for turn in rollout.turns]
         a, blank = self.config.algorithm, [()] * len(masks)
         tokens = sum(int(m.sum()) for m in masks) if in_loss else 0
         scale, denominator = token_weight(tokens, a.aggregate, self._longest)
         turns = []
-        for turn, mask, advantages, values, returns in zip(rollout.turns, masks, targets.advantages, targets.values or blank,
-                                                           targets.returns or blank, strict=True):
-            advantage_N = np.repeat(np.asarray(advantages, np.float32), len(mask) // len(advantages))
+        for turn, mask, advantages, values, returns in zip(
+            rollout.turns,
+            masks,
+            targets.advantages,
+            targets.values or blank,
+            targets.returns or blank,
+            strict=True,
+        ):
+            advantage_N = np.repeat(
+                np.asarray(advantages, np.float32), len(mask) // len(advantages)
+            )
             shown = turn.prompt if turn.prompt is not None else prompt
             assert shown is not None
-            turns.append(TrainingTurn(
-                shown, turn.token_ids, turn.logps, mask, advantage_N, scale, group.sample.source, group.sample.id, in_loss,
-                "" if turn.prompt is not None else group.fingerprint, rollout.offline,
-                self.offpolicy.asynchronous and not rollout.offline and turn.policy_version < self._version,
-                tuple(values), tuple(returns)))
+            turns.append(
+                TrainingTurn(
+                    shown,
+                    turn.token_ids,
+                    turn.logps,
+                    mask,
+                    advantage_N,
+                    scale,
+                    group.sample.source,
+                    group.sample.id,
+                    in_loss,
+                    "" if turn.prompt is not None else group.fingerprint,
+                    rollout.offline,
+                    self.offpolicy.asynchronous
+                    and not rollout.offline
+                    and turn.policy_version < self._version,
+                    tuple(values),
+                    tuple(returns),
+                )
+            )
         return TrainingSample((group.key, number), tuple(turns), denominator)
 
     def _judged(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> list[RolloutGroup]:
         """The groups with the critic's values, those of the weights before the update, for all passes over the step. Collective."""
         began = time.perf_counter()
         with self.world.telling():
-            blank = {g.key: [RolloutTargets.of_outcome(0.0, len(r.turns)) if trainable(r) else None for r in g.rollouts]
-                     for g in groups}
+            blank = {
+                g.key: [
+                    RolloutTargets.of_outcome(0.0, len(r.turns)) if trainable(r) else None
+                    for r in g.rollouts
+                ]
+                for g in groups
+            }
             drafts = [sample for g in groups for sample in self._samples(g, blank[g.key])]
-        found = with_values(groups, drafts, self._plan_without_step(drafts), lambda turns: self._judge(turns, result))
+        found = with_values(
+            groups,
+            drafts,
+            self._plan_without_step(drafts),
+            lambda turns: self._judge(turns, result),
+        )
         result.logprobs_s += time.perf_counter() - began
         return found
 
-    def _judge(self, turns: Sequence[TrainingTurn], result: UpdateResult) -> tuple[list[tuple[float, ...]], list[float]]:
+    def _judge(
+        self, turns: Sequence[TrainingTurn], result: UpdateResult
+    ) -> tuple[list[tuple[float, ...]], list[float]]:
         """The critic's values of each turn of a micro-batch, and after it; an idle one has none."""
         prompt, written = self.policy.idle_turn()
 
         def forward() -> tuple[torch.Tensor, ...]:
-            judged = self.policy.judge([t.prompt for t in turns] or [prompt], [t.tokens for t in turns] or [written])
+            judged = self.policy.judge(
+                [t.prompt for t in turns] or [prompt], [t.tokens for t in turns] or [written]
+            )
             result.packed_tokens += judged.num_tokens if turns else 0
             return judged.values_M, judged.after_D
 
         with torch.no_grad():
             values_M, after_D = self.engine.run(forward)
-        pieces = values_M.split([len(t.tokens) if self.policy.values_tokens else 1 for t in turns]) if turns else ()
-        return [tuple(piece.tolist()) for piece in pieces], after_D.tolist()[:len(turns)]
+        pieces = (
+            values_M.split([len(t.tokens) if self.policy.values_tokens else 1 for t in turns])
+            if turns
+            else ()
+        )
+        return [tuple(piece.tolist()) for piece in pieces], after_D.tolist()[: len(turns)]
 
     def _plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
         """Micro-batches of forwards alone, with idle ones where forwards are collective."""
@@ -381,8 +533,18 @@ class Learner:
 
     # optimizer steps
 
-    def _optimizer_step(self, samples: Sequence[TrainingSample], result: UpdateResult, *, first_pass: bool, fresh: bool) -> None:
-        plan, share = plan_of(samples, self.config.train.token_budget), sum(s.denominator for s in samples)
+    def _optimizer_step(
+        self,
+        samples: Sequence[TrainingSample],
+        result: UpdateResult,
+        *,
+        first_pass: bool,
+        fresh: bool,
+    ) -> None:
+        plan, share = (
+            plan_of(samples, self.config.train.token_budget),
+            sum(s.denominator for s in samples),
+        )
         total = None
         if self.engine.lockstep:
             idle, total = self._agree(plan, share)
@@ -407,22 +569,36 @@ class Learner:
         count, total = agree(self.world, len(plan), share)
         return count - len(plan), total
 
-    def _accumulate(self, plan: Sequence[Sequence[TrainingTurn]], result: UpdateResult, *, first_pass: bool, fresh: bool) -> None:
+    def _accumulate(
+        self,
+        plan: Sequence[Sequence[TrainingTurn]],
+        result: UpdateResult,
+        *,
+        first_pass: bool,
+        fresh: bool,
+    ) -> None:
         """Forward and backward of micro-batches; one without turns is idle."""
         for number, turns in enumerate(plan, 1):
             if first_pass:
                 self._compare_inputs(turns)
             loss = self._loss(turns, result, first_pass, fresh) if turns else self._idle(result)
             names = ", ".join(dict.fromkeys(t.sample for t in turns))
-            self.engine.backward(self.losses.finite(loss, f" in step {self.step}; samples: {names}; lower optim.lr or resume from "
-                                                    "the last checkpoint"), last=number == len(plan))
+            self.engine.backward(
+                self.losses.finite(
+                    loss,
+                    f" in step {self.step}; samples: {names}; lower optim.lr or resume from "
+                    "the last checkpoint",
+                ),
+                last=number == len(plan),
+            )
 
     def _compare_inputs(self, turns: Sequence[TrainingTurn]) -> None:
         for turn in turns:
             if turn.fingerprint and (seen := turn.prompt.fingerprint) != turn.fingerprint:
                 raise MismatchError(
                     f"sample {turn.sample}: rollout saw tensors {turn.fingerprint}, training is about to see "
-                    f"{seen}; the picture or the processor changed during the run: restore it, or resume")
+                    f"{seen}; the picture or the processor changed during the run: restore it, or resume"
+                )
 
     def _apply(self, total: float, names: Sequence[str], result: UpdateResult) -> None:
         """One optimizer step of the gradients summed so far, divided by the denominator of all processes.
@@ -430,8 +606,13 @@ class Learner:
         A critic that warms up steps alone: with gradients of zero AdamW would decay the policy's weights and count its steps on,
         and divide the first real gradients by moments still near 0.
         """
-        norm, result.lr = self.engine.step(total, self.updates, self.total_updates, lambda norm: self._failure(norm, names),
-                                           heads_only=self._warming)
+        norm, result.lr = self.engine.step(
+            total,
+            self.updates,
+            self.total_updates,
+            lambda norm: self._failure(norm, names),
+            heads_only=self._warming,
+        )
         self.updates += 1
         if self.entropy.adaptive:
             self.entropy.observe(*self.world.sum(self._entropy_seen))
@@ -441,8 +622,10 @@ class Learner:
 
     def _failure(self, norm: float, names: Sequence[str]) -> str:
         """What is wrong with the gradients."""
-        return (f"{self.losses.said()}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
-                f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint")
+        return (
+            f"{self.losses.said()}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
+            f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint"
+        )
 
     # the loss of a micro-batch
 
@@ -451,19 +634,37 @@ class Learner:
         """Whether this step trains the critic alone."""
         return self.critic is not None and self.critic.warming_up(self.step)
 
-    def _loss(self, turns: Sequence[TrainingTurn], result: UpdateResult, first_pass: bool, fresh: bool) -> torch.Tensor:
+    def _loss(
+        self, turns: Sequence[TrainingTurn], result: UpdateResult, first_pass: bool, fresh: bool
+    ) -> torch.Tensor:
         """The summed loss; what it counts goes into `result`."""
-        reference_N, out = self._forward([t.prompt for t in turns], [t.tokens for t in turns], result)
+        reference_N, out = self._forward(
+            [t.prompt for t in turns], [t.tokens for t in turns], result
+        )
         columns = _Columns.of(turns, out.logp_N.device)
         old_N, weight_N = self._old(turns, columns, out.logp_N.detach(), first_pass)
         total = torch.zeros((), device=out.logp_N.device)
-        if not self._warming:  # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
+        if (
+            not self._warming
+        ):  # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
             names = sorted({t.source for t in turns})
             label_N = columns.per_turn([names.index(t.source) for t in turns])
-            loss = policy_loss(self.settings, out.logp_N, old_N, columns.advantage_N, columns.turn_N, columns.in_loss_N,
-                               ref_logp_N=reference_N, weight_N=weight_N, scale_N=columns.scale_N, label_N=label_N,
-                               num_labels=len(names), offline_N=columns.offline_N if self._mixes else None,
-                               entropy_N=out.entropy_N, entropy_coef=self.entropy.coefficient)
+            loss = policy_loss(
+                self.settings,
+                out.logp_N,
+                old_N,
+                columns.advantage_N,
+                columns.turn_N,
+                columns.in_loss_N,
+                ref_logp_N=reference_N,
+                weight_N=weight_N,
+                scale_N=columns.scale_N,
+                label_N=label_N,
+                num_labels=len(names),
+                offline_N=columns.offline_N if self._mixes else None,
+                entropy_N=out.entropy_N,
+                entropy_coef=self.entropy.coefficient,
+            )
             total = loss.loss
             for name, stats in zip(names, loss.by_label, strict=True):
                 result.sources[name].stats += stats
@@ -472,13 +673,17 @@ class Learner:
             total, result.value_stats = total + value.loss, result.value_stats + value.stats
         if self.entropy.adaptive:
             seen_M = out.entropy_N.detach()[columns.in_loss_N & ~columns.offline_N].double()
-            self._entropy_seen = [self._entropy_seen[0] + float(seen_M.sum()), self._entropy_seen[1] + seen_M.numel()]
+            self._entropy_seen = [
+                self._entropy_seen[0] + float(seen_M.sum()),
+                self._entropy_seen[1] + seen_M.numel(),
+            ]
         if first_pass:
             self._observe(turns, columns, out, result, fresh)
         return total
 
-    def _old(self, turns: Sequence[TrainingTurn], columns: _Columns, logp_N: torch.Tensor,
-             count: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _old(
+        self, turns: Sequence[TrainingTurn], columns: _Columns, logp_N: torch.Tensor, count: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs of the policy at the bottom of the ratio, and weights of tokens of other policies
         (mmrl.algorithms.offpolicy)."""
         if count:
@@ -488,8 +693,14 @@ class Learner:
         proximal_N = logp_N
         if not self.one_pass:
             proximal_N = columns.floats([t.proximal_N or () for t in turns])
-        return self.offpolicy.correct(proximal_N, columns.behaviour_N, columns.stale_N, ~columns.offline_N, columns.in_loss_N,
-                                      count=count)
+        return self.offpolicy.correct(
+            proximal_N,
+            columns.behaviour_N,
+            columns.stale_N,
+            ~columns.offline_N,
+            columns.in_loss_N,
+            count=count,
+        )
 
     def _idle(self, result: UpdateResult) -> torch.Tensor:
         """A loss of 0 by the forwards that `_loss` runs, for another process that has turns left. Its gradient, zeros, is of the
@@ -501,8 +712,9 @@ class Learner:
         parts = [] if self._warming else [out.logp_N.sum(), out.entropy_N.sum()]
         return torch.stack(parts + [out.values_M.sum()] * (self.critic is not None)).sum() * 0.0
 
-    def _forward(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]],
-                 result: UpdateResult) -> tuple[torch.Tensor | None, Evaluated]:
+    def _forward(
+        self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], result: UpdateResult
+    ) -> tuple[torch.Tensor | None, Evaluated]:
         """Log-probs of the reference, where there is a KL term, and what the policy and its critic say."""
         reference_N, warming = None, self._warming
         if self.settings.kl_coef > 0 and not warming:
@@ -511,12 +723,23 @@ class Learner:
                 reference_N = self._evaluate(reference, prompts, tokens).logp_N
             result.logprobs_s += time.perf_counter() - began
         detached = warming or (self.critic is not None and self.critic.detached)
-        out = self._evaluate(self.policy, prompts, tokens, detach_values=detached,
-                             entropy_gradient=self.entropy.coefficient > 0 and not warming)
+        out = self._evaluate(
+            self.policy,
+            prompts,
+            tokens,
+            detach_values=detached,
+            entropy_gradient=self.entropy.coefficient > 0 and not warming,
+        )
         result.packed_tokens += out.num_tokens
         return reference_N, out
 
-    def _evaluate(self, policy: Any, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], **options: bool) -> Evaluated:
+    def _evaluate(
+        self,
+        policy: Any,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[tuple[int, ...]],
+        **options: bool,
+    ) -> Evaluated:
         packed = 0
 
         def forward() -> tuple[torch.Tensor, ...]:
@@ -528,24 +751,46 @@ class Learner:
         logp_N, entropy_N, values_M = self.engine.run(forward)
         return Evaluated(logp_N, entropy_N, values_M, packed)
 
-    def _with_proximal(self, samples: Sequence[TrainingSample], result: UpdateResult) -> list[TrainingSample]:
+    def _with_proximal(
+        self, samples: Sequence[TrainingSample], result: UpdateResult
+    ) -> list[TrainingSample]:
         """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
         began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
         plan = self._plan_without_step(samples)
         with torch.no_grad():
             for turns in plan:
                 idle_prompt, idle_tokens = self.policy.idle_turn()
-                out = self._evaluate(self.policy, [t.prompt for t in turns] or [idle_prompt],
-                                     [t.tokens for t in turns] or [idle_tokens])
-                for turn, piece in zip(turns, out.logp_N.split([len(t.tokens) for t in turns]) if turns else (), strict=True):
+                out = self._evaluate(
+                    self.policy,
+                    [t.prompt for t in turns] or [idle_prompt],
+                    [t.tokens for t in turns] or [idle_tokens],
+                )
+                for turn, piece in zip(
+                    turns,
+                    out.logp_N.split([len(t.tokens) for t in turns]) if turns else (),
+                    strict=True,
+                ):
                     known[id(turn)] = tuple(piece.tolist())
         result.logprobs_s += time.perf_counter() - began
-        return [replace(s, turns=tuple(replace(t, proximal_N=known[id(t)]) for t in s.turns)) for s in samples]
+        return [
+            replace(s, turns=tuple(replace(t, proximal_N=known[id(t)]) for t in s.turns))
+            for s in samples
+        ]
 
-    def _observe(self, turns: Sequence[TrainingTurn], columns: _Columns, out: Evaluated, result: UpdateResult, fresh: bool) -> None:
+    def _observe(
+        self,
+        turns: Sequence[TrainingTurn],
+        columns: _Columns,
+        out: Evaluated,
+        result: UpdateResult,
+        fresh: bool,
+    ) -> None:
         """Entropy and, while the weights are still the rollout's, the sampler-trainer gap of each source, over the tokens that the
         policy wrote; sums in float64."""
-        gap_N, entropy_N = (out.logp_N.detach() - columns.behaviour_N).abs().double(), out.entropy_N.detach().double()
+        gap_N, entropy_N = (
+            (out.logp_N.detach() - columns.behaviour_N).abs().double(),
+            out.entropy_N.detach().double(),
+        )
         own_N = columns.mask_N & ~columns.offline_N
         names = sorted({t.source for t in turns})
         source_N = columns.per_turn([names.index(t.source) for t in turns])
@@ -564,7 +809,14 @@ class Learner:
         """With the sums of all processes, added in the same order in each."""
         if self.world.size == 1:
             return result
-        whole = replace(result, sources=defaultdict(SourceStats), value_stats=ValueStats(), turns=0, packed_tokens=0.0, wait_s=0.0)
+        whole = replace(
+            result,
+            sources=defaultdict(SourceStats),
+            value_stats=ValueStats(),
+            turns=0,
+            packed_tokens=0.0,
+            wait_s=0.0,
+        )
         for part in self.world.gather([replace(result, sources=dict(result.sources))]):
             whole.merge(part)
         return whole
@@ -593,13 +845,23 @@ class _Columns:
             return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(sizes)
 
         def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-            return torch.as_tensor(np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device)
+            return torch.as_tensor(
+                np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device
+            )
 
         mask_N = column([t.mask_N for t in turns], torch.bool)
-        return cls(device, sizes, spread(range(len(turns)), torch.long), mask_N,
-                   mask_N & spread([t.in_loss for t in turns], torch.bool), spread([t.offline for t in turns], torch.bool),
-                   spread([t.stale for t in turns], torch.bool), spread([t.scale for t in turns], torch.float32),
-                   column([t.advantage_N for t in turns], torch.float32), column([t.logps for t in turns], torch.float32))
+        return cls(
+            device,
+            sizes,
+            spread(range(len(turns)), torch.long),
+            mask_N,
+            mask_N & spread([t.in_loss for t in turns], torch.bool),
+            spread([t.offline for t in turns], torch.bool),
+            spread([t.stale for t in turns], torch.bool),
+            spread([t.scale for t in turns], torch.float32),
+            column([t.advantage_N for t in turns], torch.float32),
+            column([t.logps for t in turns], torch.float32),
+        )
 
     def per_turn(self, values: Sequence[int]) -> torch.Tensor:
         """A number of each turn, for its tokens."""
@@ -607,4 +869,6 @@ class _Columns:
 
     def floats(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
         """Numbers of the tokens of each turn."""
-        return torch.as_tensor(np.concatenate([np.asarray(v, np.float32) for v in values]), device=self.device)
+        return torch.as_tensor(
+            np.concatenate([np.asarray(v, np.float32) for v in values]), device=self.device
+        )

@@ -11,6 +11,7 @@ each file (os.stat, eight at a time); a file whose size, times and inode are the
 not read. One with others, copied or restored or replaced, is read and its bytes are compared. Files that were not read yet are
 not looked at: the run has learned nothing from them.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -31,7 +32,9 @@ __all__ = ["MediaRecord", "restore_media"]
 MEDIA = "media.json"
 _THREADS = 8
 
-Entry = tuple[str, list[int] | None]  # digest of the bytes; size, times and inode, None where the file was too new to go by them
+Entry = tuple[
+    str, list[int] | None
+]  # digest of the bytes; size, times and inode, None where the file was too new to go by them
 
 
 class MediaRecord:
@@ -47,8 +50,10 @@ class MediaRecord:
         if known is None:
             self._seen[path] = self._new[path] = (digest, _identity().settled_stamp(path))
         elif known[0] != digest:
-            raise MismatchError(f"{path}: expected the picture or clip that this run has read before, found other bytes: the file "
-                                "was changed during the run; restore it and resume, or start a new run")
+            raise MismatchError(
+                f"{path}: expected the picture or clip that this run has read before, found other bytes: the file "
+                "was changed during the run; restore it and resume, or start a new run"
+            )
 
     def take_new(self) -> list[tuple[str, Entry]]:
         """What was noted since it was last asked, to be told to the other processes."""
@@ -67,13 +72,20 @@ class MediaRecord:
     def read(self, file: Path) -> None:
         """Go on from the record of a checkpoint, where it has one."""
         if file.is_file():
-            self._seen = {path: (digest, stamp) for path, (digest, stamp) in json.loads(file.read_bytes()).items()}
+            self._seen = {
+                path: (digest, stamp)
+                for path, (digest, stamp) in json.loads(file.read_bytes()).items()
+            }
 
     def changes(self, paths: Iterable[str]) -> str:
         """What is other now about those of the files that were read, in words; '' where nothing is."""
         wanted = sorted(set(paths) & self._seen.keys())
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = [f"{path} ({why})" for path, why in zip(wanted, pool.map(self._changed, wanted), strict=True) if why]
+            found = [
+                f"{path} ({why})"
+                for path, why in zip(wanted, pool.map(self._changed, wanted), strict=True)
+                if why
+            ]
         more = ", ..." if len(found) > 3 else ""
         return f"{len(found)} of {len(wanted)}: {', '.join(found[:3])}{more}" if found else ""
 
@@ -89,14 +101,23 @@ class MediaRecord:
             return "it is gone, or cannot be read"
 
 
-def restore_media(record: MediaRecord, checkpoint: Path, sources: Sequence[LoadedSource], world: World) -> None:
+def restore_media(
+    record: MediaRecord, checkpoint: Path, sources: Sequence[LoadedSource], world: World
+) -> None:
     """Go on from the record in `checkpoint`, after comparing it with the files the data name now: those only, since data.eval
     may be another. Collective; raises DataError, on all processes, where a picture or clip is not the one that was read."""
     record.read(checkpoint / "trainer" / MEDIA)
-    paths = {path for source in sources for sample in source.samples for path in (*sample.images, *sample.videos)}
+    paths = {
+        path
+        for source in sources
+        for sample in source.samples
+        for path in (*sample.images, *sample.videos)
+    }
     if why := world.gather([record.changes(paths) if world.is_main else ""])[0]:
-        raise DataError(f"cannot resume: pictures or clips that the run had read when {checkpoint.name} was written are not the "
-                        f"same any more: {why}; restore the files or start a new run")
+        raise DataError(
+            f"cannot resume: pictures or clips that the run had read when {checkpoint.name} was written are not the "
+            f"same any more: {why}; restore the files or start a new run"
+        )
 
 
 def _identity() -> Any:

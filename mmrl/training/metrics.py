@@ -2,6 +2,7 @@
 
 Every mean keeps failures in its denominator: a completion that could not be parsed counts as 0.
 """
+
 from __future__ import annotations
 
 import re
@@ -22,16 +23,41 @@ from mmrl.training.learner import SourceStats, UpdateResult
 from mmrl.types import RolloutGroup, StopReason
 from mmrl.workers.scoring import is_reward_failure
 
-__all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics", "update_metrics"]
+__all__ = [
+    "REFLECTION_WORDS",
+    "completion_records",
+    "peak_memory_gib",
+    "step_metrics",
+    "update_metrics",
+]
 
 
-REFLECTION_WORDS = ("re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",
-                    "rethink", "check again", "think again", "try again", "verify", "wait", "yet")
+REFLECTION_WORDS = (
+    "re-check",
+    "re-evaluate",
+    "re-examine",
+    "re-think",
+    "recheck",
+    "reevaluate",
+    "reexamine",
+    "reevaluation",
+    "rethink",
+    "check again",
+    "think again",
+    "try again",
+    "verify",
+    "wait",
+    "yet",
+)
 """The 15 words by which V-Triune counts completions that reflect on their own answer."""
-_REFLECTION = re.compile(r"\b(?:" + "|".join(map(re.escape, REFLECTION_WORDS)) + r")\b", re.IGNORECASE)
+_REFLECTION = re.compile(
+    r"\b(?:" + "|".join(map(re.escape, REFLECTION_WORDS)) + r")\b", re.IGNORECASE
+)
 
 
-def completion_records(groups: Iterable[RolloutGroup], *, reflection: bool = False) -> list[dict[str, Any]]:
+def completion_records(
+    groups: Iterable[RolloutGroup], *, reflection: bool = False
+) -> list[dict[str, Any]]:
     """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words.
 
     Demonstrations are marked `offline`, rollouts whose places they took are records like any other.
@@ -39,17 +65,37 @@ def completion_records(groups: Iterable[RolloutGroup], *, reflection: bool = Fal
     records = []
     for group in sorted(groups, key=lambda g: g.key):
         view, truth = _view(group), group.sample.answer
-        asked = {"source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
-                 "truth": None if truth is None else answer_key(str(truth))}
+        asked = {
+            "source": group.sample.source,
+            "task": group.sample.task,
+            "id": group.sample.id,
+            "truth": None if truth is None else answer_key(str(truth)),
+        }
         for trajectory in (*group.rollouts, *group.replaced):
             score, turn = score_of(trajectory), trajectory.turns[-1]
-            records.append({
-                "key": group.key, **asked, "answer": answer_key(turn.text),
-                "value": score.value, "parts": dict(score.parts),
-                "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
-                "broken": is_reward_failure(score), "right": is_right(score), "offline": trajectory.offline, **view,
-                "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH,
-                **({"reflects": _REFLECTION.search(turn.text) is not None} if reflection else {})})
+            records.append(
+                {
+                    "key": group.key,
+                    **asked,
+                    "answer": answer_key(turn.text),
+                    "value": score.value,
+                    "parts": dict(score.parts),
+                    "metrics": dict(score.metrics),
+                    "parsed": score.parsed,
+                    "reason": score.reason,
+                    "broken": is_reward_failure(score),
+                    "right": is_right(score),
+                    "offline": trajectory.offline,
+                    **view,
+                    "length": trajectory.num_tokens,
+                    "clipped": turn.stop is StopReason.LENGTH,
+                    **(
+                        {"reflects": _REFLECTION.search(turn.text) is not None}
+                        if reflection
+                        else {}
+                    ),
+                }
+            )
     return records
 
 
@@ -58,7 +104,11 @@ def _view(group: RolloutGroup) -> dict[str, Any]:
     if not group.view:
         return {}
     changed, plain = accuracies(group.contrast), accuracies(on_policy(group.rollouts))
-    both = {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))} if group.probe and plain and changed else {}
+    both = (
+        {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))}
+        if group.probe and plain and changed
+        else {}
+    )
     return {"view": group.view, "rolled_out": bool(group.contrast), **both}
 
 
@@ -70,9 +120,12 @@ def _contrast(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     if not groups:
         return {}
     plain, changed = _mean([r["plain"] for r in measured]), _mean([r["changed"] for r in measured])
-    return {"contrast/rolled_out": _mean([r["rolled_out"] for r in groups.values()]),
-            "contrast/plain": plain, "contrast/changed": changed,
-            "contrast/gap": None if plain is None or changed is None else plain - changed}
+    return {
+        "contrast/rolled_out": _mean([r["rolled_out"] for r in groups.values()]),
+        "contrast/plain": plain,
+        "contrast/changed": changed,
+        "contrast/gap": None if plain is None or changed is None else plain - changed,
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -82,14 +135,18 @@ def _mean(values: Sequence[float]) -> float | None:
 def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     right, wrong = ([r for r in records if r["right"] is verdict] for verdict in (True, False))
     out: dict[str, float | None] = {
-        "reward/mean": _mean([r["value"] for r in records]), "reward/std": float(np.std([r["value"] for r in records])),
-        "parse_rate": _mean([r["parsed"] for r in records]), "length/mean": _mean([r["length"] for r in records]),
-        "length/right": _mean([r["length"] for r in right]), "length/wrong": _mean([r["length"] for r in wrong]),
+        "reward/mean": _mean([r["value"] for r in records]),
+        "reward/std": float(np.std([r["value"] for r in records])),
+        "parse_rate": _mean([r["parsed"] for r in records]),
+        "length/mean": _mean([r["length"] for r in records]),
+        "length/right": _mean([r["length"] for r in right]),
+        "length/wrong": _mean([r["length"] for r in wrong]),
         "length/clipped": _mean([r["length"] for r in records if r["clipped"]]),
         "clipped_share": _mean([r["clipped"] for r in records]),
         "clipped_share/right": _mean([r["clipped"] for r in right]),
         "clipped_share/wrong": _mean([r["clipped"] for r in wrong]),
-        "zero_variance_share": _zero_variance(records)}
+        "zero_variance_share": _zero_variance(records),
+    }
     out.update(sameness(records))
     out.update(_reflection(records))
     out.update(_contrast(records))
@@ -118,9 +175,12 @@ def _measured(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         for kind in ("parts", "metrics"):
             for name in record[kind]:
                 owners[kind, name].add(_kind(record))
-    return {f"reward/part/{name}" if kind == "parts" else name:
-            _mean([r[kind].get(name, 0.0) for r in records if _kind(r) in owners[kind, name]])
-            for kind, name in sorted(owners)}
+    return {
+        f"reward/part/{name}" if kind == "parts" else name: _mean(
+            [r[kind].get(name, 0.0) for r in records if _kind(r) in owners[kind, name]]
+        )
+        for kind, name in sorted(owners)
+    }
 
 
 def _zero_variance(records: Sequence[dict[str, Any]]) -> float | None:
@@ -139,11 +199,13 @@ def _reflection(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     def share(name: str, of: str, value: bool) -> float | None:
         return _mean([r[name] for r in records if r[of] is value])
 
-    return {"reflection/share": _mean([r["reflects"] for r in records]),
-            "reflection/share/right": share("reflects", "right", True),
-            "reflection/share/wrong": share("reflects", "right", False),
-            "reflection/right/with": share("right", "reflects", True),
-            "reflection/right/without": share("right", "reflects", False)}
+    return {
+        "reflection/share": _mean([r["reflects"] for r in records]),
+        "reflection/share/right": share("reflects", "right", True),
+        "reflection/share/wrong": share("reflects", "right", False),
+        "reflection/right/with": share("right", "reflects", True),
+        "reflection/right/without": share("right", "reflects", False),
+    }
 
 
 def _detection(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -156,44 +218,69 @@ def _detection(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     rows = [r for r in records if _kind(r) in kinds]
     if not rows:
         return {}
-    right, parsed = sum(r["metrics"].get("acc@0.5", 0.0) for r in rows), sum(r["parsed"] for r in rows)
+    right, parsed = (
+        sum(r["metrics"].get("acc@0.5", 0.0) for r in rows),
+        sum(r["parsed"] for r in rows),
+    )
     return {"precision@0.5": right / parsed if parsed else None, "recall@0.5": right / len(rows)}
 
 
 def _trained(stats: SourceStats) -> dict[str, float | None]:
     """What the update measured on the tokens it trained on: KL, clip fractions, sampler-trainer gap, entropy."""
     means = stats.stats.means()
-    return {"kl": means["kl_ref"], "kl_step": means["approx_kl"], "ratio": means["ratio"], "clip/low": means["clip_low"],
-            "clip/high": means["clip_high"], "clip/dual": means["dual_clip"], "clip/clamped": means["clamped"],
-            "logprob_gap/mean": stats.gap_sum / stats.gap_tokens if stats.gap_tokens else None,
-            "logprob_gap/max": stats.gap_max if stats.gap_tokens else None,
-            "entropy": stats.entropy / stats.entropy_tokens if stats.entropy_tokens else None}
+    return {
+        "kl": means["kl_ref"],
+        "kl_step": means["approx_kl"],
+        "ratio": means["ratio"],
+        "clip/low": means["clip_low"],
+        "clip/high": means["clip_high"],
+        "clip/dual": means["dual_clip"],
+        "clip/clamped": means["clamped"],
+        "logprob_gap/mean": stats.gap_sum / stats.gap_tokens if stats.gap_tokens else None,
+        "logprob_gap/max": stats.gap_max if stats.gap_tokens else None,
+        "entropy": stats.entropy / stats.entropy_tokens if stats.entropy_tokens else None,
+    }
 
 
-def _offline(records: Sequence[dict[str, Any]], demonstrations: Sequence[dict[str, Any]],
-             stats: SourceStats) -> dict[str, float | None]:
+def _offline(
+    records: Sequence[dict[str, Any]], demonstrations: Sequence[dict[str, Any]], stats: SourceStats
+) -> dict[str, float | None]:
     """Demonstrations: how many of all completions, their mean reward, their mean log-prob per trained token."""
     tokens = stats.stats.offline_tokens
-    return {"offline/share": len(demonstrations) / (len(records) + len(demonstrations)),
-            "offline/reward": _mean([r["value"] for r in demonstrations]),
-            "offline/logp": stats.stats.offline_logp / tokens if tokens else None,
-            "offline/capped": stats.stats.offline_capped / tokens if tokens else None}
+    return {
+        "offline/share": len(demonstrations) / (len(records) + len(demonstrations)),
+        "offline/reward": _mean([r["value"] for r in demonstrations]),
+        "offline/logp": stats.stats.offline_logp / tokens if tokens else None,
+        "offline/capped": stats.stats.offline_capped / tokens if tokens else None,
+    }
 
 
 def update_metrics(update: UpdateResult) -> dict[str, float | None]:
     """What the optimizer steps of a training step measured, for rollouts of any kind: None where nothing was trained on."""
     total, n = update.total, update.denominator
-    own = {**_trained(total), "loss": total.stats.policy_loss / n if n else None, "grad_norm": _mean(update.grad_norms),
-           "lr": update.lr, "tokens/packed": update.packed_tokens}
+    own = {
+        **_trained(total),
+        "loss": total.stats.policy_loss / n if n else None,
+        "grad_norm": _mean(update.grad_norms),
+        "lr": update.lr,
+        "tokens/packed": update.packed_tokens,
+    }
     return {**{f"train/{k}": v for k, v in own.items()}, **update.credit, **update.critic}
 
 
-def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: UpdateResult,
-                 seconds: dict[str, float]) -> dict[str, Any]:
+def step_metrics(
+    records: Sequence[dict[str, Any]],
+    tally: StepTally,
+    update: UpdateResult,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
     """The row of metrics.jsonl for one step; `records` and `update` cover all processes. Demonstrations have metrics of their
     own (offline/..) and count in no other."""
     row: dict[str, Any] = {}
-    told, records = [r for r in records if r.get("offline")], [r for r in records if not r.get("offline")]
+    told, records = (
+        [r for r in records if r.get("offline")],
+        [r for r in records if not r.get("offline")],
+    )
     by_source: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_source[record["source"]].append(record)
@@ -209,11 +296,19 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
         row.update({f"train/{k}": v for k, v in _offline(records, told, total).items()})
         for source in sorted({r["source"] for r in told}):
             mine = [r for r in told if r["source"] == source]
-            row.update({f"train/{source}/{k}": v for k, v in _offline(by_source[source], mine, update.sources[source]).items()})
+            row.update(
+                {
+                    f"train/{source}/{k}": v
+                    for k, v in _offline(by_source[source], mine, update.sources[source]).items()
+                }
+            )
     row.update(tally.notes)
     if tally.report is not None:
         row.update({f"train/groups/{name}": count for name, count in tally.report.counts.items()})
-        row["train/groups/unfilled"], row["train/groups/waiting"] = tally.report.unfilled, tally.report.queue
+        row["train/groups/unfilled"], row["train/groups/waiting"] = (
+            tally.report.unfilled,
+            tally.report.queue,
+        )
         for source, counts in tally.report.by_source.items():
             row.update({f"train/{source}/groups/{name}": count for name, count in counts.items()})
     tokens = tally.rollout_tokens + tally.prompt_tokens

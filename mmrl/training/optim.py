@@ -1,4 +1,5 @@
 """AdamW with the run's learning-rate schedule, and gradients summed over processes and scaled once."""
+
 from __future__ import annotations
 
 import math
@@ -11,18 +12,34 @@ from mmrl.algorithms import gradient_scale
 from mmrl.config import OptimConfig
 from mmrl.errors import NonFiniteError
 
-__all__ = ["build_optimizer", "build_policy_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate", "take_step"]
+__all__ = [
+    "build_optimizer",
+    "build_policy_optimizer",
+    "learning_rate",
+    "reduce_and_scale",
+    "set_learning_rate",
+    "take_step",
+]
 
 
-def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
+def build_optimizer(
+    parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig
+) -> torch.optim.AdamW:
     """AdamW; biases, norms and other vectors are not decayed."""
     decay = [p for _, p in parameters if p.ndim > 1]
     plain = [p for _, p in parameters if p.ndim <= 1]
-    groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
+    groups = [
+        {"params": decay, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+    )
 
 
-def build_policy_optimizer(policy: Any, config: OptimConfig, head_lr: float | None = None) -> torch.optim.AdamW:
+def build_policy_optimizer(
+    policy: Any, config: OptimConfig, head_lr: float | None = None
+) -> torch.optim.AdamW:
     """That of what `policy` trains (mmrl.distributed.engines.base.Trained). Where `head_lr` is given its heads (a critic's) learn
     at that rate, which follows the schedule of the others, and are not decayed."""
     optimizer = build_optimizer(policy.trainable(), config)
@@ -31,7 +48,9 @@ def build_policy_optimizer(policy: Any, config: OptimConfig, head_lr: float | No
         moved = [p for g in optimizer.param_groups for p in g["params"] if id(p) in mine]
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in mine]
-        optimizer.add_param_group({"params": moved, "weight_decay": 0.0, "lr_scale": head_lr / config.lr})
+        optimizer.add_param_group(
+            {"params": moved, "weight_decay": 0.0, "lr_scale": head_lr / config.lr}
+        )
     return optimizer
 
 
@@ -53,8 +72,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
-def reduce_and_scale(parameters: Sequence[tuple[str, torch.nn.Parameter]], denominator: float,
-                     world_size: int = 1) -> None:
+def reduce_and_scale(
+    parameters: Sequence[tuple[str, torch.nn.Parameter]], denominator: float, world_size: int = 1
+) -> None:
     """Sum gradients over processes and divide them by the denominator really seen (tokens or sequences, all ranks).
 
     A parameter that no local micro-batch touched (the vision tower in a text-only batch) counts as zero. A denominator
@@ -69,7 +89,9 @@ def reduce_and_scale(parameters: Sequence[tuple[str, torch.nn.Parameter]], denom
         for bucket in _buckets(gradients):
             flat = torch.cat([g.flatten() for g in bucket])
             torch.distributed.all_reduce(flat)
-            for gradient, piece in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            for gradient, piece in zip(
+                bucket, flat.split([g.numel() for g in bucket]), strict=True
+            ):
                 gradient.copy_(piece.view_as(gradient))
     for gradient in gradients:
         gradient.mul_(gradient_scale(denominator))
@@ -88,9 +110,17 @@ def _buckets(tensors: Sequence[torch.Tensor], limit: int = 1 << 24) -> Iterator[
         yield bucket
 
 
-def take_step(optimizer: torch.optim.Optimizer, parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig,
-              denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
-              world_size: int = 1) -> tuple[float, float]:
+def take_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    config: OptimConfig,
+    denominator: float,
+    update: int,
+    total_updates: int,
+    failure: Callable[[float], str],
+    *,
+    world_size: int = 1,
+) -> tuple[float, float]:
     """Scale the gradients summed so far (see `reduce_and_scale`), clip them, and take optimizer step number `update` (from 0) at
     its learning rate; returns (gradient norm before clipping, learning rate).
 

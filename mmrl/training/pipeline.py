@@ -26,6 +26,7 @@ lock. One lock exists: inference and training use the same torch modules, so one
 each other, because train() / eval() switch a whole module for everybody and because finish() changes weights in place; it is
 first come, first served, else a training thread with a full queue would hold it for good. Rendering overlaps with both.
 """
+
 from __future__ import annotations
 
 import logging
@@ -40,7 +41,16 @@ from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.training.training_thread import FairLock, TrainingThread
 
-__all__ = ["Closed", "GroupSource", "IteratorSource", "Learner", "Outcome", "Pipeline", "PipelineSettings", "Schedule"]
+__all__ = [
+    "Closed",
+    "GroupSource",
+    "IteratorSource",
+    "Learner",
+    "Outcome",
+    "Pipeline",
+    "PipelineSettings",
+    "Schedule",
+]
 
 Schedule = Literal["serial", "pipelined", "async"]
 G = TypeVar("G")
@@ -50,7 +60,9 @@ R = TypeVar("R")
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.02  # how long the driver sleeps on environments before it looks at the training thread
-_MAX_STALE = 10  # refused groups per place and step until the run stops: the actor never gets fresh weights
+_MAX_STALE = (
+    10  # refused groups per place and step until the run stops: the actor never gets fresh weights
+)
 
 
 @dataclass(frozen=True)
@@ -124,10 +136,14 @@ class PipelineSettings:
     def __post_init__(self) -> None:
         for name, known in (("schedule", get_args(Schedule)), ("order", ("arrival", "key"))):
             if (found := getattr(self, name)) not in known:
-                raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {found!r}.{did_you_mean(found, known)}")
+                raise ConfigError(
+                    f"expected {name} to be one of {', '.join(known)}, found {found!r}.{did_you_mean(found, known)}"
+                )
         if (self.staleness < 1) if self.schedule == "async" else (self.staleness != 0):
-            raise ConfigError(f"expected staleness {'at least 1 with' if self.schedule == 'async' else '0 without'} schedule "
-                              f"async, found {self.staleness} with {self.schedule}")
+            raise ConfigError(
+                f"expected staleness {'at least 1 with' if self.schedule == 'async' else '0 without'} schedule "
+                f"async, found {self.staleness} with {self.schedule}"
+            )
 
 
 @dataclass(frozen=True)
@@ -154,7 +170,12 @@ class IteratorSource(Generic[G]):
     Its groups cannot be asked again: `describe` must not give versions older than the bound.
     """
 
-    def __init__(self, groups: Callable[[int], Iterator[G | None]], places: int, describe: Callable[[G], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        groups: Callable[[int], Iterator[G | None]],
+        places: int,
+        describe: Callable[[G], tuple[int, int]],
+    ) -> None:
         self.groups, self.places, self.describe = groups, places, describe
         self._steps: deque[tuple[int, Iterator[G | None]]] = deque()
         self._seen: set[int] = set()
@@ -178,8 +199,12 @@ class IteratorSource(Generic[G]):
             return []
         place, version = self.describe(group)
         self._seen.add(place)
-        if len(self._seen) == self.places:  # nothing more can come: let it end now, with whatever it counts at its end
-            assert all(rest is None for rest in iterator), f"step {step} yields more than {self.places} places"
+        if (
+            len(self._seen) == self.places
+        ):  # nothing more can come: let it end now, with whatever it counts at its end
+            assert all(rest is None for rest in iterator), (
+                f"step {step} yields more than {self.places} places"
+            )
             self._steps.popleft()
             self._seen = set()
         return [Closed(step, place, group, version)]
@@ -198,8 +223,10 @@ class IteratorSource(Generic[G]):
 
     def again(self, closed: Closed[G]) -> None:
         """Raises MMRLError."""
-        raise MMRLError(f"step {closed.step}: the group of place {closed.place} was made by version {closed.version}, older than "
-                        "schedule.staleness allows, and cannot be rolled out again; raise schedule.staleness")
+        raise MMRLError(
+            f"step {closed.step}: the group of place {closed.place} was made by version {closed.version}, older than "
+            "schedule.staleness allows, and cannot be rolled out again; raise schedule.staleness"
+        )
 
     def publish(self, version: int) -> None:
         """Nothing to do."""
@@ -212,14 +239,20 @@ class _Step(Generic[G]):
 
     places: int
     hold: Literal["nothing", "turn", "all"]
-    versions: dict[int, int | None] = field(default_factory=dict)  # of every place that closed; None: without a group
-    waiting: dict[int, Closed[G]] = field(default_factory=dict)  # not handed on yet, in order of arrival
+    versions: dict[int, int | None] = field(
+        default_factory=dict
+    )  # of every place that closed; None: without a group
+    waiting: dict[int, Closed[G]] = field(
+        default_factory=dict
+    )  # not handed on yet, in order of arrival
     stale: int = 0
     drained_at: float | None = None
 
     def close(self, closed: Closed[G]) -> None:
         place = closed.place
-        assert 0 <= place < self.places and place not in self.versions, f"{closed} closed twice or never opened"
+        assert 0 <= place < self.places and place not in self.versions, (
+            f"{closed} closed twice or never opened"
+        )
         self.versions[place] = None if closed.group is None else closed.version
         self.waiting[place] = closed
 
@@ -245,9 +278,23 @@ class Pipeline(Generic[G, R]):
     training thread cannot be interrupted inside a learner call: `close` waits for that call at most `patience_s`.
     """
 
-    def __init__(self, source: GroupSource[G], learner: Learner[G, R], settings: PipelineSettings, *, last_step: int,
-                 version: int = 0, timeline: Timeline | None = None, patience_s: float = 60.0) -> None:
-        self.source, self.learner, self.settings, self.last_step = source, learner, settings, last_step
+    def __init__(
+        self,
+        source: GroupSource[G],
+        learner: Learner[G, R],
+        settings: PipelineSettings,
+        *,
+        last_step: int,
+        version: int = 0,
+        timeline: Timeline | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        self.source, self.learner, self.settings, self.last_step = (
+            source,
+            learner,
+            settings,
+            last_step,
+        )
         self.timeline = timeline or Timeline()
         self.version, self.patience_s = version, patience_s
         self._opened = version  # the last step whose places were opened
@@ -274,17 +321,26 @@ class Pipeline(Generic[G, R]):
         """End the training thread; groups not added yet are dropped. May be called more than once."""
         self._closed = True
         if self._trainer is not None and not self._trainer.close(self.patience_s):
-            _LOG.warning("the training thread is still inside a call after %g s and is left behind", self.patience_s)
+            _LOG.warning(
+                "the training thread is still inside a call after %g s and is left behind",
+                self.patience_s,
+            )
 
     def step(self, step: int) -> Outcome[R]:
         """Roll out and train `step` (steps follow each other). Raises whatever the source or the learner raised first."""
-        assert step == self.version + 1 and step <= self.last_step, f"step {step} after version {self.version}"
+        assert step == self.version + 1 and step <= self.last_step, (
+            f"step {step} after version {self.version}"
+        )
         if self._closed:
-            raise MMRLError("this pipeline was closed, or an earlier step failed; resume with a new one")
+            raise MMRLError(
+                "this pipeline was closed, or an earlier step failed; resume with a new one"
+            )
         began = time.monotonic()
         self.timeline.begin_step(step, began)
         try:
-            outcome = self._train_apart(step, began) if self._trainer else self._train_here(step, began)
+            outcome = (
+                self._train_apart(step, began) if self._trainer else self._train_here(step, began)
+            )
             self.version = step
             del self._open[step]
             self.source.publish(step)
@@ -345,7 +401,9 @@ class Pipeline(Generic[G, R]):
             self._opened += 1
             places = self.source.start(self._opened)
             serial, keyed = self.settings.schedule == "serial", self.settings.order == "key"
-            self._open[self._opened] = _Step(places, "all" if serial else "turn" if keyed else "nothing")
+            self._open[self._opened] = _Step(
+                places, "all" if serial else "turn" if keyed else "nothing"
+            )
 
     def _advance(self, step: int) -> None:
         """One round of the rollout: an inference batch if one is due, and whatever environments have answered."""
@@ -360,9 +418,15 @@ class Pipeline(Generic[G, R]):
             self.timeline.count("environments at work", running)
             self._take(self.source.poll(0.0 if batch is not None else _POLL_S))
         elif batch is None:
-            missing = {s: state.places - len(state.versions) for s, state in self._open.items() if not state.complete}
-            raise MMRLError(f"the source of groups has nothing under way, but places are open ({missing} by step): it lost them; "
-                            "this is a defect of the source")
+            missing = {
+                s: state.places - len(state.versions)
+                for s, state in self._open.items()
+                if not state.complete
+            }
+            raise MMRLError(
+                f"the source of groups has nothing under way, but places are open ({missing} by step): it lost them; "
+                "this is a defect of the source"
+            )
 
     def _acting_version(self) -> int:
         """Of the weights that inference uses, which are a step's as soon as finish() returned."""
@@ -371,22 +435,37 @@ class Pipeline(Generic[G, R]):
     def _take(self, found: Sequence[Closed[G]]) -> None:
         for closed in found:
             state = self._open[closed.step]
-            if closed.group is not None and closed.step - 1 - closed.version > self.settings.staleness:
+            if (
+                closed.group is not None
+                and closed.step - 1 - closed.version > self.settings.staleness
+            ):
                 state.stale += 1
                 if state.stale > _MAX_STALE * state.places:
-                    raise MMRLError(f"step {closed.step}: {state.stale} groups were older than staleness {self.settings.staleness} "
-                                    f"allows (the last: version {closed.version}); the actor does not take over new weights")
+                    raise MMRLError(
+                        f"step {closed.step}: {state.stale} groups were older than staleness {self.settings.staleness} "
+                        f"allows (the last: version {closed.version}); the actor does not take over new weights"
+                    )
                 self.source.again(closed)
             else:
                 state.close(closed)
         if found:
-            self.timeline.count("groups closed, not handed on", sum(len(s.waiting) for s in self._open.values()))
+            self.timeline.count(
+                "groups closed, not handed on", sum(len(s.waiting) for s in self._open.values())
+            )
 
     def _outcome(self, step: int, result: R, began: float) -> Outcome[R]:
         state, now = self._open[step], time.monotonic()
         kept = [version for version in state.versions.values() if version is not None]
-        return Outcome(step, result, len(kept), state.places - len(kept), state.stale, now - began,
-                       now - state.drained_at if state.drained_at else 0.0, max((step - 1 - v for v in kept), default=0))
+        return Outcome(
+            step,
+            result,
+            len(kept),
+            state.places - len(kept),
+            state.stale,
+            now - began,
+            now - state.drained_at if state.drained_at else 0.0,
+            max((step - 1 - v for v in kept), default=0),
+        )
 
 
 def _call(function: Callable[[G], None], group: G) -> Callable[[], None]:

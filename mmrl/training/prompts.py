@@ -1,4 +1,5 @@
 """Rollouts of a run on prompts: data sets are drawn from, answered by the rollout engine, and scored by rewards."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,13 @@ from mmrl.algorithms.group_rewards import check_filter_key
 from mmrl.config import RunConfig
 from mmrl.data.sources import load_sources, prompt_stream
 from mmrl.diagnostics.timeline import Timeline
-from mmrl.distributed.cluster.run import check_prompt_workers, prompt_demands, run_cluster, run_rollouts, run_scorer
+from mmrl.distributed.cluster.run import (
+    check_prompt_workers,
+    prompt_demands,
+    run_cluster,
+    run_rollouts,
+    run_scorer,
+)
 from mmrl.distributed.engines import train_engine_name
 from mmrl.distributed.world import World
 from mmrl.errors import RewardError
@@ -45,20 +52,37 @@ class PromptRollouts:
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world = config, world
-        train_engine_name(config, world.size)  # what does not go together must fail before a model is loaded
+        train_engine_name(
+            config, world.size
+        )  # what does not go together must fail before a model is loaded
         check_prompt_workers(config, world.device.type)
         data = config.data
         self.train_sources, self.eval_sources = (
-            load_sources(configs, on_error=data.on_error, orientation=data.image.orientation, where=where)
-            for configs, where in ((data.train, "data.train"), (data.eval, "data.eval")))
-        prompt_stream(config, self.train_sources)  # nor may a curriculum that does not fit the data wait for it
+            load_sources(
+                configs, on_error=data.on_error, orientation=data.image.orientation, where=where
+            )
+            for configs, where in ((data.train, "data.train"), (data.eval, "data.eval"))
+        )
+        prompt_stream(
+            config, self.train_sources
+        )  # nor may a curriculum that does not fit the data wait for it
         check_filter_key(config, [s.task for s in self.train_sources])
-        check_environments(config, [(s.task, {x.task for x in s.samples}) for s in (*self.train_sources, *self.eval_sources)])
+        check_environments(
+            config,
+            [
+                (s.task, {x.task for x in s.samples})
+                for s in (*self.train_sources, *self.eval_sources)
+            ],
+        )
         self._step, self._tally = 0, StepTally()
         self._sent: dict[str, float] = {}  # what giving away the weights measured
         self._records: list[dict[str, Any]] = []
-        self._broken: list[dict[str, Any]] = []  # rewards that failed in a step of which too many did
-        self._position: dict[str, Any] | None = None  # async: of the schedule after the step just trained
+        self._broken: list[
+            dict[str, Any]
+        ] = []  # rewards that failed in a step of which too many did
+        self._position: dict[str, Any] | None = (
+            None  # async: of the schedule after the step just trained
+        )
 
     @property
     def measured(self) -> Measured:
@@ -72,30 +96,46 @@ class PromptRollouts:
 
     def load_policy(self, weights: Path | None) -> Policy:
         """See RolloutSource."""
-        policy = load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
-                             device=self.world.device, weights=weights)
+        policy = load_policy(
+            self.config.model,
+            self.config.data,
+            needs_reference=self.config.algorithm.kl.coef > 0,
+            device=self.world.device,
+            weights=weights,
+        )
         return add_critic(policy, self.config, weights, self.config.model.path)
 
     def build(self, policy: Policy, actor: Policy) -> None:
         """See RolloutSource."""
-        self.engine: RolloutEngine = build_rollout_engine(self.config, policy, self.world, self.train_sources, actor)
+        self.engine: RolloutEngine = build_rollout_engine(
+            self.config, policy, self.world, self.train_sources, actor
+        )
 
     @contextmanager
     def working(self, opened: Opened) -> Iterator[None]:
         """See RolloutSource."""
         self.policy, self.actor, self.training = opened.policy, opened.actor, opened.training
-        specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
+        specs = [
+            (s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)
+        ]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
         encoder = self.policy.encoder
         encoder.visuals.witness = opened.media.note
-        with run_cluster(self.config, self.world.size, prompt_demands(self.config)) as self.cluster, prefetching(
-                self.config.data, [encoder.visuals]) as [encoder.ahead], run_scorer(
-                self.config, specs, tasks, self.cluster) as self.scorer, run_rollouts(
-                self.config, self.actor, self.engine, self.cluster) as self.engine, ExitStack() as stack:
+        with (
+            run_cluster(self.config, self.world.size, prompt_demands(self.config)) as self.cluster,
+            prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead],
+            run_scorer(self.config, specs, tasks, self.cluster) as self.scorer,
+            run_rollouts(self.config, self.actor, self.engine, self.cluster) as self.engine,
+            ExitStack() as stack,
+        ):
             stack.callback(self.engine.close)
-            self.schedule = SerialSchedule(self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world)
+            self.schedule = SerialSchedule(
+                self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world
+            )
             self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
-            self.groups = IteratorSource(self._groups, self.config.train.prompts_per_step, GroupPlaces())
+            self.groups = IteratorSource(
+                self._groups, self.config.train.prompts_per_step, GroupPlaces()
+            )
             yield
 
     def _groups(self, step: int) -> Iterator[RolloutGroup]:
@@ -121,7 +161,15 @@ class PromptRollouts:
             return stream.find(sample.source, sample.id)[1].member(sample.task).headline
 
         advantages, critic = judgement(self.config, self.world, headline)
-        learner = Learner(self.config, self.policy, self.training, self.world, advantages, prompt_of=prompt_of, critic=critic)
+        learner = Learner(
+            self.config,
+            self.policy,
+            self.training,
+            self.world,
+            advantages,
+            prompt_of=prompt_of,
+            critic=critic,
+        )
         learner.on_weights = self._changed
         return learner
 
@@ -146,14 +194,26 @@ class PromptRollouts:
 
     def _end(self, step: int) -> None:
         """Take over the step's tally and the records of its completions. Collective. Raises RewardError when too many failed."""
-        self._tally, self._position = self.schedule.tallies.pop(step), self.schedule.states.pop(step, None)
-        self._records = self.world.gather(completion_records(self._tally.groups, reflection=self.config.train.log_reflection))
-        broken, limit = [r for r in self._records if r["broken"]], self.config.reward.max_failure_share
+        self._tally, self._position = (
+            self.schedule.tallies.pop(step),
+            self.schedule.states.pop(step, None),
+        )
+        self._records = self.world.gather(
+            completion_records(self._tally.groups, reflection=self.config.train.log_reflection)
+        )
+        broken, limit = (
+            [r for r in self._records if r["broken"]],
+            self.config.reward.max_failure_share,
+        )
         if broken and len(broken) > limit * len(self._records):
             if self.world.is_main:
-                self._broken = [{"step": step, **{k: r[k] for k in ("source", "id", "reason")}} for r in broken]
-            raise RewardError(f"{len(broken)} of {len(self._records)} rewards failed in one step (limit reward.max_failure_share = "
-                              f"{limit:g}); first: {broken[0]['reason']}")
+                self._broken = [
+                    {"step": step, **{k: r[k] for k in ("source", "id", "reason")}} for r in broken
+                ]
+            raise RewardError(
+                f"{len(broken)} of {len(self._records)} rewards failed in one step (limit reward.max_failure_share = "
+                f"{limit:g}); first: {broken[0]['reason']}"
+            )
 
     def row(self, step: int, outcome: Outcome[UpdateResult], seconds: float) -> dict[str, Any]:
         """See RolloutSource. Raises RewardError as `_end`."""
@@ -163,10 +223,20 @@ class PromptRollouts:
             extra = {"train/staleness": float(outcome.staleness), "time/drain": outcome.drain_s}
         tally, update = self._tally, outcome.result
         tally.rollout_tokens, tally.prompt_tokens = (
-            int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
-        parts = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s, "update": update.update_s,
-                 "total": seconds}
-        return {**step_metrics(sorted(self._records, key=lambda r: r["key"]), tally, update, parts), **extra, **self._sent}
+            int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens])
+        )
+        parts = {
+            "rollout": tally.rollout_s,
+            "reward": tally.reward_s,
+            "logprobs": update.logprobs_s,
+            "update": update.update_s,
+            "total": seconds,
+        }
+        return {
+            **step_metrics(sorted(self._records, key=lambda r: r["key"]), tally, update, parts),
+            **extra,
+            **self._sent,
+        }
 
     def failures(self) -> list[dict[str, Any]]:
         """See RolloutSource."""
@@ -180,21 +250,43 @@ class PromptRollouts:
         """See RolloutSource: groups that were trained on; where no group was, those that taught nothing are the more to look at."""
         return self.rows_of((self._tally.trained or self.answered())[:limit])
 
-    def rows_of(self, groups: list[RolloutGroup], steps: int | None = None, max_tokens: int | None = None) -> list[dict[str, Any]]:
+    def rows_of(
+        self, groups: list[RolloutGroup], steps: int | None = None, max_tokens: int | None = None
+    ) -> list[dict[str, Any]]:
         """Rows of rollouts/ of groups of the step just trained; `steps` and `max_tokens` of another run's settings than these."""
-        return rollout_rows(groups, self.policy.template.frame.value, steps or self.config.train.steps,
-                            max_tokens or self.config.rollout.max_new_tokens, self._tally.origins)
+        return rollout_rows(
+            groups,
+            self.policy.template.frame.value,
+            steps or self.config.train.steps,
+            max_tokens or self.config.rollout.max_new_tokens,
+            self._tally.origins,
+        )
 
     def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation | None:
         """See RolloutSource."""
         if not self.eval_sources:
             return None
         e = self.config.eval
-        settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, limit, views=tuple(e.views),
-                                on_error=self.config.data.on_error, protocol=protocol_of(self.config))
+        settings = EvalSettings(
+            sampling_settings(self.config),
+            e.samples,
+            self.config.seed,
+            limit,
+            views=tuple(e.views),
+            on_error=self.config.data.on_error,
+            protocol=protocol_of(self.config),
+        )
         with self.world.telling():
-            return evaluate(self.actor, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
-                            first_key=len(self.train_sources))
+            return evaluate(
+                self.actor,
+                self.engine,
+                self.scorer,
+                self.eval_sources,
+                settings,
+                step=step,
+                world=self.world,
+                first_key=len(self.train_sources),
+            )
 
     def notes(self) -> list[str]:
         """See RolloutSource."""
@@ -202,7 +294,10 @@ class PromptRollouts:
 
     def state_dict(self) -> dict[str, Any]:
         """See RolloutSource."""
-        return {"schedule": self._position or self.schedule.state_dict(), "version": self.policy.version}
+        return {
+            "schedule": self._position or self.schedule.state_dict(),
+            "version": self.policy.version,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See RolloutSource."""
@@ -210,4 +305,6 @@ class PromptRollouts:
         self.policy.version = state["version"]
 
 
-_CHECKED: type[RolloutSource] = PromptRollouts  # for type checkers: a run's configuration names this class by its text
+_CHECKED: type[RolloutSource] = (
+    PromptRollouts  # for type checkers: a run's configuration names this class by its text
+)

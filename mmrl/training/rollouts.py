@@ -3,7 +3,8 @@
 The trainer (mmrl.training.trainer) holds what every run has: the folder, the policy and its optimizer, the engine that trains, the
 loop with its metrics, alarms, evaluations and checkpoints. What differs is said here, and nowhere else: `PromptRollouts`
 (mmrl.training.prompts) and `mmrl.robotics.episodes.EpisodeRollouts` implement it, and `RunConfig.rollout_source` names the one of a
-run. """
+run."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

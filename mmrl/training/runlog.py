@@ -1,8 +1,9 @@
 """The folder of a run: everything the report, `mmrl score` and a resume need, as plain text files.
 
-    config.yaml  run.json  metrics.jsonl  alarms.jsonl  failures.jsonl  rejected.jsonl  gallery.json
-    rollouts/step_000010.jsonl   eval/step_000000/{results.json, predictions.jsonl}   checkpoints/   report.html
+config.yaml  run.json  metrics.jsonl  alarms.jsonl  failures.jsonl  rejected.jsonl  gallery.json
+rollouts/step_000010.jsonl   eval/step_000000/{results.json, predictions.jsonl}   checkpoints/   report.html
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -38,8 +39,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json_line(value, indent=1) + "\n")
 
 
-def rollout_rows(groups: Iterable[RolloutGroup], frame: str, total_steps: int, max_tokens: int,
-                 origins: Mapping[tuple[int, int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rollout_rows(
+    groups: Iterable[RolloutGroup],
+    frame: str,
+    total_steps: int,
+    max_tokens: int,
+    origins: Mapping[tuple[int, int, int], Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally.
 
     Demonstrations are marked `offline`: the policy did not write them. Of a group with a changed view (T-GRPO and the like)
@@ -48,16 +54,33 @@ def rollout_rows(groups: Iterable[RolloutGroup], frame: str, total_steps: int, m
     rows = []
     for group in groups:
         view = {"view": group.view} if group.view else {}
-        for trajectory, contrast in (*((t, False) for t in group.rollouts), *((t, True) for t in group.contrast)):
+        for trajectory, contrast in (
+            *((t, False) for t in group.rollouts),
+            *((t, True) for t in group.contrast),
+        ):
             turn, score = trajectory.turns[-1], score_of(trajectory)
-            several = {"turns": [t.text for t in trajectory.turns]} if len(trajectory.turns) > 1 else {}
-            rows.append({
-                "step": group.key[0], "key": list(group.key), "total_steps": total_steps,
-                "sample": dataclasses.asdict(group.sample),
-                "text": turn.text, **several, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
-                "max_tokens": max_tokens, "frame": frame, **({"offline": True} if trajectory.offline else {}),
-                **view, **({"contrast": True} if contrast else {}), **origins.get(group.key, {}),
-                "score": dataclasses.asdict(score)})
+            several = (
+                {"turns": [t.text for t in trajectory.turns]} if len(trajectory.turns) > 1 else {}
+            )
+            rows.append(
+                {
+                    "step": group.key[0],
+                    "key": list(group.key),
+                    "total_steps": total_steps,
+                    "sample": dataclasses.asdict(group.sample),
+                    "text": turn.text,
+                    **several,
+                    "stop": turn.stop.value,
+                    "num_tokens": trajectory.num_tokens,
+                    "max_tokens": max_tokens,
+                    "frame": frame,
+                    **({"offline": True} if trajectory.offline else {}),
+                    **view,
+                    **({"contrast": True} if contrast else {}),
+                    **origins.get(group.key, {}),
+                    "score": dataclasses.asdict(score),
+                }
+            )
     return rows
 
 
@@ -84,8 +107,10 @@ class RunFolder:
             used = self.begun()
             self._replace = used and overwrite and not resume
             if used and not resume and not overwrite:
-                raise ConfigError(f"{self.path} already holds a run; continue it with {resume_command_of(self.config)}, replace "
-                                  "it with --overwrite, or choose another name=")
+                raise ConfigError(
+                    f"{self.path} already holds a run; continue it with {resume_command_of(self.config)}, replace "
+                    "it with --overwrite, or choose another name="
+                )
             self._check_replaced()
             yield
         finally:
@@ -95,7 +120,9 @@ class RunFolder:
         """Whether the folder holds a run that has taken a step. A start that failed before leaves nothing worth keeping: the next
         one writes over it. Whatever cannot be read counts as a run."""
         metrics, checkpoints = self.path / "metrics.jsonl", self.path / "checkpoints"
-        return (metrics.exists() and metrics.stat().st_size > 0) or next(checkpoints.glob("step_*"), None) is not None
+        return (metrics.exists() and metrics.stat().st_size > 0) or next(
+            checkpoints.glob("step_*"), None
+        ) is not None
 
     def _check_replaced(self) -> None:
         info = self.path / "run.json"
@@ -103,11 +130,19 @@ class RunFolder:
         if self._run == "":
             self._run = found
         elif self._replace and found != self._run:
-            raise ConfigError(f"expected {self.path} as it was when this trainer was made, found a run that was started or changed "
-                              "since; make a new trainer with overwrite=True to replace that one, or choose another name=")
+            raise ConfigError(
+                f"expected {self.path} as it was when this trainer was made, found a run that was started or changed "
+                "since; make a new trainer with overwrite=True to replace that one, or choose another name="
+            )
 
-    def start(self, *, total_steps: int, resumed_at: int | None, best_metric: str = "",
-              damaged: Mapping[int, str] | None = None) -> None:
+    def start(
+        self,
+        *,
+        total_steps: int,
+        resumed_at: int | None,
+        best_metric: str = "",
+        damaged: Mapping[int, str] | None = None,
+    ) -> None:
         """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed. `damaged`: what was
         said of checkpoints that could not be resumed from, by step."""
         with writing(self.path):
@@ -115,19 +150,41 @@ class RunFolder:
                 shutil.rmtree(self.path)
                 self._replace = False
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / _RESERVE).write_bytes(bytes(_RESERVED))  # room for the last words, whatever the run fills
-        write_text(self.path / "config.yaml", yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False))
+            (self.path / _RESERVE).write_bytes(
+                bytes(_RESERVED)
+            )  # room for the last words, whatever the run fills
+        write_text(
+            self.path / "config.yaml",
+            yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False),
+        )
         info = {
-            "name": self.config.name, "command": " ".join(sys.argv), "cwd": os.getcwd(),
+            "name": self.config.name,
+            "command": " ".join(sys.argv),
+            "cwd": os.getcwd(),
             "started": datetime.now(timezone.utc).isoformat(),
-            "versions": versions(), "machine": {"platform": platform.platform(), "cpu": platform.processor() or
-                                                platform.machine(), "cores": os.cpu_count()},
-            "model": self.config.model.path, "task": ", ".join(sorted({s.task for s in self.config.data.train})),
-            "total_steps": total_steps, "resumed_at": resumed_at, "best_metric": best_metric, "status": "running",
-            **({"damaged_checkpoints": {str(step): words for step, words in damaged.items()}} if damaged else {})}
+            "versions": versions(),
+            "machine": {
+                "platform": platform.platform(),
+                "cpu": platform.processor() or platform.machine(),
+                "cores": os.cpu_count(),
+            },
+            "model": self.config.model.path,
+            "task": ", ".join(sorted({s.task for s in self.config.data.train})),
+            "total_steps": total_steps,
+            "resumed_at": resumed_at,
+            "best_metric": best_metric,
+            "status": "running",
+            **(
+                {"damaged_checkpoints": {str(step): words for step, words in damaged.items()}}
+                if damaged
+                else {}
+            ),
+        }
         write_json(self.path / "run.json", info)
 
-    def finish(self, status: str, *, signal: str | None = None, error: BaseException | None = None) -> None:
+    def finish(
+        self, status: str, *, signal: str | None = None, error: BaseException | None = None
+    ) -> None:
         """Set the status in run.json (finished, interrupted, failed), the signal that ended the run and the words of the error;
         unlock the folder. Raises nothing: where run.json cannot be written, standard error says so."""
         file = self.path / "run.json"
@@ -136,10 +193,20 @@ class RunFolder:
                 info = json.loads(file.read_text(encoding="utf-8"))
                 with suppress(OSError):
                     (self.path / _RESERVE).unlink()
-                words = {"error": f"{type(error).__name__}: {error}"[:2000]} if error is not None else {}
-                write_json(file, {**info, "status": status, **({"signal": signal} if signal else {}), **words})
+                words = (
+                    {"error": f"{type(error).__name__}: {error}"[:2000]}
+                    if error is not None
+                    else {}
+                )
+                write_json(
+                    file,
+                    {**info, "status": status, **({"signal": signal} if signal else {}), **words},
+                )
         except (OSError, ValueError) as problem:
-            print(f"warning: {file} still says what it said before, the run's status is '{status}': {problem}", file=sys.stderr)
+            print(
+                f"warning: {file} still says what it said before, the run's status is '{status}': {problem}",
+                file=sys.stderr,
+            )
         finally:
             self.lock.release()
 
@@ -153,7 +220,11 @@ class RunFolder:
         for name in ("metrics.jsonl", "alarms.jsonl", "failures.jsonl"):
             file = self.path / name
             if file.exists():
-                lines = [line for line in file.read_text(encoding="utf-8").split("\n") if _step_of(line, step + 1) <= step]
+                lines = [
+                    line
+                    for line in file.read_text(encoding="utf-8").split("\n")
+                    if _step_of(line, step + 1) <= step
+                ]
                 write_text(file, "".join(line + "\n" for line in lines))
         for folder in (self.path / "eval", self.path / "rollouts"):
             for entry in folder.glob("step_*") if folder.is_dir() else ():

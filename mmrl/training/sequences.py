@@ -8,6 +8,7 @@ place of its own.
 
 Legend: N tokens of a turn, V values and advantages of it: 1, or one per action step.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,15 @@ from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import extends, pack_turns, packed_length, within_budget
 
-__all__ = ["Place", "RolloutTargets", "TrainingSample", "TrainingTurn", "bundles", "plan_of", "token_weight"]
+__all__ = [
+    "Place",
+    "RolloutTargets",
+    "TrainingSample",
+    "TrainingTurn",
+    "bundles",
+    "plan_of",
+    "token_weight",
+]
 
 Place = tuple[tuple[int, int, int], int]
 """Key of a group, number of the rollout in it."""
@@ -78,8 +87,11 @@ class TrainingSample:
     denominator: float
 
 
-def token_weight(tokens: int, aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"],
-                 max_length: int | None = None) -> tuple[float, float]:
+def token_weight(
+    tokens: int,
+    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"],
+    max_length: int | None = None,
+) -> tuple[float, float]:
     """(weight of each token, share of the denominator) of a rollout with so many tokens in the loss, over all of its turns.
 
     token_mean: 1, its tokens (DAPO). sequence_mean: 1 / tokens, 1 (GRPO; every rollout weighs the same). dr_grpo: 1, the constant
@@ -87,7 +99,9 @@ def token_weight(tokens: int, aggregate: Literal["token_mean", "sequence_mean", 
     """
     if aggregate == "dr_grpo":
         if not max_length:
-            raise ConfigError("aggregate dr_grpo divides by a constant length: expected the most tokens of a rollout, found none")
+            raise ConfigError(
+                "aggregate dr_grpo divides by a constant length: expected the most tokens of a rollout, found none"
+            )
         return 1.0, float(max_length) if tokens else 0.0
     modes: dict[str, LengthNorm] = {"token_mean": "token_mean", "sequence_mean": "trajectory_mean"}
     norm = length_weights([tokens], modes[aggregate])
@@ -100,8 +114,13 @@ def bundles(samples: Iterable[TrainingSample]) -> list[Bundle]:
     group: tuple[int, int, int] | None = None
     for sample in samples:
         for turn in sample.turns:
-            known = found[-1] if found and sample.place[0] == group else []  # groups of one sample are bundles of their own
-            if known and (turn.prompt is known[0].prompt or extends(turn.prompt, known[-1].prompt, known[-1].tokens)):
+            known = (
+                found[-1] if found and sample.place[0] == group else []
+            )  # groups of one sample are bundles of their own
+            if known and (
+                turn.prompt is known[0].prompt
+                or extends(turn.prompt, known[-1].prompt, known[-1].tokens)
+            ):
                 known.append(turn)
             else:
                 found.append([turn])
@@ -112,5 +131,11 @@ def bundles(samples: Iterable[TrainingSample]) -> list[Bundle]:
 def plan_of(samples: Iterable[TrainingSample], token_budget: int) -> list[list[TrainingTurn]]:
     """The turns of each micro-batch, in order, which are within the token budget (one bundle at least)."""
     packed = bundles(samples)
-    lengths = [sum(map(packed_length, pack_turns([t.prompt for t in b], [t.tokens for t in b]))) for b in packed]
-    return [[t for number in part for t in packed[number]] for part in within_budget(lengths, token_budget)]
+    lengths = [
+        sum(map(packed_length, pack_turns([t.prompt for t in b], [t.tokens for t in b])))
+        for b in packed
+    ]
+    return [
+        [t for number in part for t in packed[number]]
+        for part in within_budget(lengths, token_budget)
+    ]

@@ -1,4 +1,5 @@
 """TensorBoard and Weights & Biases on request; metrics.jsonl is always written and remains the source of every number."""
+
 from __future__ import annotations
 
 import importlib
@@ -25,9 +26,13 @@ def import_trackers(config: RunConfig) -> dict[str, Any]:
             continue
         try:
             found[key] = importlib.import_module(module)
-        except Exception as error:  # a dependency of the wrong version raises what it likes (protobuf: TypeError)
-            raise MissingExtraError(f"train.{key} needs {module}, whose import fails with {type(error).__name__}: {error}; "
-                                    f"{install_command(key)}, or set train.{key}: false") from error
+        except (
+            Exception
+        ) as error:  # a dependency of the wrong version raises what it likes (protobuf: TypeError)
+            raise MissingExtraError(
+                f"train.{key} needs {module}, whose import fails with {type(error).__name__}: {error}; "
+                f"{install_command(key)}, or set train.{key}: false"
+            ) from error
     return found
 
 
@@ -43,14 +48,22 @@ class Trackers:
                 self._writer = modules["tensorboard"].SummaryWriter(str(folder / "tensorboard"))
         if "wandb" in modules:
             try:
-                self._wandb = modules["wandb"].init(name=config.name, dir=str(folder), config=config.model_dump(mode="json"))
-            except modules["wandb"].Error as error:  # no API key, no network, no right to the project
-                raise ConfigError(f"train.wandb: Weights & Biases did not start the run: {error}; run `wandb login`, set "
-                                  "WANDB_MODE=offline, or train.wandb: false") from error
+                self._wandb = modules["wandb"].init(
+                    name=config.name, dir=str(folder), config=config.model_dump(mode="json")
+                )
+            except modules[
+                "wandb"
+            ].Error as error:  # no API key, no network, no right to the project
+                raise ConfigError(
+                    f"train.wandb: Weights & Biases did not start the run: {error}; run `wandb login`, set "
+                    "WANDB_MODE=offline, or train.wandb: false"
+                ) from error
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Send every number of a step's row."""
-        numbers = {printable(k): v for k, v in row.items() if k != "step" and isinstance(v, (int, float))}
+        numbers = {
+            printable(k): v for k, v in row.items() if k != "step" and isinstance(v, (int, float))
+        }
         if self._writer is not None:
             with optional("the log for TensorBoard"):
                 for name, value in numbers.items():

@@ -8,6 +8,7 @@ the groups that had been rolled out ahead are rolled out with newer weights. Pip
 arrival: gradients are summed in the order in which simulators happen to answer, so any two such runs agree to rounding only,
 killed or not; schedule.order key is bit for bit.
 """
+
 from __future__ import annotations
 
 import pkgutil
@@ -21,7 +22,12 @@ import torch
 from mmrl.config import RunConfig, effective_threads
 from mmrl.data.sources import note_lines, write_rejected, write_skipped
 from mmrl.distributed.cluster.run import cluster_metrics
-from mmrl.distributed.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.distributed.engines import (
+    TrainEngine,
+    accelerator_options,
+    build_actor,
+    build_train_engine,
+)
 from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
 from mmrl.evaluation.evaluate import flat_metrics, write_evaluation
@@ -60,12 +66,26 @@ class Trainer:
     learner: Learner  # while the run is open
     pipeline: Pipeline[Any, UpdateResult]  # while the run is open
 
-    def __init__(self, config: RunConfig, *, resume: bool | Literal["auto"] = False, overwrite: bool = False,
-                 on_event: Any = None, rollouts: Callable[[Any, World], RolloutSource] | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        resume: bool | Literal["auto"] = False,
+        overwrite: bool = False,
+        on_event: Any = None,
+        rollouts: Callable[[Any, World], RolloutSource] | None = None,
+    ) -> None:
         if (threads := effective_threads(config)) is not None:
             torch.set_num_threads(threads)
-        self.config, self.on_event, self._source = config, on_event or (lambda kind, payload: None), rollouts
-        self.world = World(torch.device(config.model.device) if config.model.device else None, **accelerator_options(config))
+        self.config, self.on_event, self._source = (
+            config,
+            on_event or (lambda kind, payload: None),
+            rollouts,
+        )
+        self.world = World(
+            torch.device(config.model.device) if config.model.device else None,
+            **accelerator_options(config),
+        )
         with self.world.telling():
             self._open(resume, overwrite)
         self._build_engines()
@@ -78,7 +98,9 @@ class Trainer:
         self.resume, self.overwrite = resume, overwrite and not resume
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
         if self.world.is_main:
-            with self.folder.held(resume=resume, overwrite=overwrite):  # a trainer that never trains keeps nobody out
+            with self.folder.held(
+                resume=resume, overwrite=overwrite
+            ):  # a trainer that never trains keeps nobody out
                 self.checkpoints.clean()
         self.world.barrier()
         self.start = find_start(self.checkpoints, resume, self.world)
@@ -92,23 +114,31 @@ class Trainer:
         if self.world.is_main:
             self.on_event("checked", {"config": config})
         with self.checkpoints.reading(self.start_step):
-            self.policy = self.rollouts.load_policy(self.checkpoints.path(self.start_step) if self.start_step else None)
+            self.policy = self.rollouts.load_policy(
+                self.checkpoints.path(self.start_step) if self.start_step else None
+            )
         self.optimizer = self._build_optimizer()
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
         self.media = MediaRecord()
         self._filled = -1  # optimizer steps taken when the actor got its weights
-        self._lost: list[dict[str, Any]] = []  # rows for failures.jsonl of a step that failed, which the main process does not have
+        self._lost: list[
+            dict[str, Any]
+        ] = []  # rows for failures.jsonl of a step that failed, which the main process does not have
 
     def _build_optimizer(self) -> torch.optim.AdamW:
-        return build_policy_optimizer(self.policy, self.config.optim, self.config.algorithm.critic.lr)
+        return build_policy_optimizer(
+            self.policy, self.config.optim, self.config.algorithm.critic.lr
+        )
 
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
         with self.world.telling():
             self.actor = build_actor(self.config, self.world, self.policy)
-        self.training: TrainEngine = build_train_engine(self.config, self.world, self.policy, self.optimizer)
+        self.training: TrainEngine = build_train_engine(
+            self.config, self.world, self.policy, self.optimizer
+        )
         with self.world.telling():
             self.rollouts.build(self.policy, self.actor)
 
@@ -118,10 +148,20 @@ class Trainer:
         s, c = self.config.schedule, self.config
         with self.rollouts.working(Opened(self.policy, self.actor, self.training, self.media)):
             self.learner = self.rollouts.learner()
-            settings = PipelineSettings(schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0)
-            with Pipeline(self.rollouts.groups, self.learner, settings, last_step=c.train.steps, version=self.start_step,
-                          timeline=self.rollouts.timeline) as self.pipeline:
-                if self.world.size > 1:  # a thread that waits for other processes may not be left behind: see World.stop
+            settings = PipelineSettings(
+                schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0
+            )
+            with Pipeline(
+                self.rollouts.groups,
+                self.learner,
+                settings,
+                last_step=c.train.steps,
+                version=self.start_step,
+                timeline=self.rollouts.timeline,
+            ) as self.pipeline:
+                if (
+                    self.world.size > 1
+                ):  # a thread that waits for other processes may not be left behind: see World.stop
                     self.pipeline.patience_s = _PATIENCE_S
                 self.rollouts.share(self.pipeline.exclusive)
                 yield
@@ -137,7 +177,11 @@ class Trainer:
         except Exception as error:
             if not (self.training.lockstep and self.training.engaged):
                 self.world.stop(error)
-            if self.world.stopping and (lost := self.world.gather(self._lost)) and self.world.is_main:
+            if (
+                self.world.stopping
+                and (lost := self.world.gather(self._lost))
+                and self.world.is_main
+            ):
                 self.folder.append("failures.jsonl", lost)
             raise
 
@@ -169,31 +213,65 @@ class Trainer:
         step, notes = self.start_step, list[str]()
         if step:
             state = self.checkpoints.load_state(step, self.training.load_optimizer_state)
-            unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}  # keys that an older checkpoint may lack
-            check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
-            notes += extension_notes(self.config, state["identity"].get("train.steps", self.config.train.steps), step)
+            unknown = {
+                "schedule": type(self.config.schedule)().model_dump(mode="json")
+            }  # keys that an older checkpoint may lack
+            check_identity(
+                {**run_identity(unknown), **state["identity"]},
+                run_identity(self.config.model_dump(mode="json")),
+            )
+            notes += extension_notes(
+                self.config, state["identity"].get("train.steps", self.config.train.steps), step
+            )
             self.alarms.load_state_dict(state["alarms"])
             self.learner.load_state_dict(state)
             self.rollouts.load_state_dict(state)
             restore_media(self.media, self.checkpoints.path(step), self._sources(), self.world)
-            if state.get("best_metric", self.best_metric) == self.best_metric:  # else numbers of two metrics would be compared
+            if (
+                state.get("best_metric", self.best_metric) == self.best_metric
+            ):  # else numbers of two metrics would be compared
                 self.best, self.best_step = sound_best(
-                    self.checkpoints, self.start, state["best"], state["best_step"], self.world)
+                    self.checkpoints, self.start, state["best"], state["best_step"], self.world
+                )
         if self.world.is_main:
             damaged = self.start.put_aside(self.checkpoints)
-            if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
+            if (
+                self.best_step in self.checkpoints.steps()
+            ):  # killed between writing a checkpoint and marking it
                 self.checkpoints.mark_best(self.best_step)
-            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None, best_metric=self.best_metric,
-                              damaged=damaged)
+            self.folder.start(
+                total_steps=self.config.train.steps,
+                resumed_at=step or None,
+                best_metric=self.best_metric,
+                damaged=damaged,
+            )
             self.folder.rewind(step if step else -1)
             sources = self._sources()
             rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
-            skipped = write_skipped(sources, self.folder.path / "skipped.json", len(self.rollouts.eval_sources))
-            self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
-                                    "skipped": skipped, "folder": self.folder.path,
-                                    "notes": [*self.start.notes, *notes, *note_lines(sources), *self.rollouts.notes()],
-                                    "trainable": sum(p.numel() for _, p in self.actor.trainable())})
-            self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
+            skipped = write_skipped(
+                sources, self.folder.path / "skipped.json", len(self.rollouts.eval_sources)
+            )
+            self.on_event(
+                "start",
+                {
+                    "step": step,
+                    "config": self.config,
+                    "best_metric": self.best_metric,
+                    "rejected": rejected,
+                    "skipped": skipped,
+                    "folder": self.folder.path,
+                    "notes": [
+                        *self.start.notes,
+                        *notes,
+                        *note_lines(sources),
+                        *self.rollouts.notes(),
+                    ],
+                    "trainable": sum(p.numel() for _, p in self.actor.trainable()),
+                },
+            )
+            self._raise_alarms(
+                [Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()]
+            )
         self.world.barrier()
 
     def _sources(self) -> list[Any]:
@@ -283,7 +361,9 @@ class Trainer:
         return alarms
 
     def _log_rollouts(self, step: int) -> None:
-        self.folder.append(f"rollouts/step_{step:06d}.jsonl", self.rollouts.logged(self.config.train.log_rollouts))
+        self.folder.append(
+            f"rollouts/step_{step:06d}.jsonl", self.rollouts.logged(self.config.train.log_rollouts)
+        )
 
     def _raise_alarms(self, alarms: list[Alarm]) -> None:
         self.folder.append("alarms.jsonl", [vars(a) for a in alarms])
@@ -301,11 +381,22 @@ class Trainer:
         if self.world.is_main:
             write_evaluation(evaluation, folder)
             if step == 0:
-                prompts = list(dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions))[: e.gallery]
-                write_json(self.folder.path / "gallery.json", {"prompts": [{"source": s, "id": i} for s, i in prompts]})
+                prompts = list(
+                    dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions)
+                )[: e.gallery]
+                write_json(
+                    self.folder.path / "gallery.json",
+                    {"prompts": [{"source": s, "id": i} for s, i in prompts]},
+                )
             self.on_event("eval", evaluation)
-        selection = evaluation.selection(self.best_metric, e.limit)  # the same samples at every step, also when all were used
-        return {**flat_metrics(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
+        selection = evaluation.selection(
+            self.best_metric, e.limit
+        )  # the same samples at every step, also when all were used
+        return {
+            **flat_metrics(evaluation),
+            "eval/selection": selection,
+            "time/eval": time.perf_counter() - began,
+        }
 
     def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
         began = time.perf_counter()
@@ -317,16 +408,28 @@ class Trainer:
         optimizer = self.training.optimizer_state()
         if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")
-            state = {"step": step, "identity": run_identity(settings), "best": best, "best_step": best_step,
-                     "best_metric": self.best_metric, "alarms": self.alarms.state_dict(), **self.learner.state_dict(),
-                     **self.rollouts.state_dict()}
+            state = {
+                "step": step,
+                "identity": run_identity(settings),
+                "best": best,
+                "best_step": best_step,
+                "best_metric": self.best_metric,
+                "alarms": self.alarms.state_dict(),
+                **self.learner.state_dict(),
+                **self.rollouts.state_dict(),
+            }
             try:
                 with self._alarmed(step):
-                    path = self.checkpoints.save(step, self.actor, optimizer, state, settings, self.media.files())
+                    path = self.checkpoints.save(
+                        step, self.actor, optimizer, state, settings, self.media.files()
+                    )
                 if better:
                     self.checkpoints.mark_best(step)
                 self.best, self.best_step = best, best_step
-                self.on_event("checkpoint", {"step": step, "path": path, "seconds": time.perf_counter() - began})
+                self.on_event(
+                    "checkpoint",
+                    {"step": step, "path": path, "seconds": time.perf_counter() - began},
+                )
             except CheckpointError as error:
                 if step == self.config.train.steps:
                     raise

@@ -7,6 +7,7 @@
 
 Used by mmrl.training.pipeline; knows neither groups nor models.
 """
+
 from __future__ import annotations
 
 import queue
@@ -49,7 +50,9 @@ class FairLock:
             self._waiting.append((me, turn))
         try:
             turn.acquire()  # released by the one before, who hands the lock over
-        except BaseException:  # interrupted while waiting: leave the line, or pass on what was just handed over
+        except (
+            BaseException
+        ):  # interrupted while waiting: leave the line, or pass on what was just handed over
             with self._inner:
                 handed_over = (me, turn) not in self._waiting
                 if not handed_over:
@@ -75,13 +78,19 @@ class TrainingThread(Generic[R]):
     A job of kind "finish" ends a step: its value is `result`, and `finished` names its step while the policy is still held.
     """
 
-    def __init__(self, exclusive: Callable[[], AbstractContextManager[Any]], timeline: Timeline) -> None:
+    def __init__(
+        self, exclusive: Callable[[], AbstractContextManager[Any]], timeline: Timeline
+    ) -> None:
         self._exclusive, self._timeline = exclusive, timeline
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], str, int, dict[str, int]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], str, int, dict[str, int]] | None] = (
+            queue.SimpleQueue()
+        )
         self._changed = threading.Condition()
         self.error: BaseException | None = None
         self._ending = False
-        self.finished = -1  # the last step whose finish() returned; set while the policy is still held
+        self.finished = (
+            -1
+        )  # the last step whose finish() returned; set while the policy is still held
         self.result: R  # of the last finish
         self._done = -1
         self._thread = threading.Thread(target=self._run, name="mmrl-train", daemon=True)
@@ -119,7 +128,10 @@ class TrainingThread(Generic[R]):
             while (taken := self._jobs.get()) is not None and not self._ending:
                 job, kind, step, args = taken
                 self._timeline.count("train queue", self._jobs.qsize())
-                with self._exclusive(), self._timeline.span("train", "train", kind=kind, step=step, **args):
+                with (
+                    self._exclusive(),
+                    self._timeline.span("train", "train", kind=kind, step=step, **args),
+                ):
                     found = job()
                     if kind == "finish":
                         self.finished, self.result = step, found

@@ -8,6 +8,7 @@ Only descriptions of media go to a worker and only the outcome comes back; tenso
 process decodes nothing, so a clip that kills or hangs a decoder costs that clip (MediaError of kind crashed or timeout) and
 nothing else. What is prepared is what would have been made without workers, bit for bit.
 """
+
 from __future__ import annotations
 
 import logging
@@ -51,8 +52,10 @@ class Media:
 
 def media_of(sample: Sample, recipe: int = 0) -> list[Media]:
     """Pictures, then clips of `sample`, in the order in which the encoder asks for them."""
-    return [*(_media(recipe, "image", path, image_overrides(sample)) for path in sample.images),
-            *(_media(recipe, "video", path, sample.params.get("video")) for path in sample.videos)]
+    return [
+        *(_media(recipe, "image", path, image_overrides(sample)) for path in sample.images),
+        *(_media(recipe, "video", path, sample.params.get("video")) for path in sample.videos),
+    ]
 
 
 def _media(recipe: int, kind: str, path: str, overrides: Mapping[str, Any] | None) -> Media:
@@ -69,16 +72,31 @@ def prepare(visuals: Any, media: Media) -> str:
         visuals.image(media.path, media.overrides)
     else:
         visuals.video(media.path, media.overrides)
-    return "uncached" if visuals.store.counts["uncached"] > uncached else "built" if visuals.stats.built > built else "present"
+    return (
+        "uncached"
+        if visuals.store.counts["uncached"] > uncached
+        else "built"
+        if visuals.stats.built > built
+        else "present"
+    )
 
 
 def _portable(visuals: Any) -> bytes:
     """A visual cache of the same keys and contents as pickled bytes: processors, settings and store, nothing held in memory."""
     whole = visuals.processor
-    parts = SimpleNamespace(image_processor=whole.image_processor, video_processor=whole.video_processor)
+    parts = SimpleNamespace(
+        image_processor=whole.image_processor, video_processor=whole.video_processor
+    )
     # a map held by a worker would keep its entry from eviction
-    bare = type(visuals)(parts, image_options=visuals.image_options, settings=visuals.settings, store=visuals.store,
-                         memory_bytes=0, keep_features=False, open_entries=0)
+    bare = type(visuals)(
+        parts,
+        image_options=visuals.image_options,
+        settings=visuals.settings,
+        store=visuals.store,
+        memory_bytes=0,
+        keep_features=False,
+        open_entries=0,
+    )
     return pickle.dumps(bare)
 
 
@@ -132,11 +150,20 @@ class Prefetcher:
     to whoever waits. A context manager; `close` leaves no process behind. Raises ConfigError for a cache without a store.
     """
 
-    def __init__(self, visuals: Sequence[Any], workers: int, *, timeout_s: float = 300.0, ahead: int = 256,
-                 restarts: int = 10) -> None:
+    def __init__(
+        self,
+        visuals: Sequence[Any],
+        workers: int,
+        *,
+        timeout_s: float = 300.0,
+        ahead: int = 256,
+        restarts: int = 10,
+    ) -> None:
         if workers < 1 or any(v.store is None for v in visuals):
-            raise ConfigError(f"expected at least one worker and a cache folder for what they prepare, found {workers} worker(s) "
-                              "and data.cache.dir null; set data.cache.dir, or data.workers to 0")
+            raise ConfigError(
+                f"expected at least one worker and a cache folder for what they prepare, found {workers} worker(s) "
+                "and data.cache.dir null; set data.cache.dir, or data.workers to 0"
+            )
         self.timeout_s, self.ahead = timeout_s, ahead
         self._changed = threading.Condition()
         self._urgent: deque[Media] = deque()
@@ -150,7 +177,9 @@ class Prefetcher:
         self._closing = self._rung = self._warned = False
         self._bell, self._ring = Pipe(duplex=False)
         recipes = [_portable(v) for v in visuals]
-        self._workers = [_Preparer(_serve, (recipes,), "mmrl-media", most=_MOST_BYTES) for _ in range(workers)]
+        self._workers = [
+            _Preparer(_serve, (recipes,), "mmrl-media", most=_MOST_BYTES) for _ in range(workers)
+        ]
         self._thread = threading.Thread(target=self._run, daemon=True, name="mmrl-prefetch")
         self._thread.start()
 
@@ -192,7 +221,10 @@ class Prefetcher:
             if media in self._done:
                 return self._done[media]
             error = self._failed[media]
-            if error.kind not in ("crashed", "timeout"):  # a file may be mended; one that kills is not tried again
+            if error.kind not in (
+                "crashed",
+                "timeout",
+            ):  # a file may be mended; one that kills is not tried again
                 del self._failed[media]
             raise error
 
@@ -258,7 +290,9 @@ class Prefetcher:
     def _feed(self) -> None:
         with self._changed:
             for worker in self._workers:
-                if worker.ready and worker.media is None and worker.alive:  # else reading will tell: no clip's fault
+                if (
+                    worker.ready and worker.media is None and worker.alive
+                ):  # else reading will tell: no clip's fault
                     media = self._next()
                     if media is None:
                         return
@@ -272,8 +306,14 @@ class Prefetcher:
             answer = worker.receive()
         except ChildError as error:
             if error.death.cause == "refused":
-                raise MMRLError(f"one did not start ({error.death.said}); set data.workers to 0 to see where") from error
-            why = error.death.said if error.death.cause == "message" else f"died (exit code {worker.death(END_S).code})"
+                raise MMRLError(
+                    f"one did not start ({error.death.said}); set data.workers to 0 to see where"
+                ) from error
+            why = (
+                error.death.said
+                if error.death.cause == "message"
+                else f"died (exit code {worker.death(END_S).code})"
+            )
             self._lost(worker, "crashed", f"the process that read it {why}")
             return
         worker.rest()
@@ -286,8 +326,11 @@ class Prefetcher:
         with self._changed:
             if isinstance(answer, str) and answer.startswith("unsure") and not self._warned:
                 self._warned = True
-                _LOG.warning("a media worker could not prepare %s (%s); media like it are prepared here (said once)", media.path,
-                             answer)
+                _LOG.warning(
+                    "a media worker could not prepare %s (%s); media like it are prepared here (said once)",
+                    media.path,
+                    answer,
+                )
             if isinstance(answer, MediaError):
                 self._failed[media] = answer
             else:
@@ -299,13 +342,21 @@ class Prefetcher:
         media = worker.media
         too_many = self._losses.lost()
         if media is not None:
-            self._settle(media, MediaError(
-                f"{media.path}: expected media that can be read, found that a worker {kind} on it: {why}; remove the row, or "
-                "encode the file again" + (" (or raise data.media_timeout_s)" if kind == "timeout" else ""),
-                kind=kind, path=media.path))
+            self._settle(
+                media,
+                MediaError(
+                    f"{media.path}: expected media that can be read, found that a worker {kind} on it: {why}; remove the row, or "
+                    "encode the file again"
+                    + (" (or raise data.media_timeout_s)" if kind == "timeout" else ""),
+                    kind=kind,
+                    path=media.path,
+                ),
+            )
         if too_many:
-            raise MMRLError(f"{self._losses.count} crashed or hung in a row, the last one: {why}; set data.workers to 0 to see "
-                            "where")
+            raise MMRLError(
+                f"{self._losses.count} crashed or hung in a row, the last one: {why}; set data.workers to 0 to see "
+                "where"
+            )
         worker.restart()
 
 

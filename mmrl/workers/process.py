@@ -27,6 +27,7 @@ A child is started, asked, waited for and ended; what goes wrong in between is a
 
 The rules of each user stay with it: whom a loss is blamed on, what is asked again, how many losses are too many.
 """
+
 from __future__ import annotations
 
 import abc
@@ -42,7 +43,17 @@ from typing import Literal
 
 from mmrl.errors import MMRLError
 
-__all__ = ["END_S", "MEMORY_EXIT", "Cause", "Child", "ChildError", "Death", "Losses", "end_group", "patience"]
+__all__ = [
+    "END_S",
+    "MEMORY_EXIT",
+    "Cause",
+    "Child",
+    "ChildError",
+    "Death",
+    "Losses",
+    "end_group",
+    "patience",
+]
 
 END_S = 5.0
 """Seconds for a process to end, once asked to, or killed: one that hangs in the kernel ends when the kernel lets it."""
@@ -76,15 +87,19 @@ class Death:
         """'was killed by SIGKILL', 'exited with status 3', or 'closed its pipe' of one that still ran."""
         if self.code is None:
             return "closed its pipe"
-        return f"was killed by {self.signal}" if self.code < 0 else f"exited with status {self.code}"
+        return (
+            f"was killed by {self.signal}" if self.code < 0 else f"exited with status {self.code}"
+        )
 
 
 class ChildError(MMRLError, RuntimeError):
     """A child cannot be used any more: `death` says how it ended. Users of the supervisor turn it into their own words."""
 
     def __init__(self, name: str, death: Death) -> None:
-        super().__init__(f"{name}: expected a process that answers, found that it "
-                         f"{death.how if death.cause in ('exit', 'signal', 'memory', 'pipe') else death.said or death.cause}")
+        super().__init__(
+            f"{name}: expected a process that answers, found that it "
+            f"{death.how if death.cause in ('exit', 'signal', 'memory', 'pipe') else death.said or death.cause}"
+        )
         self.death = death
 
 
@@ -183,10 +198,20 @@ class Child(abc.ABC):
         """How it ended, waiting up to `patience_s` for its status; without a cause that is told by the status."""
         code = self.wait(patience_s)
         if cause is None:
-            cause = "pipe" if code is None else "signal" if code < 0 else "memory" if code == MEMORY_EXIT else "exit"
+            cause = (
+                "pipe"
+                if code is None
+                else "signal"
+                if code < 0
+                else "memory"
+                if code == MEMORY_EXIT
+                else "exit"
+            )
         return Death(cause, code, said, self.tail())
 
-    def error(self, cause: Cause | None = None, said: str = "", *, patience_s: float = 0.0) -> ChildError:
+    def error(
+        self, cause: Cause | None = None, said: str = "", *, patience_s: float = 0.0
+    ) -> ChildError:
         """What to raise about it."""
         return ChildError(self.name, self.death(patience_s, cause, said))
 
@@ -217,5 +242,7 @@ def patience(deadlines: Iterable[float], most_s: float | None = None) -> float |
 
 def end_group(pid: int) -> None:
     """Kill the process group that process `pid` leads: the process and all that it started and that did not leave the group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left, or only what became another user's
+    with contextlib.suppress(
+        ProcessLookupError, PermissionError
+    ):  # none is left, or only what became another user's
         os.killpg(pid, signal.SIGKILL)

@@ -8,6 +8,7 @@
 Nothing is unpickled here, and nothing is believed of the bytes. Killed when nobody holds it any more and when the interpreter ends;
 a fork of the process that started it leaves it alone. Light to import: verifiers do so in each of their processes.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +29,9 @@ __all__ = ["TAIL", "Program"]
 TAIL = 3000
 """Bytes of stderr that an error ends with."""
 _MOST_STDERR = 4 << 20  # of a program that writes on and on: more is forgotten by `trim`
-_CHUNK = 1 << 16  # of one reading: a larger buffer would be mapped and unmapped for every short answer
+_CHUNK = (
+    1 << 16
+)  # of one reading: a larger buffer would be mapped and unmapped for every short answer
 _BLOCK = 1 << 20
 _SLICE_S = 1.0  # how often a silent program is asked whether it lives: what it started may hold its pipe open
 
@@ -58,12 +61,27 @@ class Program(Child):
     all that it starts ends with it. Raises OSError when it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], name: str, *, environment: Mapping[str, str] | None = None, cwd: str | None = None,
-                 talk: bool = True, passed: Sequence[int] = (), errors: bool = True, group: bool = False) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        name: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        talk: bool = True,
+        passed: Sequence[int] = (),
+        errors: bool = True,
+        group: bool = False,
+    ) -> None:
         self.command, self.name, self.group = tuple(command), name, group
         self._options: dict[str, Any] = {
-            "env": {**os.environ, **(environment or {})}, "cwd": cwd, "pass_fds": tuple(passed), "start_new_session": group,
-            "bufsize": 0, **dict.fromkeys(("stdin", "stdout"), subprocess.PIPE if talk else subprocess.DEVNULL)}
+            "env": {**os.environ, **(environment or {})},
+            "cwd": cwd,
+            "pass_fds": tuple(passed),
+            "start_new_session": group,
+            "bufsize": 0,
+            **dict.fromkeys(("stdin", "stdout"), subprocess.PIPE if talk else subprocess.DEVNULL),
+        }
         self._errors = errors
         self._stderr: IO[bytes] | None = None
         self.start()
@@ -72,11 +90,14 @@ class Program(Child):
 
     def start(self) -> None:
         """Start the command."""
-        self.held = bytearray()  # read, and not yet asked for; after an error: what came of the message
+        self.held = (
+            bytearray()
+        )  # read, and not yet asked for; after an error: what came of the message
         self._stderr = _appended() if self._errors else None
         try:
-            self.process: subprocess.Popen[bytes] = subprocess.Popen(self.command, stderr=self._stderr or subprocess.DEVNULL,
-                                                                     **self._options)
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                self.command, stderr=self._stderr or subprocess.DEVNULL, **self._options
+            )
         except BaseException:
             if self._stderr is not None:
                 self._stderr.close()
@@ -139,7 +160,7 @@ class Program(Child):
         descriptor, left = self.process.stdin.fileno(), memoryview(data)
         while left:
             try:
-                left = left[os.write(descriptor, left[:_BLOCK]):]
+                left = left[os.write(descriptor, left[:_BLOCK]) :]
             except BlockingIOError:
                 self._await(descriptor, select.POLLOUT)
             except OSError as error:
@@ -173,7 +194,9 @@ class Program(Child):
 
     def _closed(self, pipe: str) -> ChildError:
         """It seems to end by itself: its status is worth a moment, within the deadline."""
-        return self.error(said=f"closed its {pipe}", patience_s=patience([self.deadline], END_S) or 0.0)
+        return self.error(
+            said=f"closed its {pipe}", patience_s=patience([self.deadline], END_S) or 0.0
+        )
 
     def _take(self, count: int) -> bytes:
         with memoryview(self.held) as view:
@@ -206,13 +229,21 @@ class Program(Child):
     @property
     def stderr_size(self) -> int:
         """Bytes of it that are kept; 0 without."""
-        return 0 if self._stderr is None or self._stderr.closed else os.fstat(self._stderr.fileno()).st_size
+        return (
+            0
+            if self._stderr is None or self._stderr.closed
+            else os.fstat(self._stderr.fileno()).st_size
+        )
 
     def tail(self, most: int = TAIL) -> str:
         """The end of what it wrote to stderr."""
         if self._stderr is None or self._stderr.closed:
             return ""
-        return os.pread(self._stderr.fileno(), most, max(0, self.stderr_size - most)).decode("utf-8", "replace").strip()
+        return (
+            os.pread(self._stderr.fileno(), most, max(0, self.stderr_size - most))
+            .decode("utf-8", "replace")
+            .strip()
+        )
 
     def trim(self) -> None:
         """Forget a long stderr: a program that warns at every step would fill the disk."""

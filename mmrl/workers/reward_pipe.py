@@ -10,6 +10,7 @@ or closes it, leaves half a message: so a score is never told from another by it
 for this process by the run), the length, and the pickled (job id, score); what a forked copy would send is not sent, and what has
 no token, no id that was asked for or no end within the deadline is not believed. Reading never waits.
 """
+
 from __future__ import annotations
 
 import os
@@ -27,7 +28,9 @@ TOKEN_BYTES = 8
 CLOSED = 74
 """Exit status of a reward process whose pipe was closed by the reward."""
 _HEADER = struct.Struct(f">{TOKEN_BYTES}sI")
-_LONGEST = 8 << 20  # bytes of one score; what it may hold is bounded long before (mmrl.workers.scoring)
+_LONGEST = (
+    8 << 20
+)  # bytes of one score; what it may hold is bounded long before (mmrl.workers.scoring)
 _READ = 1 << 20
 
 
@@ -50,7 +53,9 @@ class ScoreWriter:
     def check(self) -> None:
         """To be asked after user code ran. Ends this process if it is a fork of the one that scores (user code returned twice, and
         the original goes on), or if the pipe is no longer there: while the job that closed it is still the one at hand."""
-        if os.getpid() != self._pid:  # os._exit: nothing of the original's is to be closed or flushed twice
+        if (
+            os.getpid() != self._pid
+        ):  # os._exit: nothing of the original's is to be closed or flushed twice
             os._exit(0)
         try:
             if self._place() == self._pipe:
@@ -64,7 +69,9 @@ class ScoreWriter:
         try:
             data = pickle.dumps((job, score))
             if len(data) > _LONGEST:
-                raise ValueError(f"expected a score of at most {_LONGEST:,} bytes, found {len(data):,}")
+                raise ValueError(
+                    f"expected a score of at most {_LONGEST:,} bytes, found {len(data):,}"
+                )
         except Exception as error:
             reason = f"reward_error: the score cannot be sent between processes: {type(error).__name__}: {error}"
             data = pickle.dumps((job, Score.failure(reason[:500], part_names)))
@@ -75,7 +82,7 @@ class ScoreWriter:
         self.check()
         data, self._waiting = memoryview(b"".join(self._waiting)), []
         while data:
-            data = data[os.write(self._connection.fileno(), data):]
+            data = data[os.write(self._connection.fileno(), data) :]
 
 
 class ScoreInbox:
@@ -112,9 +119,11 @@ class ScoreInbox:
             if len(self._buffer) < end:
                 break
             try:
-                job, score = pickle.loads(memoryview(self._buffer)[_HEADER.size:end])
+                job, score = pickle.loads(memoryview(self._buffer)[_HEADER.size : end])
             except Exception as error:  # what a class of the reward's own does when it is read
-                raise GarbledError(f"a score that cannot be read: {type(error).__name__}: {error}") from error
+                raise GarbledError(
+                    f"a score that cannot be read: {type(error).__name__}: {error}"
+                ) from error
             if not (isinstance(job, int) and isinstance(score, Score)):
                 raise GarbledError(f"expected a score, found {type(score).__name__}")
             found.append((job, score))

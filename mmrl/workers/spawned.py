@@ -9,6 +9,7 @@ A worker never outlives the process that started it, and leaves Ctrl-C and SIGTE
 print, goes to the standard error of the process that started it, up to MOST_OUTPUT bytes; the rest is read and dropped, so that a
 reward that prints every box of every answer neither fills the disk with its log nor waits for it.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -27,7 +28,15 @@ from typing import Any
 
 from mmrl.workers.process import END_S, Child
 
-__all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "MessageError", "Worker", "close_all", "read_message"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_OUTPUT",
+    "START_S",
+    "MessageError",
+    "Worker",
+    "close_all",
+    "read_message",
+]
 
 MOST_OUTPUT = 1 << 20
 """Bytes that a worker may print, its restarts included."""
@@ -45,7 +54,9 @@ def _without_main() -> Iterator[None]:
     notebook, once more. Ours needs nothing of it: what the script defines comes along by value (mmrl.registry.carried)."""
     main = sys.modules["__main__"]
     with _MAIN:
-        hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+        hidden: dict[str, Any] = {
+            name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)
+        }
         main.__spec__ = None
         try:
             yield
@@ -57,7 +68,9 @@ def _leave_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        os._exit(1)  # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
+        os._exit(
+            1
+        )  # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
 
 
 def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
@@ -72,23 +85,40 @@ def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
             room, worker.printed = max(0, MOST_OUTPUT - worker.printed), worker.printed + len(data)
             shown = data[:room]
             if len(data) >= room > 0:
-                shown += (f"\n[{worker.name}: the {MOST_OUTPUT:,} bytes that are shown of its output are used up; what it prints "
-                          "from here on is dropped]\n").encode()
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # our own standard error is gone: nobody to tell
+                shown += (
+                    f"\n[{worker.name}: the {MOST_OUTPUT:,} bytes that are shown of its output are used up; what it prints "
+                    "from here on is dropped]\n"
+                ).encode()
+            with contextlib.suppress(
+                OSError, ValueError, AttributeError
+            ):  # our own standard error is gone: nobody to tell
                 sys.stderr.write(shown.decode("utf-8", "replace"))
                 sys.stderr.flush()
 
 
-def _main(target: Callable[..., None], connection: Connection, progress: Any, output: Connection,
-          args: tuple[Any, ...]) -> None:
+def _main(
+    target: Callable[..., None],
+    connection: Connection,
+    progress: Any,
+    output: Connection,
+    args: tuple[Any, ...],
+) -> None:
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # not a terminal: lines would wait for a full block
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # terminals and schedulers send them to all processes
-        signal.signal(number, signal.SIG_IGN)  # .. the parent finishes its step with us and ends us in its own order
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+    ):  # terminals and schedulers send them to all processes
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # .. the parent finishes its step with us and ends us in its own order
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
+    with contextlib.suppress(
+        EOFError, BrokenPipeError, ConnectionResetError
+    ):  # the parent is gone: so are we
         target(connection, progress, *args)
 
 
@@ -110,7 +140,9 @@ def read_message(connection: Connection, most: int) -> Any:
     try:
         return pickle.loads(data)
     except Exception as error:  # whatever a class does when it is read
-        raise MessageError(f"sent a message that cannot be read: {type(error).__name__}: {error}") from error
+        raise MessageError(
+            f"sent a message that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 class Worker(Child):
@@ -120,7 +152,14 @@ class Worker(Child):
     unpickled here: it must be code of ours that sends them, on whatever data.
     """
 
-    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str, *, most: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        target: Callable[..., None],
+        args: tuple[Any, ...],
+        name: str,
+        *,
+        most: int = MOST_BYTES,
+    ) -> None:
         self.target, self.args, self.name, self.most = target, args, name, most
         self.printed = 0  # bytes so far
         self.start()
@@ -135,14 +174,23 @@ class Worker(Child):
         self.connection, child = context.Pipe()
         self.progress = context.RawArray("d", 2)
         reader, output = context.Pipe(duplex=False)
-        self.process = context.Process(target=_main, args=(self.target, child, self.progress, output, self.args), daemon=True,
-                                       name=self.name)
+        self.process = context.Process(
+            target=_main,
+            args=(self.target, child, self.progress, output, self.args),
+            daemon=True,
+            name=self.name,
+        )
         with _without_main():
             self.process.start()
         child.close()
         output.close()
         self._ended = threading.Event()
-        self._output = threading.Thread(target=_forward, args=(reader, self, self._ended), daemon=True, name=f"{self.name}-output")
+        self._output = threading.Thread(
+            target=_forward,
+            args=(reader, self, self._ended),
+            daemon=True,
+            name=f"{self.name}-output",
+        )
         self._output.start()
         self.ready = False
         self.begin(START_S)
@@ -173,7 +221,9 @@ class Worker(Child):
         self.stop()
         self.wait(END_S)
         self._ended.set()
-        self._output.join(2 * _LOOK_S)  # its last words; children that it left behind may print for ever
+        self._output.join(
+            2 * _LOOK_S
+        )  # its last words; children that it left behind may print for ever
         self.connection.close()
 
     def ask_to_end(self) -> None:
@@ -207,7 +257,9 @@ class Worker(Child):
         ValueError for a message that is too long."""
         data = ForkingPickler.dumps(message)
         if len(data) > self.most:
-            raise ValueError(f"{self.name}: expected a message of at most {self.most:,} bytes, found {len(data):,}")
+            raise ValueError(
+                f"{self.name}: expected a message of at most {self.most:,} bytes, found {len(data):,}"
+            )
         self.begin(limit_s)
         with contextlib.suppress(OSError):
             self.connection.send_bytes(data)

@@ -8,6 +8,7 @@ are retold from those programs, which assets/fixtures/extractors holds up agains
 answer these programs take one of them, and some call a reply right for every truth: what is a hack of the benchmark, or left to
 chance there, is wrong here (`DEVIATIONS`). They are for evaluation: as a reward, `native` cannot be talked into a second guess.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -20,7 +21,11 @@ __all__ = ["Asked", "DEVIATIONS", "EXTRACTORS", "Extractor", "Found", "check_ext
 
 EXTRACTORS: Mapping[str, Mapping[str, Extractor]] = {
     "mmmu": {"choice": choices.mmmu, "open_text": texts.mmmu_open},
-    "mathvista": {"choice": choices.mathvista, "numeric": numbers.mathvista, "open_text": texts.mathvista},
+    "mathvista": {
+        "choice": choices.mathvista,
+        "numeric": numbers.mathvista,
+        "open_text": texts.mathvista,
+    },
     "mvbench": {"choice": choices.mvbench},
     "tempcompass": {"choice": choices.tempcompass, "boolean": choices.tempcompass_yes_no},
     "vsibench": {"choice": choices.vsibench, "numeric": numbers.vsibench},
@@ -50,13 +55,17 @@ DEVIATIONS: Mapping[str, str] = {
 def check_extractor(name: object, task: str) -> str:
     """`name` when it is an extractor that reads the answers of `task`; raises ConfigError otherwise."""
     if name not in EXTRACTORS:
-        raise ConfigError(f"unknown extractor {name!r} of task {task}; expected one of {', '.join(EXTRACTORS)}."
-                          f"{did_you_mean(str(name), EXTRACTORS)}")
+        raise ConfigError(
+            f"unknown extractor {name!r} of task {task}; expected one of {', '.join(EXTRACTORS)}."
+            f"{did_you_mean(str(name), EXTRACTORS)}"
+        )
     if task not in EXTRACTORS[str(name)]:
         fitting = [known for known, kinds in EXTRACTORS.items() if task in kinds]
-        raise ConfigError(f"expected an extractor for answers of task {task}, {', '.join(fitting) or 'of which there is none'}, "
-                          f"found {name!r}, which reads {', '.join(EXTRACTORS[str(name)])}; set answers: native, or another "
-                          "extractor")
+        raise ConfigError(
+            f"expected an extractor for answers of task {task}, {', '.join(fitting) or 'of which there is none'}, "
+            f"found {name!r}, which reads {', '.join(EXTRACTORS[str(name)])}; set answers: native, or another "
+            "extractor"
+        )
     return str(name)
 
 

@@ -1,4 +1,5 @@
 """What an extractor is told of the question, and what it gives back."""
+
 from __future__ import annotations
 
 import string
@@ -22,7 +23,7 @@ class Asked(NamedTuple):
     @property
     def letters(self) -> str:
         """The letters of the options, 'ABCD'; all 26 where nobody knows how many there are."""
-        return string.ascii_uppercase[:self.number or len(self.options) or 26]
+        return string.ascii_uppercase[: self.number or len(self.options) or 26]
 
 
 class Found(NamedTuple):

@@ -4,6 +4,7 @@
 
 Each function takes (reply, asked) and gives the letter as shown, '' where the program finds none. Linear in the reply's length.
 """
+
 from __future__ import annotations
 
 import re
@@ -13,16 +14,39 @@ from mmrl.rewards.official.asked import NOTHING, Asked, Found
 from mmrl.rewards.official.numbers import quick
 from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 
-__all__ = ["longvideobench", "mathvista", "mlvu", "mmmu", "mvbench", "tempcompass", "tempcompass_yes_no", "videomme", "videommmu",
-           "vsibench"]
+__all__ = [
+    "longvideobench",
+    "mathvista",
+    "mlvu",
+    "mmmu",
+    "mvbench",
+    "tempcompass",
+    "tempcompass_yes_no",
+    "videomme",
+    "videommmu",
+    "vsibench",
+]
 
 _MMMU_MARKS = (",", ".", "!", "?", ";", ":", "'")
 _MMMU_WORDS = 5  # of a reply with more, the options' texts are looked for as well
 _VIDEOMME_PREFIXES = (
-    "The best answer is", "The correct answer is", "The answer is", "The answer",
-    "The best option isThe correct option is", "Best answer:Best option:")  # two commas are missing in the program
-_LONGVIDEO_PREFIXES = ("The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is",
-                       "The correct option is", "Best answer:", "Best option:")
+    "The best answer is",
+    "The correct answer is",
+    "The answer is",
+    "The answer",
+    "The best option isThe correct option is",
+    "Best answer:Best option:",
+)  # two commas are missing in the program
+_LONGVIDEO_PREFIXES = (
+    "The best answer is",
+    "The correct answer is",
+    "The answer is",
+    "The answer",
+    "The best option is",
+    "The correct option is",
+    "Best answer:",
+    "Best option:",
+)
 
 
 def _padded(reply: str) -> str:
@@ -50,8 +74,17 @@ def _by_content(text: str, asked: Asked) -> Found:
     """The option whose words stand last in a reply of more than five words."""
     if len(text.split()) <= _MMMU_WORDS:
         return NOTHING
-    low, words = text.lower(), {letter: option.lower() for letter, option in zip(asked.letters, asked.options, strict=False)}
-    return _last([letter for letter in words if words[letter] in low], lambda letter: low.rfind(words[letter]))
+    low, words = (
+        text.lower(),
+        {
+            letter: option.lower()
+            for letter, option in zip(asked.letters, asked.options, strict=False)
+        },
+    )
+    return _last(
+        [letter for letter in words if words[letter] in low],
+        lambda letter: low.rfind(words[letter]),
+    )
 
 
 def mmmu(reply: str, asked: Asked) -> Found:
@@ -79,7 +112,9 @@ def videommmu(reply: str, asked: Asked) -> Found:
     if bracketed.text:
         return bracketed
     if spaced := _said(text, asked.letters, "{} "):
-        return _last(spaced, lambda letter: text.rfind(f" {letter} "))  # -1 where it ends a word: then the first letter counts
+        return _last(
+            spaced, lambda letter: text.rfind(f" {letter} ")
+        )  # -1 where it ends a word: then the first letter counts
     return _by_content(text, asked)
 
 
@@ -107,7 +142,11 @@ def mvbench(reply: str, asked: Asked) -> Found:
     lines = reply.strip().split("\n")
     word = f"({lines[0]}".lower().split(" ")[0]
     plain = word.replace(".", "")
-    fitting = [letter for letter in asked.letters if plain in f"({letter.lower()})" or f"({letter.lower()})" in word]
+    fitting = [
+        letter
+        for letter in asked.letters
+        if plain in f"({letter.lower()})" or f"({letter.lower()})" in word
+    ]
     return Found(fitting[0]) if len(fitting) == 1 else NOTHING
 
 
@@ -115,7 +154,7 @@ def mlvu(reply: str, asked: Asked) -> Found:
     """JUNJIE99/MLVU, evaluation/multiple_choice_evaluation/choice_bench.py, check_ans: the character before the first ")", else the
     whole reply."""
     end = reply.find(")")
-    said = reply if end < 0 else reply[end - 1:end]
+    said = reply if end < 0 else reply[end - 1 : end]
     return Found(said) if len(said) == 1 and said in asked.letters else NOTHING
 
 

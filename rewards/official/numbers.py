@@ -1,7 +1,8 @@
 """Numbers out of replies, as the programs of VSI-Bench, MathVista and PixMo-Count take them.
 
-    python -c "from mmrl.rewards.official import Asked, extract; print(extract('vsibench', '3.5 m', Asked('numeric', 3)))"
+python -c "from mmrl.rewards.official import Asked, extract; print(extract('vsibench', '3.5 m', Asked('numeric', 3)))"
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -16,8 +17,29 @@ from mmrl.rewards.official.asked import NOTHING, Asked, Found
 __all__ = ["mathvista", "number", "pixmo_count", "plain", "quick", "vsibench"]
 
 _QUOTE = 'The answer is "'
-_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
-          "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")
+_WORDS = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+)
 _TOTAL = re.compile(r"a total of ([0-9]{1,300})(?![0-9])")
 
 
@@ -86,4 +108,4 @@ def pixmo_count(reply: str, asked: Asked) -> Found:
     totals = _TOTAL.findall(text.split("\n", 1)[0]) if count is None else []
     if totals:
         count = int(totals[-1])
-    return Found(str(count)) if count is not None and 0 <= count < 10 ** 12 else NOTHING
+    return Found(str(count)) if count is not None and 0 <= count < 10**12 else NOTHING

@@ -4,6 +4,7 @@ asked for.
     python -c "from mmrl.rewards.official import Asked; from mmrl.rewards.official.places import refcoco
     print(refcoco('At [1, 2, 3, 4].', Asked('grounding', None)))"
 """
+
 from __future__ import annotations
 
 import itertools
@@ -16,16 +17,24 @@ from mmrl.rewards.official.numbers import plain
 __all__ = ["points", "refcoco", "seeclick"]
 
 _NUMBER = r"-?\d{1,300}(?:\.\d{1,300})?"
-_FOUR = re.compile(rf"\[\s{{0,99}}({_NUMBER}),\s{{0,99}}({_NUMBER}),\s{{0,99}}({_NUMBER}),\s{{0,99}}({_NUMBER})\s{{0,99}}\]")
+_FOUR = re.compile(
+    rf"\[\s{{0,99}}({_NUMBER}),\s{{0,99}}({_NUMBER}),\s{{0,99}}({_NUMBER}),\s{{0,99}}({_NUMBER})\s{{0,99}}\]"
+)
 
 _THOUSANDTHS = re.compile(r"<box>\((\d{1,300}),(\d{1,300})\),\((\d{1,300}),(\d{1,300})\)</box>")
 _LOOSE = re.compile(r"-?\d+\.?\d*")
 _SHARE = r"-?\d{1,300}(?:\.\d{1,300})?%?"
 _TOKEN = re.compile(_SHARE)
-_PAIR = re.compile(rf"[\[(]\s{{0,99}}({_SHARE})\s{{0,99}}(?:,|\s)\s{{0,99}}({_SHARE})\s{{0,99}}[\])]")
-_NAMED = re.compile(rf"""x['"]?\s{{0,99}}[:=]\s{{0,99}}({_SHARE}).*?y['"]?\s{{0,99}}[:=]\s{{0,99}}({_SHARE})""",
-    re.IGNORECASE | re.DOTALL)
-_TAG = re.compile(r"<\s{0,99}bbox[^>]{0,99}>(.*?)<\s{0,99}/\s{0,99}bbox\s{0,99}>", re.IGNORECASE | re.DOTALL)
+_PAIR = re.compile(
+    rf"[\[(]\s{{0,99}}({_SHARE})\s{{0,99}}(?:,|\s)\s{{0,99}}({_SHARE})\s{{0,99}}[\])]"
+)
+_NAMED = re.compile(
+    rf"""x['"]?\s{{0,99}}[:=]\s{{0,99}}({_SHARE}).*?y['"]?\s{{0,99}}[:=]\s{{0,99}}({_SHARE})""",
+    re.IGNORECASE | re.DOTALL,
+)
+_TAG = re.compile(
+    r"<\s{0,99}bbox[^>]{0,99}>(.*?)<\s{0,99}/\s{0,99}bbox\s{0,99}>", re.IGNORECASE | re.DOTALL
+)
 _MOST_CHARS = 4_000
 
 
@@ -33,7 +42,11 @@ def refcoco(reply: str, asked: Asked) -> Found:
     """EvolvingLMMs-Lab/lmms-eval, tasks/refcoco/utils_rec.py, parse_float_sequence_within: the first four numbers in one pair of
     brackets; a reply without them is the box of zeros there, which no IoU accepts, and nothing here."""
     found = _FOUR.search(reply)
-    return NOTHING if found is None else Found(f"[{', '.join(plain(float(value)) for value in found.groups())}]")
+    return (
+        NOTHING
+        if found is None
+        else Found(f"[{', '.join(plain(float(value)) for value in found.groups())}]")
+    )
 
 
 def seeclick(reply: str, asked: Asked) -> Found:
@@ -48,7 +61,9 @@ def seeclick(reply: str, asked: Asked) -> Found:
     found = [float(value) for value in itertools.islice(map(_match, _LOOSE.finditer(reply)), 5)]
     if len(found) == 2:
         return _point(found[0], found[1])
-    return _point((found[0] + found[2]) / 2, (found[1] + found[3]) / 2) if len(found) == 4 else NOTHING
+    return (
+        _point((found[0] + found[2]) / 2, (found[1] + found[3]) / 2) if len(found) == 4 else NOTHING
+    )
 
 
 def _match(found: re.Match[str]) -> str:

@@ -5,6 +5,7 @@
 
 These programs keep several texts and numbers of one reply and call it right when any of them is: a list of guesses wins.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,11 +17,32 @@ from mmrl.rewards.official.numbers import quick
 __all__ = ["mathvista", "mmmu_open", "videommmu_open", "whole"]
 
 _MMMU_SIGNS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
-_VIDEOMMMU_SIGNS = (*_MMMU_SIGNS, "are ", "in total ", "total ", "identify ", "recognize ", "calculated as ", "counted as ",
-                    "measured as ", "observed as ", "concluded as ", "found to be ", "equals ", "determined to be ", "number of ",
-                    "value is ", "adds up to ", "have ", "has ")
+_VIDEOMMMU_SIGNS = (
+    *_MMMU_SIGNS,
+    "are ",
+    "in total ",
+    "total ",
+    "identify ",
+    "recognize ",
+    "calculated as ",
+    "counted as ",
+    "measured as ",
+    "observed as ",
+    "concluded as ",
+    "found to be ",
+    "equals ",
+    "determined to be ",
+    "number of ",
+    "value is ",
+    "adds up to ",
+    "have ",
+    "has ",
+)
 _TRIVIAL = frozenset(":,.!?;'")
-_MOST_CHARS, _MOST_DIGITS = 20_000, re.compile(r"\d{300}")  # more is no answer, and would cost more than linear time
+_MOST_CHARS, _MOST_DIGITS = (
+    20_000,
+    re.compile(r"\d{300}"),
+)  # more is no answer, and would cost more than linear time
 _WITH_COMMAS = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
 _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?[eE][+-]?\d+")
 _SIMPLE = re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
@@ -61,16 +83,24 @@ def _normal(text: str) -> list[str | float]:
 def _same(said: Sequence[str | float], true: Sequence[str | float]) -> bool:
     """Any number is equal, or any true text is inside any said text."""
     words = [text for text in true if isinstance(text, str)]
-    return any(any(word in one for word in words) if isinstance(one, str) else one in true for one in said)
+    return any(
+        any(word in one for word in words) if isinstance(one, str) else one in true for one in said
+    )
 
 
 def _open(reply: str, asked: Asked, signs: Sequence[str]) -> Found:
     if len(reply) > _MOST_CHARS or _MOST_DIGITS.search(reply):
         return Found(reply, False)
     keys = _keys(reply, signs)
-    said = [value for text in (*keys, *(number for key in keys for number in _numbers(key))) for value in _normal(text)]
+    said = [
+        value
+        for text in (*keys, *(number for key in keys for number in _numbers(key)))
+        for value in _normal(text)
+    ]
     truths = asked.truth if isinstance(asked.truth, list) else [asked.truth]
-    return Found(keys[-1], _same(said, [value for truth in truths for value in _normal(str(truth))]))
+    return Found(
+        keys[-1], _same(said, [value for truth in truths for value in _normal(str(truth))])
+    )
 
 
 def mmmu_open(reply: str, asked: Asked) -> Found:

@@ -11,6 +11,7 @@ that hedging never pays. Every function is linear in the length of its text, run
 
     python -c "from mmrl.rewards.reading import unwrap; print(unwrap('**Answer:** \\\\boxed{7}.'))"
 """
+
 from __future__ import annotations
 
 from mmrl.errors import ConfigError, did_you_mean
@@ -26,5 +27,7 @@ LEVELS = ("strict", "native", "official")
 def check_level(level: object) -> str:
     """`level` when it is one of LEVELS; raises ConfigError otherwise."""
     if level not in LEVELS:
-        raise ConfigError(f"unknown answers {level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(str(level), LEVELS)}")
+        raise ConfigError(
+            f"unknown answers {level!r}; expected one of {', '.join(LEVELS)}.{did_you_mean(str(level), LEVELS)}"
+        )
     return str(level)

@@ -6,6 +6,7 @@ Two values beside each other are several answers. Every scan is one pass over th
 
     python -c "from mmrl.rewards.reading.blocks import json_block; print(json_block('The box is [1, 2, 3, 4].'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -16,7 +17,9 @@ from mmrl.rewards.reading.words import DOUBTS, Unread
 __all__ = ["blocks", "json_block"]
 
 MOST_CHARS = 40_000
-_FENCED = re.compile(r"```(?:[A-Za-z][\w+#.-]*[ \t]*\r?\n|(?:json|JSON|python)\b)?((?:[^`]|`(?!``))*)```")
+_FENCED = re.compile(
+    r"```(?:[A-Za-z][\w+#.-]*[ \t]*\r?\n|(?:json|JSON|python)\b)?((?:[^`]|`(?!``))*)```"
+)
 
 
 def blocks(text: str) -> list[tuple[int, int]]:
@@ -41,7 +44,10 @@ def json_block(text: str) -> str | None:
     if fences:
         if len(fences) > 1:
             raise Unread("several_values")
-        inside, around = fences[0][1].strip(), text[:fences[0].start()] + " " + text[fences[0].end():]
+        inside, around = (
+            fences[0][1].strip(),
+            text[: fences[0].start()] + " " + text[fences[0].end() :],
+        )
         if blocks(around):
             raise Unread("several_values")
     else:
@@ -51,7 +57,7 @@ def json_block(text: str) -> str | None:
         if len({text[start:end] for start, end in places}) > 1:
             raise Unread("several_values")
         start, end = places[0]
-        inside, around = text[start:end], text[:start] + " " + text[places[-1][1]:]
+        inside, around = text[start:end], text[:start] + " " + text[places[-1][1] :]
     if DOUBTS.search(around):
         raise Unread("hedged")
     return inside

@@ -12,6 +12,7 @@ One call is an action; two are several actions, whichever was meant.
 
     python -c "from mmrl.rewards.reading.calls import one_call; print(one_call('Action: press_back()'))"
 """
+
 from __future__ import annotations
 
 import json
@@ -29,40 +30,174 @@ __all__ = ["call_place", "one_call"]
 _MOST_CHARS = 4_000
 _TOOL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _ACTION_TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_MARK = re.compile(r"(?:^|\n)\s*(?:Action|Actions|actions|Grounded Operation|grounded operation|ACTION)\s?:\s*")
+_MARK = re.compile(
+    r"(?:^|\n)\s*(?:Action|Actions|actions|Grounded Operation|grounded operation|ACTION)\s?:\s*"
+)
 _NAMES = (
-    "click", "left_click", "leftclick", "tap", "touch", "double_click", "doubleclick", "left_double", "double_tap",
-    "right_click", "rightclick", "right_single", "middle_click", "middleclick", "triple_click", "tripleclick", "move", "moveto",
-    "move_to", "hover", "mouse_move", "drag", "dragto", "drag_to", "left_click_drag", "long_press", "longpress", "long_click",
-    "type", "write", "input", "typewrite", "hotkey", "press", "key", "key_press", "keypress", "scroll", "scroll_up",
-    "scroll_down", "scroll_left", "scroll_right", "swipe", "open_app", "openapp", "open", "launch", "press_back", "pressback",
-    "back", "navigate_back", "press_home", "presshome", "home", "navigate_home", "press_recent", "pressrecent", "press_enter",
-    "pressenter", "enter", "wait", "finished", "finish", "done", "complete", "terminate", "end", "call_user", "answer", "do",
-    "select", "goto", "go_back", "quote_text", "impossible")
-_CALL = re.compile(r"(?<![\w.])(?:(?:pyautogui|mobile|browser|computer|agent)\.)?"
-                   rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})\(", re.IGNORECASE)
-_LINE = re.compile(r"(?P<name>[A-Z][A-Z_]{2,20})"
-                   r"(?:\s*<point>\s*\[{1,2}\s*(?P<x>[0-9.]{1,12})\s*,\s*(?P<y>[0-9.]{1,12})\s*\]{1,2}\s*</point>"
-                   r"|\s*\[(?P<text>[^\[\]\n]{0,1000})\])?")
-_POSITIONAL = {"click": ("x", "y"), "double_click": ("x", "y"), "right_click": ("x", "y"), "middle_click": ("x", "y"),
-               "move": ("x", "y"), "type": ("text",), "press": ("keys",), "scroll": ("amount",), "open_app": ("app",)}
-_SAME = {
-    "leftclick": "click", "left_click": "click", "doubleclick": "double_click", "double_tap": "double_click", "left_double":
-    "double_click", "rightclick": "right_click", "right_single": "right_click", "middleclick": "middle_click",
-    "triple_click": "double_click", "tripleclick": "double_click", "moveto": "move", "mouse_move": "move", "hover": "move",
-    "dragto": "drag", "drag_to": "drag", "left_click_drag": "drag", "longpress": "long_press", "write": "type", "typewrite":
-    "type", "input": "type", "key_press": "press", "keypress": "press", "key": "press", "hotkey": "press", "launch":
-    "open_app", "openapp": "open_app", "open": "open_app", "pressback": "press_back", "presshome": "press_home",
-    "pressrecent": "press_recent", "pressenter": "press_enter", "back": "press_back", "home": "press_home", "finish":
-    "finished", "done": "finished", "complete": "finished", "end": "finished", "quote_text": "wait", "keyboard_enter":
+    "click",
+    "left_click",
+    "leftclick",
+    "tap",
+    "touch",
+    "double_click",
+    "doubleclick",
+    "left_double",
+    "double_tap",
+    "right_click",
+    "rightclick",
+    "right_single",
+    "middle_click",
+    "middleclick",
+    "triple_click",
+    "tripleclick",
+    "move",
+    "moveto",
+    "move_to",
+    "hover",
+    "mouse_move",
+    "drag",
+    "dragto",
+    "drag_to",
+    "left_click_drag",
+    "long_press",
+    "longpress",
+    "long_click",
+    "type",
+    "write",
+    "input",
+    "typewrite",
+    "hotkey",
+    "press",
+    "key",
+    "key_press",
+    "keypress",
+    "scroll",
+    "scroll_up",
+    "scroll_down",
+    "scroll_left",
+    "scroll_right",
+    "swipe",
+    "open_app",
+    "openapp",
+    "open",
+    "launch",
+    "press_back",
+    "pressback",
+    "back",
+    "navigate_back",
+    "press_home",
+    "presshome",
+    "home",
+    "navigate_home",
+    "press_recent",
+    "pressrecent",
     "press_enter",
+    "pressenter",
+    "enter",
+    "wait",
+    "finished",
+    "finish",
+    "done",
+    "complete",
+    "terminate",
+    "end",
+    "call_user",
+    "answer",
+    "do",
+    "select",
+    "goto",
+    "go_back",
+    "quote_text",
+    "impossible",
+)
+_CALL = re.compile(
+    r"(?<![\w.])(?:(?:pyautogui|mobile|browser|computer|agent)\.)?"
+    rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})\(",
+    re.IGNORECASE,
+)
+_LINE = re.compile(
+    r"(?P<name>[A-Z][A-Z_]{2,20})"
+    r"(?:\s*<point>\s*\[{1,2}\s*(?P<x>[0-9.]{1,12})\s*,\s*(?P<y>[0-9.]{1,12})\s*\]{1,2}\s*</point>"
+    r"|\s*\[(?P<text>[^\[\]\n]{0,1000})\])?"
+)
+_POSITIONAL = {
+    "click": ("x", "y"),
+    "double_click": ("x", "y"),
+    "right_click": ("x", "y"),
+    "middle_click": ("x", "y"),
+    "move": ("x", "y"),
+    "type": ("text",),
+    "press": ("keys",),
+    "scroll": ("amount",),
+    "open_app": ("app",),
 }
-_POINTS = ("start_box", "start_point", "point", "box", "coordinate", "element", "position", "start", "from_coord", "box_2d",
-           "bbox", "bbox_2d", "point_2d", "coordinates")
+_SAME = {
+    "leftclick": "click",
+    "left_click": "click",
+    "doubleclick": "double_click",
+    "double_tap": "double_click",
+    "left_double": "double_click",
+    "rightclick": "right_click",
+    "right_single": "right_click",
+    "middleclick": "middle_click",
+    "triple_click": "double_click",
+    "tripleclick": "double_click",
+    "moveto": "move",
+    "mouse_move": "move",
+    "hover": "move",
+    "dragto": "drag",
+    "drag_to": "drag",
+    "left_click_drag": "drag",
+    "longpress": "long_press",
+    "write": "type",
+    "typewrite": "type",
+    "input": "type",
+    "key_press": "press",
+    "keypress": "press",
+    "key": "press",
+    "hotkey": "press",
+    "launch": "open_app",
+    "openapp": "open_app",
+    "open": "open_app",
+    "pressback": "press_back",
+    "presshome": "press_home",
+    "pressrecent": "press_recent",
+    "pressenter": "press_enter",
+    "back": "press_back",
+    "home": "press_home",
+    "finish": "finished",
+    "done": "finished",
+    "complete": "finished",
+    "end": "finished",
+    "quote_text": "wait",
+    "keyboard_enter": "press_enter",
+}
+_POINTS = (
+    "start_box",
+    "start_point",
+    "point",
+    "box",
+    "coordinate",
+    "element",
+    "position",
+    "start",
+    "from_coord",
+    "box_2d",
+    "bbox",
+    "bbox_2d",
+    "point_2d",
+    "coordinates",
+)
 _ENDS = ("end_box", "end_point", "coordinate2", "coordinates2", "end", "to_coord", "end_coordinate")
 _TEXTS = ("content", "text", "message", "value", "input_text")
-_BUTTONS = {"back": "press_back", "home": "press_home", "menu": "press_recent", "recent": "press_recent", "enter": "press_enter",
-            "return": "press_enter"}
+_BUTTONS = {
+    "back": "press_back",
+    "home": "press_home",
+    "menu": "press_recent",
+    "recent": "press_recent",
+    "enter": "press_enter",
+    "return": "press_enter",
+}
 
 
 def _arguments(text: str) -> tuple[list[str], str] | None:
@@ -143,15 +278,32 @@ def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
     point = next((table[key] for key in _POINTS if table.get(key) is not None), None)
     end = next((table[key] for key in _ENDS if table.get(key) is not None), None)
     start, stop = (None if value is None else _point(value) for value in (point, end))
-    if start is None and isinstance(table.get("x"), (int, float)) and isinstance(table.get("y"), (int, float)):
+    if (
+        start is None
+        and isinstance(table.get("x"), (int, float))
+        and isinstance(table.get("y"), (int, float))
+    ):
         start = [float(table["x"]), float(table["y"])]
     direction = table.get("direction")
     if name.startswith("scroll_"):
         name, direction = "scroll", name.removeprefix("scroll_")
-    amount = next((table[key] for key in ("pixels", "amount", "clicks") if isinstance(table.get(key), (int, float))), None)
+    amount = next(
+        (
+            table[key]
+            for key in ("pixels", "amount", "clicks")
+            if isinstance(table.get(key), (int, float))
+        ),
+        None,
+    )
     if name == "scroll" and direction is None and amount:
         direction = "up" if amount > 0 else "down"
-    if space == "mobile" and name in ("drag", "swipe", "scroll") and start is not None and stop is not None and direction is None:
+    if (
+        space == "mobile"
+        and name in ("drag", "swipe", "scroll")
+        and start is not None
+        and stop is not None
+        and direction is None
+    ):
         name, direction = "swipe", _direction(start, stop)
     out["action"] = name
     if name in ("scroll", "swipe"):
@@ -163,14 +315,21 @@ def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
     if name == "press":
         out = {"action": "hotkey", "keys": _keys(table)}
     elif name == "open_app":
-        out["app"] = next((table[key] for key in ("app", "app_name", "name", *_TEXTS) if table.get(key)), None)
+        out["app"] = next(
+            (table[key] for key in ("app", "app_name", "name", *_TEXTS) if table.get(key)), None
+        )
     elif name in ("type", "select", "goto"):
-        out["text"] = next((table[key] for key in (*_TEXTS, "url", "option") if table.get(key) is not None), None)
+        out["text"] = next(
+            (table[key] for key in (*_TEXTS, "url", "option") if table.get(key) is not None), None
+        )
     return out
 
 
 def _keys(table: dict[str, Any]) -> Any:
-    keys = next((table[key] for key in ("keys", "key", "hotkey", *_TEXTS) if table.get(key) is not None), None)
+    keys = next(
+        (table[key] for key in ("keys", "key", "hotkey", *_TEXTS) if table.get(key) is not None),
+        None,
+    )
     return [str(key) for key in keys] if isinstance(keys, list) else keys
 
 
@@ -189,7 +348,11 @@ def _from_json(text: str, space: str) -> dict[str, Any] | None:
     inner = value.get("arguments", value)
     if not isinstance(inner, dict):
         return None
-    names = [inner[key] for key in ("action", "action_type", "type", "name") if isinstance(inner.get(key), str)]
+    names = [
+        inner[key]
+        for key in ("action", "action_type", "type", "name")
+        if isinstance(inner.get(key), str)
+    ]
     name = names[0] if names else value.get("name")
     rest = {key: entry for key, entry in inner.items() if key not in ("action", "action_type")}
     return _canonical(name, rest, space) if isinstance(name, str) else None
@@ -199,7 +362,7 @@ def _calls(text: str, space: str) -> list[dict[str, Any]]:
     """All function calls of a text, each once."""
     found: list[dict[str, Any]] = []
     while "(" in text and (call := _CALL.search(text)):
-        parsed = _arguments(text[call.end():])
+        parsed = _arguments(text[call.end() :])
         if parsed is None:
             break
         parts, text = parsed
@@ -216,9 +379,13 @@ def _line(text: str, space: str) -> dict[str, Any] | None:
     if not found or found["name"].lower() not in (*_NAMES, "open_app", "type", "scroll"):
         return None
     name, said = found["name"].lower(), found["text"]
-    table: dict[str, Any] = {} if found["x"] is None else {"point": [float(found["x"]), float(found["y"])]}
+    table: dict[str, Any] = (
+        {} if found["x"] is None else {"point": [float(found["x"]), float(found["y"])]}
+    )
     if said is not None:
-        table["direction" if name == "scroll" else "text"] = said.lower() if name == "scroll" else said
+        table["direction" if name == "scroll" else "text"] = (
+            said.lower() if name == "scroll" else said
+        )
     return _canonical(name, table, space)
 
 
@@ -229,7 +396,7 @@ def _region(text: str) -> str:
     marks = list(_MARK.finditer(text))
     if len(marks) != 1:
         return text
-    head, behind = text[:marks[0].start()], text[marks[0].end():]
+    head, behind = text[: marks[0].start()], text[marks[0].end() :]
     if _CALL.search(head) or blocks(head):
         return text  # another call in front of it
     return behind if _CALL.search(behind) or _LINE.match(behind.strip()) else text
@@ -275,4 +442,6 @@ def one_call(text: str, space: str = "any") -> str | None:
 def call_place(text: str) -> str | None:
     """The point (or box) of the one action of a text as JSON; None without an action, or one without a place. Raises Unread."""
     found = _one(text, "desktop")
-    return json.dumps(found["point"]) if found is not None and found.get("point") is not None else None
+    return (
+        json.dumps(found["point"]) if found is not None and found.get("point") is not None else None
+    )

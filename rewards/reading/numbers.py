@@ -5,6 +5,7 @@ The number must be the only one of the text, in digits or in words, and nothing 
 
     python -c "from mmrl.rewards.reading.numbers import one_number; print(one_number('The distance is 4.2 metres.', unit='m'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -16,16 +17,26 @@ __all__ = ["UNITS", "none_of_them", "one_number"]
 
 _MOST_CHARS = 400
 UNITS: dict[str, tuple[str, ...]] = {
-    "m": ("m", "meter", "meters", "metre", "metres"), "cm": ("cm", "centimeter", "centimeters", "centimetre", "centimetres"),
+    "m": ("m", "meter", "meters", "metre", "metres"),
+    "cm": ("cm", "centimeter", "centimeters", "centimetre", "centimetres"),
     "mm": ("mm", "millimeter", "millimeters", "millimetre", "millimetres"),
-    "km": ("km", "kilometer", "kilometers", "kilometre", "kilometres"), "ft": ("ft", "foot", "feet"),
+    "km": ("km", "kilometer", "kilometers", "kilometre", "kilometres"),
+    "ft": ("ft", "foot", "feet"),
     "in": ("in", "inch", "inches"),
-    "mi": ("mi", "mile", "miles"), "m2": ("m²", "square meters", "square metres", "square meter", "square metre", "sqm"),
-    "s": ("s", "sec", "secs", "second", "seconds"), "min": ("min", "mins", "minute", "minutes"),
+    "mi": ("mi", "mile", "miles"),
+    "m2": ("m²", "square meters", "square metres", "square meter", "square metre", "sqm"),
+    "s": ("s", "sec", "secs", "second", "seconds"),
+    "min": ("min", "mins", "minute", "minutes"),
     "h": ("h", "hr", "hrs", "hour", "hours"),
-    "kg": ("kg", "kilogram", "kilograms"), "g": ("g", "gram", "grams"), "px": ("px", "pixel", "pixels"),
-    "°": ("°", "deg", "degree", "degrees"), "%": ("%", "percent", "per cent"), "$": ("$", "usd", "dollar", "dollars"),
-    "€": ("€", "eur", "euro", "euros"), "£": ("£", "gbp", "pound", "pounds"), "¥": ("¥", "yuan", "yen", "rmb"),
+    "kg": ("kg", "kilogram", "kilograms"),
+    "g": ("g", "gram", "grams"),
+    "px": ("px", "pixel", "pixels"),
+    "°": ("°", "deg", "degree", "degrees"),
+    "%": ("%", "percent", "per cent"),
+    "$": ("$", "usd", "dollar", "dollars"),
+    "€": ("€", "eur", "euro", "euros"),
+    "£": ("£", "gbp", "pound", "pounds"),
+    "¥": ("¥", "yuan", "yen", "rmb"),
 }
 """Unit -> its spellings, in lower case."""
 _UNIT_OF = {spelling: unit for unit, spellings in UNITS.items() for spelling in spellings}
@@ -34,15 +45,26 @@ _WORD = "|".join((*NUMBER_WORDS, *SCALES))
 _TOKEN = re.compile(
     rf"(?P<digits>(?<![\w.,/])(?P<sign>-\s?)?(?P<money>[$€£¥]\s?)?(?=[0-9.+-])(?P<value>{_DIGITS})(?:\s?/\s?(?P<bottom>[0-9]+))?"
     rf"(?:\s(?P<scale>thousand|million|billion)\b)?(?P<unit>\s?(?:[%°€£]|[A-Za-z]+(?:\s(?:meters?|metres?|cent)\b)?²?)?)?(?![\w/]))"
-    rf"|\b(?P<words>(?:{_WORD})(?:(?:[- ]|\sand\s)(?:{_WORD}))*)\b(?:\s(?P<word_unit>[A-Za-z]+))?", re.IGNORECASE)
+    rf"|\b(?P<words>(?:{_WORD})(?:(?:[- ]|\sand\s)(?:{_WORD}))*)\b(?:\s(?P<word_unit>[A-Za-z]+))?",
+    re.IGNORECASE,
+)
 _ANY_NUMBER = re.compile(rf"[0-9]|\b(?:{_WORD})\b", re.IGNORECASE)
-_OTHER = re.compile(r"\b(?:dozens?|scores?|half|halves|quarters?|thirds?|minus|negative|googol|lakhs?|crores?|trillions?|k|bn|mn"
-                    r"|tn)\b", re.IGNORECASE)
+_OTHER = re.compile(
+    r"\b(?:dozens?|scores?|half|halves|quarters?|thirds?|minus|negative|googol|lakhs?|crores?|trillions?|k|bn|mn"
+    r"|tn)\b",
+    re.IGNORECASE,
+)
 _NOT_A_UNIT = ("k", "K", "M", "B", "st", "nd", "rd", "th")  # another size, or a place in a row
-_NONE = re.compile(r"(?:there (?:are|is|were) (?:no|none|not any|zero)|there aren['’]t any|i (?:can )?see no|none|no)\b"
-                   r"(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-_NO_COUNT = re.compile(r"\b(?:idea|way|doubt|answer|clue|information|image|picture|video|need|reason|telling|enough|clear|clearly"
-                       r"|sure|certain|count|can|know|see|only|one)\b", re.IGNORECASE)
+_NONE = re.compile(
+    r"(?:there (?:are|is|were) (?:no|none|not any|zero)|there aren['’]t any|i (?:can )?see no|none|no)\b"
+    r"(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_COUNT = re.compile(
+    r"\b(?:idea|way|doubt|answer|clue|information|image|picture|video|need|reason|telling|enough|clear|clearly"
+    r"|sure|certain|count|can|know|see|only|one)\b",
+    re.IGNORECASE,
+)
 
 
 def _unit(text: str | None, money: str | None) -> str:
@@ -57,7 +79,11 @@ def _spelled(found: re.Match[str]) -> str | None:
     if found["words"]:
         value = value_of_words(" ".join(found["words"].split()))
         return None if value is None else str(value)
-    text = ("-" if found["sign"] else "") + found["value"] + (f"/{found['bottom']}" if found["bottom"] else "")
+    text = (
+        ("-" if found["sign"] else "")
+        + found["value"]
+        + (f"/{found['bottom']}" if found["bottom"] else "")
+    )
     if not found["scale"]:
         return text
     try:
@@ -74,7 +100,7 @@ def one_number(text: str, unit: str = "", percent_of_one: bool = False) -> str |
     found = _TOKEN.search(text.replace("\u2212", "-"))
     if not found or not any(found[k] for k in ("words", "value")):
         return None
-    before, after = text[:found.start()], text[found.end():]
+    before, after = text[: found.start()], text[found.end() :]
     if _ANY_NUMBER.search(before) or _ANY_NUMBER.search(after):
         raise Unread("several_numbers")
     if HEDGES.search(before) or HEDGES.search(after) or LEADS.search(before) or _OTHER.search(text):
@@ -98,7 +124,18 @@ def none_of_them(text: str) -> bool:
         return False
     rest, alone = found["rest"], found[0].lower().startswith("none")
     if not rest.strip():
-        return found[0].lower() not in ("no", "there are no", "there is no", "there were no", "i see no", "i can see no")
+        return found[0].lower() not in (
+            "no",
+            "there are no",
+            "there is no",
+            "there were no",
+            "i see no",
+            "i can see no",
+        )
     if _NO_COUNT.search(rest.partition(" in the ")[0]) or HEDGES.search(rest):
         return False
-    return alone or found[0].lower().startswith(("there", "i ")) or rest.endswith(("visible", "present", "shown", "there", "here"))
+    return (
+        alone
+        or found[0].lower().startswith(("there", "i "))
+        or rest.endswith(("visible", "present", "shown", "there", "here"))
+    )

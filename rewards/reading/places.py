@@ -1,14 +1,15 @@
 """Boxes and points as released models write them -> JSON in the canonical spelling; the numbers keep the model's frame.
 
-    <ref>the dog</ref><box>[[10, 20, 30, 40]]</box>      InternVL           <box>(10,20),(30,40)</box>       Qwen-VL
-    <|ref|>dog<|/ref|><|det|>[[10, 20, 30, 40]]<|/det|>  DeepSeek-VL2       <ref>dog</ref><box>10 20 30 40</box>  MiniCPM-V
-    dog(10,20),(30,40)                                   Qwen2-VL without its special tokens
-    <|begin_of_box|>[10, 20, 30, 40]<|end_of_box|>       GLM-V              [[010,020,030,040]]              CogVLM, CogAgent
-    <point>500 500</point>   <point>[[500, 500]]</point> UI-TARS, OS-Atlas  (500, 500) in a sentence         SeeClick, UGround
-    <point x="12.5" y="80" alt="dog">dog</point>         Molmo: percent, which become numbers of the declared frame
+<ref>the dog</ref><box>[[10, 20, 30, 40]]</box>      InternVL           <box>(10,20),(30,40)</box>       Qwen-VL
+<|ref|>dog<|/ref|><|det|>[[10, 20, 30, 40]]<|/det|>  DeepSeek-VL2       <ref>dog</ref><box>10 20 30 40</box>  MiniCPM-V
+dog(10,20),(30,40)                                   Qwen2-VL without its special tokens
+<|begin_of_box|>[10, 20, 30, 40]<|end_of_box|>       GLM-V              [[010,020,030,040]]              CogVLM, CogAgent
+<point>500 500</point>   <point>[[500, 500]]</point> UI-TARS, OS-Atlas  (500, 500) in a sentence         SeeClick, UGround
+<point x="12.5" y="80" alt="dog">dog</point>         Molmo: percent, which become numbers of the declared frame
 
-    python -c "from mmrl.rewards.reading.places import one_place; print(one_place('Click at (500, 400).'))"
+python -c "from mmrl.rewards.reading.places import one_place; print(one_place('Click at (500, 400).'))"
 """
+
 from __future__ import annotations
 
 import json
@@ -23,17 +24,24 @@ _N = r"\s{0,4}([+-]?[0-9]{1,9}(?:\.[0-9]{1,9})?)\s{0,4}"
 _CORNERS = rf"\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)"
 _FOUR = rf"[\[(]{_N},{_N},{_N},{_N}[\])]"
 _TWO = rf"[\[(]{_N},{_N}[\])]"
-_SPACED = re.compile(rf"<(?:point|bbox|box)>{_N}(?:\s|,){_N}(?:(?:\s|,){_N}(?:\s|,){_N})?</(?:point|bbox|box)>")
+_SPACED = re.compile(
+    rf"<(?:point|bbox|box)>{_N}(?:\s|,){_N}(?:(?:\s|,){_N}(?:\s|,){_N})?</(?:point|bbox|box)>"
+)
 _NAMED = re.compile(rf"\bx\s?=\s?{_N},\s{{0,4}}y\s?=\s?{_N}")
 _GROUP = re.compile(rf"{_CORNERS}|{_FOUR}|{_TWO}")
 _BOX_TOKENS = re.compile(r"<\|(?:begin_of_box|end_of_box)\|>")
-_SPECIAL = re.compile(r"<\|?/?(?:ref|box|det|grounding|quad|object_ref_start|object_ref_end|box_start|box_end)\|?>"
-                      r"|<\|/(?:ref|det)\|>")
+_SPECIAL = re.compile(
+    r"<\|?/?(?:ref|box|det|grounding|quad|object_ref_start|object_ref_end|box_start|box_end)\|?>"
+    r"|<\|/(?:ref|det)\|>"
+)
 _TAGGED = re.compile(
     r"(?:<\|?(?:ref|object_ref_start)\|?>\s*([^<>]{1,200}?)\s*<(?:\|/ref\||/ref|\|object_ref_end\|)>\s*)?"
-    r"<\|?(?:box|det|box_start)\|?>([^<>]{1,20000})<(?:\|/det\||/box|/det|\|box_end\|)>")
+    r"<\|?(?:box|det|box_start)\|?>([^<>]{1,20000})<(?:\|/det\||/box|/det|\|box_end\|)>"
+)
 _MOLMO = re.compile(r"<points?\s([^<>]{1,4000})>[^<>]{0,400}</points?>")
-_MOLMO_PAIR = re.compile(r"""\bx([0-9]{0,3})\s?=\s?["']\s?([0-9.]{1,12})\s?["']\s{1,4}y\1\s?=\s?["']\s?([0-9.]{1,12})\s?["']""")
+_MOLMO_PAIR = re.compile(
+    r"""\bx([0-9]{0,3})\s?=\s?["']\s?([0-9.]{1,12})\s?["']\s{1,4}y\1\s?=\s?["']\s?([0-9.]{1,12})\s?["']"""
+)
 _FOUR_SPACED = re.compile(rf"{_N}\s{_N}\s{_N}\s{_N}")
 
 _MOST_LABEL = 60
@@ -86,7 +94,10 @@ def _percent(text: str, extent: Extent | None) -> list[list[float]] | None:
         raise Unread("unknown_size")
     pairs = [pair for tag in tags for pair in _MOLMO_PAIR.finditer(tag[1])]
     try:
-        return [[round(float(p[2]) / 100 * extent[0], 4), round(float(p[3]) / 100 * extent[1], 4)] for p in pairs]
+        return [
+            [round(float(p[2]) / 100 * extent[0], 4), round(float(p[3]) / 100 * extent[1], 4)]
+            for p in pairs
+        ]
     except ValueError:
         return []
 
@@ -123,7 +134,7 @@ def one_box(text: str) -> str | None:
     groups, around = _groups(bare)
     spaced = _FOUR_SPACED.search(around) if not groups else None
     if spaced:
-        groups, around = [_numbers(spaced)], around[:spaced.start()] + around[spaced.end():]
+        groups, around = [_numbers(spaced)], around[: spaced.start()] + around[spaced.end() :]
     boxes = [group for group in groups if len(group) == 4]
     if len(groups) > 1:
         raise Unread("several_boxes")
@@ -161,7 +172,7 @@ def labelled_boxes(text: str) -> str | None:
         return json.dumps([list(group) for group in fours]) if fours else block
     place = 0
     for found in re.finditer(_CORNERS, text):
-        name = text[place:found.start()].strip(" .,;:\n")
+        name = text[place : found.start()].strip(" .,;:\n")
         if len(name) > _MOST_LABEL or DOUBTS.search(name):
             raise Unread("hedged")
         objects.append({"bbox_2d": list(_numbers(found)), **({"label": name} if name else {})})
@@ -189,5 +200,9 @@ def many_points(text: str, extent: Extent | None = None) -> str | None:
         found = labelled_boxes(text)
         if found is not None:
             return found
-        return json.dumps([list(_numbers(m)) for m in _SPACED.finditer(text)]) if _SPACED.search(text) else None
+        return (
+            json.dumps([list(_numbers(m)) for m in _SPACED.finditer(text)])
+            if _SPACED.search(text)
+            else None
+        )
     return json_block(text)

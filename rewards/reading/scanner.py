@@ -5,6 +5,7 @@ may begin (the dog's box is none), and it ends one only where a value may end ('
 
     python -c "from mmrl.rewards.reading.scanner import marks; print(list(marks('see [1, \\"]\\"]')))"
 """
+
 from __future__ import annotations
 
 import re
@@ -37,7 +38,7 @@ def marks(text: str, opening: str = "[{(", inside: str = "") -> Iterator[tuple[i
         if char == "\\":
             skipped = place + 2 if quote else 0
         elif quote:
-            if char == quote and text[place + 1:place + 2].strip() in _AFTER:
+            if char == quote and text[place + 1 : place + 2].strip() in _AFTER:
                 quote = ""
         elif char in "'\"":
             quote = char if stack and _begins(text, place) else ""

@@ -7,6 +7,7 @@ Every number of the text must belong to a span, and nothing may doubt it.
 
     python -c "from mmrl.rewards.reading.times import spans_in; print(spans_in('in 10.0 - 20.0 seconds.'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -24,7 +25,9 @@ _PAIR = re.compile(
     rf"(?<![\w.:]){_TIME}{_UNIT}\s?(?:to\b|and\b|until\b|till\b|through\b|-|\u2013|\u2014|~)\s?{_AT}{_TIME}{_UNIT}(?![\w:])"
     rf"|\b(?:start|begin|starting|beginning)s?\s(?:time\s)?(?:is\s)?(?:at|from|:)?\s?{_AT}{_TIME}{_UNIT}[\s,;.]{{0,3}}"
     rf"(?:(?:and|it|the event)\s){{0,2}}(?:end|finish|stop|ending)(?:s|es)?\s(?:time\s)?(?:is\s)?(?:at|by|:)?\s?{_AT}{_TIME}{_UNIT}"
-    rf"(?![\w:])", re.IGNORECASE)
+    rf"(?![\w:])",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"[0-9]")
 
 

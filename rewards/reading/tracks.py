@@ -7,6 +7,7 @@
     python -c "from mmrl.rewards.reading.tracks import track_in; \
       print(track_in('[{\\"time\\": 0.5, \\"bbox_2d\\": [1, 2, 3, 4]}]'))"
 """
+
 from __future__ import annotations
 
 import json
@@ -22,7 +23,9 @@ __all__ = ["track_in"]
 
 _TIME_KEYS = ("time", "timestamp", "second", "seconds", "t", "frame", "frame_id", "frame_index")
 _BOX_KEYS = ("bbox_2d", "bbox", "box")
-_KEY = re.compile(r"(?:frame|second|sec|time|t)[ _=:#-]{0,2}([0-9]{1,9}(?:\.[0-9]{1,9})?)", re.IGNORECASE)
+_KEY = re.compile(
+    r"(?:frame|second|sec|time|t)[ _=:#-]{0,2}([0-9]{1,9}(?:\.[0-9]{1,9})?)", re.IGNORECASE
+)
 
 
 def _entry(item: Any) -> tuple[str, Any] | None:

@@ -1,12 +1,23 @@
 """Words that every translator knows: hedges, which no level reads, number words, and the one error.
 
-    python -c "from mmrl.rewards.reading.words import value_of_words; print(value_of_words('two hundred and five'))"
+python -c "from mmrl.rewards.reading.words import value_of_words; print(value_of_words('two hundred and five'))"
 """
+
 from __future__ import annotations
 
 import re
 
-__all__ = ["DOUBTS", "HEDGES", "LEADS", "NUMBER_WORDS", "ONES", "SCALES", "TENS", "Unread", "value_of_words"]
+__all__ = [
+    "DOUBTS",
+    "HEDGES",
+    "LEADS",
+    "NUMBER_WORDS",
+    "ONES",
+    "SCALES",
+    "TENS",
+    "Unread",
+    "value_of_words",
+]
 
 
 class Unread(ValueError):
@@ -17,11 +28,34 @@ class Unread(ValueError):
         self.reason = reason
 
 
-ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-        "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+ONES = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+)
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
-NUMBER_WORDS = {**{word: value for value, word in enumerate(ONES)}, **{word: 10 * (i + 2) for i, word in enumerate(TENS)}}
+NUMBER_WORDS = {
+    **{word: value for value, word in enumerate(ONES)},
+    **{word: 10 * (i + 2) for i, word in enumerate(TENS)},
+}
 
 # `isn't` is found by its end, and a word is compared only where its first letter is one of theirs: these two searches are most of
 # what a sentence costs
@@ -29,13 +63,19 @@ HEDGES = re.compile(  # next to these a number is not the answer, wherever they 
     r"[~≈≃≅<>≤≥≦≧≲≳≠±+√¬]|(?<=\w)n['’]t\b|\b(?=[abcdefgilmnoprtuw])(?:not|cannot|isnt|arent|dont|doesnt|no|nor|neither|never|without|least|most|more|less"
     r"|fewer|than|plus|minimum|maximum|min|max|approximately|approx|roughly|circa|ca|almost|nearly|exceed(?:s|ing)?|estimated?"
     r"|maybe|perhaps|possibly|probably|likely|might|may|could|ish|or|either|others?|another|except|excluding|but|instead"
-    r"|wrong|incorrect|false|unsure|unknown|guess(?:ing)?|if|unless)\b", re.IGNORECASE)
+    r"|wrong|incorrect|false|unsure|unknown|guess(?:ing)?|if|unless)\b",
+    re.IGNORECASE,
+)
 LEADS = re.compile(  # and behind these: '4 birds over the lake' is a count, 'over 4 birds' is none
     r"\b(?:about|around|over|under|above|below|beyond|to|near|between|within|past|many as|few as|some|up)\s+"
-    r"(?:(?:the|a|an|only|just)\s+)?[^\w\s]*$", re.IGNORECASE)
+    r"(?:(?:the|a|an|only|just)\s+)?[^\w\s]*$",
+    re.IGNORECASE,
+)
 DOUBTS = re.compile(  # with these a letter, a yes or a box is no answer, or is taken back
     r"(?<=\w)n['’]t\b|\b(?=[abcegimnopuw])(?:not|cannot|nor|neither|never|maybe|perhaps|possibly|probably|might|could|or|either|instead|except|unless"
-    r"|wrong|incorrect|unsure|unknown|unclear|guess(?:ing)?|alternatively|otherwise|both|wait|actually)\b", re.IGNORECASE)
+    r"|wrong|incorrect|unsure|unknown|unclear|guess(?:ing)?|alternatively|otherwise|both|wait|actually)\b",
+    re.IGNORECASE,
+)
 
 
 def value_of_words(text: str) -> int | None:
@@ -61,7 +101,11 @@ def value_of_words(text: str) -> int | None:
             last = SCALES[word]
         elif word in NUMBER_WORDS:
             value = NUMBER_WORDS[word]
-            fits = last is None or last in SCALES.values() or (last >= 20 and last < 100 and last % 10 == 0 and 0 < value < 10)
+            fits = (
+                last is None
+                or last in SCALES.values()
+                or (last >= 20 and last < 100 and last % 10 == 0 and 0 < value < 10)
+            )
             if not fits or (value == 0 and len(words) > 1):
                 return None
             group, last = group + value, value

@@ -12,6 +12,7 @@ The same table holds for numbers, letters, boxes, points, spans, tracks, actions
 
     python -c "from mmrl.rewards.reading.wrappers import unwrap; print(unwrap('\\\\boxed{\\\\text{B}}'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -22,14 +23,30 @@ __all__ = ["unwrap", "unwrap_text"]
 _MOST_LAYERS = 8
 _SPACE = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _NO_WIDTH = re.compile("[\u200b\u2060\ufeff]")
-_PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`"),
-          ('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u2018", "\u2019"), ("\u300c", "\u300d"))
+_PAIRS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+    ("**", "**"),
+    ("__", "__"),
+    ("*", "*"),
+    ("_", "_"),
+    ("`", "`"),
+    ('"', '"'),
+    ("'", "'"),
+    ("\u201c", "\u201d"),
+    ("\u2018", "\u2019"),
+    ("\u300c", "\u300d"),
+)
 _OPENING = frozenset(left[0] for left, _ in _PAIRS)
 _COMMANDS = ("\\boxed{", "\\fbox{", "\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
 _LANGUAGE = re.compile(r"```(?:[A-Za-z][\w+#.-]*[ \t]*\r?\n|(?:json|JSON|python|text)\b)?")
 _ANSWER = r"(?:the )?(?:final )?answer"
-_IN_FRONT = re.compile(rf"{_ANSWER} ?[:\uff1a]|(\*\*|__){_ANSWER} ?(?:[:\uff1a]\1|\1 ?[:\uff1a])|\u7b54\u6848 ?[:\uff1a]",
-                       re.IGNORECASE)
+_IN_FRONT = re.compile(
+    rf"{_ANSWER} ?[:\uff1a]|(\*\*|__){_ANSWER} ?(?:[:\uff1a]\1|\1 ?[:\uff1a])|\u7b54\u6848 ?[:\uff1a]",
+    re.IGNORECASE,
+)
 _CLOSING = frozenset(".!,;\u3002\uff01\uff0c\uff1b")
 
 
@@ -44,24 +61,31 @@ def _command(text: str) -> str | None:
     for place in range(len(name) - 1, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
         if not depth:
-            return text[len(name):place] if place == len(text) - 1 else None
+            return text[len(name) : place] if place == len(text) - 1 else None
     return None
 
 
 def _fenced(text: str) -> str | None:
     """What stands in a fence that is the whole text."""
-    if len(text) <= 6 or not text.startswith("```") or not text.endswith("```") or "```" in text[3:-3]:
+    if (
+        len(text) <= 6
+        or not text.startswith("```")
+        or not text.endswith("```")
+        or "```" in text[3:-3]
+    ):
         return None
     found = _LANGUAGE.match(text)
-    return text[found.end() if found else 3:-3] or None
+    return text[found.end() if found else 3 : -3] or None
 
 
 def _paired(text: str) -> str | None:
     """What stands between quotes, dollars or emphasis around the whole text."""
     for left, right in _PAIRS:
         if text.startswith(left) and text.endswith(right) and len(text) > len(left) + len(right):
-            inside = text[len(left):-len(right)]
-            if (right not in inside and left not in inside) or (inside[0] in "[{" and inside[-1] in "]}"):
+            inside = text[len(left) : -len(right)]
+            if (right not in inside and left not in inside) or (
+                inside[0] in "[{" and inside[-1] in "]}"
+            ):
                 return inside  # JSON has quotes of its own
     return None
 
@@ -75,7 +99,7 @@ def _one_layer(text: str) -> str:
     if first in _OPENING and (inside := _paired(text)) is not None:
         return inside
     if first in "aAfFtT*_\u7b54" and (found := _IN_FRONT.match(text)) and found.end() < len(text):
-        return text[found.end():]
+        return text[found.end() :]
     if last in _CLOSING and len(text) > 1 and text[-2] not in ".\u2026":  # dots in a row are no end
         return text[:-1]
     return text
@@ -108,8 +132,10 @@ def _bare_text(text: str) -> str:
             inner = _fenced(text)
         elif text[:1] == "\\":
             inner = _command(text)
-        elif text[:1] in ("a", "A", "f", "F", "t", "T", "*", "_", "\u7b54") and (found := _IN_FRONT.match(text)):
-            inner = text[found.end():]
+        elif text[:1] in ("a", "A", "f", "F", "t", "T", "*", "_", "\u7b54") and (
+            found := _IN_FRONT.match(text)
+        ):
+            inner = text[found.end() :]
         if inner is None or not inner.strip():
             break
         text = inner.strip()

@@ -6,6 +6,7 @@
 
 Readers hold one episode's numbers at a time and decode pictures only when they are asked for.
 """
+
 from __future__ import annotations
 
 import os
@@ -42,6 +43,8 @@ def open_demonstrations(path: str | os.PathLike[str], **settings: Any) -> Demons
         files = sorted(os.path.join(name, file) for file in os.listdir(name))
     files = [file for file in files if file.endswith((".hdf5", ".h5"))]
     if not files:
-        raise DataError(f"{name}: expected a LeRobot data set (a folder with meta/info.json) or LIBERO demonstrations (.hdf5), "
-                        f"found {'neither' if os.path.exists(name) else 'nothing there'}")
+        raise DataError(
+            f"{name}: expected a LeRobot data set (a folder with meta/info.json) or LIBERO demonstrations (.hdf5), "
+            f"found {'neither' if os.path.exists(name) else 'nothing there'}"
+        )
     return LiberoHdf5(files, **settings)

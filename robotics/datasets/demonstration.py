@@ -2,6 +2,7 @@
 
 Legend: T control steps, P steps with a picture of their own, A action dimensions, S proprioception values, H x W pixels.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -22,7 +23,9 @@ def import_or_say(name: str, command: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtraError(f"expected the package {name.partition('.')[0]}, found none ({error}): {command}") from error
+        raise MissingExtraError(
+            f"expected the package {name.partition('.')[0]}, found none ({error}): {command}"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +53,15 @@ class Demonstration:
     def pictures(self, camera: str, steps: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """uint8 (n, H, W, 3) of `camera` at these control steps (None: steps_P), read now. Raises DataError."""
         if camera not in self.cameras:
-            raise DataError(f"{self.source}: expected a camera of {', '.join(self.cameras) or 'none'}, found {camera!r}."
-                            f"{did_you_mean(camera, self.cameras)}")
+            raise DataError(
+                f"{self.source}: expected a camera of {', '.join(self.cameras) or 'none'}, found {camera!r}."
+                f"{did_you_mean(camera, self.cameras)}"
+            )
         wanted = [int(s) for s in (self.steps_P if steps is None else steps)]
         if any(not 0 <= step < len(self) for step in wanted):
-            raise DataError(f"{self.source}: expected steps from 0 to {len(self) - 1}, found {wanted}")
+            raise DataError(
+                f"{self.source}: expected steps from 0 to {len(self) - 1}, found {wanted}"
+            )
         return self.load(camera, wanted)
 
     def observation(self, step: int) -> Observation:
@@ -87,23 +94,43 @@ class RecordedEpisode:
     def check(self) -> None:
         """Raises DataError for lengths that do not match, values that are not finite and pictures that are not uint8 RGB."""
         T, P = len(self.actions_TA), len(self.steps_P)
-        found = {"executed_TA": len(self.executed_TA), "rewards_T": len(self.rewards_T), "success_T": len(self.success_T)}
+        found = {
+            "executed_TA": len(self.executed_TA),
+            "rewards_T": len(self.rewards_T),
+            "success_T": len(self.success_T),
+        }
         wrong = [f"{name} {length}" for name, length in found.items() if length != T]
-        wrong += [f"pictures of {name} {len(frames)} instead of {P}" for name, frames in self.images.items() if len(frames) != P]
+        wrong += [
+            f"pictures of {name} {len(frames)} instead of {P}"
+            for name, frames in self.images.items()
+            if len(frames) != P
+        ]
         if len(self.proprio_PS) != P:
             wrong.append(f"proprio_PS {len(self.proprio_PS)} instead of {P}")
         if T < 1 or wrong:
-            raise DataError(f"episode {self.state or '?'}: expected {T} control steps (at least 1) everywhere, found "
-                            f"{'; '.join(wrong) or 'none'}")
+            raise DataError(
+                f"episode {self.state or '?'}: expected {T} control steps (at least 1) everywhere, found "
+                f"{'; '.join(wrong) or 'none'}"
+            )
         steps = np.asarray(self.steps_P)
         if P < 1 or steps[0] != 0 or (np.diff(steps) < 1).any() or steps[-1] >= T:
-            raise DataError(f"episode {self.state or '?'}: expected picture steps ascending from 0 and below {T}, found "
-                            f"{steps.tolist()[:8]}")
-        for name, values in (("actions", self.actions_TA), ("executed actions", self.executed_TA), ("proprio", self.proprio_PS),
-                             ("rewards", self.rewards_T)):
+            raise DataError(
+                f"episode {self.state or '?'}: expected picture steps ascending from 0 and below {T}, found "
+                f"{steps.tolist()[:8]}"
+            )
+        for name, values in (
+            ("actions", self.actions_TA),
+            ("executed actions", self.executed_TA),
+            ("proprio", self.proprio_PS),
+            ("rewards", self.rewards_T),
+        ):
             if not np.isfinite(values).all():
-                raise DataError(f"episode {self.state or '?'}: expected finite {name}, found NaN or infinity; drop the episode")
+                raise DataError(
+                    f"episode {self.state or '?'}: expected finite {name}, found NaN or infinity; drop the episode"
+                )
         for name, frames in self.images.items():
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
-                raise DataError(f"episode {self.state or '?'}: expected uint8 pictures (P, H, W, 3) of {name}, found "
-                                f"{frames.dtype} {frames.shape}")
+                raise DataError(
+                    f"episode {self.state or '?'}: expected uint8 pictures (P, H, W, 3) of {name}, found "
+                    f"{frames.dtype} {frames.shape}"
+                )

@@ -7,6 +7,7 @@ pictures may use "high" or "small", which browsers can play.
 
     python -c "from mmrl.robotics.datasets.mp4 import VIDEO_SETTINGS; print(list(VIDEO_SETTINGS))"
 """
+
 from __future__ import annotations
 
 import os
@@ -37,9 +38,11 @@ class VideoSettings:
         return self.codec == "libx264rgb" and self.quality == ("qp", 0)
 
 
-VIDEO_SETTINGS = {"lossless": VideoSettings("libx264rgb", "rgb24", ("qp", 0)),
-                  "high": VideoSettings("libx264", "yuv444p", ("crf", 8)),
-                  "small": VideoSettings("libx264", "yuv420p", ("crf", 18))}
+VIDEO_SETTINGS = {
+    "lossless": VideoSettings("libx264rgb", "rgb24", ("qp", 0)),
+    "high": VideoSettings("libx264", "yuv444p", ("crf", 8)),
+    "small": VideoSettings("libx264", "yuv420p", ("crf", 18)),
+}
 
 
 def video_settings(name: str | VideoSettings) -> VideoSettings:
@@ -47,26 +50,41 @@ def video_settings(name: str | VideoSettings) -> VideoSettings:
     if isinstance(name, VideoSettings):
         return name
     if name not in VIDEO_SETTINGS:
-        raise ConfigError(f"expected video as one of {', '.join(VIDEO_SETTINGS)}, found {name!r}."
-                          f"{did_you_mean(name, VIDEO_SETTINGS)}")
+        raise ConfigError(
+            f"expected video as one of {', '.join(VIDEO_SETTINGS)}, found {name!r}."
+            f"{did_you_mean(name, VIDEO_SETTINGS)}"
+        )
     return VIDEO_SETTINGS[name]
 
 
 class Mp4File:
     """Appends pictures of one size; `seconds` is where the next one will be shown, `bytes` what was coded so far."""
 
-    def __init__(self, path: str, fps: int, height: int, width: int, settings: VideoSettings) -> None:
+    def __init__(
+        self, path: str, fps: int, height: int, width: int, settings: VideoSettings
+    ) -> None:
         av = import_or_say("av", install_command("video"))
         if settings.pix_fmt == "yuv420p" and (height % 2 or width % 2):
-            raise ConfigError(f"video small (yuv420p) expects even sides, found {width} x {height}; use lossless or high")
+            raise ConfigError(
+                f"video small (yuv420p) expects even sides, found {width} x {height}; use lossless or high"
+            )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self.fps, self.count, self.bytes, self.height, self.width = fps, 0, 0, height, width
         self._av = av
         self._container = av.open(path, "w")
-        options = {settings.quality[0]: str(settings.quality[1]), "preset": settings.preset, "g": str(settings.keyframe_every),
-                   "bf": "0", "forced-idr": "1"}
+        options = {
+            settings.quality[0]: str(settings.quality[1]),
+            "preset": settings.preset,
+            "g": str(settings.keyframe_every),
+            "bf": "0",
+            "forced-idr": "1",
+        }
         self._stream = self._container.add_stream(settings.codec, rate=fps, options=options)
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, settings.pix_fmt
+        self._stream.width, self._stream.height, self._stream.pix_fmt = (
+            width,
+            height,
+            settings.pix_fmt,
+        )
         self._stream.codec_context.thread_count = 1  # the same bytes on every machine
         self._stream.codec_context.time_base = Fraction(1, fps)
 

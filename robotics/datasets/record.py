@@ -10,6 +10,7 @@ al. 2017). Pictures are the cost, so `every` renders only each so-many-th contro
 `seed`, the environment and the state alone: the data set is the same, byte for byte, whatever the number of workers.
 An episode that raises, hangs or loses its process is counted and the recording goes on; a wrong setting stops it.
 """
+
 from __future__ import annotations
 
 import os
@@ -76,15 +77,25 @@ class _Reply:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def play_expert(simulator: Simulator, state: InitialState, *, noise: float = 0.0, speed: float = 1.0, every: int = 1, seed: int = 0,
-                repeat: int = 0) -> RecordedEpisode:
+def play_expert(
+    simulator: Simulator,
+    state: InitialState,
+    *,
+    noise: float = 0.0,
+    speed: float = 1.0,
+    every: int = 1,
+    seed: int = 0,
+    repeat: int = 0,
+) -> RecordedEpisode:
     """One episode of the scripted expert, until the first success, the end, or the horizon. `speed`: all actions but the
     gripper's are multiplied by it, labels too: a cautious demonstrator. `repeat`: how often this state was played before; the
     noise is another each time. Raises ActionError for an expert that gives actions which are not finite, ConfigError where
     there is no expert."""
     simulator.reset(state)
     spec = simulator.spec
-    rng = np.random.default_rng([seed, zlib.crc32(spec.key.encode()), int(state.split == "eval"), state.index, repeat])
+    rng = np.random.default_rng(
+        [seed, zlib.crc32(spec.key.encode()), int(state.split == "eval"), state.index, repeat]
+    )
     act = simulator.expert(rng, noise)
     steps, seen, labels, executed, rewards, success = [], [], [], [], [], []
     for t in range(spec.horizon):
@@ -93,8 +104,10 @@ def play_expert(simulator: Simulator, state: InitialState, *, noise: float = 0.0
             seen.append(simulator.observe())
         action, label = (np.asarray(value, np.float64) for value in act())
         if not (np.isfinite(action).all() and np.isfinite(label).all()):
-            raise ActionError(f"expected finite actions of the expert of {spec.suite}/{spec.task}, found {action.tolist()} in "
-                              f"step {t}")
+            raise ActionError(
+                f"expected finite actions of the expert of {spec.suite}/{spec.task}, found {action.tolist()} in "
+                f"step {t}"
+            )
         if speed != 1.0:
             scale = np.full(len(action), speed)
             if (gripper := simulator.action_space.gripper) is not None:
@@ -108,11 +121,21 @@ def play_expert(simulator: Simulator, state: InitialState, *, noise: float = 0.0
         if result.terminated or result.truncated or result.success:
             break
     images = {camera: np.stack([o.images[camera] for o in seen]) for camera in spec.cameras}
-    proprio_PS, labels_TA, executed_TA = (np.stack(rows).astype(np.float32)
-                                          for rows in ([o.proprio for o in seen], labels, executed))
-    return RecordedEpisode(seen[0].instruction, images, np.array(steps), proprio_PS, labels_TA, executed_TA,
-                           np.array(rewards, np.float32), np.array(success, bool), seed=state.seed,
-                           state=f"{spec.task}/{state.name}")
+    proprio_PS, labels_TA, executed_TA = (
+        np.stack(rows).astype(np.float32) for rows in ([o.proprio for o in seen], labels, executed)
+    )
+    return RecordedEpisode(
+        seen[0].instruction,
+        images,
+        np.array(steps),
+        proprio_PS,
+        labels_TA,
+        executed_TA,
+        np.array(rewards, np.float32),
+        np.array(success, bool),
+        seed=state.seed,
+        state=f"{spec.task}/{state.name}",
+    )
 
 
 class _Player:
@@ -127,9 +150,19 @@ class _Player:
             if self.simulator is None or self.key != job.spec.key:
                 self.close()
                 self.simulator, self.key = make_simulator(job.spec), job.spec.key
-            episode = play_expert(self.simulator, job.state, noise=job.noise, speed=job.speed, every=job.every, seed=job.seed,
-                                  repeat=job.repeat)
-            facts = {"versions": self.simulator.versions(), "action_names": list(self.simulator.action_space.names)}
+            episode = play_expert(
+                self.simulator,
+                job.state,
+                noise=job.noise,
+                speed=job.speed,
+                every=job.every,
+                seed=job.seed,
+                repeat=job.repeat,
+            )
+            facts = {
+                "versions": self.simulator.versions(),
+                "action_names": list(self.simulator.action_space.names),
+            }
             return _Reply(job.number, episode, facts=facts)
         except ActionError as error:
             return _Reply(job.number, error=str(error))
@@ -183,9 +216,13 @@ class _Crew:
         self.workers.remove(worker)
         assert worker.job is not None
         if self.losses.lost():
-            raise ConfigError(f"recording stopped, its workers ended too often: {worker.job.state.name} {why}; try workers=0 to "
-                              "see where")
-        return _Reply(worker.job.number, error=f"{worker.job.spec.task}/{worker.job.state.name}: {why}")
+            raise ConfigError(
+                f"recording stopped, its workers ended too often: {worker.job.state.name} {why}; try workers=0 to "
+                "see where"
+            )
+        return _Reply(
+            worker.job.number, error=f"{worker.job.spec.task}/{worker.job.state.name}: {why}"
+        )
 
     def replies(self, window: Callable[[], int]) -> Iterator[_Reply]:
         """Every job's reply. `window()`: the highest job number that may be begun now."""
@@ -197,7 +234,10 @@ class _Crew:
                 if worker.job is None and waiting and waiting[-1].number <= window():
                     worker.play(waiting.pop(), self.episode_s)
             busy = [worker for worker in self.workers if worker.job is not None]
-            ready = wait([worker.connection for worker in busy], patience((worker.deadline for worker in busy), _LOOK_S))
+            ready = wait(
+                [worker.connection for worker in busy],
+                patience((worker.deadline for worker in busy), _LOOK_S),
+            )
             for worker in busy:
                 if worker.connection in ready:
                     if (reply := self._receive(worker)) is not None:
@@ -215,8 +255,12 @@ class _Crew:
             reply: _Reply = worker.receive()
         except ChildError as error:
             death = error.death
-            return self._lose(worker, f"its process {death.said}" if death.cause == "message" else
-                              f"its process ended with code {worker.death(END_S).code}")
+            return self._lose(
+                worker,
+                f"its process {death.said}"
+                if death.cause == "message"
+                else f"its process ended with code {worker.death(END_S).code}",
+            )
         worker.job = None
         worker.rest()
         return reply
@@ -226,28 +270,60 @@ class _Crew:
         close_all(self.workers, [worker for worker in self.workers if worker.job is None])
 
 
-def _check(specs: Sequence[EnvSpec], states: Sequence[InitialState], keep: str, noise: float, every: int, workers: int,
-           codec: ActionCodec | None) -> None:
+def _check(
+    specs: Sequence[EnvSpec],
+    states: Sequence[InitialState],
+    keep: str,
+    noise: float,
+    every: int,
+    workers: int,
+    codec: ActionCodec | None,
+) -> None:
     if not specs or not states:
-        raise ConfigError(f"expected at least one environment and one state to record, found {len(specs)} and {len(states)}")
+        raise ConfigError(
+            f"expected at least one environment and one state to record, found {len(specs)} and {len(states)}"
+        )
     if keep not in ("success", "all"):
         raise ConfigError(f"expected keep as success or all, found {keep!r}")
     if not noise >= 0 or every < 1 or workers < 0:
-        raise ConfigError(f"expected noise >= 0, every >= 1 and workers >= 0, found {noise}, {every} and {workers}")
+        raise ConfigError(
+            f"expected noise >= 0, every >= 1 and workers >= 0, found {noise}, {every} and {workers}"
+        )
     if workers and (here := [spec.suite for spec in specs if spec.suite.startswith("__main__:")]):
-        raise ConfigError(f"expected a suite that worker processes can import, found {here[0]}, of the script that was started; "
-                          "move it into a module, or record with workers=0")
+        raise ConfigError(
+            f"expected a suite that worker processes can import, found {here[0]}, of the script that was started; "
+            "move it into a module, or record with workers=0"
+        )
     if codec is not None and codec.steps % every:
-        raise ConfigError(f"expected every to divide the {codec.steps} control steps of a decision (chunk {codec.chunk} x repeat "
-                          f"{codec.repeat}), so that decisions start at a picture, found {every}")
+        raise ConfigError(
+            f"expected every to divide the {codec.steps} control steps of a decision (chunk {codec.chunk} x repeat "
+            f"{codec.repeat}), so that decisions start at a picture, found {every}"
+        )
     if len({(spec.image_size, spec.cameras) for spec in specs}) > 1:
-        raise ConfigError("expected the same cameras and image_size in all environments of a data set, found different ones")
+        raise ConfigError(
+            "expected the same cameras and image_size in all environments of a data set, found different ones"
+        )
 
 
-def record(spec: EnvSpec | Sequence[EnvSpec], states: Sequence[InitialState], out: str | os.PathLike[str], *, workers: int = 2,
-           noise: float = 0.0, speed: float = 1.0, keep: str = "success", every: int = 1, seed: int = 0, fps: int = 20,
-           codec: ActionCodec | None = None, video: str | VideoSettings = "lossless", overwrite: bool = False,
-           episode_s: float = 300.0, respawns: int = 5, on_episode: Callable[[int, int], None] | None = None) -> RecordSummary:
+def record(
+    spec: EnvSpec | Sequence[EnvSpec],
+    states: Sequence[InitialState],
+    out: str | os.PathLike[str],
+    *,
+    workers: int = 2,
+    noise: float = 0.0,
+    speed: float = 1.0,
+    keep: str = "success",
+    every: int = 1,
+    seed: int = 0,
+    fps: int = 20,
+    codec: ActionCodec | None = None,
+    video: str | VideoSettings = "lossless",
+    overwrite: bool = False,
+    episode_s: float = 300.0,
+    respawns: int = 5,
+    on_episode: Callable[[int, int], None] | None = None,
+) -> RecordSummary:
     """Record every state of every environment to a LeRobot v3.0 data set at `out`; a state given twice gets other noise.
 
     workers: processes, 0 plays here. keep: "success" leaves episodes out that the expert did not solve. every: control steps
@@ -263,19 +339,35 @@ def record(spec: EnvSpec | Sequence[EnvSpec], states: Sequence[InitialState], ou
     played: Counter[tuple[str, InitialState]] = Counter()
     for one in specs:
         for state in states:
-            jobs.append(_Job(len(jobs), one, state, noise, speed, every, seed, played[one.key, state]))
+            jobs.append(
+                _Job(len(jobs), one, state, noise, speed, every, seed, played[one.key, state])
+            )
             played[one.key, state] += 1
     began = time.perf_counter()
-    notes = {"recorded": {"environments": [asdict(s) for s in specs], "noise": noise, "speed": speed, "keep": keep,
-                          "every": every, "seed": seed,
-                          "states": [state.name for state in states]}}
-    writer = LeRobotWriter(out, fps=fps, robot=specs[0].suite, video=video, notes=notes, overwrite=overwrite)
+    notes = {
+        "recorded": {
+            "environments": [asdict(s) for s in specs],
+            "noise": noise,
+            "speed": speed,
+            "keep": keep,
+            "every": every,
+            "seed": seed,
+            "states": [state.name for state in states],
+        }
+    }
+    writer = LeRobotWriter(
+        out, fps=fps, robot=specs[0].suite, video=video, notes=notes, overwrite=overwrite
+    )
     crew = _Crew(jobs, workers, episode_s, respawns)
     tally = _Tally(keep)
     try:
         with writer:
             player = _Player()
-            source = (player.play(job) for job in jobs) if workers == 0 else crew.replies(lambda: tally.next + 2 * workers + 2)
+            source = (
+                (player.play(job) for job in jobs)
+                if workers == 0
+                else crew.replies(lambda: tally.next + 2 * workers + 2)
+            )
             for reply in source:
                 tally.take(reply, writer)
                 if on_episode is not None:
@@ -284,8 +376,18 @@ def record(spec: EnvSpec | Sequence[EnvSpec], states: Sequence[InitialState], ou
             tally.finish(writer, os.fspath(out))
     finally:
         crew.close()
-    return RecordSummary(os.fspath(out), len(jobs), tally.succeeded, tally.unsolved, tally.failed, writer.episodes, writer.frames,
-                         tally.pictures, time.perf_counter() - began, tuple(tally.errors))
+    return RecordSummary(
+        os.fspath(out),
+        len(jobs),
+        tally.succeeded,
+        tally.unsolved,
+        tally.failed,
+        writer.episodes,
+        writer.frames,
+        tally.pictures,
+        time.perf_counter() - began,
+        tuple(tally.errors),
+    )
 
 
 class _Tally:
@@ -336,7 +438,13 @@ class _Tally:
             why = "the expert solved none; raise the horizon or lower noise"
             if self.errors:
                 why = f"the first failed with: {self.errors[0]}"
-            raise DataError(f"expected at least one demonstration for {out}, found none of {self.done} ({self.failed} failed, "
-                            f"{self.unsolved} unsolved); {why}")
-        writer.notes["counts"] = {"attempted": self.done, "succeeded": self.succeeded, "unsolved": self.unsolved,
-                                  "failed": self.failed}
+            raise DataError(
+                f"expected at least one demonstration for {out}, found none of {self.done} ({self.failed} failed, "
+                f"{self.unsolved} unsolved); {why}"
+            )
+        writer.notes["counts"] = {
+            "attempted": self.done,
+            "succeeded": self.succeeded,
+            "unsolved": self.unsolved,
+            "failed": self.failed,
+        }

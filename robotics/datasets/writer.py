@@ -13,6 +13,7 @@ also success, seed and state. Their names start with neither observation nor act
 
 Legend: T control steps, P steps with a picture of their own, A action dimensions, S proprioception values.
 """
+
 from __future__ import annotations
 
 import glob
@@ -64,19 +65,36 @@ class LeRobotWriter:
     VideoSettings. notes: kept in info.json under "mmrl". data_mb, video_mb: a new file is begun beyond this size.
     """
 
-    def __init__(self, out: str | os.PathLike[str], *, fps: int, robot: str = "unknown", video: str | VideoSettings = "lossless",
-                 action_names: Sequence[str] | None = None, notes: Mapping[str, Any] | None = None, overwrite: bool = False,
-                 data_mb: float = 100, video_mb: float = 200) -> None:
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        fps: int,
+        robot: str = "unknown",
+        video: str | VideoSettings = "lossless",
+        action_names: Sequence[str] | None = None,
+        notes: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        data_mb: float = 100,
+        video_mb: float = 200,
+    ) -> None:
         if isinstance(fps, bool) or not isinstance(fps, int) or fps < 1:
             raise ConfigError(f"expected fps as a whole number of at least 1, found {fps!r}")
         self.out = os.path.abspath(os.fspath(out))
-        self.fps, self.robot, self.video, self.overwrite = fps, robot, video_settings(video), overwrite
+        self.fps, self.robot, self.video, self.overwrite = (
+            fps,
+            robot,
+            video_settings(video),
+            overwrite,
+        )
         self.action_names, self.notes = action_names, dict(notes or {})
         self.data_mb, self.video_mb = data_mb, video_mb
         self._refuse_existing()
         self._pa = import_or_say("pyarrow", "pip install pyarrow")
         self._pq = import_or_say("pyarrow.parquet", "pip install pyarrow")
-        self._folder = os.path.join(os.path.dirname(self.out), f".{os.path.basename(self.out)}.{os.getpid()}.writing")
+        self._folder = os.path.join(
+            os.path.dirname(self.out), f".{os.path.basename(self.out)}.{os.getpid()}.writing"
+        )
         self._clean_leftovers()
         os.makedirs(self._folder)
         self.frames = 0
@@ -104,13 +122,19 @@ class LeRobotWriter:
         if not os.path.exists(self.out) or (os.path.isdir(self.out) and not os.listdir(self.out)):
             return
         if not self.overwrite:
-            raise ConfigError(f"expected a new folder to write to, found {self.out}; name another one or pass overwrite")
+            raise ConfigError(
+                f"expected a new folder to write to, found {self.out}; name another one or pass overwrite"
+            )
         if not os.path.exists(os.path.join(self.out, "meta", "info.json")):
-            raise ConfigError(f"{self.out} is no data set (no meta/info.json) and is not overwritten; name another folder")
+            raise ConfigError(
+                f"{self.out} is no data set (no meta/info.json) and is not overwritten; name another folder"
+            )
 
     def _clean_leftovers(self) -> None:
         """Folders of recordings of this name whose process is gone."""
-        pattern = os.path.join(os.path.dirname(self.out), f".{glob.escape(os.path.basename(self.out))}.*.writing")
+        pattern = os.path.join(
+            os.path.dirname(self.out), f".{glob.escape(os.path.basename(self.out))}.*.writing"
+        )
         for folder in glob.glob(pattern):
             pid = folder.split(".")[-2]
             if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
@@ -148,22 +172,43 @@ class LeRobotWriter:
         return number
 
     def _check_shapes(self, episode: RecordedEpisode) -> None:
-        found: dict[str, Any] = {"actions": episode.actions_TA.shape[1:], "executed actions": episode.executed_TA.shape[1:],
-                                 "proprio": episode.proprio_PS.shape[1:]}
-        found |= {f"pictures of {camera}": frames.shape[1:] for camera, frames in episode.images.items()}
+        found: dict[str, Any] = {
+            "actions": episode.actions_TA.shape[1:],
+            "executed actions": episode.executed_TA.shape[1:],
+            "proprio": episode.proprio_PS.shape[1:],
+        }
+        found |= {
+            f"pictures of {camera}": frames.shape[1:] for camera, frames in episode.images.items()
+        }
         if not self.shapes:
-            odd = [camera for camera in episode.images if not re.fullmatch(r"[\w.-]{1,60}", camera) or ".." in camera]
+            odd = [
+                camera
+                for camera in episode.images
+                if not re.fullmatch(r"[\w.-]{1,60}", camera) or ".." in camera
+            ]
             if odd:
-                raise DataError(f"expected camera names of letters, digits, '_', '.' and '-', found {', '.join(odd)}")
+                raise DataError(
+                    f"expected camera names of letters, digits, '_', '.' and '-', found {', '.join(odd)}"
+                )
             if not episode.images or found["actions"] != found["executed actions"]:
-                raise DataError(f"expected pictures of at least one camera, and executed actions as wide as actions, found {found}")
+                raise DataError(
+                    f"expected pictures of at least one camera, and executed actions as wide as actions, found {found}"
+                )
             self.shapes = found
         if found != self.shapes:
-            wrong = {key: found.get(key) for key in {*found, *self.shapes} if found.get(key) != self.shapes.get(key)}
-            raise DataError(f"episode {episode.state or '?'}: expected the shapes of the first episode {self.shapes}, found "
-                            f"{wrong}; write another data set for it")
+            wrong = {
+                key: found.get(key)
+                for key in {*found, *self.shapes}
+                if found.get(key) != self.shapes.get(key)
+            }
+            raise DataError(
+                f"episode {episode.state or '?'}: expected the shapes of the first episode {self.shapes}, found "
+                f"{wrong}; write another data set for it"
+            )
 
-    def _rows(self, episode: RecordedEpisode, shown_T: np.ndarray, number: int) -> dict[str, np.ndarray]:
+    def _rows(
+        self, episode: RecordedEpisode, shown_T: np.ndarray, number: int
+    ) -> dict[str, np.ndarray]:
         """Column name -> values (T,) or (T, D), in file order."""
         T = len(episode.actions_TA)
         columns: dict[str, np.ndarray] = {}
@@ -187,7 +232,9 @@ class LeRobotWriter:
         arrays, fields = [], []
         for name, values in columns.items():
             array = pa.array(values.reshape(-1))
-            if values.ndim == 2 and values.shape[1] > 1:  # lerobot stores a single value as a plain number
+            if (
+                values.ndim == 2 and values.shape[1] > 1
+            ):  # lerobot stores a single value as a plain number
                 array = pa.FixedSizeListArray.from_arrays(array, values.shape[1])
             arrays.append(array)
             fields.append(pa.field(name, array.type))
@@ -203,7 +250,9 @@ class LeRobotWriter:
         self._data_bytes += table.nbytes
         return {f"data/{key}": value for key, value in place.items()}
 
-    def _write_pictures(self, key: str, frames_PHWC: np.ndarray, shown_T: np.ndarray) -> dict[str, Any]:
+    def _write_pictures(
+        self, key: str, frames_PHWC: np.ndarray, shown_T: np.ndarray
+    ) -> dict[str, Any]:
         file = self._videos.get(key)
         if file is not None and file.bytes > self.video_mb * 2**20:
             file.close()
@@ -237,7 +286,9 @@ class LeRobotWriter:
             return self.out
         if not self._episodes:
             self.abort()
-            raise DataError(f"expected at least one episode for {self.out}, found none; nothing was written")
+            raise DataError(
+                f"expected at least one episode for {self.out}, found none; nothing was written"
+            )
         try:
             self._close_files()
             self._write_meta()
@@ -277,7 +328,9 @@ class LeRobotWriter:
         pa = self._pa
         place = {f"meta/episodes/{key}": value for key, value in _place(0).items()}
         rows = [row | place for row in self._episodes]
-        self._pq.write_table(pa.Table.from_pylist(rows), self._path(EPISODES_PATH.format(**_place(0))))
+        self._pq.write_table(
+            pa.Table.from_pylist(rows), self._path(EPISODES_PATH.format(**_place(0)))
+        )
         self._pq.write_table(tasks_table(self.tasks), self._path("meta/tasks.parquet"))
         stats = {name: column_stats(np.concatenate(parts)) for name, parts in self._columns.items()}
         stats |= {key: counts.stats() for key, counts in self._pixels.items()}
@@ -290,22 +343,48 @@ class LeRobotWriter:
             features["observation.state"] = vector(self.shapes["proprio"][0])
         features["action"] = vector(self.shapes["actions"][0], self.action_names)
         features["executed_action"] = vector(self.shapes["actions"][0], self.action_names)
-        features |= {name: {"dtype": kind, "shape": [1], "names": None} for name, kind in _OWN.items()}
+        features |= {
+            name: {"dtype": kind, "shape": [1], "names": None} for name, kind in _OWN.items()
+        }
         quality, value = self.video.quality
         pix_fmt = "gbrp" if self.video.codec == "libx264rgb" else self.video.pix_fmt
         for name, shape in self.shapes.items():
             if name.startswith("pictures of "):
                 features[PREFIX + name.removeprefix("pictures of ")] = {
-                    "dtype": "video", "shape": list(shape), "names": ["height", "width", "channels"],
-                    "info": {"video.height": shape[0], "video.width": shape[1], "video.channels": 3, "video.codec": "h264",
-                             "video.pix_fmt": pix_fmt, "video.fps": self.fps, "video.is_depth_map": False, "has_audio": False,
-                             "video.g": self.video.keyframe_every, f"video.{quality}": value, "video.preset": self.video.preset,
-                             "video.lossless": self.video.lossless}}
-        return {"codebase_version": VERSION, "robot_type": self.robot, "total_episodes": len(self._episodes),
-                "total_frames": self.frames, "total_tasks": len(self.tasks), "chunks_size": _CHUNK_FILES,
-                "data_files_size_in_mb": self.data_mb, "video_files_size_in_mb": self.video_mb, "fps": self.fps,
-                "splits": {"train": f"0:{len(self._episodes)}"}, "data_path": DATA_PATH, "video_path": VIDEO_PATH,
-                "features": {**features, **DEFAULT_FEATURES}, "mmrl": self.notes}
+                    "dtype": "video",
+                    "shape": list(shape),
+                    "names": ["height", "width", "channels"],
+                    "info": {
+                        "video.height": shape[0],
+                        "video.width": shape[1],
+                        "video.channels": 3,
+                        "video.codec": "h264",
+                        "video.pix_fmt": pix_fmt,
+                        "video.fps": self.fps,
+                        "video.is_depth_map": False,
+                        "has_audio": False,
+                        "video.g": self.video.keyframe_every,
+                        f"video.{quality}": value,
+                        "video.preset": self.video.preset,
+                        "video.lossless": self.video.lossless,
+                    },
+                }
+        return {
+            "codebase_version": VERSION,
+            "robot_type": self.robot,
+            "total_episodes": len(self._episodes),
+            "total_frames": self.frames,
+            "total_tasks": len(self.tasks),
+            "chunks_size": _CHUNK_FILES,
+            "data_files_size_in_mb": self.data_mb,
+            "video_files_size_in_mb": self.video_mb,
+            "fps": self.fps,
+            "splits": {"train": f"0:{len(self._episodes)}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH,
+            "features": {**features, **DEFAULT_FEATURES},
+            "mmrl": self.notes,
+        }
 
     def _write_json(self, relative: str, data: Any) -> None:
         with open(self._path(relative), "w", encoding="utf-8") as file:

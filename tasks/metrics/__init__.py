@@ -1,11 +1,12 @@
 """Official benchmark numbers: (sample, score) pairs of an evaluation -> numbers and submission files.
 
-    coco      COCO AP by pycocotools, beside precision, recall and F1 that depend on no order
-    lvis      federated LVIS AP
-    ovdeval   NMS-AP of OVDEval
+coco      COCO AP by pycocotools, beside precision, recall and F1 that depend on no order
+lvis      federated LVIS AP
+ovdeval   NMS-AP of OVDEval
 
-    python -c "from mmrl.tasks.metrics import detection_benchmark; help(detection_benchmark)"
+python -c "from mmrl.tasks.metrics import detection_benchmark; help(detection_benchmark)"
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,8 +29,18 @@ def detection_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> 
     groups: dict[str, list[tuple[Sample, Score]]] = {}
     for pair in pairs:
         params = pair[0].params
-        name = "lvis" if "neg_category_ids" in params else "ovdeval" if "neg_text" in params else "coco"
+        name = (
+            "lvis"
+            if "neg_category_ids" in params
+            else "ovdeval"
+            if "neg_text" in params
+            else "coco"
+        )
         groups.setdefault(name, []).append(pair)
     if len(groups) <= 1:
         return next((scorers[name](group, folder) for name, group in groups.items()), {})
-    return {f"{name}/{key}": value for name, group in groups.items() for key, value in scorers[name](group, folder).items()}
+    return {
+        f"{name}/{key}": value
+        for name, group in groups.items()
+        for key, value in scorers[name](group, folder).items()
+    }

@@ -10,6 +10,7 @@ neg_category_ids, not_exhaustive_category_ids.
 
     python -c "from mmrl.tasks.metrics.boxes import label_key; print(label_key(' Traffic_Light '))"
 """
+
 from __future__ import annotations
 
 import json
@@ -25,7 +26,16 @@ from mmrl.rewards.iou import pairwise_iou
 from mmrl.rewards.objects import normalise_label
 from mmrl.types import Sample, Score
 
-__all__ = ["Evaluation", "Item", "Pair", "Picture", "gather", "label_key", "order_free", "per_source"]
+__all__ = [
+    "Evaluation",
+    "Item",
+    "Pair",
+    "Picture",
+    "gather",
+    "label_key",
+    "order_free",
+    "per_source",
+]
 
 Pair = tuple[Sample, Score]
 Box = tuple[float, float, float, float]
@@ -48,7 +58,9 @@ class Picture:
     official_id: Any
     truth: list[Item] = field(default_factory=list)
     crowd: list[Item] = field(default_factory=list)
-    lost: list[Item] = field(default_factory=list)  # annotated, but no objects: official scorers count them as missed
+    lost: list[Item] = field(
+        default_factory=list
+    )  # annotated, but no objects: official scorers count them as missed
     predicted: list[Item] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     negative_ids: list[int] | None = None  # LVIS: categories verified to be absent
@@ -67,29 +79,59 @@ class Evaluation:
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for number, picture in enumerate(self.pictures, 1):
-            images.append({"id": number, "neg_category_ids": picture.negative_ids or [],
-                           "not_exhaustive_category_ids": picture.open_ids})
-            for item, crowd in [*((t, 0) for t in (*picture.truth, *picture.lost)), *((c, 1) for c in picture.crowd)]:
-                annotations.append({
-                    "id": len(annotations) + 1, "image_id": number, "category_id": self.categories[item.label]["id"],
-                    "bbox": list(item.rect) if item.rect else _xywh(item.box), "area": item.area, "iscrowd": crowd})
-        return {"info": {}, "images": images, "annotations": annotations, "categories": list(self.categories.values())}
+            images.append(
+                {
+                    "id": number,
+                    "neg_category_ids": picture.negative_ids or [],
+                    "not_exhaustive_category_ids": picture.open_ids,
+                }
+            )
+            for item, crowd in [
+                *((t, 0) for t in (*picture.truth, *picture.lost)),
+                *((c, 1) for c in picture.crowd),
+            ]:
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": number,
+                        "category_id": self.categories[item.label]["id"],
+                        "bbox": list(item.rect) if item.rect else _xywh(item.box),
+                        "area": item.area,
+                        "iscrowd": crowd,
+                    }
+                )
+        return {
+            "info": {},
+            "images": images,
+            "annotations": annotations,
+            "categories": list(self.categories.values()),
+        }
 
     def results(self, official: bool = False) -> list[dict[str, Any]]:
         """COCO results with score 1.0, pictures in order, boxes as emitted; labels nobody asked for are left out.
 
         With `official` the image ids are the data set's own, for a submission file.
         """
-        return [{"image_id": picture.official_id if official else number,
-                 "category_id": self.categories[item.label]["id"], "bbox": _xywh(item.box), "score": 1.0}
-                for number, picture in enumerate(self.pictures, 1) for item in picture.predicted
-                if item.box is not None and item.label in picture.asked]
+        return [
+            {
+                "image_id": picture.official_id if official else number,
+                "category_id": self.categories[item.label]["id"],
+                "bbox": _xywh(item.box),
+                "score": 1.0,
+            }
+            for number, picture in enumerate(self.pictures, 1)
+            for item in picture.predicted
+            if item.box is not None and item.label in picture.asked
+        ]
 
     def unknown_label_rate(self) -> float:
         """Share of predictions whose label was not asked for or whose box is none: AP does not see them, F1 does."""
         total = sum(len(picture.predicted) for picture in self.pictures)
-        unknown = sum(item.box is None or item.label not in picture.asked
-                      for picture in self.pictures for item in picture.predicted)
+        unknown = sum(
+            item.box is None or item.label not in picture.asked
+            for picture in self.pictures
+            for item in picture.predicted
+        )
         return unknown / total if total else 0.0
 
     def write(self, path: Path) -> None:
@@ -122,12 +164,18 @@ def _area(box: Box | None) -> float:
 
 def _objects(objects: Any, areas: Any = None) -> list[Item]:
     """Truth or crowd entries {"bbox", "label", "area"?} as items."""
-    known = areas if isinstance(areas, (list, tuple)) and len(areas) == len(objects) else [None] * len(objects)
+    known = (
+        areas
+        if isinstance(areas, (list, tuple)) and len(areas) == len(objects)
+        else [None] * len(objects)
+    )
     items = []
     for entry, area in zip(objects, known, strict=True):
         box = _box(entry["bbox"])
         area = entry.get("area") if area is None else area
-        items.append(Item(box, label_key(entry["label"]), _area(box) if area is None else float(area)))
+        items.append(
+            Item(box, label_key(entry["label"]), _area(box) if area is None else float(area))
+        )
     return items
 
 
@@ -135,7 +183,9 @@ def _predictions(sample: Sample, score: Score) -> list[Item]:
     boxes = score.detail.get("pred_boxes") or []
     labels = list(score.detail.get("pred_labels") or [])
     asked = sample.params.get("categories") or []
-    default = asked[0] if len(asked) == 1 else ""  # a bare list of boxes answers the only category asked
+    default = (
+        asked[0] if len(asked) == 1 else ""
+    )  # a bare list of boxes answers the only category asked
     labels += [default] * (len(boxes) - len(labels))
     return [Item(_box(box), label_key(label)) for box, label in zip(boxes, labels, strict=False)]
 
@@ -150,13 +200,20 @@ def _categories(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
         ids = sample.params.get("category_ids") or []
         frequency = sample.params.get("frequency") or [None] * len(asked)
         if ids and (len(ids) != len(asked) or len(frequency) != len(asked)):
-            raise DataError(f"expected params.category_ids and params.frequency as long as params.categories in sample "
-                            f"{sample.id!r}, found {len(ids)} and {len(frequency)} for {len(asked)}; align them")
+            raise DataError(
+                f"expected params.category_ids and params.frequency as long as params.categories in sample "
+                f"{sample.id!r}, found {len(ids)} and {len(frequency)} for {len(asked)}; align them"
+            )
         for name, number, often in zip(asked, ids, frequency, strict=False):
             key = label_key(name)
-            if table.setdefault(key, {"id": number, "name": name})["id"] != number or names.setdefault(number, key) != key:
-                raise DataError(f"expected one id for each category, found {name!r} with id {number} and another in sample "
-                                f"{sample.id!r}; keep data sets with different categories in sources of their own")
+            if (
+                table.setdefault(key, {"id": number, "name": name})["id"] != number
+                or names.setdefault(number, key) != key
+            ):
+                raise DataError(
+                    f"expected one id for each category, found {name!r} with id {number} and another in sample "
+                    f"{sample.id!r}; keep data sets with different categories in sources of their own"
+                )
             if often is not None:
                 table[key]["frequency"] = often
         for name in [*asked, *(entry["label"] for entry in sample.answer)]:
@@ -179,9 +236,13 @@ def gather(pairs: Sequence[Pair]) -> Evaluation:
     latest: dict[Any, Picture] = {}
     for sample, score in pairs:
         rects = sample.params.get("rects") or {}
-        truth = [item._replace(rect=_box(rects.get(str(place)))) for place, item in enumerate(
-            _objects(sample.answer, sample.params.get("areas")))]
-        asked = {label_key(name) for name in sample.params.get("categories") or []} | {item.label for item in truth}
+        truth = [
+            item._replace(rect=_box(rects.get(str(place))))
+            for place, item in enumerate(_objects(sample.answer, sample.params.get("areas")))
+        ]
+        asked = {label_key(name) for name in sample.params.get("categories") or []} | {
+            item.label for item in truth
+        }
         known = sample.params.get("image_id")
         picture = latest.get(known) if known is not None else None
         if picture is None or picture.asked & asked:
@@ -190,10 +251,17 @@ def gather(pairs: Sequence[Pair]) -> Evaluation:
             latest[known] = picture
         picture.truth += truth
         picture.crowd += _objects(sample.params.get("crowd") or [])
-        picture.lost += [Item(None, label_key(one["label"]), float(one["area"]), _box(one["rect"]))
-                         for one in sample.params.get("lost") or [] if label_key(one["label"]) in asked]
-        mine = _predictions(sample, score)  # a label this sample did not ask for must not answer another sample's question
-        picture.predicted += [item if item.label in asked else item._replace(label="") for item in mine]
+        picture.lost += [
+            Item(None, label_key(one["label"]), float(one["area"]), _box(one["rect"]))
+            for one in sample.params.get("lost") or []
+            if label_key(one["label"]) in asked
+        ]
+        mine = _predictions(
+            sample, score
+        )  # a label this sample did not ask for must not answer another sample's question
+        picture.predicted += [
+            item if item.label in asked else item._replace(label="") for item in mine
+        ]
         picture.asked |= asked
         if "neg_category_ids" in sample.params:
             picture.negative_ids = list(sample.params["neg_category_ids"])
@@ -213,13 +281,17 @@ def _over_crowd(predicted: list[Box], crowd: list[Box], threshold: float) -> lis
     if not predicted or not crowd:
         return [False] * len(predicted)
     a, b = np.asarray(predicted)[:, None, :], np.asarray(crowd)[None, :, :]
-    sides = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0, None)
+    sides = np.clip(
+        np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0, None
+    )
     area = np.clip(a[..., 2:] - a[..., :2], 0, None).prod(-1)
     covered: list[bool] = ((area > 0) & (sides.prod(-1) >= threshold * area)).any(1).tolist()
     return covered
 
 
-def _match(predicted: list[Box], truth: list[Box], covered: list[bool], threshold: float) -> set[int]:
+def _match(
+    predicted: list[Box], truth: list[Box], covered: list[bool], threshold: float
+) -> set[int]:
     """Predictions of the largest one-to-one matching with IoU >= threshold (Hungarian).
 
     Among the largest, the one that leaves out predictions over crowds, then the one with the highest IoU: so the counts
@@ -232,24 +304,32 @@ def _match(predicted: list[Box], truth: list[Box], covered: list[bool], threshol
         return set()
     ious = pairwise_iou(predicted, truth)
     base = min(ious.shape) + 1.0
-    gain = np.where(ious >= threshold, base * base + base * ~np.asarray(covered)[:, None] + ious, 0.0)
+    gain = np.where(
+        ious >= threshold, base * base + base * ~np.asarray(covered)[:, None] + ious, 0.0
+    )
     rows, columns = linear_sum_assignment(gain, maximize=True)
     return {int(i) for i, j in zip(rows, columns, strict=True) if gain[i, j] > 0}
 
 
-def _counts(picture: Picture, categories: Mapping[str, Mapping[str, Any]], threshold: float) -> tuple[int, int, int]:
+def _counts(
+    picture: Picture, categories: Mapping[str, Mapping[str, Any]], threshold: float
+) -> tuple[int, int, int]:
     """(true positives, false positives, false negatives) of a picture, class by class."""
     hits = extra = missed = 0
     labels = {item.label for item in [*picture.truth, *picture.predicted]}
     for label in labels:
         truth = [item.box for item in picture.truth if item.label == label and item.box is not None]
-        predicted = [item.box for item in picture.predicted if item.label == label and item.box is not None]
+        predicted = [
+            item.box for item in picture.predicted if item.label == label and item.box is not None
+        ]
         broken = sum(item.label == label and item.box is None for item in picture.predicted)
         crowd = [item.box for item in picture.crowd if item.label == label and item.box is not None]
         covered = _over_crowd(predicted, crowd, threshold)
         matched = _match(predicted, truth, covered, threshold)
         left = sum(i not in matched and not covered[i] for i in range(len(predicted))) + broken
-        if label in picture.asked and picture.negative_ids is not None:  # LVIS: absence is known for some labels only
+        if (
+            label in picture.asked and picture.negative_ids is not None
+        ):  # LVIS: absence is known for some labels only
             number = categories[label]["id"]
             if number in picture.open_ids or (number not in picture.negative_ids and not truth):
                 left = broken
@@ -265,15 +345,25 @@ def order_free(evaluation: Evaluation, threshold: float = 0.5) -> dict[str, floa
     right nor wrong. Nothing there and nothing predicted = 1.
     """
     counts = [_counts(picture, evaluation.categories, threshold) for picture in evaluation.pictures]
-    hits, extra, missed = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
+    hits, extra, missed = (
+        (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
+    )
     nothing = 1.0 if not hits + extra + missed else 0.0
-    return {f"precision@{threshold:g}": hits / (hits + extra) if hits + extra else nothing,
-            f"recall@{threshold:g}": hits / (hits + missed) if hits + missed else nothing,
-            f"F1@{threshold:g}": 2 * hits / (2 * hits + extra + missed) if hits + extra + missed else nothing}
+    return {
+        f"precision@{threshold:g}": hits / (hits + extra) if hits + extra else nothing,
+        f"recall@{threshold:g}": hits / (hits + missed) if hits + missed else nothing,
+        f"F1@{threshold:g}": 2 * hits / (2 * hits + extra + missed)
+        if hits + extra + missed
+        else nothing,
+    }
 
 
-def per_source(pairs: Sequence[Pair], folder: Path, stem: str,
-               compute: Callable[[Sequence[Pair], Path], Mapping[str, float]]) -> dict[str, float]:
+def per_source(
+    pairs: Sequence[Pair],
+    folder: Path,
+    stem: str,
+    compute: Callable[[Sequence[Pair], Path], Mapping[str, float]],
+) -> dict[str, float]:
     """`compute(pairs, results file)` for each Sample.source: <stem>.json of the only one, or <stem>.<source>.json each.
 
     With several sources every number is given as '<source>/<name>' and, without prefix, as the mean over the sources
@@ -295,6 +385,16 @@ def per_source(pairs: Sequence[Pair], folder: Path, stem: str,
         taken.add(slug)
         each[source] = compute(group, folder / f"{stem}.{slug}.json")
     names = dict.fromkeys(name for numbers in each.values() for name in numbers)
-    means = {name: math.fsum(found) / len(found) for name in names
-             if (found := [numbers[name] for numbers in each.values() if name in numbers])}
-    return {**means, **{f"{source}/{name}": value for source, numbers in each.items() for name, value in numbers.items()}}
+    means = {
+        name: math.fsum(found) / len(found)
+        for name in names
+        if (found := [numbers[name] for numbers in each.values() if name in numbers])
+    }
+    return {
+        **means,
+        **{
+            f"{source}/{name}": value
+            for source, numbers in each.items()
+            for name, value in numbers.items()
+        },
+    }

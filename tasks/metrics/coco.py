@@ -6,6 +6,7 @@ precision, recall and F1 from a per-class matching, and AR100, stand beside it.
 
     python -c "from mmrl.tasks.metrics.coco import coco_benchmark, TIE_RULE; print(TIE_RULE)"
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -48,13 +49,21 @@ def coco_ap(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> d
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    return {name: float(value) for name, value in zip(_STATS, evaluation.stats, strict=True) if value > -1}
+    return {
+        name: float(value)
+        for name, value in zip(_STATS, evaluation.stats, strict=True)
+        if value > -1
+    }
 
 
 def _numbers(evaluation: Evaluation) -> dict[str, float]:
     ap = coco_ap(evaluation.truth(), evaluation.results())
     chosen = {name: value for name, value in ap.items() if name in _REPORTED}
-    return {**chosen, **order_free(evaluation), "unknown_label_rate": evaluation.unknown_label_rate()}
+    return {
+        **chosen,
+        **order_free(evaluation),
+        "unknown_label_rate": evaluation.unknown_label_rate(),
+    }
 
 
 def coco_benchmark(pairs: Sequence[Pair], folder: Path) -> dict[str, float]:
@@ -65,6 +74,7 @@ def coco_benchmark(pairs: Sequence[Pair], folder: Path) -> dict[str, float]:
     precision@0.5, recall@0.5 and F1@0.5, which depend on no order. Failed samples stay as pictures without predictions.
     Per-picture APs are never averaged. Several sources: see mmrl.tasks.metrics.boxes.per_source.
     """
+
     def compute(group: Sequence[Pair], path: Path) -> dict[str, float]:
         evaluation = gather(group)
         evaluation.write(path)

@@ -9,6 +9,7 @@ first four is lenient and belongs beside the number.
     python -c "from mmrl.tasks.metrics.gui import screenspot, Spot as S; \
       print(screenspot([S('web', 'text', (5, 5), (0, 0, 9, 9))]))"
 """
+
 from __future__ import annotations
 
 import json
@@ -21,16 +22,34 @@ from mmrl.rewards.gui import in_box
 from mmrl.rewards.gui_actions import RULES, Action, match_action
 from mmrl.types import Sample, Score
 
-__all__ = ["PLATFORM_OF", "PRESETS", "Spot", "Step", "android_control", "screenspot", "screenspot_pro", "write_actions",
-           "write_grounding"]
+__all__ = [
+    "PLATFORM_OF",
+    "PRESETS",
+    "Spot",
+    "Step",
+    "android_control",
+    "screenspot",
+    "screenspot_pro",
+    "write_actions",
+    "write_grounding",
+]
 
 PLATFORM_OF = {
-    "ios": "mobile", "android": "mobile", "windows": "desktop", "macos": "desktop", "linux": "desktop",
+    "ios": "mobile",
+    "android": "mobile",
+    "windows": "desktop",
+    "macos": "desktop",
+    "linux": "desktop",
     **dict.fromkeys(("gitlab", "shop", "forum", "tool"), "web"),
 }
 """ScreenSpot's data_source -> platform, for files that name no platform."""
-PRESETS = {"os_atlas": "os_atlas", "gui_r1": "gui_r1_benchmark", "ui_r1": "ui_r1_benchmark", "odyssey": "odyssey",
-           "strict": "strict"}
+PRESETS = {
+    "os_atlas": "os_atlas",
+    "gui_r1": "gui_r1_benchmark",
+    "ui_r1": "ui_r1_benchmark",
+    "odyssey": "odyssey",
+    "strict": "strict",
+}
 """Name of an evaluation -> its MatchRule."""
 
 
@@ -78,8 +97,12 @@ def screenspot(spots: Sequence[Spot]) -> dict[str, float]:
     for spot in spots:
         cells.setdefault(f"{spot.platform}_{spot.ui_type}", []).append(spot.hit)
     numbers = {name: _share(hits) for name, hits in sorted(cells.items())}
-    return {**numbers, f"mean_of_{len(cells)}_cells": sum(numbers.values()) / len(cells),
-            "micro": _share(spot.hit for spot in spots), "wrong_format": _share(spot.point is None for spot in spots)}
+    return {
+        **numbers,
+        f"mean_of_{len(cells)}_cells": sum(numbers.values()) / len(cells),
+        "micro": _share(spot.hit for spot in spots),
+        "wrong_format": _share(spot.point is None for spot in spots),
+    }
 
 
 def screenspot_pro(spots: Sequence[Spot]) -> dict[str, dict[str, float]]:
@@ -88,11 +111,17 @@ def screenspot_pro(spots: Sequence[Spot]) -> dict[str, dict[str, float]]:
     for spot in spots:
         if spot.group is not None:
             groups.setdefault(f"group:{spot.group}", []).append(spot)
-    return {name: {
-        "num_correct_action": sum(spot.hit for spot in some), "num_total": len(some),
-        "wrong_format_num": sum(spot.point is None for spot in some), "action_acc": _share(spot.hit for spot in some),
-        "text_acc": _share(spot.hit for spot in some if spot.ui_type == "text"),
-        "icon_acc": _share(spot.hit for spot in some if spot.ui_type == "icon")} for name, some in groups.items()}
+    return {
+        name: {
+            "num_correct_action": sum(spot.hit for spot in some),
+            "num_total": len(some),
+            "wrong_format_num": sum(spot.point is None for spot in some),
+            "action_acc": _share(spot.hit for spot in some),
+            "text_acc": _share(spot.hit for spot in some if spot.ui_type == "text"),
+            "icon_acc": _share(spot.hit for spot in some if spot.ui_type == "icon"),
+        }
+        for name, some in groups.items()
+    }
 
 
 def android_control(steps: Sequence[Step], preset: str = "os_atlas") -> dict[str, float]:
@@ -107,7 +136,11 @@ def android_control(steps: Sequence[Step], preset: str = "os_atlas") -> dict[str
     """
     rule = RULES[PRESETS[preset]]
     matches = [match_action(step.found, step.true, rule, step.size) for step in steps]
-    kinds, places, texts = [m.type for m in matches], [m.place for m in matches], [m.text for m in matches]
+    kinds, places, texts = (
+        [m.type for m in matches],
+        [m.place for m in matches],
+        [m.text for m in matches],
+    )
     if preset == "odyssey":
         numbers = {"ams": _share(m.step for m in matches)}
         episodes: dict[str, bool] = {}
@@ -116,16 +149,37 @@ def android_control(steps: Sequence[Step], preset: str = "os_atlas") -> dict[str
                 episodes[step.episode] = episodes.get(step.episode, True) and match.step
         return {**numbers, "success_rate": _share(episodes.values())} if episodes else numbers
     if preset == "ui_r1":
-        tapped = [m.place and m.type for m, step in zip(matches, steps, strict=True) if step.true.action == "click"]
+        tapped = [
+            m.place and m.type
+            for m, step in zip(matches, steps, strict=True)
+            if step.true.action == "click"
+        ]
         return {"type_accuracy": _share(kinds), "click_accuracy": _share(tapped)}
     if preset == "gui_r1":
-        return {"type_accuracy": _share(kinds), "grounding": _share(places), "step_success": _share([*places, *texts])}
+        return {
+            "type_accuracy": _share(kinds),
+            "grounding": _share(places),
+            "step_success": _share([*places, *texts]),
+        }
     if preset == "strict":
-        return {"type_accuracy": _share(kinds), "step_success": _share(m.step for m in matches),
-                "grounding": _share(m.place and m.type if m.place is not None else None for m in matches),
-                "text": _share(m.text and m.type if m.text is not None else None for m in matches)}
-    clicks = [m.place for m, step in zip(matches, steps, strict=True) if m.type and step.true.action == "click"]
-    return {"type_accuracy": _share(kinds), "grounding": _share(clicks), "step_success": _share(m.step for m in matches)}
+        return {
+            "type_accuracy": _share(kinds),
+            "step_success": _share(m.step for m in matches),
+            "grounding": _share(
+                m.place and m.type if m.place is not None else None for m in matches
+            ),
+            "text": _share(m.text and m.type if m.text is not None else None for m in matches),
+        }
+    clicks = [
+        m.place
+        for m, step in zip(matches, steps, strict=True)
+        if m.type and step.true.action == "click"
+    ]
+    return {
+        "type_accuracy": _share(kinds),
+        "grounding": _share(clicks),
+        "step_success": _share(m.step for m in matches),
+    }
 
 
 # evaluations -> numbers and files
@@ -137,14 +191,23 @@ def _spot(sample: Sample, score: Score) -> Spot:
     platform = str(params.get("platform") or PLATFORM_OF.get(source.lower(), source))
     x1, y1, x2, y2 = sample.answer
     point = (points[0][0], points[0][1]) if score.parsed and points else None
-    return Spot(platform, str(params.get("ui_type", "any")), point, (x1, y1, x2, y2),
-                params.get("group") if "application" in params else None)
+    return Spot(
+        platform,
+        str(params.get("ui_type", "any")),
+        point,
+        (x1, y1, x2, y2),
+        params.get("group") if "application" in params else None,
+    )
 
 
 def _over(values: Sequence[float], params: Mapping[str, Any]) -> list[float] | None:
     """Pixels as shares of the picture, as SeeClick's file has them; None without the picture's size."""
     width, height = params.get("width"), params.get("height")
-    return [v / (height if i % 2 else width) for i, v in enumerate(values)] if width and height else None
+    return (
+        [v / (height if i % 2 else width) for i, v in enumerate(values)]
+        if width and height
+        else None
+    )
 
 
 def write_grounding(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
@@ -158,34 +221,65 @@ def write_grounding(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict
     if not pairs:
         return {}
     spots = [_spot(sample, score) for sample, score in pairs]
-    rows = [{"img_path": next(iter(sample.images), ""), "text": sample.question, "bbox": _over(spot.box, sample.params),
-             "pred": _over(spot.point, sample.params) if spot.point else None, "type": spot.ui_type,
-             "source": sample.params.get("data_source", sample.source)}
-            for (sample, _), spot in zip(pairs, spots, strict=True)]
+    rows = [
+        {
+            "img_path": next(iter(sample.images), ""),
+            "text": sample.question,
+            "bbox": _over(spot.box, sample.params),
+            "pred": _over(spot.point, sample.params) if spot.point else None,
+            "type": spot.ui_type,
+            "source": sample.params.get("data_source", sample.source),
+        }
+        for (sample, _), spot in zip(pairs, spots, strict=True)
+    ]
     _write(folder / "screenspot.json", rows)
     numbers = screenspot(spots)
     if all(spot.group is None for spot in spots):
         return numbers
     table = screenspot_pro(spots)
-    details = [{"img_path": next(iter(sample.images), ""), "group": spot.group, "platform": spot.platform,
-                "application": sample.params.get("application"), "lang": "en", "instruction_style": "instruction",
-                "prompt_to_evaluate": sample.question, "gt_type": "positive", "ui_type": spot.ui_type,
-                "task_filename": sample.source, "pred": list(spot.point) if spot.point else None,
-                "raw_response": None, "bbox": list(spot.box),
-                "correctness": "correct" if spot.hit else "wrong" if spot.point else "wrong_format"}
-               for (sample, _), spot in zip(pairs, spots, strict=True)]
-    metrics = {"overall": table["overall"],
-               "leaderboard_simple_style": {name: row for name, row in table.items() if name != "overall"}}
+    details = [
+        {
+            "img_path": next(iter(sample.images), ""),
+            "group": spot.group,
+            "platform": spot.platform,
+            "application": sample.params.get("application"),
+            "lang": "en",
+            "instruction_style": "instruction",
+            "prompt_to_evaluate": sample.question,
+            "gt_type": "positive",
+            "ui_type": spot.ui_type,
+            "task_filename": sample.source,
+            "pred": list(spot.point) if spot.point else None,
+            "raw_response": None,
+            "bbox": list(spot.box),
+            "correctness": "correct" if spot.hit else "wrong" if spot.point else "wrong_format",
+        }
+        for (sample, _), spot in zip(pairs, spots, strict=True)
+    ]
+    metrics = {
+        "overall": table["overall"],
+        "leaderboard_simple_style": {name: row for name, row in table.items() if name != "overall"},
+    }
     _write(folder / "screenspot_pro.json", {"metrics": metrics, "details": details})
-    return {**numbers, **{f"{name}/{field}": row[field] for name, row in table.items()
-                          for field in ("action_acc", "text_acc", "icon_acc")}}
+    return {
+        **numbers,
+        **{
+            f"{name}/{field}": row[field]
+            for name, row in table.items()
+            for field in ("action_acc", "text_acc", "icon_acc")
+        },
+    }
 
 
 def _episode(sample: Sample) -> str | None:
     """params.episode, else what the ids of AndroidControl (episode_7_screenshot_2) and GUI-Odyssey (name-2) begin with."""
     if "episode" in sample.params:
         return str(sample.params["episode"])
-    found = _STEP_ID.fullmatch(sample.id) if sample.source.startswith(("AndroidControl", "GUI-Odyssey")) else None
+    found = (
+        _STEP_ID.fullmatch(sample.id)
+        if sample.source.startswith(("AndroidControl", "GUI-Odyssey"))
+        else None
+    )
     return found[1] if found else None
 
 
@@ -198,17 +292,40 @@ def write_actions(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[s
     steps = []
     for sample, score in pairs:
         found = score.detail.get("pred_action") if score.parsed else None
-        width, height = score.detail.get("size") or (sample.params.get("width", 1), sample.params.get("height", 1))
-        steps.append(Step(true_action(Sample("", "", "", "", found)) if found else None, true_action(sample), (width, height),
-                          _episode(sample)))
+        width, height = score.detail.get("size") or (
+            sample.params.get("width", 1),
+            sample.params.get("height", 1),
+        )
+        steps.append(
+            Step(
+                true_action(Sample("", "", "", "", found)) if found else None,
+                true_action(sample),
+                (width, height),
+                _episode(sample),
+            )
+        )
     with (folder / "gui_actions.jsonl").open("w", encoding="utf-8") as file:
         for (sample, score), step in zip(pairs, steps, strict=True):
-            matches = {name: match_action(step.found, step.true, RULES[rule], step.size) for name, rule in PRESETS.items()}
-            row = {"id": sample.id, "episode": step.episode, "pred_action": score.detail.get("pred_action"),
-                   "gold_action": sample.answer,
-                   "matches": {name: {"type": m.type, "place": m.place, "text": m.text} for name, m in matches.items()}}
+            matches = {
+                name: match_action(step.found, step.true, RULES[rule], step.size)
+                for name, rule in PRESETS.items()
+            }
+            row = {
+                "id": sample.id,
+                "episode": step.episode,
+                "pred_action": score.detail.get("pred_action"),
+                "gold_action": sample.answer,
+                "matches": {
+                    name: {"type": m.type, "place": m.place, "text": m.text}
+                    for name, m in matches.items()
+                },
+            }
             file.write(json.dumps(row) + "\n")
-    return {f"{preset}/{name}": value for preset in PRESETS for name, value in android_control(steps, preset).items()}
+    return {
+        f"{preset}/{name}": value
+        for preset in PRESETS
+        for name, value in android_control(steps, preset).items()
+    }
 
 
 def _write(path: Path, value: Any) -> None:

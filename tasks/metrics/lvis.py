@@ -6,6 +6,7 @@ Unmatched boxes of not_exhaustive_category_ids are neither right nor wrong. fast
 
     python -c "from mmrl.tasks.metrics.lvis import MAX_DETECTIONS; print(MAX_DETECTIONS)"
 """
+
 from __future__ import annotations
 
 import copy
@@ -22,8 +23,18 @@ __all__ = ["MAX_DETECTIONS", "lvis_ap", "lvis_benchmark"]
 MAX_DETECTIONS = 300
 """Boxes per picture, over all categories: the official value. Of equal scores the first emitted stay."""
 
-_NAMES = {"AP_all": "AP", "AP_50": "AP50", "AP_75": "AP75", "AP_small": "APs", "AP_medium": "APm", "AP_large": "APl",
-          "APr": "APr", "APc": "APc", "APf": "APf", "AR_all": "AR300"}
+_NAMES = {
+    "AP_all": "AP",
+    "AP_50": "AP50",
+    "AP_75": "AP75",
+    "AP_small": "APs",
+    "AP_medium": "APm",
+    "AP_large": "APl",
+    "APr": "APr",
+    "APc": "APc",
+    "APf": "APf",
+    "AR_all": "AR300",
+}
 
 
 def _limited(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -38,11 +49,15 @@ def _limited(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(results[i]) for i in sorted(kept)]
 
 
-def _seen(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _seen(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Truth and results that the official scorer looks at: only what has an area above 0 (lvis/lvis.py, get_ann_ids), so that a
     line is no false positive. The boxes that count are chosen before that."""
     annotations = [one for one in truth["annotations"] if one["area"] > 0]
-    return {**truth, "annotations": annotations}, [one for one in _limited(results) if one["bbox"][2] * one["bbox"][3] > 0]
+    return {**truth, "annotations": annotations}, [
+        one for one in _limited(results) if one["bbox"][2] * one["bbox"][3] > 0
+    ]
 
 
 def lvis_ap(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -55,11 +70,15 @@ def lvis_ap(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> d
 
     for category in truth["categories"]:
         if category.get("frequency") not in ("r", "c", "f"):
-            raise DataError(f"expected frequency 'r', 'c' or 'f' for LVIS category {category.get('name')!r}, found "
-                            f"{category.get('frequency')!r}; read the file with format lvis")
+            raise DataError(
+                f"expected frequency 'r', 'c' or 'f' for LVIS category {category.get('name')!r}, found "
+                f"{category.get('frequency')!r}; read the file with format lvis"
+            )
     truth, results = _seen(truth, results)
     gold = COCO(copy.deepcopy(dict(truth)))
-    evaluation = COCOeval_faster(gold, gold.loadRes(copy.deepcopy(list(results))), "bbox", lvis_style=True)
+    evaluation = COCOeval_faster(
+        gold, gold.loadRes(copy.deepcopy(list(results))), "bbox", lvis_style=True
+    )
     evaluation.params.maxDets = [MAX_DETECTIONS]
     evaluation.run()
     found = evaluation.stats_as_dict
@@ -76,6 +95,7 @@ def lvis_benchmark(pairs: Sequence[Pair], folder: Path) -> dict[str, float]:
 
     Beside lvis_ap's numbers: precision@0.5, recall@0.5, F1@0.5 (no order) under the same federated rule.
     """
+
     def compute(group: Sequence[Pair], path: Path) -> dict[str, float]:
         evaluation = gather(group)
         evaluation.write(path)

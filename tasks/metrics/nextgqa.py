@@ -6,6 +6,7 @@ it lies inside a true span, which pays for naming a moment: `point_hits`). Both 
 
     python -c "from mmrl.tasks.metrics.nextgqa import iou_iop; print(iou_iop((2, 6), (3, 5)))"
 """
+
 from __future__ import annotations
 
 import json
@@ -22,7 +23,9 @@ from mmrl.types import Sample, Score
 __all__ = ["evaluate", "iou_iop", "nextgqa_benchmark"]
 
 
-def iou_iop(true: Sequence[float], predicted: Sequence[float], *, point_hits: bool = False) -> tuple[float, float]:
+def iou_iop(
+    true: Sequence[float], predicted: Sequence[float], *, point_hits: bool = False
+) -> tuple[float, float]:
     """(IoU, IoP) of one pair. Both are below 0 for spans apart, as in the official program: the best over the truths, and 0,
     counts. Pairs are not sorted: a prediction that ends before it starts has IoP 0."""
     if predicted[0] == predicted[-1]:
@@ -33,9 +36,14 @@ def iou_iop(true: Sequence[float], predicted: Sequence[float], *, point_hits: bo
     return common / hull if hull > 0 else 0.0, common / length if length > 0 else 0.0
 
 
-def evaluate(predictions: Mapping[str, Sequence[float] | None], truths: Mapping[str, Mapping[str, Any]],
-             answers: Mapping[str, Mapping[str, Any]] | None = None, *, drop_missing: bool = False,
-             point_hits: bool = False) -> dict[str, float]:
+def evaluate(
+    predictions: Mapping[str, Sequence[float] | None],
+    truths: Mapping[str, Mapping[str, Any]],
+    answers: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    drop_missing: bool = False,
+    point_hits: bool = False,
+) -> dict[str, float]:
     """Acc@GQA, mIoP, IoP@0.3, IoP@0.5, mIoU, IoU@0.3, IoU@0.5 in percent; with `answers` also Acc@QA over the same questions.
 
     predictions {'<video>_<qid>': [start, end]}, truths as gsub_test.json {video: {"location": {qid: [[start, end], ...]}}},
@@ -53,14 +61,25 @@ def evaluate(predictions: Mapping[str, Sequence[float] | None], truths: Mapping[
                 iou, iop = iou_iop(true, span, point_hits=point_hits)  # type: ignore[arg-type]
                 best_iou, best_iop = max(best_iou, iou), max(best_iop, iop)
             row = (answers or {}).get(key)
-            rows.append((best_iou, best_iop, row is not None and row["answer"] == row["prediction"]))
+            rows.append(
+                (best_iou, best_iop, row is not None and row["answer"] == row["prediction"])
+            )
     if not rows:
         return {}
     count = len(rows)
-    numbers = {"Acc@GQA": sum(right and iop >= 0.5 for _, iop, right in rows) / count} if answers is not None else {}
-    for name, values in (("IoP", [iop for _, iop, _ in rows]), ("IoU", [iou for iou, _, _ in rows])):
-        numbers |= {f"m{name}": sum(values) / count, **{f"{name}@{level}": sum(v >= level for v in values) / count
-                                                       for level in (0.3, 0.5)}}
+    numbers = (
+        {"Acc@GQA": sum(right and iop >= 0.5 for _, iop, right in rows) / count}
+        if answers is not None
+        else {}
+    )
+    for name, values in (
+        ("IoP", [iop for _, iop, _ in rows]),
+        ("IoU", [iou for iou, _, _ in rows]),
+    ):
+        numbers |= {
+            f"m{name}": sum(values) / count,
+            **{f"{name}@{level}": sum(v >= level for v in values) / count for level in (0.3, 0.5)},
+        }
     if answers is not None:
         numbers["Acc@QA"] = sum(right for _, _, right in rows) / count
     return {name: 100 * value for name, value in numbers.items()}
@@ -83,16 +102,25 @@ def nextgqa_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> di
     for sample, score in pairs:
         video, qid = video_id(sample), _qid(sample)
         if f"{video}_{qid}" in answers:
-            raise DataError(f"expected one question per video and params.qid, found '{video}_{qid}' twice; number the questions")
-        truths.setdefault(video, {"duration": duration_of(sample), "location": {}})["location"][qid] = true_spans(sample)
+            raise DataError(
+                f"expected one question per video and params.qid, found '{video}_{qid}' twice; number the questions"
+            )
+        truths.setdefault(video, {"duration": duration_of(sample), "location": {}})["location"][
+            qid
+        ] = true_spans(sample)
         span = first_span(score)
         if span is not None:
             spans[f"{video}_{qid}"] = span
         text = str(score.detail.get("pred_text") or "") if score.parsed else ""
-        answers[f"{video}_{qid}"] = {"prediction": LETTERS.index(text[0]) if text else -1,
-                                     "answer": LETTERS.index(sample.answer["choice"])}
+        answers[f"{video}_{qid}"] = {
+            "prediction": LETTERS.index(text[0]) if text else -1,
+            "answer": LETTERS.index(sample.answer["choice"]),
+        }
     for name, table in (("ground", spans), ("res", answers)):
         (folder / f"nextgqa_{name}.json").write_text(json.dumps(table) + "\n", encoding="utf-8")
     official = evaluate(spans, truths, answers, drop_missing=True, point_hits=True)
-    return {**evaluate(spans, truths, answers), **{f"official/{name}": value for name, value in official.items()},
-            **span_counts(pairs)}
+    return {
+        **evaluate(spans, truths, answers),
+        **{f"official/{name}": value for name, value in official.items()},
+        **span_counts(pairs),
+    }

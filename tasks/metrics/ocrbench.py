@@ -7,6 +7,7 @@ official script's.
 
     python -c "from mmrl.tasks.metrics.ocrbench import is_hit; print(is_hit('The sign says STOP.', ['stop']))"
 """
+
 from __future__ import annotations
 
 import json
@@ -14,14 +15,35 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["FORMULAS", "MAX_CHARS", "RECOGNITION", "TYPES", "Item", "is_hit", "ocrbench_scores", "write_ocrbench"]
+__all__ = [
+    "FORMULAS",
+    "MAX_CHARS",
+    "RECOGNITION",
+    "TYPES",
+    "Item",
+    "is_hit",
+    "ocrbench_scores",
+    "write_ocrbench",
+]
 
 MAX_CHARS = 1_024
-RECOGNITION = ("Regular Text Recognition", "Irregular Text Recognition", "Artistic Text Recognition",
-               "Handwriting Recognition", "Digit String Recognition", "Non-Semantic Text Recognition")
+RECOGNITION = (
+    "Regular Text Recognition",
+    "Irregular Text Recognition",
+    "Artistic Text Recognition",
+    "Handwriting Recognition",
+    "Digit String Recognition",
+    "Non-Semantic Text Recognition",
+)
 """The six types of 50 items that make up 'Text Recognition'."""
 FORMULAS = "Handwritten Mathematical Expression Recognition"
-TYPES = (*RECOGNITION, "Scene Text-centric VQA", "Doc-oriented VQA", "Key Information Extraction", FORMULAS)
+TYPES = (
+    *RECOGNITION,
+    "Scene Text-centric VQA",
+    "Doc-oriented VQA",
+    "Key Information Extraction",
+    FORMULAS,
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,7 @@ class Item:
 
 def is_hit(prediction: str, answers: Sequence[str], formula: bool = False) -> bool:
     """True when any of `answers` is part of `prediction`, by the official script's normalisation."""
+
     def form(text: str) -> str:
         text = text.strip().replace("\n", " ")
         return text.replace(" ", "") if formula else text.lower()
@@ -62,21 +85,31 @@ def ocrbench_scores(items: Sequence[Item], max_chars: int = MAX_CHARS) -> dict[s
     """
     if not items:
         return {}
-    hits = {name: 0.0 for name in dict.fromkeys((*TYPES, *(item.type for item in items)))
-            if any(item.type == name for item in items)}
+    hits = {
+        name: 0.0
+        for name in dict.fromkeys((*TYPES, *(item.type for item in items)))
+        if any(item.type == name for item in items)
+    }
     for item in items:
         hits[item.type] += item.hit(max_chars)
     scores = {f"ocrbench/{name}": value for name, value in hits.items()}
     if any(name in hits for name in RECOGNITION):
         scores["ocrbench/Text Recognition"] = sum(hits.get(name, 0.0) for name in RECOGNITION)
     total = sum(hits.values())
-    return {**scores, "ocrbench/final_score": total, "ocrbench/items": float(len(items)),
-            "ocrbench/accuracy": total / len(items),
-            "ocrbench/mean_length": sum(len(item.predict) for item in items) / len(items),
-            "ocrbench/cut": float(sum(len(item.predict) > max_chars for item in items))}
+    return {
+        **scores,
+        "ocrbench/final_score": total,
+        "ocrbench/items": float(len(items)),
+        "ocrbench/accuracy": total / len(items),
+        "ocrbench/mean_length": sum(len(item.predict) for item in items) / len(items),
+        "ocrbench/cut": float(sum(len(item.predict) > max_chars for item in items)),
+    }
 
 
 def write_ocrbench(items: Sequence[Item], path: Path, max_chars: int = MAX_CHARS) -> None:
     """The official result file: a JSON list with dataset_name, type, question, answers, predict and result (0 or 1)."""
-    rows = [{**asdict(item), "answers": list(item.answers), "result": int(item.hit(max_chars))} for item in items]
+    rows = [
+        {**asdict(item), "answers": list(item.answers), "result": int(item.hit(max_chars))}
+        for item in items
+    ]
     path.write_text(json.dumps(rows, ensure_ascii=False, indent=1), encoding="utf-8")

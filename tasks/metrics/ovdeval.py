@@ -8,6 +8,7 @@ does for equal scores; 'first' keeps the first. NMS-AP is 'last'; NMS-AP_first s
 
     python -c "from mmrl.tasks.metrics.ovdeval import TIE_RULE; print(TIE_RULE)"
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,12 @@ def _corners(entries: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [[x, y, x + w, y + h] for x, y, w, h in (entry["bbox"] for entry in entries)]
 
 
-def nms_by_truth(results: Sequence[Mapping[str, Any]], annotations: Sequence[Mapping[str, Any]], threshold: float = 0.5,
-                 ties: str = "last") -> list[dict[str, Any]]:
+def nms_by_truth(
+    results: Sequence[Mapping[str, Any]],
+    annotations: Sequence[Mapping[str, Any]],
+    threshold: float = 0.5,
+    ties: str = "last",
+) -> list[dict[str, Any]]:
     """The results that survive, in the order given. Crowd annotations count like others, as in the official script.
 
     `ties` ('last' or 'first' emitted) decides between equal scores. Raises ConfigError for another word.
@@ -51,7 +56,11 @@ def nms_by_truth(results: Sequence[Mapping[str, Any]], annotations: Sequence[Map
         for column in range(len(truth)):
             on_it = [i for row, i in enumerate(indices) if near[row, column]]
             if on_it:
-                order = (lambda i: (results[i]["score"], i)) if ties == "last" else (lambda i: (results[i]["score"], -i))
+                order = (
+                    (lambda i: (results[i]["score"], i))
+                    if ties == "last"
+                    else (lambda i: (results[i]["score"], -i))
+                )
                 winner = max(on_it, key=order)
                 best.add(winner)
                 beaten.update(set(on_it) - {winner})
@@ -68,7 +77,11 @@ def _numbers(evaluation: Evaluation) -> dict[str, float]:
     if "AP" in other:
         numbers["NMS-AP_first"] = other["AP"]
     numbers.update({name: plain[name] for name in ("AP", "AP50", "AR100") if name in plain})
-    return {**numbers, **order_free(evaluation), "unknown_label_rate": evaluation.unknown_label_rate()}
+    return {
+        **numbers,
+        **order_free(evaluation),
+        "unknown_label_rate": evaluation.unknown_label_rate(),
+    }
 
 
 def ovdeval_benchmark(pairs: Sequence[Pair], folder: Path) -> dict[str, float]:
@@ -78,6 +91,7 @@ def ovdeval_benchmark(pairs: Sequence[Pair], folder: Path) -> dict[str, float]:
     which depend on no order. Annotation ids count from 1 here: pycocotools never matches the id 0 of the released files.
     Several subsets: each by name, and their mean.
     """
+
     def compute(group: Sequence[Pair], path: Path) -> dict[str, float]:
         evaluation = gather(group)
         evaluation.write(path)

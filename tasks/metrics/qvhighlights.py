@@ -15,6 +15,7 @@ a true one, its AP divides 0 by 0 and takes the window for a hit at every level;
 
     python -c "from mmrl.tasks.metrics.qvhighlights import evaluate; help(evaluate)"
 """
+
 from __future__ import annotations
 
 import json
@@ -34,7 +35,15 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-__all__ = ["LEVELS", "RANGES", "evaluate", "highlight_ap", "moment_ap", "qvhighlights_benchmark", "submission_row"]
+__all__ = [
+    "LEVELS",
+    "RANGES",
+    "evaluate",
+    "highlight_ap",
+    "moment_ap",
+    "qvhighlights_benchmark",
+    "submission_row",
+]
 
 LEVELS = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
 RANGES = {"short": (0.0, 10.0), "middle": (10.0, 30.0), "long": (30.0, 150.0)}
@@ -53,14 +62,21 @@ def _ious(window: Sequence[float], windows: Sequence[Sequence[float]]) -> Floats
     return np.divide(common, union, out=np.full_like(common, np.nan), where=union != 0)
 
 
-def moment_ap(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]],
-              levels: Sequence[float] = LEVELS, nan_hits: bool = False) -> Floats:
+def moment_ap(
+    predicted: Sequence[Sequence[float]],
+    true: Sequence[Sequence[float]],
+    levels: Sequence[float] = LEVELS,
+    nan_hits: bool = False,
+) -> Floats:
     """Average precision of one query at each IoU level, (T,); `predicted` are (start, end, score), `true` (start, end)."""
     ap_T = np.zeros(len(levels))
     ordered = sorted(predicted[:_MOST_WINDOWS], key=lambda window: -window[2])
     if not ordered or not true:
         return ap_T
-    ious = [np.nan_to_num(_ious(window, true), nan=np.inf if nan_hits else 0.0, posinf=np.inf) for window in ordered]
+    ious = [
+        np.nan_to_num(_ious(window, true), nan=np.inf if nan_hits else 0.0, posinf=np.inf)
+        for window in ordered
+    ]
     best_first = [iou.argsort()[::-1] for iou in ious]
     for place, level in enumerate(levels):
         free, hits = set(range(len(true))), np.zeros(len(ordered))
@@ -87,7 +103,7 @@ def highlight_ap(relevant: Sequence[float], scores: Sequence[float]) -> float:
     """
     true = np.asarray(relevant, float)
     filled = np.zeros(len(true))
-    filled[:len(scores)] = np.asarray(scores, float)[:len(true)]
+    filled[: len(scores)] = np.asarray(scores, float)[: len(true)]
     if len(true) == 0 or true.min() == true.max():
         return float(len(true) > 0 and true[0] > 0)
     order = np.argsort(-filled, kind="stable")
@@ -99,12 +115,18 @@ def highlight_ap(relevant: Sequence[float], scores: Sequence[float]) -> float:
     return float(envelope[steps].mean())
 
 
-def _moments(predictions: Mapping[Any, Mapping[str, Any]], truths: Sequence[Mapping[str, Any]],
-             nan_hits: bool) -> tuple[Floats, Floats]:
+def _moments(
+    predictions: Mapping[Any, Mapping[str, Any]],
+    truths: Sequence[Mapping[str, Any]],
+    nan_hits: bool,
+) -> tuple[Floats, Floats]:
     """AP (Q, T) and IoU of the first window with its best true one (Q,)."""
     ap_QT, first_Q = np.zeros((len(truths), len(LEVELS))), np.zeros(len(truths))
     for row, truth in enumerate(truths):
-        windows = [tuple(map(float, w)) for w in predictions.get(truth["qid"], {}).get("pred_relevant_windows") or ()]
+        windows = [
+            tuple(map(float, w))
+            for w in predictions.get(truth["qid"], {}).get("pred_relevant_windows") or ()
+        ]
         ap_QT[row] = moment_ap(windows, truth["relevant_windows"], nan_hits=nan_hits)
         if windows and truth["relevant_windows"]:
             first_Q[row] = np.nan_to_num(_ious(windows[0][:2], truth["relevant_windows"])).max()
@@ -120,24 +142,39 @@ def _in_range(truths: Sequence[Mapping[str, Any]], low: float, high: float) -> l
     return kept
 
 
-def _highlights(predictions: Mapping[Any, Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _highlights(
+    predictions: Mapping[Any, Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, least in _SALIENCY.items():
         aps, hits = [], []
         for truth in truths:
             table = np.zeros((int(truth["duration"] / _CLIP_S), 3))
-            table[np.asarray(truth["relevant_clip_ids"], int)] = np.asarray(truth["saliency_scores"], float)
+            table[np.asarray(truth["relevant_clip_ids"], int)] = np.asarray(
+                truth["saliency_scores"], float
+            )
             relevant = (table >= least).astype(float)
             scores = list(predictions.get(truth["qid"], {}).get("pred_saliency_scores") or ())
-            aps += [highlight_ap(relevant[:, worker].tolist(), scores) if scores else 0.0 for worker in range(3)]
+            aps += [
+                highlight_ap(relevant[:, worker].tolist(), scores) if scores else 0.0
+                for worker in range(3)
+            ]
             best = int(np.argmax(scores)) if scores else len(relevant)
             hits.append(float(relevant[best].max()) if best < len(relevant) else 0.0)
-        numbers[f"HL-min-{name}-mAP"], numbers[f"HL-min-{name}-Hit1"] = float(np.mean(aps)), float(np.mean(hits))
+        numbers[f"HL-min-{name}-mAP"], numbers[f"HL-min-{name}-Hit1"] = (
+            float(np.mean(aps)),
+            float(np.mean(hits)),
+        )
     return numbers
 
 
-def evaluate(predictions: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]], *,
-             decimals: int | None = 2, nan_hits: bool = False) -> dict[str, float]:
+def evaluate(
+    predictions: Sequence[Mapping[str, Any]],
+    truths: Sequence[Mapping[str, Any]],
+    *,
+    decimals: int | None = 2,
+    nan_hits: bool = False,
+) -> dict[str, float]:
     """The official 'brief' numbers in percent: MR-full-mAP, MR-full-mAP@0.5, @0.75, MR-short-mAP, MR-middle-mAP, MR-long-mAP,
     MR-full-R1@0.5, @0.7; HL-min-{Fair,Good,VeryGood}-{mAP,Hit1} where every prediction has pred_saliency_scores and every
     truth saliency_scores.
@@ -150,21 +187,34 @@ def evaluate(predictions: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[
     known = {truth["qid"] for truth in truths}
     by_qid = {row["qid"]: row for row in predictions}
     if len(known) < len(truths) or len(by_qid) < len(predictions) or not set(by_qid) <= known:
-        raise DataError(f"expected one row per qid, each among the {len(known)} of the truth, found {len(predictions)} predictions "
-                        f"with {len(by_qid)} qids, {len(set(by_qid) - known)} of them unknown, for {len(truths)} truths")
+        raise DataError(
+            f"expected one row per qid, each among the {len(known)} of the truth, found {len(predictions)} predictions "
+            f"with {len(by_qid)} qids, {len(set(by_qid) - known)} of them unknown, for {len(truths)} truths"
+        )
     if not truths:
         return {}
     ap_QT, first_Q = _moments(by_qid, truths, nan_hits)
     ap_T = ap_QT.mean(0)
-    numbers = {"MR-full-mAP": float(ap_T.mean()), "MR-full-mAP@0.5": float(ap_T[0]), "MR-full-mAP@0.75": float(ap_T[5])}
+    numbers = {
+        "MR-full-mAP": float(ap_T.mean()),
+        "MR-full-mAP@0.5": float(ap_T[0]),
+        "MR-full-mAP@0.75": float(ap_T[5]),
+    }
     for name, (low, high) in RANGES.items():
         some = _in_range(truths, low, high)
         if some:
             numbers[f"MR-{name}-mAP"] = float(_moments(by_qid, some, nan_hits)[0].mean())
     numbers |= {f"MR-full-R1@{level}": float((first_Q >= level).mean()) for level in (0.5, 0.7)}
-    if predictions and all("pred_saliency_scores" in row for row in predictions) and all("saliency_scores" in t for t in truths):
+    if (
+        predictions
+        and all("pred_saliency_scores" in row for row in predictions)
+        and all("saliency_scores" in t for t in truths)
+    ):
         numbers |= _highlights(by_qid, truths)
-    return {name: 100 * value if decimals is None else round(100 * value, decimals) for name, value in numbers.items()}
+    return {
+        name: 100 * value if decimals is None else round(100 * value, decimals)
+        for name, value in numbers.items()
+    }
 
 
 def submission_row(sample: Sample, score: Score) -> dict[str, Any]:
@@ -173,7 +223,12 @@ def submission_row(sample: Sample, score: Score) -> dict[str, Any]:
     spans = (score.detail.get("pred_spans") or []) if score.parsed else []
     spans = [[float(start), float(end)] for start, end in spans] or [[0.0, 0.0]]
     windows = [[*span, round(1.0 - place / len(spans), 4)] for place, span in enumerate(spans)]
-    return {"qid": sample.params["qid"], "query": sample.question, "vid": video_id(sample), "pred_relevant_windows": windows}
+    return {
+        "qid": sample.params["qid"],
+        "query": sample.question,
+        "vid": video_id(sample),
+        "pred_relevant_windows": windows,
+    }
 
 
 def qvhighlights_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
@@ -183,7 +238,17 @@ def qvhighlights_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) 
     rows = [submission_row(sample, score) for sample, score in pairs]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / "hl_submission.jsonl").write_text(text, encoding="utf-8")
-    truths = [{"qid": sample.params["qid"], "duration": duration_of(sample), "relevant_windows": true_spans(sample)}
-              for sample, _ in pairs]
+    truths = [
+        {
+            "qid": sample.params["qid"],
+            "duration": duration_of(sample),
+            "relevant_windows": true_spans(sample),
+        }
+        for sample, _ in pairs
+    ]
     official = evaluate(rows, truths, nan_hits=True)
-    return {**evaluate(rows, truths), **{f"official/{name}": value for name, value in official.items()}, **span_counts(pairs)}
+    return {
+        **evaluate(rows, truths),
+        **{f"official/{name}": value for name, value in official.items()},
+        **span_counts(pairs),
+    }

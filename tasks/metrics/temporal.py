@@ -7,6 +7,7 @@ is 0 and stays in every denominator. Shares, not percent.
 
     python -c "from mmrl.tasks.metrics.temporal import evaluate; print(evaluate({'a': [1, 3]}, {'a': [2, 4]}))"
 """
+
 from __future__ import annotations
 
 import json
@@ -20,7 +21,15 @@ from mmrl.rewards.temporal import span_iou
 from mmrl.tasks.spans import duration_of, outside_clip, spell_seconds, true_spans, video_id
 from mmrl.types import Sample, Score
 
-__all__ = ["LEVELS", "best_iou", "evaluate", "first_span", "recall_at", "span_counts", "temporal_benchmark"]
+__all__ = [
+    "LEVELS",
+    "best_iou",
+    "evaluate",
+    "first_span",
+    "recall_at",
+    "span_counts",
+    "temporal_benchmark",
+]
 
 LEVELS = (0.3, 0.5, 0.7)
 
@@ -30,7 +39,9 @@ def _spans(value: Any) -> list[Sequence[float]]:
     return [value] if value and isinstance(value[0], (int, float)) else list(value or ())
 
 
-def best_iou(predicted: Sequence[Any] | None, true: Sequence[Any], reversed_as: str = "zero") -> float:
+def best_iou(
+    predicted: Sequence[Any] | None, true: Sequence[Any], reversed_as: str = "zero"
+) -> float:
     """IoU of the first predicted span (None or []: no answer, 0) with the true span it fits best. Either may be one span."""
     spans = _spans(predicted)
     if not spans:
@@ -41,11 +52,20 @@ def best_iou(predicted: Sequence[Any] | None, true: Sequence[Any], reversed_as: 
 
 def recall_at(ious: Sequence[float], levels: Sequence[float] = LEVELS) -> dict[str, float]:
     """{"R1@0.3": share of IoUs >= 0.3, ...}; {} without IoUs."""
-    return {f"R1@{level:g}": sum(iou >= level for iou in ious) / len(ious) for level in levels} if ious else {}
+    return (
+        {f"R1@{level:g}": sum(iou >= level for iou in ious) / len(ious) for level in levels}
+        if ious
+        else {}
+    )
 
 
-def evaluate(predictions: Mapping[Any, Sequence[Any]], truths: Mapping[Any, Sequence[Any]],
-             levels: Sequence[float] = LEVELS, *, reversed_as: str = "zero") -> dict[str, float]:
+def evaluate(
+    predictions: Mapping[Any, Sequence[Any]],
+    truths: Mapping[Any, Sequence[Any]],
+    levels: Sequence[float] = LEVELS,
+    *,
+    reversed_as: str = "zero",
+) -> dict[str, float]:
     """R1@level and mIoU over all keys of `truths`; a key without prediction counts as 0. `reversed_as`: a span that ends before
     it starts is worth 'zero', or is 'sorted' first (lmms-eval)."""
     if reversed_as not in ("zero", "sorted"):
@@ -65,7 +85,10 @@ def span_counts(pairs: Sequence[tuple[Sample, Score]]) -> dict[str, float]:
     time lies outside the clip), num_truths_outside (a true one does)."""
     counts = dict.fromkeys(("num_reversed", "num_outside", "num_truths_outside"), 0.0)
     for sample, score in pairs:
-        duration, said = duration_of(sample), (score.detail.get("pred_spans") or []) if score.parsed else []
+        duration, said = (
+            duration_of(sample),
+            (score.detail.get("pred_spans") or []) if score.parsed else [],
+        )
         counts["num_reversed"] += any(start > end for start, end in said)
         counts["num_outside"] += outside_clip(said, duration)
         counts["num_truths_outside"] += outside_clip(true_spans(sample), duration)
@@ -86,12 +109,27 @@ def temporal_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> d
     for sample, score in pairs:
         span = first_span(score)
         if span is not None:
-            results.setdefault(video_id(sample), []).append({"sentence": sample.question, "timestamp": span})
+            results.setdefault(video_id(sample), []).append(
+                {"sentence": sample.question, "timestamp": span}
+            )
         start, end = span or (0.0, 0.0)
         times = f"{spell_seconds(start, 9)} {spell_seconds(end, 9)}"  # as many decimals as an answer may have: nothing is rounded
         lines.append(f"{video_id(sample)} {times}##{' '.join(sample.question.split())}\n")
-    document = {"version": "VERSION 1.0", "results": results, "external_data": {"used": False, "details": ""}}
-    (folder / "temporal_grounding.json").write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+    document = {
+        "version": "VERSION 1.0",
+        "results": results,
+        "external_data": {"used": False, "details": ""},
+    }
+    (folder / "temporal_grounding.json").write_text(
+        json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     (folder / "temporal_grounding.txt").write_text("".join(lines), encoding="utf-8")
-    found = {number: [span] for number, (_, score) in enumerate(pairs) if (span := first_span(score)) is not None}
-    return {**evaluate(found, {number: true_spans(sample) for number, (sample, _) in enumerate(pairs)}), **span_counts(pairs)}
+    found = {
+        number: [span]
+        for number, (_, score) in enumerate(pairs)
+        if (span := first_span(score)) is not None
+    }
+    return {
+        **evaluate(found, {number: true_spans(sample) for number, (sample, _) in enumerate(pairs)}),
+        **span_counts(pairs),
+    }

@@ -7,6 +7,7 @@ without the frame whose box stood in the prompt.
 
     python -c "from mmrl.tasks.metrics.tracking import got10k; print(got10k({'a': [[0, 0, 4, 4]] * 3}, {'a': [[0, 0, 4, 4]] * 3}))"
 """
+
 from __future__ import annotations
 
 import json
@@ -26,21 +27,34 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-__all__ = ["asked_frames", "got10k", "rect_iou", "success_curve", "tracking_benchmark", "tube_benchmark"]
+__all__ = [
+    "asked_frames",
+    "got10k",
+    "rect_iou",
+    "success_curve",
+    "tracking_benchmark",
+    "tube_benchmark",
+]
 
 # N frames; rects_N4 has (x, y, width, height) per row
 
 
 def _clipped(rects_N4: Floats, size: Sequence[float]) -> Floats:
     x, y = np.clip(rects_N4[:, 0], 0, size[0]), np.clip(rects_N4[:, 1], 0, size[1])
-    return np.stack([x, y, np.clip(rects_N4[:, 2], 0, size[0] - x), np.clip(rects_N4[:, 3], 0, size[1] - y)], 1)
+    return np.stack(
+        [x, y, np.clip(rects_N4[:, 2], 0, size[0] - x), np.clip(rects_N4[:, 3], 0, size[1] - y)], 1
+    )
 
 
-def rect_iou(rects: npt.ArrayLike, others: npt.ArrayLike, size: Sequence[float] | None = None) -> Floats:
+def rect_iou(
+    rects: npt.ArrayLike, others: npt.ArrayLike, size: Sequence[float] | None = None
+) -> Floats:
     """IoU of each pair of rows (N, 4) -> (N,), clipped to a picture of `size` = (width, height) first; 0 without area."""
     a, b = (np.asarray(values, float).reshape(-1, 4) for values in (rects, others))
     if a.shape != b.shape:
-        raise DataError(f"expected as many boxes as the sequence has frames, {len(b)}, found {len(a)}")
+        raise DataError(
+            f"expected as many boxes as the sequence has frames, {len(b)}, found {len(a)}"
+        )
     if size is not None:
         a, b = _clipped(a, size), _clipped(b, size)
     sides = np.minimum(a[:, :2] + a[:, 2:], b[:, :2] + b[:, 2:]) - np.maximum(a[:, :2], b[:, :2])
@@ -55,9 +69,13 @@ def success_curve(ious: npt.ArrayLike) -> Floats:
     return found
 
 
-def got10k(predictions: Mapping[str, npt.ArrayLike], truths: Mapping[str, npt.ArrayLike], *,
-           sizes: Mapping[str, Sequence[float]] | None = None,
-           covers: Mapping[str, Sequence[float]] | None = None) -> dict[str, float]:
+def got10k(
+    predictions: Mapping[str, npt.ArrayLike],
+    truths: Mapping[str, npt.ArrayLike],
+    *,
+    sizes: Mapping[str, Sequence[float]] | None = None,
+    covers: Mapping[str, Sequence[float]] | None = None,
+) -> dict[str, float]:
     """AO, SR0.50, SR0.75 over all frames of all sequences of `truths`, the first frame of each left out.
 
     `sizes` are (width, height) of the pictures, `covers` the visible shares per frame, the first included (frames with 0 are left
@@ -68,23 +86,41 @@ def got10k(predictions: Mapping[str, npt.ArrayLike], truths: Mapping[str, npt.Ar
     for name, truth in truths.items():
         rects = np.asarray(truth, float).reshape(-1, 4)
         mine = predictions.get(name)
-        ious = rect_iou(np.zeros_like(rects) if mine is None else mine, rects, None if sizes is None else sizes.get(name))[1:]
+        ious = rect_iou(
+            np.zeros_like(rects) if mine is None else mine,
+            rects,
+            None if sizes is None else sizes.get(name),
+        )[1:]
         cover = covers.get(name) if covers is not None else None
         if cover is not None and len(cover) != len(rects):
-            raise DataError(f"expected one visible share per frame of {name}, {len(rects)}, found {len(cover)}")
+            raise DataError(
+                f"expected one visible share per frame of {name}, {len(rects)}, found {len(cover)}"
+            )
         pooled.append(ious if cover is None else ious[np.asarray(cover, float)[1:] > 0])
     ious = np.concatenate(pooled) if pooled else np.zeros(0)
     if not len(ious):
         return {}
-    return {"AO": float(ious.mean()), "SR0.50": float((ious > 0.5).mean()), "SR0.75": float((ious > 0.75).mean())}
+    return {
+        "AO": float(ious.mean()),
+        "SR0.50": float((ious > 0.5).mean()),
+        "SR0.75": float((ious > 0.75).mean()),
+    }
 
 
 def asked_frames(pairs: Sequence[tuple[Sample, Score]]) -> dict[str, float]:
     """Mean IoU and success over samples of what was asked for: mIoU and SR of all true frames, and the same without the first
     one where its box stood in the prompt (*_after_first)."""
     names = {"mIoU": "iou", "SR0.50": "sr@0.5", "SR0.75": "sr@0.75", "AUC": "auc"}
-    return {f"{name}{after}": sum(score.metrics.get(f"{key}{after}", 0.0) for _, score in pairs) / len(pairs)
-            for after in ("", "_after_first") for name, key in names.items()} if pairs else {}
+    return (
+        {
+            f"{name}{after}": sum(score.metrics.get(f"{key}{after}", 0.0) for _, score in pairs)
+            / len(pairs)
+            for after in ("", "_after_first")
+            for name, key in names.items()
+        }
+        if pairs
+        else {}
+    )
 
 
 def _rect(box: Sequence[float]) -> list[float]:
@@ -93,7 +129,11 @@ def _rect(box: Sequence[float]) -> list[float]:
 
 def _whole(sample: Sample) -> bool:
     """Every frame of the sequence was asked for: as many true boxes as params.frame_count (or frames_in_file)."""
-    return sample.params.get("frame_count", sample.params.get("frames_in_file")) == len(sample.answer["boxes"]) > 1
+    return (
+        sample.params.get("frame_count", sample.params.get("frames_in_file"))
+        == len(sample.answer["boxes"])
+        > 1
+    )
 
 
 def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
@@ -110,7 +150,17 @@ def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> d
     with (folder / "tracking.jsonl").open("w", encoding="utf-8") as file:
         for sample, score in pairs:
             mine = score.detail.get("pred_boxes_by_key", {}) if score.parsed else {}
-            file.write(json.dumps({"id": sample.id, "object": sample.question, "gt": sample.answer["boxes"], "pred": mine}) + "\n")
+            file.write(
+                json.dumps(
+                    {
+                        "id": sample.id,
+                        "object": sample.question,
+                        "gt": sample.answer["boxes"],
+                        "pred": mine,
+                    }
+                )
+                + "\n"
+            )
     predictions: dict[str, npt.ArrayLike] = {}
     truths: dict[str, npt.ArrayLike] = {}
     sizes: dict[str, Sequence[float]] = {}
@@ -118,19 +168,31 @@ def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> d
     for sample, score in pairs:
         if not _whole(sample):
             continue
-        name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(sample.params.get("sequence", video_id(sample)))).strip(".") or "sequence"
+        name = (
+            re.sub(
+                r"[^A-Za-z0-9_.-]", "_", str(sample.params.get("sequence", video_id(sample)))
+            ).strip(".")
+            or "sequence"
+        )
         mine = score.detail.get("pred_boxes_by_key", {}) if score.parsed else {}
         keys = sorted(sample.answer["boxes"], key=float)
         rects = [_rect(mine[key]) if key in mine else [0.0] * 4 for key in keys]
-        raw = sample.params.get("rects", {})  # what the annotation holds where the truth was cut to the picture
-        predictions[name], truths[name] = rects, [raw.get(key) or _rect(sample.answer["boxes"][key]) for key in keys]
+        raw = sample.params.get(
+            "rects", {}
+        )  # what the annotation holds where the truth was cut to the picture
+        predictions[name], truths[name] = (
+            rects,
+            [raw.get(key) or _rect(sample.answer["boxes"][key]) for key in keys],
+        )
         if "width" in sample.params and "height" in sample.params:
             sizes[name] = sample.params["width"], sample.params["height"]
         if "cover" in sample.params:
             covers[name] = sample.params["cover"]
         place = folder / "GOT-10k" / "mmrl" / name
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"{name}_001.txt").write_text("".join(",".join(f"{v:.3f}" for v in rect) + "\n" for rect in rects))
+        (place / f"{name}_001.txt").write_text(
+            "".join(",".join(f"{v:.3f}" for v in rect) + "\n" for rect in rects)
+        )
     return {**asked_frames(pairs), **got10k(predictions, truths, sizes=sizes, covers=covers)}
 
 
@@ -141,8 +203,25 @@ def tube_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[
         return {}
     rows: list[dict[str, Any]] = []
     for sample, score in pairs:
-        found = {"time": score.detail["pred_spans"][0], "boxes": dict(score.detail["pred_tracks"])} if score.parsed else None
-        rows.append({"id": sample.id, "video": video_id(sample), "query": sample.question, "gt": sample.answer, "pred": found})
-    (folder / "st_grounding.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        found = (
+            {"time": score.detail["pred_spans"][0], "boxes": dict(score.detail["pred_tracks"])}
+            if score.parsed
+            else None
+        )
+        rows.append(
+            {
+                "id": sample.id,
+                "video": video_id(sample),
+                "query": sample.question,
+                "gt": sample.answer,
+                "pred": found,
+            }
+        )
+    (folder / "st_grounding.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     names = {"m_tIoU": "tiou", "m_vIoU": "viou", "vIoU@0.3": "viou@0.3", "vIoU@0.5": "viou@0.5"}
-    return {name: sum(score.metrics.get(key, 0.0) for _, score in pairs) / len(pairs) for name, key in names.items()}
+    return {
+        name: sum(score.metrics.get(key, 0.0) for _, score in pairs) / len(pairs)
+        for name, key in names.items()
+    }

@@ -12,6 +12,7 @@ forms of question are counted apart: tempcompass/yes_no/accuracy). Every questio
 
     python -c "from mmrl.tasks.metrics.video_suites import macro_mean; print(macro_mean({'a': [1, 0], 'b': [1]}))"
 """
+
 from __future__ import annotations
 
 import math
@@ -22,15 +23,28 @@ from mmrl.types import Sample, Score
 __all__ = ["SUITES", "macro_mean", "means", "merge_directions", "suite_numbers"]
 
 Groups = Mapping[str, Sequence[float]]
-SUITES: Mapping[str, str] = {"mvbench": "average", "mlvu": "M-Avg", "vsibench": "macro", "tempcompass": "macro",
-                             "videommmu": "macro", "videomme": "macro", "longvideobench": "macro"}
+SUITES: Mapping[str, str] = {
+    "mvbench": "average",
+    "mlvu": "M-Avg",
+    "vsibench": "macro",
+    "tempcompass": "macro",
+    "videommmu": "macro",
+    "videomme": "macro",
+    "longvideobench": "macro",
+}
 """Suite -> the name of its mean over categories."""
-_DIRECTIONS = ("object_rel_direction_easy", "object_rel_direction_medium", "object_rel_direction_hard")
+_DIRECTIONS = (
+    "object_rel_direction_easy",
+    "object_rel_direction_medium",
+    "object_rel_direction_hard",
+)
 
 
 def means(groups: Groups) -> dict[str, float]:
     """Mean of each group that has values, by name."""
-    return {name: math.fsum(values) / len(values) for name, values in sorted(groups.items()) if values}
+    return {
+        name: math.fsum(values) / len(values) for name, values in sorted(groups.items()) if values
+    }
 
 
 def macro_mean(groups: Groups) -> float:
@@ -64,13 +78,20 @@ def _numbers(title: str, items: Sequence[tuple[Sample, float]]) -> dict[str, flo
     if suite == "vsibench":
         each = merge_directions(each)
     macro = math.fsum(each.values()) / len(each)
-    numbers = {"accuracy": math.fsum(value for _, value in items) / len(items), SUITES[suite]: macro,
-               "categories": float(len(each)), "items": float(len(items)), **each,
-               **{f"duration {name}": value for name, value in means(lengths).items()}}
+    numbers = {
+        "accuracy": math.fsum(value for _, value in items) / len(items),
+        SUITES[suite]: macro,
+        "categories": float(len(each)),
+        "items": float(len(items)),
+        **each,
+        **{f"duration {name}": value for name, value in means(lengths).items()},
+    }
     return {f"{title}/{name}": value for name, value in numbers.items()}
 
 
-def suite_numbers(pairs: Sequence[tuple[Sample, Score]], metric: str = "correct") -> dict[str, float]:
+def suite_numbers(
+    pairs: Sequence[tuple[Sample, Score]], metric: str = "correct"
+) -> dict[str, float]:
     """Numbers of every video suite among the pairs, by its samples' params; {} where there is none.
 
     `metric` is the metric of the scores that counts: 'correct', or 'mra' for the numeric types of VSI-Bench. A score without
@@ -82,4 +103,8 @@ def suite_numbers(pairs: Sequence[tuple[Sample, Score]], metric: str = "correct"
         if suite in SUITES:
             title = f"{suite}/{sample.params['form']}" if "form" in sample.params else str(suite)
             groups.setdefault(title, []).append((sample, float(score.metrics.get(metric, 0.0))))
-    return {name: value for title, items in groups.items() for name, value in _numbers(title, items).items()}
+    return {
+        name: value
+        for title, items in groups.items()
+        for name, value in _numbers(title, items).items()
+    }

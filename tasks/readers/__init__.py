@@ -27,6 +27,7 @@ hf://owner/name[/subset][:split] names a data set of the hub (mmrl.tasks.readers
 
     python -c "from mmrl.tasks.readers import read_any; print(len(read_any('data.jsonl')))"
 """
+
 from __future__ import annotations
 
 import importlib
@@ -45,24 +46,56 @@ from mmrl.tasks.readers.refer import read_refer
 from mmrl.tasks.readers.vlm_r1 import read_vlm_r1
 
 __all__ = [
-    "READERS", "Readout", "Rejected", "RowError", "SkipRow", "detect_format", "read_any", "read_easyr1", "read_own", "read_refer",
-    "read_vlm_r1", "reader_of",
+    "READERS",
+    "Readout",
+    "Rejected",
+    "RowError",
+    "SkipRow",
+    "detect_format",
+    "read_any",
+    "read_easyr1",
+    "read_own",
+    "read_refer",
+    "read_vlm_r1",
+    "reader_of",
 ]
 
 READERS: dict[str, str] = {
-    "own": "own:read_own", "refer": "refer:read_refer", "vlm_r1": "vlm_r1:read_vlm_r1", "easyr1": "easyr1:read_easyr1",
-    "video_r1": "video_r1:read_video_r1", "llama_factory": "llama_factory:read_llama_factory", "coco": "coco:read_coco",
-    "lvis": "lvis:read_lvis", "ovdeval": "ovdeval:read_ovdeval", "orsta": "orsta:read_orsta",
-    "pixmo_count": "pixmo:read_pixmo_count", "pageocr": "pageocr:read_pageocr", "ocrbench": "ocrbench:read_ocrbench",
-    "mathvista": "mathvista:read_mathvista", "mmmu": "mmmu:read_mmmu", "screenspot": "screenspot:read_screenspot",
-    "screenspot_hf": "screenspot:read_screenspot_hf", "screenspot_pro": "screenspot:read_screenspot_pro",
-    "android_control": "android_control:read_android_control", "gui_odyssey": "gui_odyssey:read_gui_odyssey",
-    "gui_r1": "gui_r1:read_gui_r1", "ui_r1": "gui_r1:read_ui_r1",
-    "charades_sta": "temporal:read_charades_sta", "activitynet": "temporal:read_activitynet",
-    "qvhighlights": "temporal:read_qvhighlights", "nextgqa": "nextgqa:read_nextgqa", "videomme": "video_mme:read_videomme",
-    "mvbench": "mvbench:read_mvbench", "tempcompass": "tempcompass:read_tempcompass", "vsibench": "vsi_bench:read_vsibench",
-    "videommmu": "video_mmmu:read_videommmu", "longvideobench": "long_video_bench:read_longvideobench",
-    "mlvu": "mlvu:read_mlvu", "got10k": "got10k:read_got10k", "videochat_got": "got10k:read_videochat_got",
+    "own": "own:read_own",
+    "refer": "refer:read_refer",
+    "vlm_r1": "vlm_r1:read_vlm_r1",
+    "easyr1": "easyr1:read_easyr1",
+    "video_r1": "video_r1:read_video_r1",
+    "llama_factory": "llama_factory:read_llama_factory",
+    "coco": "coco:read_coco",
+    "lvis": "lvis:read_lvis",
+    "ovdeval": "ovdeval:read_ovdeval",
+    "orsta": "orsta:read_orsta",
+    "pixmo_count": "pixmo:read_pixmo_count",
+    "pageocr": "pageocr:read_pageocr",
+    "ocrbench": "ocrbench:read_ocrbench",
+    "mathvista": "mathvista:read_mathvista",
+    "mmmu": "mmmu:read_mmmu",
+    "screenspot": "screenspot:read_screenspot",
+    "screenspot_hf": "screenspot:read_screenspot_hf",
+    "screenspot_pro": "screenspot:read_screenspot_pro",
+    "android_control": "android_control:read_android_control",
+    "gui_odyssey": "gui_odyssey:read_gui_odyssey",
+    "gui_r1": "gui_r1:read_gui_r1",
+    "ui_r1": "gui_r1:read_ui_r1",
+    "charades_sta": "temporal:read_charades_sta",
+    "activitynet": "temporal:read_activitynet",
+    "qvhighlights": "temporal:read_qvhighlights",
+    "nextgqa": "nextgqa:read_nextgqa",
+    "videomme": "video_mme:read_videomme",
+    "mvbench": "mvbench:read_mvbench",
+    "tempcompass": "tempcompass:read_tempcompass",
+    "vsibench": "vsi_bench:read_vsibench",
+    "videommmu": "video_mmmu:read_videommmu",
+    "longvideobench": "long_video_bench:read_longvideobench",
+    "mlvu": "mlvu:read_mlvu",
+    "got10k": "got10k:read_got10k",
+    "videochat_got": "got10k:read_videochat_got",
     "mapped": "mapped:read_mapped",
 }
 """Format -> "module:function" below mmrl.tasks.readers; a module is imported when its format is read."""
@@ -73,13 +106,19 @@ _ROWS_IN_DATA_JSONL = ("own", "vlm_r1", "video_r1")
 def reader_of(format: str) -> Callable[..., Readout]:
     """The function that reads `format`. Raises ConfigError for an unknown name."""
     if format not in READERS:
-        raise ConfigError(f"unknown format {format!r}; expected {', '.join(READERS)}.{did_you_mean(format, READERS)}")
+        raise ConfigError(
+            f"unknown format {format!r}; expected {', '.join(READERS)}.{did_you_mean(format, READERS)}"
+        )
     module, _, function = READERS[format].partition(":")
-    reader: Callable[..., Readout] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    reader: Callable[..., Readout] = getattr(
+        importlib.import_module(f"{__name__}.{module}"), function
+    )
     return reader
 
 
-def read_any(path: str | Path, format: str | None = None, orientation: str = "displayed", **options: Any) -> Readout:
+def read_any(
+    path: str | Path, format: str | None = None, orientation: str = "displayed", **options: Any
+) -> Readout:
     """Read any supported file or folder into a Readout (samples, rejected, skipped).
 
     `path` may name a data set of the hub (hf://owner/name:split); `columns` maps the columns of any rows
@@ -89,15 +128,21 @@ def read_any(path: str | Path, format: str | None = None, orientation: str = "di
     """
     if is_hub_name(path):
         path = hub_file(path)
-    name = format if format is not None else "mapped" if "columns" in options else detect_format(path)
+    name = (
+        format if format is not None else "mapped" if "columns" in options else detect_format(path)
+    )
     reader, where = reader_of(name), Path(path)
     known = [p for p in inspect.signature(reader).parameters if p != "path"]
     if "check" not in known:
-        options.pop("check", None)  # a reader of one fixed kind of answer, which it checks by itself
+        options.pop(
+            "check", None
+        )  # a reader of one fixed kind of answer, which it checks by itself
     for option in options:
         if option not in known:
-            raise ConfigError(f"unknown option {option!r} of the {name} reader; expected {', '.join([*known, 'orientation'])}."
-                              f"{did_you_mean(option, [*known, 'orientation'])}")
+            raise ConfigError(
+                f"unknown option {option!r} of the {name} reader; expected {', '.join([*known, 'orientation'])}."
+                f"{did_you_mean(option, [*known, 'orientation'])}"
+            )
     if where.is_dir() and name in _ROWS_IN_DATA_JSONL:
         where = where / "data.jsonl"
     with read_pictures_as(orientation):

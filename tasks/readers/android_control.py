@@ -9,6 +9,7 @@ id of a step is that of OS-Atlas's test list, episode_140_screenshot_0.
 
     python -c "from mmrl.tasks.readers.android_control import read_android_control as r; print(len(r('android_control')))"
 """
+
 from __future__ import annotations
 
 import json
@@ -29,8 +30,15 @@ from mmrl.video.media import store_bytes
 __all__ = ["element_at", "read_android_control"]
 
 _LEVELS = ("high", "low")
-_KINDS: Mapping[str, type] = {"episode_id": int, "goal": bytes, "screenshots": bytes, "screenshot_widths": int,
-                              "screenshot_heights": int, "actions": bytes, "step_instructions": bytes}
+_KINDS: Mapping[str, type] = {
+    "episode_id": int,
+    "goal": bytes,
+    "screenshots": bytes,
+    "screenshot_widths": int,
+    "screenshot_heights": int,
+    "actions": bytes,
+    "step_instructions": bytes,
+}
 
 
 class _Episode(NamedTuple):
@@ -50,7 +58,9 @@ def _texts(values: Iterable[Any], name: str) -> list[str]:
     try:
         return [value.decode("utf-8") for value in values]
     except UnicodeDecodeError as err:
-        raise RowError(f"UTF-8 text in '{name}'", str(err), "download the official file again") from err
+        raise RowError(
+            f"UTF-8 text in '{name}'", str(err), "download the official file again"
+        ) from err
 
 
 def _episode(data: bytes) -> _Episode:
@@ -58,22 +68,48 @@ def _episode(data: bytes) -> _Episode:
     try:
         found: dict[str, Feature] = parse_example(data)
     except ValueError as err:
-        raise RowError("a tf.train.Example", f"other bytes ({err})", "download the official file again") from err
+        raise RowError(
+            "a tf.train.Example", f"other bytes ({err})", "download the official file again"
+        ) from err
     for name, kind in _KINDS.items():
         if name not in found:
-            raise RowError(f"feature '{name}'", f"{', '.join(sorted(found)) or 'none'}", "is it AndroidControl?")
+            raise RowError(
+                f"feature '{name}'",
+                f"{', '.join(sorted(found)) or 'none'}",
+                "is it AndroidControl?",
+            )
         if not all(isinstance(value, kind) for value in found[name]):
-            raise RowError(f"'{name}' as a list of {kind.__name__}", "another kind of list", "download the official file again")
+            raise RowError(
+                f"'{name}' as a list of {kind.__name__}",
+                "another kind of list",
+                "download the official file again",
+            )
     values: dict[str, list[Any]] = {name: list(content) for name, content in found.items()}
     steps = len(values["actions"])
-    for name, wanted in (("episode_id", 1), ("goal", 1), ("step_instructions", steps), ("screenshots", steps + 1),
-                         ("screenshot_widths", steps + 1), ("screenshot_heights", steps + 1)):
+    for name, wanted in (
+        ("episode_id", 1),
+        ("goal", 1),
+        ("step_instructions", steps),
+        ("screenshots", steps + 1),
+        ("screenshot_widths", steps + 1),
+        ("screenshot_heights", steps + 1),
+    ):
         if len(values[name]) != wanted:
-            raise RowError(f"{wanted} values of '{name}' for {steps} actions", str(len(values[name])),
-                           "download the official file again")
-    return _Episode(str(values["episode_id"][0]), _texts(values["goal"], "goal")[0], values["screenshots"],
-                    values.get("accessibility_trees", []), values["screenshot_widths"], values["screenshot_heights"],
-                    _texts(values["actions"], "actions"), _texts(values["step_instructions"], "step_instructions"))
+            raise RowError(
+                f"{wanted} values of '{name}' for {steps} actions",
+                str(len(values[name])),
+                "download the official file again",
+            )
+    return _Episode(
+        str(values["episode_id"][0]),
+        _texts(values["goal"], "goal")[0],
+        values["screenshots"],
+        values.get("accessibility_trees", []),
+        values["screenshot_widths"],
+        values["screenshot_heights"],
+        _texts(values["actions"], "actions"),
+        _texts(values["step_instructions"], "step_instructions"),
+    )
 
 
 def _answer(text: str) -> dict[str, Any]:
@@ -81,13 +117,20 @@ def _answer(text: str) -> dict[str, Any]:
     try:
         action = json.loads(text)
     except (ValueError, RecursionError) as err:
-        raise RowError("an action as JSON", f"{text[:60]!r} ({err})", "download the official file again") from err
+        raise RowError(
+            "an action as JSON", f"{text[:60]!r} ({err})", "download the official file again"
+        ) from err
     if not isinstance(action, dict):
-        raise RowError("an action as a JSON object", repr(action)[:60], "download the official file again")
+        raise RowError(
+            "an action as a JSON object", repr(action)[:60], "download the official file again"
+        )
     place = [action["x"], action["y"]] if "x" in action and "y" in action else None
     if place is not None and not all(type(v) in (int, float) for v in place):
         raise RowError("x and y as numbers", repr(place)[:60], "download the official file again")
-    words = next((action[key] for key in ("text", "app_name", "direction") if action.get(key) is not None), None)
+    words = next(
+        (action[key] for key in ("text", "app_name", "direction") if action.get(key) is not None),
+        None,
+    )
     return step_answer(action.get("action_type"), place=place, words=words)
 
 
@@ -110,8 +153,17 @@ def element_at(tree: bytes, point: tuple[float, float]) -> list[int] | None:
                             if kind == 0 and 1 <= side <= 4:
                                 bounds[side - 1] = edge - (1 << 64) if edge >> 63 else edge
                 x1, y1, x2, y2 = bounds
-                inside = visible and x1 <= point[0] <= x2 and y1 <= point[1] <= y2 and x1 < x2 and y1 < y2
-                if inside and (best is None or (x2 - x1) * (y2 - y1) < (best[2] - best[0]) * (best[3] - best[1])):
+                inside = (
+                    visible
+                    and x1 <= point[0] <= x2
+                    and y1 <= point[1] <= y2
+                    and x1 < x2
+                    and y1 < y2
+                )
+                if inside and (
+                    best is None
+                    or (x2 - x1) * (y2 - y1) < (best[2] - best[0]) * (best[3] - best[1])
+                ):
                     best = bounds
     return best
 
@@ -120,9 +172,13 @@ def _ids(file: Path, part: str, what: str) -> set[str]:
     """Episode ids of one part of splits.json or test_subsplits.json."""
     parts = read_json(file)
     if not isinstance(parts, dict) or not all(isinstance(ids, list) for ids in parts.values()):
-        raise DataError(f"{file}: expected an object of lists of episode ids, found another content; download it again")
+        raise DataError(
+            f"{file}: expected an object of lists of episode ids, found another content; download it again"
+        )
     if part not in parts:
-        raise ConfigError(f"unknown {what} {part!r}; {file} has {', '.join(parts)}.{did_you_mean(part, parts)}")
+        raise ConfigError(
+            f"unknown {what} {part!r}; {file} has {', '.join(parts)}.{did_you_mean(part, parts)}"
+        )
     return {str(i) for i in parts[part]}
 
 
@@ -142,35 +198,71 @@ def _steps(file: Path, wanted: set[str] | None, verify: bool) -> Iterator[tuple[
             yield number, (episode, step)
 
 
-def _sample(episode: _Episode, step: int, size_of: SizeOf, *, own: str, low: bool, elements: bool, media: Path,
-            check: Check) -> Sample:
+def _sample(
+    episode: _Episode,
+    step: int,
+    size_of: SizeOf,
+    *,
+    own: str,
+    low: bool,
+    elements: bool,
+    media: Path,
+    check: Check,
+) -> Sample:
     answer = _answer(episode.actions[step])
     image = store_bytes(episode.screenshots[step], media)
     size = size_of(image)
     if size != (episode.widths[step], episode.heights[step]):
-        raise RowError("a screenshot of the size the record says", f"{size}, and {episode.widths[step]} x "
-                       f"{episode.heights[step]} in the record", "download the official file again")
+        raise RowError(
+            "a screenshot of the size the record says",
+            f"{size}, and {episode.widths[step]} x {episode.heights[step]} in the record",
+            "download the official file again",
+        )
     instruction = text_of(episode.instructions[step], "step_instructions") if low else ""
     goal = text_of(episode.goal, "goal")
-    params: dict[str, Any] = {"width": size[0], "height": size[1], "platform": "mobile", "space": "mobile",
-                              "level": "low" if low else "high",
-                              "history": [text.strip() for text in episode.instructions[:step]]}
+    params: dict[str, Any] = {
+        "width": size[0],
+        "height": size[1],
+        "platform": "mobile",
+        "space": "mobile",
+        "level": "low" if low else "high",
+        "history": [text.strip() for text in episode.instructions[:step]],
+    }
     if elements and "point" in answer and len(episode.trees) > step:
         try:
             box = element_at(episode.trees[step], tuple(answer["point"]))
         except ValueError as err:
-            raise RowError("an accessibility tree", f"other bytes ({err})", "set reader.elements=false to do without") from err
+            raise RowError(
+                "an accessibility tree",
+                f"other bytes ({err})",
+                "set reader.elements=false to do without",
+            ) from err
         answer |= {"bbox": box} if box else {}
     return Sample(
-        id=f"episode_{episode.name}_screenshot_{step}", task=own, source="AndroidControl",
+        id=f"episode_{episode.name}_screenshot_{step}",
+        task=own,
+        source="AndroidControl",
         question=f"{goal}\nStep: {instruction}" if low else goal,
-        answer=check(own, answer, CoordFrame.ABS_ORIG, [size], params), images=(image,), params=params)
+        answer=check(own, answer, CoordFrame.ABS_ORIG, [size], params),
+        images=(image,),
+        params=params,
+    )
 
 
-def read_android_control(path: str | Path, *, level: str = "high", split: str | None = None, subsplit: str | None = None,
-                         elements: bool = False, verify: bool = True, media_dir: str | None = None,
-                         task: str = "gui_action", types: Mapping[str, str] | None = None, on_error: str = "raise",
-                         check: Check = check_by_task) -> Readout:
+def read_android_control(
+    path: str | Path,
+    *,
+    level: str = "high",
+    split: str | None = None,
+    subsplit: str | None = None,
+    elements: bool = False,
+    verify: bool = True,
+    media_dir: str | None = None,
+    task: str = "gui_action",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read AndroidControl: its folder or one TFRecord file. Row numbers in errors count records of the file.
 
     `split` is a part of splits.json (train, validation, test), `subsplit` one of test_subsplits.json (IDD, app_unseen ...),
@@ -178,12 +270,21 @@ def read_android_control(path: str | Path, *, level: str = "high", split: str | 
     `verify` checks the data's checksums (0.02 s per MB); screenshots are written to `media_dir` (default '<file>.media').
     """
     if level not in _LEVELS:
-        raise ConfigError(f"unknown level {level!r}; expected {' or '.join(_LEVELS)}.{did_you_mean(str(level), _LEVELS)}")
+        raise ConfigError(
+            f"unknown level {level!r}; expected {' or '.join(_LEVELS)}.{did_you_mean(str(level), _LEVELS)}"
+        )
     own, where = fixed_task("android_control", "gui_action", task, types), Path(path)
     folder = where if where.is_dir() else where.parent
-    files = [f for f in data_files(where, "android_control*", "*tfrecord*") if f == where or f.suffix != ".json"]
+    files = [
+        f
+        for f in data_files(where, "android_control*", "*tfrecord*")
+        if f == where or f.suffix != ".json"
+    ]
     wanted: set[str] | None = None
-    for part, name, what in ((split, "splits.json", "split"), (subsplit, "test_subsplits.json", "subsplit")):
+    for part, name, what in (
+        (split, "splits.json", "split"),
+        (subsplit, "test_subsplits.json", "subsplit"),
+    ):
         if part is not None:
             ids = _ids(folder / name, part, what)
             wanted = ids if wanted is None else wanted & ids
@@ -194,8 +295,18 @@ def read_android_control(path: str | Path, *, level: str = "high", split: str | 
         def convert(number: int, row: Any, size_of: SizeOf) -> Iterable[Sample]:
             episode, step = row
             try:
-                return [_sample(episode, step, size_of, own=own, low=level == "low", elements=elements, media=media,
-                                check=check)]
+                return [
+                    _sample(
+                        episode,
+                        step,
+                        size_of,
+                        own=own,
+                        low=level == "low",
+                        elements=elements,
+                        media=media,
+                        check=check,
+                    )
+                ]
             except (RowError, MediaError) as err:
                 raise DataError(f"episode {episode.name}, step {step}: {err}") from err
 

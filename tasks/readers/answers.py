@@ -1,11 +1,12 @@
 """The truth as training files spell it -> the value a task's `check_answer` takes. Texts are data: nothing is evaluated.
 
-    <answer> [{'bbox_2d': [1, 2, 3, 4], 'label': 'cat'}] </answer>  ->  a list for detection
-    It is here: [1, 2, 3, 4].                                       ->  four numbers for grounding
-    ['dog', "a cat's tail"]                                         ->  a list of texts (MMMU's options)
+<answer> [{'bbox_2d': [1, 2, 3, 4], 'label': 'cat'}] </answer>  ->  a list for detection
+It is here: [1, 2, 3, 4].                                       ->  four numbers for grounding
+['dog', "a cat's tail"]                                         ->  a list of texts (MMMU's options)
 
-    python -c "from mmrl.tasks.readers.answers import parse_literal; print(parse_literal('[\\'a\\', 1]'))"
+python -c "from mmrl.tasks.readers.answers import parse_literal; print(parse_literal('[\\'a\\', 1]'))"
 """
+
 from __future__ import annotations
 
 import json
@@ -15,10 +16,20 @@ from typing import Any
 from mmrl.rewards.parsing import extract_answer, parse_boxes
 from mmrl.tasks.readers.common import RowError
 
-__all__ = ["answer_in_tags", "box_in_text", "listed", "options_in", "parse_literal", "read_answer", "split_options"]
+__all__ = [
+    "answer_in_tags",
+    "box_in_text",
+    "listed",
+    "options_in",
+    "parse_literal",
+    "read_answer",
+    "split_options",
+]
 
 _QUADRUPLE = re.compile(r"\[[0-9eE+\-., \t]{1,200}\]")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?"
+)
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
@@ -37,7 +48,7 @@ class _Literal:
     def _skip(self) -> str:
         while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
             self.at += 1
-        return self.text[self.at:self.at + 1]
+        return self.text[self.at : self.at + 1]
 
     def _string(self, quote: str) -> str:
         out: list[str] = []
@@ -52,7 +63,7 @@ class _Literal:
                 self.at += 1
                 digits = {"x": 2, "u": 4, "U": 8}.get(char, 0)
                 if digits:
-                    out.append(chr(int(self.text[self.at:self.at + digits], 16)))
+                    out.append(chr(int(self.text[self.at : self.at + digits], 16)))
                     self.at += digits
                     continue
                 if char not in _ESCAPES and char not in "\\'\"/":
@@ -133,8 +144,11 @@ def box_in_text(text: str) -> list[float]:
         return list(parsed.boxes[0])
     found = [boxes[0] for m in _QUADRUPLE.findall(answer) if (boxes := parse_boxes(m).boxes)]
     if len(found) != 1:
-        raise RowError("exactly one box [x1, y1, x2, y2] in the answer text", f"{len(found)} in {text[:80]!r}",
-                       "one object per row")
+        raise RowError(
+            "exactly one box [x1, y1, x2, y2] in the answer text",
+            f"{len(found)} in {text[:80]!r}",
+            "one object per row",
+        )
     return list(found[0])
 
 
@@ -145,8 +159,11 @@ def answer_in_tags(text: str, required: bool = False) -> str:
         found = extract_answer(text)
         answer, reason = (found.answer or "").strip(), found.reason or "an empty answer"
     if not answer:
-        raise RowError("one answer, <answer>...</answer>" if required else "the text of one answer",
-                       f"{reason.replace('_', ' ')} in {text[:80]!r}", "correct the row's answer")
+        raise RowError(
+            "one answer, <answer>...</answer>" if required else "the text of one answer",
+            f"{reason.replace('_', ' ')} in {text[:80]!r}",
+            "correct the row's answer",
+        )
     return answer
 
 
@@ -169,8 +186,12 @@ def read_answer(task: str, value: Any) -> Any:
     except ValueError:
         return text  # the task's check says what it expected
     if task == "detection" and isinstance(found, list):  # Qwen's spelling of a box
-        found = [{("bbox" if key == "bbox_2d" else key): v for key, v in item.items()} if isinstance(item, dict) else item
-                 for item in found]
+        found = [
+            {("bbox" if key == "bbox_2d" else key): v for key, v in item.items()}
+            if isinstance(item, dict)
+            else item
+            for item in found
+        ]
     return found
 
 
@@ -200,7 +221,9 @@ def split_options(question: str) -> tuple[str, list[str]]:
     start = len(lines)
     while start and _OPTION.fullmatch(lines[start - 1].strip()):
         start -= 1
-    letters = [found[1] or found[2] for line in lines[start:] if (found := _OPTION.fullmatch(line.strip()))]
+    letters = [
+        found[1] or found[2] for line in lines[start:] if (found := _OPTION.fullmatch(line.strip()))
+    ]
     if len(letters) < 2 or letters != [chr(ord("A") + i) for i in range(len(letters))]:
         return question, []
     head = lines[:start]

@@ -14,6 +14,7 @@ The releases hold annotations that are no objects; they are left out or cut one 
 picture or across its edge (Objects365) where the file states the picture's size, and categories with more objects than an
 answer may hold, which are then not asked for in that picture (LVIS). Any other wrong annotation is an error of its picture.
 """
+
 from __future__ import annotations
 
 import math
@@ -45,14 +46,31 @@ from mmrl.tasks.readers.tables import read_json
 from mmrl.types import Sample
 
 __all__ = [
-    "ASK", "CocoFile", "ImageTruth", "Truth", "check_ask", "groups_of", "image_entry", "load_coco", "picture_path",
-    "picture_samples", "picture_size", "read_coco", "single_samples", "truth_of", "with_several",
+    "ASK",
+    "CocoFile",
+    "ImageTruth",
+    "Truth",
+    "check_ask",
+    "groups_of",
+    "image_entry",
+    "load_coco",
+    "picture_path",
+    "picture_samples",
+    "picture_size",
+    "read_coco",
+    "single_samples",
+    "truth_of",
+    "with_several",
 ]
 
 ASK = ("all", "present", "each")
 """Which categories a sample asks for: all of the file; those in the picture; or one category per sample."""
 
-_NOT_RELEASED = ("objects365_v2_00908726.jpg", "objects365_v1_00320532.jpg", "objects365_v1_00320534.jpg")
+_NOT_RELEASED = (
+    "objects365_v2_00908726.jpg",
+    "objects365_v1_00320532.jpg",
+    "objects365_v1_00320534.jpg",
+)
 """Entries of Objects365 v2 whose pictures are in none of its archives (mmdetection lists the same three)."""
 
 
@@ -107,19 +125,33 @@ def _is_id(value: Any) -> bool:
     return type(value) is int
 
 
-def _categories(file: CocoFile, entries: list[Any], path: Path, clean: Callable[[str], str], merge: bool) -> None:
+def _categories(
+    file: CocoFile, entries: list[Any], path: Path, clean: Callable[[str], str], merge: bool
+) -> None:
     """Fill in labels, categories and aliases. Raises DataError."""
     names: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
         where = f"{path}: categories[{number - 1}]"
-        if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not isinstance(entry.get("name"), str) or not (
-                clean(entry["name"])):
-            raise DataError(f"{where}: expected {{'id': whole number, 'name': text}}, found {entry!r:.80}; correct it")
+        if (
+            not isinstance(entry, dict)
+            or not _is_id(entry.get("id"))
+            or not isinstance(entry.get("name"), str)
+            or not (clean(entry["name"]))
+        ):
+            raise DataError(
+                f"{where}: expected {{'id': whole number, 'name': text}}, found {entry!r:.80}; correct it"
+            )
         label = clean(entry["name"])
         first = names.setdefault(label_key(label), entry["id"])
-        if entry["id"] in file.labels or entry["id"] in file.aliases or (first != entry["id"] and not merge):
-            raise DataError(f"{where}: expected categories with ids and names of their own, found id {entry['id']} "
-                            f"{entry['name']!r} again; rename or remove one")
+        if (
+            entry["id"] in file.labels
+            or entry["id"] in file.aliases
+            or (first != entry["id"] and not merge)
+        ):
+            raise DataError(
+                f"{where}: expected categories with ids and names of their own, found id {entry['id']} "
+                f"{entry['name']!r} again; rename or remove one"
+            )
         if first != entry["id"]:
             file.aliases[entry["id"]] = first
         else:
@@ -134,22 +166,33 @@ def load_coco(path: Path, clean: Callable[[str], str] = str.strip, merge: bool =
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise DataError(f"{path}: expected a COCO json object, found {type(content).__name__}; is it a results file? "
-                        "give the annotations")
+        raise DataError(
+            f"{path}: expected a COCO json object, found {type(content).__name__}; is it a results file? "
+            "give the annotations"
+        )
     for key in ("images", "annotations", "categories"):
         if not isinstance(content.get(key), list):
-            raise DataError(f"{path}: expected '{key}' as a list, found "
-                            f"{type(content[key]).__name__ if key in content else 'keys ' + ', '.join(content)}; "
-                            f"give a COCO annotations file.{did_you_mean(key, content)}")
+            raise DataError(
+                f"{path}: expected '{key}' as a list, found "
+                f"{type(content[key]).__name__ if key in content else 'keys ' + ', '.join(content)}; "
+                f"give a COCO annotations file.{did_you_mean(key, content)}"
+            )
     file = CocoFile(content["images"])
     _categories(file, content["categories"], path, clean, merge)
-    known = {image["id"] for image in file.images if isinstance(image, dict) and _is_id(image.get("id"))}
+    known = {
+        image["id"] for image in file.images if isinstance(image, dict) and _is_id(image.get("id"))
+    }
     for number, entry in enumerate(content["annotations"], 1):
         if not isinstance(entry, dict):
-            error = RowError(f"annotations[{number - 1}] as an object", f"{entry!r:.60}", "correct or remove it")
+            error = RowError(
+                f"annotations[{number - 1}] as an object", f"{entry!r:.60}", "correct or remove it"
+            )
         elif not _is_id(entry.get("image_id")) or entry["image_id"] not in known:
-            error = RowError(f"annotations[{number - 1}] with the image_id of one of 'images'",
-                             repr(entry.get("image_id", "none"))[:60], "correct or remove it")
+            error = RowError(
+                f"annotations[{number - 1}] with the image_id of one of 'images'",
+                repr(entry.get("image_id", "none"))[:60],
+                "correct or remove it",
+            )
         else:
             file.by_image.setdefault(entry["image_id"], []).append((number, entry))
             continue
@@ -160,10 +203,17 @@ def load_coco(path: Path, clean: Callable[[str], str] = str.strip, merge: bool =
 def image_entry(image: Any, seen: dict[int, int], number: int) -> int:
     """The id of an entry of 'images'; raises RowError for a wrong or repeated one."""
     if not isinstance(image, dict) or not _is_id(image.get("id")):
-        raise RowError("an image {'id': whole number, 'file_name': ...}", f"{image!r:.80}", "correct the entry of 'images'")
+        raise RowError(
+            "an image {'id': whole number, 'file_name': ...}",
+            f"{image!r:.80}",
+            "correct the entry of 'images'",
+        )
     if seen.setdefault(image["id"], number) != number:
-        raise RowError("unique image ids", f"id {image['id']} again, first in row {seen[image['id']]}",
-                       "rename or remove one of the images")
+        raise RowError(
+            "unique image ids",
+            f"id {image['id']} again, first in row {seen[image['id']]}",
+            "rename or remove one of the images",
+        )
     return int(image["id"])
 
 
@@ -176,8 +226,11 @@ def _category(entry: Mapping[str, Any], file: CocoFile) -> int:
     category: Any = entry.get("category_id")
     category = file.aliases.get(category, category) if _is_id(category) else None
     if category is None or category not in file.labels:
-        raise RowError("category_id of one of 'categories'", repr(entry.get("category_id", "none"))[:40],
-                       "take images and categories of the same file")
+        raise RowError(
+            "category_id of one of 'categories'",
+            repr(entry.get("category_id", "none"))[:40],
+            "take images and categories of the same file",
+        )
     return int(category)
 
 
@@ -187,7 +240,9 @@ def _corners(xywh: Any, size: tuple[int, int], stated: bool) -> tuple[list[float
     Raises RowError, _NoObject; without a `stated` size the picture may be a wrong one, then boxes beyond it are errors.
     """
     if not isinstance(xywh, list) or len(xywh) != 4 or not all(map(_number, xywh)):
-        raise RowError("bbox as [x, y, width, height]", f"{xywh!r:.80}", "correct or remove the annotation")
+        raise RowError(
+            "bbox as [x, y, width, height]", f"{xywh!r:.80}", "correct or remove the annotation"
+        )
     x, y, w, h = xywh
     if w <= 0 or h <= 0:
         raise _NoObject("a box without width or height")
@@ -200,16 +255,24 @@ def _corners(xywh: Any, size: tuple[int, int], stated: bool) -> tuple[list[float
     return list(check_box(corners, CoordFrame.ABS_ORIG, size)), False
 
 
-def _truth(entry: Mapping[str, Any], category: int, size: tuple[int, int], stated: bool) -> tuple[Truth, bool, bool]:
+def _truth(
+    entry: Mapping[str, Any], category: int, size: tuple[int, int], stated: bool
+) -> tuple[Truth, bool, bool]:
     """(object, whether it is a crowd, whether it was cut) of one annotation. Raises RowError, _NoObject."""
     box, cut = _corners(entry.get("bbox"), size, stated)
     crowd, area = entry.get("iscrowd", 0), entry.get("area", (box[2] - box[0]) * (box[3] - box[1]))
     if crowd not in (0, 1) or not _number(area) or area < 0:
-        raise RowError("iscrowd 0 or 1 and area >= 0", f"iscrowd {crowd!r:.20}, area {area!r:.20}", "correct the annotation")
+        raise RowError(
+            "iscrowd 0 or 1 and area >= 0",
+            f"iscrowd {crowd!r:.20}, area {area!r:.20}",
+            "correct the annotation",
+        )
     return Truth(category, box, float(area), entry["bbox"] if cut else None), bool(crowd), cut
 
 
-def truth_of(file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], seen: dict[Any, int]) -> ImageTruth:
+def truth_of(
+    file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], seen: dict[Any, int]
+) -> ImageTruth:
     """What an image shows. Annotations that are no objects are left out or cut, as the module says; any other wrong one spoils
     the image, its truth is not whole.
 
@@ -220,7 +283,11 @@ def truth_of(file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], se
         name = f"annotations[{number - 1}] (id {entry.get('id', 'none')!r:.20})"
         try:
             if not _is_id(entry.get("id")) or seen.setdefault(entry["id"], number) != number:
-                raise RowError("a whole-number id of its own", f"{entry.get('id', 'none')!r:.20}", "renumber the annotations")
+                raise RowError(
+                    "a whole-number id of its own",
+                    f"{entry.get('id', 'none')!r:.20}",
+                    "renumber the annotations",
+                )
             category = _category(entry, file)
             try:
                 truth, crowd, cut = _truth(entry, category, size, stated)
@@ -242,7 +309,9 @@ def truth_of(file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], se
 def check_ask(ask: Any, negatives: Any, choices: Sequence[str] = ASK) -> None:
     """Raise ConfigError for an unknown `ask` or a wrong number of `negatives`."""
     if ask not in choices:
-        raise ConfigError(f"unknown ask {ask!r}; expected one of {', '.join(choices)}.{did_you_mean(str(ask), choices)}")
+        raise ConfigError(
+            f"unknown ask {ask!r}; expected one of {', '.join(choices)}.{did_you_mean(str(ask), choices)}"
+        )
     if type(negatives) is not int or negatives < 0:
         raise ConfigError(f"expected negatives as a whole number >= 0, found {negatives!r}")
 
@@ -252,8 +321,11 @@ def picture_size(image: Mapping[str, Any], path: str, size_of: SizeOf) -> tuple[
     size = size_of(path)
     stated = (image.get("width", size[0]), image.get("height", size[1]))
     if stated != size:
-        raise GeometryError(f"width and height of the picture, {size[0]} x {size[1]}", f"{stated[0]!r:.20} x {stated[1]!r:.20}",
-                            f"is {path} the right picture?")
+        raise GeometryError(
+            f"width and height of the picture, {size[0]} x {size[1]}",
+            f"{stated[0]!r:.20} x {stated[1]!r:.20}",
+            f"is {path} the right picture?",
+        )
     return size
 
 
@@ -269,8 +341,15 @@ def picture_path(name: Any, root: Path) -> str:
     return found or places[0]
 
 
-def groups_of(ask: str, negatives: int, seed: int, image_id: int, labels: Mapping[int, str], truth: ImageTruth,
-              absent: Sequence[int] | None = None) -> list[list[int]]:
+def groups_of(
+    ask: str,
+    negatives: int,
+    seed: int,
+    image_id: int,
+    labels: Mapping[int, str],
+    truth: ImageTruth,
+    absent: Sequence[int] | None = None,
+) -> list[list[int]]:
     """The category ids each sample of an image asks for. `absent`: those that may serve as negatives (default all others).
 
     A category that is there only as a crowd, or only in annotations that were left out, is neither present nor absent. An
@@ -292,74 +371,159 @@ def _answerable(group: Sequence[int], objects: Sequence[Truth]) -> tuple[list[in
     kept = list(group)
     while kept and sum(counts[category] for category in kept) > MAX_OBJECTS:
         kept.remove(max(kept, key=lambda category: (counts[category], category)))
-    return kept, [f"category not asked for: more than {MAX_OBJECTS} objects in one answer"] * (len(group) - len(kept))
+    return kept, [f"category not asked for: more than {MAX_OBJECTS} objects in one answer"] * (
+        len(group) - len(kept)
+    )
 
 
-def picture_samples(file: CocoFile, image_id: int, path: str, size: tuple[int, int], truth: ImageTruth,
-                    groups: Sequence[Sequence[int]], *, stem: str, source: str, task: str,
-                    check: Check, split: bool, extra: Callable[[Sequence[int]], Mapping[str, Any]] | None = None) -> list[Sample]:
+def picture_samples(
+    file: CocoFile,
+    image_id: int,
+    path: str,
+    size: tuple[int, int],
+    truth: ImageTruth,
+    groups: Sequence[Sequence[int]],
+    *,
+    stem: str,
+    source: str,
+    task: str,
+    check: Check,
+    split: bool,
+    extra: Callable[[Sequence[int]], Mapping[str, Any]] | None = None,
+) -> list[Sample]:
     """One sample per group of category ids; with `split` the ids of the samples end in the category's id. `extra` gives further
     params for the categories asked. SkipRow where every category has more objects than an answer may hold."""
     if not all(groups):
         raise RowError("at least one category to ask for", "none", "add categories to the file")
     answerable = [_answerable(group, truth.objects) for group in groups]
-    samples, adjusted = list[Sample](), [*truth.adjusted, *(note for _, notes in answerable for note in notes)]
+    samples, adjusted = (
+        list[Sample](),
+        [*truth.adjusted, *(note for _, notes in answerable for note in notes)],
+    )
     for group in (group for group, _ in answerable if group):
         asked = set(group)
         mine = [one for one in truth.objects if one.category in asked]
         params: dict[str, Any] = {
-            "image_id": image_id, "categories": [file.labels[number] for number in group], "category_ids": list(group),
-            "areas": [one.area for one in mine], "width": size[0], "height": size[1], **(extra(group) if extra else {})}
-        crowd = [{"bbox": one.box, "label": file.labels[one.category], "area": one.area}
-                 for one in truth.crowds if one.category in asked]
+            "image_id": image_id,
+            "categories": [file.labels[number] for number in group],
+            "category_ids": list(group),
+            "areas": [one.area for one in mine],
+            "width": size[0],
+            "height": size[1],
+            **(extra(group) if extra else {}),
+        }
+        crowd = [
+            {"bbox": one.box, "label": file.labels[one.category], "area": one.area}
+            for one in truth.crowds
+            if one.category in asked
+        ]
         if crowd:
             params["crowd"] = crowd
-        params |= {key: value for key, value in (  # as the file has them, for the official scorers
-            ("rects", {str(place): one.rect for place, one in enumerate(mine) if one.rect}),
-            ("lost", [{"rect": one.rect, "label": file.labels[one.category], "area": one.area}
-                      for one in truth.lost if one.category in asked])) if value}
+        params |= {
+            key: value
+            for key, value in (  # as the file has them, for the official scorers
+                ("rects", {str(place): one.rect for place, one in enumerate(mine) if one.rect}),
+                (
+                    "lost",
+                    [
+                        {"rect": one.rect, "label": file.labels[one.category], "area": one.area}
+                        for one in truth.lost
+                        if one.category in asked
+                    ],
+                ),
+            )
+            if value
+        }
         if adjusted:  # of the whole image: with its first sample
             params["adjusted"], adjusted = adjusted, []
         value = [{"bbox": list(one.box), "label": file.labels[one.category]} for one in mine]
-        samples.append(Sample(
-            id=f"{stem}-{image_id}-{group[0]}" if split else f"{stem}-{image_id}", task=task, source=source,
-            question=", ".join(params["categories"]), answer=check(task, value, CoordFrame.ABS_ORIG, [size], params),
-            images=(path,), params=params))
+        samples.append(
+            Sample(
+                id=f"{stem}-{image_id}-{group[0]}" if split else f"{stem}-{image_id}",
+                task=task,
+                source=source,
+                question=", ".join(params["categories"]),
+                answer=check(task, value, CoordFrame.ABS_ORIG, [size], params),
+                images=(path,),
+                params=params,
+            )
+        )
     if not samples:
         raise SkipRow(f"every category has more than {MAX_OBJECTS} objects")
     return samples
 
 
-def single_samples(file: CocoFile, image_id: int, path: str, size: tuple[int, int], truth: ImageTruth, *, stem: str, task: str,
-                   check: Check, open_ended: Collection[int] = ()) -> list[Sample]:
+def single_samples(
+    file: CocoFile,
+    image_id: int,
+    path: str,
+    size: tuple[int, int],
+    truth: ImageTruth,
+    *,
+    stem: str,
+    task: str,
+    check: Check,
+    open_ended: Collection[int] = (),
+) -> list[Sample]:
     """Grounding: one sample per category of which the image shows exactly one object, and surely no other (no crowd, nothing left
     out, not in `open_ended`); the others are counted in file.several. Raises SkipRow for an image without such a category."""
     counts = Counter(one.category for one in truth.objects)
     several = {*truth.uncertain, *open_ended, *(one.category for one in truth.crowds)}
-    single = [one for one in truth.objects if counts[one.category] == 1 and one.category not in several]
+    single = [
+        one for one in truth.objects if counts[one.category] == 1 and one.category not in several
+    ]
     file.several += len(counts) - len(single)
     if not single:
         raise SkipRow("picture without a category of exactly one object")
     samples = []
     for place, one in enumerate(single):
-        params: dict[str, Any] = {"image_id": image_id, "category_id": one.category, "area": one.area, "width": size[0],
-                                  "height": size[1], **({"adjusted": truth.adjusted} if truth.adjusted and not place else {})}
+        params: dict[str, Any] = {
+            "image_id": image_id,
+            "category_id": one.category,
+            "area": one.area,
+            "width": size[0],
+            "height": size[1],
+            **({"adjusted": truth.adjusted} if truth.adjusted and not place else {}),
+        }
         answer = check(task, list(one.box), CoordFrame.ABS_ORIG, [size], params)
-        samples.append(Sample(id=f"{stem}-{image_id}-{one.category}", task=task, source=stem, question=file.labels[one.category],
-                              answer=answer, images=(path,), params=params))
+        samples.append(
+            Sample(
+                id=f"{stem}-{image_id}-{one.category}",
+                task=task,
+                source=stem,
+                question=file.labels[one.category],
+                answer=answer,
+                images=(path,),
+                params=params,
+            )
+        )
     return samples
 
 
 def default_root(path: Path) -> Path:
     """Where the official download puts the pictures of annotations/instances_X.json: X beside it, else the file's folder."""
     split = path.stem.rpartition("_")[2]
-    places = (path.parent.parent / split, path.parent.parent / "images" / split, path.parent / split, path.parent / "images")
+    places = (
+        path.parent.parent / split,
+        path.parent.parent / "images" / split,
+        path.parent / split,
+        path.parent / "images",
+    )
     return next((place for place in places if place.is_dir()), path.parent)
 
 
-def read_coco(path: str | Path, *, image_root: str | None = None, task: str = "detection", ask: str = "all",
-              negatives: int = 1, seed: int = 0, types: Mapping[str, str] | None = None, on_error: str = "raise",
-              check: Check = check_by_task) -> Readout:
+def read_coco(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    task: str = "detection",
+    ask: str = "all",
+    negatives: int = 1,
+    seed: int = 0,
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read instances_*.json. Ids are '<file>-<image id>', sources the file's name, questions the categories asked for.
 
     `ask`: 'all' categories of the file (closed vocabulary, the official protocol), 'present' ones and `negatives` absent
@@ -382,10 +546,23 @@ def read_coco(path: str | Path, *, image_root: str | None = None, task: str = "d
         size = picture_size(image, picture, size_of)
         truth = truth_of(file, image, size, annotations_seen)
         if own == "grounding":
-            return single_samples(file, image_id, picture, size, truth, stem=where.stem, task=own, check=check)
+            return single_samples(
+                file, image_id, picture, size, truth, stem=where.stem, task=own, check=check
+            )
         groups = groups_of(ask, negatives, seed, image_id, file.labels, truth)
-        return picture_samples(file, image_id, picture, size, truth, groups, stem=where.stem, source=where.stem,
-                               task=own, check=check, split=ask == "each")
+        return picture_samples(
+            file,
+            image_id,
+            picture,
+            size,
+            truth,
+            groups,
+            stem=where.stem,
+            source=where.stem,
+            task=own,
+            check=check,
+            split=ask == "each",
+        )
 
     return with_several(collect(where, file.rows(), convert, on_error), file)
 

@@ -3,6 +3,7 @@
 A broken row either raises DataError (on_error='raise', the default) or is kept in `Readout.rejected` with its reason
 (on_error='record'). No row is lost, repaired or replaced silently.
 """
+
 from __future__ import annotations
 
 import math
@@ -21,8 +22,21 @@ from mmrl.types import Sample
 from mmrl.video.media import ORIENTATION_PARAM, ImageFacts, Orientation, image_facts
 
 __all__ = [
-    "Check", "GeometryError", "MAP_COLUMNS", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box",
-    "check_box", "check_frame", "collect", "read_pictures_as", "resolve_image", "text_of",
+    "Check",
+    "GeometryError",
+    "MAP_COLUMNS",
+    "Readout",
+    "Rejected",
+    "RowError",
+    "SizeOf",
+    "SkipRow",
+    "check_answer_box",
+    "check_box",
+    "check_frame",
+    "collect",
+    "read_pictures_as",
+    "resolve_image",
+    "text_of",
 ]
 
 Box = tuple[float, float, float, float]
@@ -31,7 +45,9 @@ Check = Callable[[str, Any, CoordFrame, Sequence[tuple[int, int]], Mapping[str, 
 """check(task name, answer as the file has it, its frame, sizes of the row's pictures, params) -> Sample.answer, or RowError."""
 
 
-MAP_COLUMNS = "map the columns that there are: reader.columns={image: ..., question: ..., answer: ...}"
+MAP_COLUMNS = (
+    "map the columns that there are: reader.columns={image: ..., question: ..., answer: ...}"
+)
 """The mend for rows of nobody's format, see mmrl.tasks.readers.mapped."""
 
 
@@ -76,9 +92,13 @@ class Readout:
     rows: list[int] = field(default_factory=list)  # row or line of each sample
     files: list[str] = field(default_factory=list)  # in which of the files that is
     skipped: Counter[str] = field(default_factory=Counter)  # rows left out on request, by reason
-    notes: Counter[str] = field(default_factory=Counter)  # what was done to rows that are used: params.adjusted, EXIF
+    notes: Counter[str] = field(
+        default_factory=Counter
+    )  # what was done to rows that are used: params.adjusted, EXIF
 
-    def verify(self, check: Callable[[Sample], None], file: str | os.PathLike[str], on_error: str = "raise") -> None:
+    def verify(
+        self, check: Callable[[Sample], None], file: str | os.PathLike[str], on_error: str = "raise"
+    ) -> None:
         """Run `check` on every sample; one it refuses (DataError, ConfigError) raises or moves to `rejected`."""
         kept: list[tuple[Sample, int, str]] = []
         for sample, row, name in zip(self.samples, self.rows, self.files, strict=True):
@@ -86,16 +106,25 @@ class Readout:
                 check(sample)
                 kept.append((sample, row, name))
             except (DataError, ConfigError) as err:
-                rejected = Rejected(os.fspath(file), row, f"sample {sample.id!r}: params.reward: {err}")
+                rejected = Rejected(
+                    os.fspath(file), row, f"sample {sample.id!r}: params.reward: {err}"
+                )
                 if on_error == "raise":
                     raise DataError(str(rejected)) from err
                 self.rejected.append(rejected)
-        self.samples, self.rows, self.files = [s for s, _, _ in kept], [r for _, r, _ in kept], [f for _, _, f in kept]
+        self.samples, self.rows, self.files = (
+            [s for s, _, _ in kept],
+            [r for _, r, _ in kept],
+            [f for _, _, f in kept],
+        )
 
     @property
     def places(self) -> dict[str, tuple[str, int]]:
         """Where each sample stands: its id -> (file, row or line)."""
-        return {s.id: (file, row) for s, file, row in zip(self.samples, self.files, self.rows, strict=True)}
+        return {
+            s.id: (file, row)
+            for s, file, row in zip(self.samples, self.files, self.rows, strict=True)
+        }
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
@@ -110,14 +139,18 @@ def check_frame(frame: Any) -> CoordFrame:
         return CoordFrame(frame)
     except ValueError:
         names = [f.value for f in CoordFrame]
-        raise ConfigError(f"unknown coordinate frame {frame!r}; expected one of {', '.join(names)}."
-                          f"{did_you_mean(str(frame), names)}") from None
+        raise ConfigError(
+            f"unknown coordinate frame {frame!r}; expected one of {', '.join(names)}."
+            f"{did_you_mean(str(frame), names)}"
+        ) from None
 
 
 def text_of(value: Any, name: str) -> str:
     """`value` when it is text with content; raises RowError."""
     if not isinstance(value, str) or not value.strip():
-        raise RowError(f"text in '{name}'", repr(value)[:80], f"write the words of '{name}' as a string")
+        raise RowError(
+            f"text in '{name}'", repr(value)[:80], f"write the words of '{name}' as a string"
+        )
     return value.strip()
 
 
@@ -132,13 +165,20 @@ def resolve_image(name: Any, root: Path) -> str:
 
 def _four_numbers(values: Any) -> Box:
     if not isinstance(values, (list, tuple)) or not all(type(v) in (int, float) for v in values):
-        raise RowError("a box as four numbers [x1, y1, x2, y2]", repr(values)[:80], "write a list of numbers")
+        raise RowError(
+            "a box as four numbers [x1, y1, x2, y2]", repr(values)[:80], "write a list of numbers"
+        )
     if len(values) != 4:
-        raise RowError("a box of 4 coordinates [x1, y1, x2, y2]", f"{len(values)}: {list(values)!r:.80}",
-                       "one box per row, corners as x1, y1, x2, y2")
+        raise RowError(
+            "a box of 4 coordinates [x1, y1, x2, y2]",
+            f"{len(values)}: {list(values)!r:.80}",
+            "one box per row, corners as x1, y1, x2, y2",
+        )
     x1, y1, x2, y2 = (float(v) if abs(v) < 1e9 else math.inf for v in values)
     if not all(map(math.isfinite, (x1, y1, x2, y2))):
-        raise RowError("finite box coordinates", repr(list(values))[:80], "remove or correct the row")
+        raise RowError(
+            "finite box coordinates", repr(list(values))[:80], "remove or correct the row"
+        )
     return x1, y1, x2, y2
 
 
@@ -150,14 +190,25 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
     """
     box, (width, height) = _four_numbers(values), orig_wh
     if frame is CoordFrame.ABS_RESIZED:
-        raise RowError("data in frame abs_orig, rel1000 or rel1", "abs_resized",
-                       "the resize belongs to one model's processor: store pixels of the original picture")
+        raise RowError(
+            "data in frame abs_orig, rel1000 or rel1",
+            "abs_resized",
+            "the resize belongs to one model's processor: store pixels of the original picture",
+        )
     x1, y1, x2, y2 = (float(v) for v in to_orig(box, frame, orig_wh, orig_wh))
     shown = f"{list(values)} in frame {frame.value} for a picture of {width} x {height}"
     if x2 <= x1 or y2 <= y1:
-        raise RowError("x1 < x2 and y1 < y2", shown, "is it [x, y, width, height]? write corners, x1, y1, x2, y2")
+        raise RowError(
+            "x1 < x2 and y1 < y2",
+            shown,
+            "is it [x, y, width, height]? write corners, x1, y1, x2, y2",
+        )
     if frame is CoordFrame.ABS_ORIG and max(box) <= 1.0 and max(width, height) > 2:
-        raise RowError("pixels of the original picture", shown, "the values look like shares: declare frame rel1")
+        raise RowError(
+            "pixels of the original picture",
+            shown,
+            "the values look like shares: declare frame rel1",
+        )
     if min(x1, y1) < -1 or x2 > width + 1 or y2 > height + 1:
         if frame is CoordFrame.ABS_ORIG:
             thousandths = min(box) >= 0 and max(box) <= 1000
@@ -168,12 +219,19 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
     return x1, y1, x2, y2
 
 
-def check_answer_box(task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> list[float]:
+def check_answer_box(
+    task: str,
+    value: Any,
+    frame: CoordFrame,
+    sizes: Sequence[tuple[int, int]],
+    params: Mapping[str, Any],
+) -> list[float]:
     """The check of tasks whose answer is one box, in picture params.image_index (default the first)."""
     index = params.get("image_index", 0)
     if not isinstance(index, int) or not 0 <= index < len(sizes):
-        raise RowError(f"image_index from 0 to {len(sizes) - 1}", repr(index)[:40], "count pictures from 0")
+        raise RowError(
+            f"image_index from 0 to {len(sizes) - 1}", repr(index)[:40], "count pictures from 0"
+        )
     return list(check_box(value, frame, sizes[index]))
 
 
@@ -181,8 +239,10 @@ def _where_pictures_are(error: Exception) -> str:
     """For a picture that is not there: the key that says where the pictures are; '' for every other error."""
     if not isinstance(error, MediaError) or error.kind != "missing" or "://" in str(error.path):
         return ""
-    return (", or say where the pictures are: data.train[].params.reader.image_root=FOLDER "
-            "(data.eval[].params.reader.image_root for held-out data)")
+    return (
+        ", or say where the pictures are: data.train[].params.reader.image_root=FOLDER "
+        "(data.eval[].params.reader.image_root for held-out data)"
+    )
 
 
 _orientation: ContextVar[Orientation] = ContextVar("orientation", default="displayed")
@@ -192,8 +252,10 @@ _orientation: ContextVar[Orientation] = ContextVar("orientation", default="displ
 def read_pictures_as(orientation: Any) -> Iterator[None]:
     """Inside, `collect` takes pictures as displayed, or as stored (reader.orientation). Raises ConfigError for another word."""
     if orientation not in get_args(Orientation):
-        raise ConfigError(f"expected orientation 'displayed' or 'stored', found {orientation!r}."
-                          f"{did_you_mean(str(orientation), get_args(Orientation))}")
+        raise ConfigError(
+            f"expected orientation 'displayed' or 'stored', found {orientation!r}."
+            f"{did_you_mean(str(orientation), get_args(Orientation))}"
+        )
     token = _orientation.set(orientation)
     try:
         yield
@@ -211,28 +273,41 @@ def _exif_words(error: BaseException | None, facts: Mapping[str, ImageFacts]) ->
     path, fact = turned[0]
     stored, shown = (f"{w} x {h}" for w, h in (fact.stored, fact.size("displayed")))
     now = _orientation.get()
-    words = (f"; its EXIF orientation is {fact.tag}: {os.path.basename(path)} is stored as {stored} and displayed as {shown}, and "
-             f"coordinates are taken in the {now} picture")
+    words = (
+        f"; its EXIF orientation is {fact.tag}: {os.path.basename(path)} is stored as {stored} and displayed as {shown}, and "
+        f"coordinates are taken in the {now} picture"
+    )
     other = "stored" if now == "displayed" else "displayed"
-    return words + f" (if they count pixels of the {other} one: reader.orientation={other}, or data.image.orientation={other})"
+    return (
+        words
+        + f" (if they count pixels of the {other} one: reader.orientation={other}, or data.image.orientation={other})"
+    )
 
 
 def _exif_note(facts: Mapping[str, ImageFacts]) -> Counter[str]:
     """How many pictures have an EXIF orientation other than upright."""
     count = sum(fact.tag != 1 for fact in facts.values())
-    words = f"pictures with an EXIF orientation, taken as {_orientation.get()} (data.image.orientation)"
+    words = (
+        f"pictures with an EXIF orientation, taken as {_orientation.get()} (data.image.orientation)"
+    )
     return Counter({words: count} if count else {})
 
 
 def _marked(sample: Sample, facts: Mapping[str, ImageFacts]) -> Sample:
     """The sample, with the orientation of its pictures where that makes a difference."""
-    if _orientation.get() == "displayed" or all(facts[p].tag == 1 for p in sample.images if p in facts):
+    if _orientation.get() == "displayed" or all(
+        facts[p].tag == 1 for p in sample.images if p in facts
+    ):
         return sample
     return replace(sample, params={**sample.params, ORIENTATION_PARAM: _orientation.get()})
 
 
-def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], convert: Callable[[int, Any, SizeOf],
-            Iterable[Sample]], on_error: str = "raise") -> Readout:
+def collect(
+    file: str | os.PathLike[str],
+    rows: Iterable[tuple[int, Any]],
+    convert: Callable[[int, Any, SizeOf], Iterable[Sample]],
+    on_error: str = "raise",
+) -> Readout:
     """Run `convert(row number, row, size_of)` over all rows and gather samples, or rejected rows with their reasons.
 
     A row may itself be an exception (a line that is no JSON): it is reported like one raised by `convert`. Sizes of
@@ -260,17 +335,24 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
             samples = [_marked(sample, of_row) for sample in convert(number, row, size_of)]
             for sample in samples:
                 if sample.id in first_row:
-                    raise RowError("unique ids", f"id {sample.id!r} again, first in row {first_row[sample.id]}",
-                                   "rename or remove one of the rows")
+                    raise RowError(
+                        "unique ids",
+                        f"id {sample.id!r} again, first in row {first_row[sample.id]}",
+                        "rename or remove one of the rows",
+                    )
             first_row.update({sample.id: number for sample in samples})
             readout.samples += samples
-            readout.notes.update(note for sample in samples for note in sample.params.get("adjusted", ()))
+            readout.notes.update(
+                note for sample in samples for note in sample.params.get("adjusted", ())
+            )
             readout.rows += [number] * len(samples)
             readout.files += [name] * len(samples)
         except SkipRow as skip:
             readout.skipped[skip.reason] += 1
         except (DataError, MediaError) as err:
-            rejected = Rejected(name, number, f"{err}{_where_pictures_are(err)}{_exif_words(err, of_row)}")
+            rejected = Rejected(
+                name, number, f"{err}{_where_pictures_are(err)}{_exif_words(err, of_row)}"
+            )
             if on_error == "raise":
                 raise DataError(str(rejected)) from err
             readout.rejected.append(rejected)

@@ -8,6 +8,7 @@ how `answer` is read: a box in the text for grounding, else the text itself, ins
 
     python -c "from mmrl.tasks.readers.easyr1 import read_easyr1 as r; print(len(r('train.parquet')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,15 @@ from typing import Any
 
 from mmrl.errors import ConfigError
 from mmrl.tasks.readers.answers import listed, options_in, split_options
-from mmrl.tasks.readers.common import MAP_COLUMNS, Check, Readout, RowError, SizeOf, check_frame, collect
+from mmrl.tasks.readers.common import (
+    MAP_COLUMNS,
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    check_frame,
+    collect,
+)
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
 from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
@@ -28,7 +37,9 @@ __all__ = ["read_easyr1"]
 _BOX_TASKS = ("grounding", "gui_grounding", "detection")
 
 
-def _question_and_params(row: Mapping[str, Any], task: str, question: str, media: Media) -> tuple[str, dict[str, Any]]:
+def _question_and_params(
+    row: Mapping[str, Any], task: str, question: str, media: Media
+) -> tuple[str, dict[str, Any]]:
     """(question without the options listed behind it, params)."""
     params = {**media.params, **type_params(task, row.get("problem_type"))}
     if task in ("choice", "spatial"):
@@ -40,12 +51,26 @@ def _question_and_params(row: Mapping[str, Any], task: str, question: str, media
     return question, params
 
 
-def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None,
-                frame: str = "abs_orig", problem_key: str = "problem", answer_key: str = "answer",
-                images_key: str = "images", videos_key: str = "videos", video_root: str | None = None,
-                video: Mapping[str, Any] | None = None, probe: bool = True, task: str = "grounding",
-                types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
-                on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_easyr1(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    frame: str = "abs_orig",
+    problem_key: str = "problem",
+    answer_key: str = "answer",
+    images_key: str = "images",
+    videos_key: str = "videos",
+    video_root: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "grounding",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    images_only: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read EasyR1 data: a parquet, JSON or JSON Lines file, or a folder of parquet files.
 
     `frame` is the frame of the boxes in `answer`; `media_dir` receives embedded pictures (default '<file>.media' beside
@@ -55,12 +80,17 @@ def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: s
     """
     keys = (problem_key, answer_key, images_key)
     if len({*keys, videos_key}) != 4:
-        raise ConfigError(f"expected four different column names, found {', '.join((*keys, videos_key))}")
+        raise ConfigError(
+            f"expected four different column names, found {', '.join((*keys, videos_key))}"
+        )
     box_frame, routes = check_frame(frame), Routes("easyr1", task, types, only_mine)
     needed = keys if task in _BOX_TASKS else keys[:2]
 
     def read_one(file: Path) -> Readout:
-        root, folder = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
+        root, folder = (
+            Path(image_root) if image_root else file.parent,
+            media_folder(file, media_dir),
+        )
         clips = Clips(video_root or root, video, probe)
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
@@ -69,24 +99,46 @@ def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: s
             if images_only and (videos or row.get("data_type") == "video"):
                 refuse_video("a row with a video", True)
             if row.get("data_type") == "video" and not videos:
-                raise RowError(f"a path in '{videos_key}', because data_type is video", f"keys {sorted(row)}", "add it, or set "
-                               "videos_key")
+                raise RowError(
+                    f"a path in '{videos_key}', because data_type is video",
+                    f"keys {sorted(row)}",
+                    "add it, or set videos_key",
+                )
             if own in _BOX_TASKS and not values and not videos:
-                raise RowError(f"at least one picture in '{images_key}'", "none", "add it, or set images_key")
-            shown = Media(tuple(videos), ("",) * len(values), [], {})  # their numbers, before anything is opened
+                raise RowError(
+                    f"at least one picture in '{images_key}'", "none", "add it, or set images_key"
+                )
+            shown = Media(
+                tuple(videos), ("",) * len(values), [], {}
+            )  # their numbers, before anything is opened
             question = ask(row.get(problem_key), shown, problem_key)
             answer = row.get(answer_key)
             if answer is None:
-                raise RowError(f"'{answer_key}' with the truth", f"keys {sorted(row)}", "add it or set answer_key")
-            media = load_media(videos, [picture(value, root, folder) for value in values], clips, size_of)
+                raise RowError(
+                    f"'{answer_key}' with the truth",
+                    f"keys {sorted(row)}",
+                    "add it or set answer_key",
+                )
+            media = load_media(
+                videos, [picture(value, root, folder) for value in values], clips, size_of
+            )
             question, params = _question_and_params(row, own, question, media)
             yield Sample(
-                id=row_id(row.get("id", row.get("problem_id")), f"{file.stem}-{number}"), task=own,
-                source=str(row.get("data_source") or file.stem), question=question,
-                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params), images=media.images,
-                videos=media.videos, params=params)
+                id=row_id(row.get("id", row.get("problem_id")), f"{file.stem}-{number}"),
+                task=own,
+                source=str(row.get("data_source") or file.stem),
+                question=question,
+                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params),
+                images=media.images,
+                videos=media.videos,
+                params=params,
+            )
 
-        return collect(file, rows_of(file, needed, f"set problem_key, answer_key or images_key, or {MAP_COLUMNS}"), convert,
-                       on_error)
+        return collect(
+            file,
+            rows_of(file, needed, f"set problem_key, answer_key or images_key, or {MAP_COLUMNS}"),
+            convert,
+            on_error,
+        )
 
     return read_files(data_files(Path(path), "*.parquet"), read_one, on_error)

@@ -8,6 +8,7 @@ which is the opposite). Both releases are read (2024: TEXT and INCOMPLETE; 2025:
 
     python -c "from mmrl.tasks.readers.gui_odyssey import read_gui_odyssey as r; print(len(r('GUIOdyssey', split='random')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,15 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    collect,
+    resolve_image,
+    text_of,
+)
 from mmrl.tasks.readers.gui_steps import direction_of, number_list, step_answer
 from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
 from mmrl.tasks.readers.tables import data_files, read_files, read_json, row_id, size_params
@@ -40,7 +49,11 @@ def _answer(step: Mapping[str, Any]) -> dict[str, Any]:
     if name in ("CLICK", "LONG_PRESS"):
         if isinstance(info, str):
             if info not in _KEYS:
-                raise RowError(f"info as [[x, y]] or one of {', '.join(_KEYS)}", repr(info)[:60], "correct the step")
+                raise RowError(
+                    f"info as [[x, y]] or one of {', '.join(_KEYS)}",
+                    repr(info)[:60],
+                    "correct the step",
+                )
             return step_answer(info)
         return step_answer(name, place=_point(info))
     if name == "SCROLL":
@@ -53,7 +66,9 @@ def _answer(step: Mapping[str, Any]) -> dict[str, Any]:
 
 def _said(answer: Mapping[str, Any]) -> str:
     """A step as one short text for the history: 'click', 'scroll up', 'type hello'."""
-    return " ".join(str(answer[key]) for key in ("action", "direction", "text", "app") if key in answer)
+    return " ".join(
+        str(answer[key]) for key in ("action", "direction", "text", "app") if key in answer
+    )
 
 
 def _chosen(where: Path, split: str | None, part: str) -> list[Path]:
@@ -63,20 +78,32 @@ def _chosen(where: Path, split: str | None, part: str) -> list[Path]:
         return files
     for given, known, name in ((split, _SPLITS, "split"), (part, _PARTS, "part")):
         if given not in known:
-            raise ConfigError(f"unknown {name} {given!r}; expected one of {', '.join(known)}.{did_you_mean(given, known)}")
-    folder = where if (where / "splits").is_dir() else where.parent if where.is_dir() else where.parent.parent
+            raise ConfigError(
+                f"unknown {name} {given!r}; expected one of {', '.join(known)}.{did_you_mean(given, known)}"
+            )
+    folder = (
+        where
+        if (where / "splits").is_dir()
+        else where.parent
+        if where.is_dir()
+        else where.parent.parent
+    )
     file = folder / "splits" / f"{split}_split.json"
     listed = read_json(file)
     names = listed.get(part) if isinstance(listed, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{file}: expected an object with a list of file names in '{part}', found another content; download it "
-                        "again")
+        raise DataError(
+            f"{file}: expected an object with a list of file names in '{part}', found another content; download it "
+            "again"
+        )
     by_name = {f.stem: f for f in files}
     wanted = [name.removesuffix(".json") for name in names]
     missing = [name for name in wanted if name not in by_name]
     if missing:
-        raise DataError(f"{file}: expected every episode of '{part}' in the annotations, found {len(missing)} missing, the first "
-                        f"is {missing[0]}; complete the download")
+        raise DataError(
+            f"{file}: expected every episode of '{part}' in the annotations, found {len(missing)} missing, the first "
+            f"is {missing[0]}; complete the download"
+        )
     return [by_name[name] for name in wanted]
 
 
@@ -85,18 +112,37 @@ def _steps(file: Path) -> Iterator[tuple[int, Any]]:
     episode = read_json(file)
     steps = episode.get("steps") if isinstance(episode, dict) else None
     if not isinstance(steps, list):
-        yield 1, RowError("an episode with 'steps'", f"{episode!r:.60}", "download the official file again")
+        yield (
+            1,
+            RowError(
+                "an episode with 'steps'", f"{episode!r:.60}", "download the official file again"
+            ),
+        )
         return
     for number, step in enumerate(steps, 1):
         if isinstance(step, dict):
-            yield number, (episode, step, steps[:number - 1])
+            yield number, (episode, step, steps[: number - 1])
         else:
-            yield number, RowError("a step that is an object", repr(step)[:60], "download the official file again")
+            yield (
+                number,
+                RowError(
+                    "a step that is an object", repr(step)[:60], "download the official file again"
+                ),
+            )
 
 
-def read_gui_odyssey(path: str | Path, *, image_root: str | None = None, split: str | None = None, part: str = "test",
-                     history: int = 4, task: str = "gui_action", types: Mapping[str, str] | None = None,
-                     on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_gui_odyssey(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    split: str | None = None,
+    part: str = "test",
+    history: int = 4,
+    task: str = "gui_action",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read GUI-Odyssey: its root folder, the annotations folder or one episode. Row numbers in errors count steps.
 
     `split` (random, task, device, app) and `part` (train, test) keep those episodes; `image_root` holds the screenshots,
@@ -116,17 +162,28 @@ def read_gui_odyssey(path: str | Path, *, image_root: str | None = None, split: 
             answer = _answer(step)
             image = resolve_image(step.get("screenshot"), root)
             size = size_of(image)
-            params: dict[str, Any] = {**size_params([size]), "platform": "mobile", "space": "mobile"}
+            params: dict[str, Any] = {
+                **size_params([size]),
+                "platform": "mobile",
+                "space": "mobile",
+            }
             if history and earlier:
-                params["history"] = [_said(_answer(s)) for s in earlier[-history:] if isinstance(s, dict)]
+                params["history"] = [
+                    _said(_answer(s)) for s in earlier[-history:] if isinstance(s, dict)
+                ]
             params |= {k: about[k] for k in ("category",) if isinstance(about.get(k), str)}
             if step.get("sam2_bbox") and "point" in answer:
                 answer["bbox"] = number_list(step["sam2_bbox"], "sam2_bbox", (4,))
             name = row_id(episode.get("episode_id"), file.stem)
             yield Sample(
-                id=f"{name}-{row_id(step.get('step'), str(number - 1))}", task=own, source="GUI-Odyssey",
+                id=f"{name}-{row_id(step.get('step'), str(number - 1))}",
+                task=own,
+                source="GUI-Odyssey",
                 question=text_of(about.get("instruction"), "task_info.instruction"),
-                answer=check(own, answer, CoordFrame.REL1000, [size], params), images=(image,), params=params)
+                answer=check(own, answer, CoordFrame.REL1000, [size], params),
+                images=(image,),
+                params=params,
+            )
 
         return collect(file, _steps(file), convert, on_error)
 

@@ -10,16 +10,35 @@ gt_bbox in pixels, gt_input_text) -> gui_action.
 
     python -c "from mmrl.tasks.readers.gui_r1 import read_gui_r1 as r; print(len(r('train.parquet')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, check_frame, collect, text_of
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    SkipRow,
+    check_frame,
+    collect,
+    text_of,
+)
 from mmrl.tasks.readers.gui_steps import ACTIONS, POINTED, number_list, step_answer
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, fixed_task
-from mmrl.tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
+from mmrl.tasks.readers.tables import (
+    data_files,
+    media_folder,
+    picture,
+    question_of,
+    read_files,
+    row_id,
+    rows_of,
+    size_params,
+)
 from mmrl.types import Sample
 
 __all__ = ["read_gui_r1", "read_ui_r1"]
@@ -50,13 +69,26 @@ def _target(answer: Mapping[str, Any], only_mine: bool) -> list[float]:
         return list(answer["bbox"])
     if only_mine:
         raise SkipRow(f"action {answer['action']} without an element's box")
-    raise RowError("a click on an element's box", f"{dict(answer)!r:.80}", "use task gui_action, or set reader.only_mine=true "
-                   "to leave such rows out")
+    raise RowError(
+        "a click on an element's box",
+        f"{dict(answer)!r:.80}",
+        "use task gui_action, or set reader.only_mine=true to leave such rows out",
+    )
 
 
-def read_gui_r1(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None, frame: str = "rel1",
-                space: str | None = None, task: str = "gui_action", types: Mapping[str, str] | None = None, only_mine: bool = False,
-                on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_gui_r1(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    frame: str = "rel1",
+    space: str | None = None,
+    task: str = "gui_action",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read GUI-R1 parquet (or JSON) files. `frame` is that of gt_bbox: rel1 in the released sets; `space` (mobile, desktop,
     web) is the action space of the rows where it is not the task's own."""
     box_frame = check_frame(frame)
@@ -73,34 +105,63 @@ def read_gui_r1(path: str | Path, *, image_root: str | None = None, media_dir: s
             size = size_of(image)
             params = _params(row, size, space)
             yield Sample(
-                id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=str(row.get("group") or file.stem),
+                id=row_id(row.get("id"), f"{file.stem}-{number}"),
+                task=own,
+                source=str(row.get("group") or file.stem),
                 question=question_of(row.get("instruction"), 1, "instruction", exact=False),
-                answer=check(own, answer, box_frame, [size], params), images=(image,), params=params)
+                answer=check(own, answer, box_frame, [size], params),
+                images=(image,),
+                params=params,
+            )
 
-        return collect(file, rows_of(file, ("image", "instruction", "gt_action", "gt_bbox")), convert, on_error)
+        return collect(
+            file, rows_of(file, ("image", "instruction", "gt_action", "gt_bbox")), convert, on_error
+        )
 
     return read_files(data_files(Path(path), "*.parquet"), read_one, on_error)
 
 
-def read_ui_r1(path: str | Path, *, image_root: str | None = None, frame: str = "abs_orig", space: str | None = None,
-               task: str = "mixed", types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
-               check: Check = check_by_task) -> Readout:
+def read_ui_r1(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    frame: str = "abs_orig",
+    space: str | None = None,
+    task: str = "mixed",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read UI-R1 rows. `frame` is that of the boxes; types are grounding and action (see mmrl.tasks.readers.problem_types).
     Pictures are in `image_root`, by default images beside the file, else the file's folder."""
-    file, box_frame, routes = Path(path), check_frame(frame), Routes("ui_r1", task, types, only_mine)
+    file, box_frame, routes = (
+        Path(path),
+        check_frame(frame),
+        Routes("ui_r1", task, types, only_mine),
+    )
     beside = file.parent / "images"
     root = Path(image_root) if image_root else beside if beside.is_dir() else file.parent
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         acts = row.get("gt_action") is not None
         own = routes.task_of("action" if acts else "grounding")
-        answer = _action({"gt_bbox": row.get("bbox"), **row}) if acts else number_list(row.get("bbox"), "bbox", (4,))
+        answer = (
+            _action({"gt_bbox": row.get("bbox"), **row})
+            if acts
+            else number_list(row.get("bbox"), "bbox", (4,))
+        )
         image = picture(row.get("img_filename", row.get("image")), root, media_folder(file, None))
         size = size_of(image)
         params = _params(row, size, space)
         yield Sample(
-            id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=str(row.get("source") or file.stem),
+            id=row_id(row.get("id"), f"{file.stem}-{number}"),
+            task=own,
+            source=str(row.get("source") or file.stem),
             question=question_of(row.get("instruction"), 1, "instruction", exact=False),
-            answer=check(own, answer, box_frame, [size], params), images=(image,), params=params)
+            answer=check(own, answer, box_frame, [size], params),
+            images=(image,),
+            params=params,
+        )
 
     return collect(file, rows_of(file, ("instruction",)), convert, on_error)

@@ -6,6 +6,7 @@
 hf://owner/name[/subset][:split], split 'train' where none is named. Embedded pictures stay encoded bytes. The parquet file lies in
 datasets' own cache, named by the fingerprint of what was loaded: another revision is another file. No code of a data set is run.
 """
+
 from __future__ import annotations
 
 import os
@@ -33,16 +34,28 @@ def hub_file(path: str | os.PathLike[str]) -> Path:
     """
     found = _NAME.fullmatch(os.fspath(path))
     if not found:
-        raise DataError(f"expected hf://owner/name, hf://owner/name/subset or either with :split behind it, found "
-                        f"{os.fspath(path)!r}; write the name as the hub shows it")
+        raise DataError(
+            f"expected hf://owner/name, hf://owner/name/subset or either with :split behind it, found "
+            f"{os.fspath(path)!r}; write the name as the hub shows it"
+        )
     name, subset, split = found[1], found[2], found[3] or "train"
     try:
         import datasets
     except ImportError as error:
-        raise MissingExtraError(f"hf:// data sets are read through datasets ({error}): pip install datasets") from error
+        raise MissingExtraError(
+            f"hf:// data sets are read through datasets ({error}): pip install datasets"
+        ) from error
     table = _load(datasets, name, subset, split)
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "mmrl" / "--".join(filter(None, (*name.split("/"), subset)))
-    target = folder / table._fingerprint / f"{name.partition('/')[2]}-{re.sub(r'[^A-Za-z0-9]+', '-', split).strip('-')}.parquet"
+    folder = (
+        Path(datasets.config.HF_DATASETS_CACHE)
+        / "mmrl"
+        / "--".join(filter(None, (*name.split("/"), subset)))
+    )
+    target = (
+        folder
+        / table._fingerprint
+        / f"{name.partition('/')[2]}-{re.sub(r'[^A-Za-z0-9]+', '-', split).strip('-')}.parquet"
+    )
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
@@ -60,11 +73,15 @@ def _load(datasets: Any, name: str, subset: str | None, split: str) -> Any:
         table = datasets.load_dataset(name, subset, split=split)
     except (OSError, ValueError, LookupError, datasets.exceptions.DatasetsError) as error:
         words = " ".join(str(error).split())[:300]
-        split_known = re.search(r"Should be one of \[(.*?)\]", words) or re.search(r"Available splits?: \[?(.*?)\]?\.?$", words)
+        split_known = re.search(r"Should be one of \[(.*?)\]", words) or re.search(
+            r"Available splits?: \[?(.*?)\]?\.?$", words
+        )
         hint = did_you_mean(split, re.findall(r"[\w-]+", split_known[1])) if split_known else ""
-        raise DataError(f"hf://{name}{'/' + subset if subset else ''}:{split}: expected a data set of the hub, or one in the local "
-                        f"cache, found {type(error).__name__}: {words}; check the name, the split and the network "
-                        f"(HF_HUB_OFFLINE=1 uses the cache alone), or download it and give its folder.{hint}") from error
+        raise DataError(
+            f"hf://{name}{'/' + subset if subset else ''}:{split}: expected a data set of the hub, or one in the local "
+            f"cache, found {type(error).__name__}: {words}; check the name, the split and the network "
+            f"(HF_HUB_OFFLINE=1 uses the cache alone), or download it and give its folder.{hint}"
+        ) from error
     for column, feature in table.features.items():
         if isinstance(feature, (datasets.Image, datasets.Audio, datasets.Video)):
             table = table.cast_column(column, type(feature)(decode=False))

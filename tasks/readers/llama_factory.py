@@ -12,6 +12,7 @@ A data file without dataset_info.json beside it has LLaMA-Factory's default colu
 
     python -c "from mmrl.tasks.readers.llama_factory import read_llama_factory as r; print(len(r('data', dataset='my_set')))"
 """
+
 from __future__ import annotations
 
 import os
@@ -21,7 +22,15 @@ from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.tasks.readers.answers import listed, options_in, split_options
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    check_frame,
+    collect,
+    text_of,
+)
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import media_folder, picture, read_files, read_json, row_id, rows_of
 from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
@@ -30,9 +39,23 @@ from mmrl.types import Sample
 
 __all__ = ["read_llama_factory"]
 
-_TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
-         "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}
-_COLUMNS = {"messages": "conversations", "system": None, "tools": None, "images": None, "videos": None, "audios": None}
+_TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+_COLUMNS = {
+    "messages": "conversations",
+    "system": None,
+    "tools": None,
+    "images": None,
+    "videos": None,
+    "audios": None,
+}
 
 
 class _Set(NamedTuple):
@@ -44,53 +67,89 @@ class _Set(NamedTuple):
     tags: dict[str, str]
 
 
-def _names(entry: Mapping[str, Any], key: str, defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _names(
+    entry: Mapping[str, Any], key: str, defaults: Mapping[str, Any], where: str
+) -> dict[str, Any]:
     """`defaults` overlaid with the entry's own columns or tags. Raises DataError for a value that is no text."""
     given = entry.get(key) or {}
-    if not isinstance(given, dict) or not all(v is None or isinstance(v, str) for v in given.values()):
-        raise DataError(f"{where}: expected '{key}' as an object of names, found {given!r:.80}; correct it")
+    if not isinstance(given, dict) or not all(
+        v is None or isinstance(v, str) for v in given.values()
+    ):
+        raise DataError(
+            f"{where}: expected '{key}' as an object of names, found {given!r:.80}; correct it"
+        )
     return {**defaults, **given}
 
 
 def _entry(info: Path, dataset: str | None, file_name: str | None) -> tuple[str, dict[str, Any]]:
     """(name, entry) of dataset_info.json: the one called `dataset`, the one of `file_name`, or the only one."""
     entries = read_json(info)
-    if not isinstance(entries, dict) or not entries or not all(isinstance(e, dict) for e in entries.values()):
-        raise DataError(f"{info}: expected an object {{name: {{file_name, ...}}}}, found {entries!r:.80}; see LLaMA-Factory's "
-                        "data/README.md")
+    if (
+        not isinstance(entries, dict)
+        or not entries
+        or not all(isinstance(e, dict) for e in entries.values())
+    ):
+        raise DataError(
+            f"{info}: expected an object {{name: {{file_name, ...}}}}, found {entries!r:.80}; see LLaMA-Factory's "
+            "data/README.md"
+        )
     if dataset is None and file_name is not None:
         mine = [name for name, e in entries.items() if e.get("file_name") == file_name]
     else:
         mine = [name for name in entries if dataset in (None, name)]
     if dataset is not None and not mine:
-        raise ConfigError(f"unknown dataset {dataset!r}; {info} has {', '.join(entries)}.{did_you_mean(dataset, entries)}")
+        raise ConfigError(
+            f"unknown dataset {dataset!r}; {info} has {', '.join(entries)}.{did_you_mean(dataset, entries)}"
+        )
     if len(mine) != 1:
-        raise ConfigError(f"expected reader.dataset, because {info} holds {len(entries)} data sets ({', '.join(entries)})"
-                          + (f" and {len(mine)} of them name {file_name}" if file_name else "") + "; name one of them")
+        raise ConfigError(
+            f"expected reader.dataset, because {info} holds {len(entries)} data sets ({', '.join(entries)})"
+            + (f" and {len(mine)} of them name {file_name}" if file_name else "")
+            + "; name one of them"
+        )
     return mine[0], entries[mine[0]]
 
 
 def _resolve(path: Path, dataset: str | None) -> _Set:
     """What to read: `path` is dataset_info.json, its folder, or a data file."""
-    info = path / "dataset_info.json" if path.is_dir() else path if path.name == "dataset_info.json" else None
+    info = (
+        path / "dataset_info.json"
+        if path.is_dir()
+        else path
+        if path.name == "dataset_info.json"
+        else None
+    )
     data_file = None if info else path
     if data_file is not None and (data_file.parent / "dataset_info.json").is_file():
         info = data_file.parent / "dataset_info.json"
     if info is None:
-        return _Set(path.stem, [path], {**_COLUMNS, "images": "images", "videos": "videos", "audios": "audios"}, dict(_TAGS))
+        return _Set(
+            path.stem,
+            [path],
+            {**_COLUMNS, "images": "images", "videos": "videos", "audios": "audios"},
+            dict(_TAGS),
+        )
     name, entry = _entry(info, dataset, data_file.name if data_file else None)
     where = f"{info}: data set {name!r}"
     if entry.get("formatting", "alpaca") != "sharegpt":
-        raise DataError(f"{where}: expected formatting sharegpt, found {entry.get('formatting', 'alpaca')!r}; convert it")
+        raise DataError(
+            f"{where}: expected formatting sharegpt, found {entry.get('formatting', 'alpaca')!r}; convert it"
+        )
     if entry.get("ranking"):
-        raise DataError(f"{where}: expected questions with one answer, found preference pairs (ranking); take another set")
+        raise DataError(
+            f"{where}: expected questions with one answer, found preference pairs (ranking); take another set"
+        )
     if not isinstance(entry.get("file_name"), str) or not entry["file_name"].isprintable():
-        raise DataError(f"{where}: expected 'file_name', found {entry.get('file_name')!r:.60} and keys {sorted(entry)}; "
-                        "addresses are not fetched: download the data and name its file")
+        raise DataError(
+            f"{where}: expected 'file_name', found {entry.get('file_name')!r:.60} and keys {sorted(entry)}; "
+            "addresses are not fetched: download the data and name its file"
+        )
     target = info.parent / entry["file_name"]
     is_folder = os.path.isdir(target)  # False, not an error, for a name no file can have
     files = sorted(f for f in target.iterdir() if f.is_file()) if is_folder else [target]
-    return _Set(name, files, _names(entry, "columns", _COLUMNS, where), _names(entry, "tags", _TAGS, where))
+    return _Set(
+        name, files, _names(entry, "columns", _COLUMNS, where), _names(entry, "tags", _TAGS, where)
+    )
 
 
 def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str | None]:
@@ -98,46 +157,83 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
     column, tags = chosen.columns["messages"], chosen.tags
     turns = row.get(column)
     if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
-        raise RowError(f"a list of messages in '{column}'", repr(turns)[:80], "correct columns.messages in dataset_info.json")
+        raise RowError(
+            f"a list of messages in '{column}'",
+            repr(turns)[:80],
+            "correct columns.messages in dataset_info.json",
+        )
     for turn in turns:
         for tag in ("role_tag", "content_tag"):
             if tags[tag] not in turn:
-                raise RowError(f"'{tags[tag]}' in every message", f"keys {sorted(turn)}",
-                               f"correct tags.{tag} in dataset_info.json")
+                raise RowError(
+                    f"'{tags[tag]}' in every message",
+                    f"keys {sorted(turn)}",
+                    f"correct tags.{tag} in dataset_info.json",
+                )
     system = row.get(chosen.columns["system"]) if chosen.columns["system"] else None
     if turns and turns[0][tags["role_tag"]] == tags["system_tag"]:
         system, turns = turns[0][tags["content_tag"]], turns[1:]
     roles = [turn[tags["role_tag"]] for turn in turns]
     if roles != [tags["user_tag"], tags["assistant_tag"]]:
-        known = [tags[tag] for tag in ("user_tag", "assistant_tag", "observation_tag", "function_tag")]
-        mend = ("split it into one row per question" if all(role in known for role in roles)
-                else "correct tags.user_tag and tags.assistant_tag in dataset_info.json")
-        raise RowError(f"one turn of '{tags['user_tag']}' and one of '{tags['assistant_tag']}'", f"{roles!r:.80}", mend)
+        known = [
+            tags[tag] for tag in ("user_tag", "assistant_tag", "observation_tag", "function_tag")
+        ]
+        mend = (
+            "split it into one row per question"
+            if all(role in known for role in roles)
+            else "correct tags.user_tag and tags.assistant_tag in dataset_info.json"
+        )
+        raise RowError(
+            f"one turn of '{tags['user_tag']}' and one of '{tags['assistant_tag']}'",
+            f"{roles!r:.80}",
+            mend,
+        )
     question, answer = (text_of(turn[tags["content_tag"]], tags["content_tag"]) for turn in turns)
     return question, answer, text_of(system, "system") if system else None
 
 
-def _media(row: Mapping[str, Any], chosen: _Set, question: str, images_only: bool) -> tuple[list[str], list[Any]]:
+def _media(
+    row: Mapping[str, Any], chosen: _Set, question: str, images_only: bool
+) -> tuple[list[str], list[Any]]:
     """(names of videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
     sound = chosen.columns["audios"]
     if (sound and row.get(sound)) or "<audio>" in question:
         refuse_video("a row with audios", images_only)
     for medium, placeholder in (("images", "<image>"), ("videos", "<video>")):
         if chosen.columns[medium] is None and placeholder in question:
-            raise RowError(f"columns.{medium} in dataset_info.json, because the text has {placeholder}", "none",
-                           "name the pictures' column" if medium == "images" else "name the videos' column")
-    images, videos = (row.get(chosen.columns[medium]) if chosen.columns[medium] else None for medium in ("images", "videos"))
+            raise RowError(
+                f"columns.{medium} in dataset_info.json, because the text has {placeholder}",
+                "none",
+                "name the pictures' column" if medium == "images" else "name the videos' column",
+            )
+    images, videos = (
+        row.get(chosen.columns[medium]) if chosen.columns[medium] else None
+        for medium in ("images", "videos")
+    )
     names = video_names(videos)
     if names and images_only:
         refuse_video("a row with videos", True)
     return names, listed(images)
 
 
-def read_llama_factory(path: str | Path, *, dataset: str | None = None, image_root: str | None = None,
-                       media_dir: str | None = None, frame: str = "abs_orig", task: str = "open_text",
-                       type_key: str = "problem_type", types: Mapping[str, str] | None = None, only_mine: bool = False,
-                       images_only: bool = False, video_root: str | None = None, video: Mapping[str, Any] | None = None,
-                       probe: bool = True, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_llama_factory(
+    path: str | Path,
+    *,
+    dataset: str | None = None,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    frame: str = "abs_orig",
+    task: str = "open_text",
+    type_key: str = "problem_type",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    images_only: bool = False,
+    video_root: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read one sharegpt data set of a LLaMA-Factory data folder.
 
     `path` is the folder, its dataset_info.json or a data file; `dataset` names the entry where there are several.
@@ -158,17 +254,31 @@ def read_llama_factory(path: str | Path, *, dataset: str | None = None, image_ro
             own = routes.task_of(kind)
             text, answer, system = _conversation(row, chosen)
             videos, values = _media(row, chosen, text, images_only)
-            question = ask(text, Media(tuple(videos), ("",) * len(values), [], {}), chosen.tags["content_tag"])
-            media = load_media(videos, [picture(value, root, store) for value in values], clips, size_of)
-            params = {**media.params, **type_params(own, kind), **({"system": system} if system else {})}
+            question = ask(
+                text, Media(tuple(videos), ("",) * len(values), [], {}), chosen.tags["content_tag"]
+            )
+            media = load_media(
+                videos, [picture(value, root, store) for value in values], clips, size_of
+            )
+            params = {
+                **media.params,
+                **type_params(own, kind),
+                **({"system": system} if system else {}),
+            }
             if own in ("choice", "spatial"):
                 question, behind = split_options(question)
                 options = options_in(row.get("options") or behind)
                 params |= {"options": options} if options else {}
             yield Sample(
-                id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=chosen.name, question=question,
-                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params), images=media.images,
-                videos=media.videos, params=params)
+                id=row_id(row.get("id"), f"{file.stem}-{number}"),
+                task=own,
+                source=chosen.name,
+                question=question,
+                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params),
+                images=media.images,
+                videos=media.videos,
+                params=params,
+            )
 
         return collect(file, rows_of(file), convert, on_error)
 

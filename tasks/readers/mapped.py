@@ -10,6 +10,7 @@ first. Fields: question and answer (needed), image and video (one or a list; pic
 task (for mixed), source, options, and params.NAME for anything a task reads in params. A message's content may be a list of parts
 (TRL): its texts are joined. Placeholders <image> and <video> in the question must be as many as the media, or none.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,15 @@ from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.tasks.readers.answers import listed, options_in, split_options
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    check_frame,
+    collect,
+    text_of,
+)
 from mmrl.tasks.readers.problem_types import Routes, check_by_task
 from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
 from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, video_names
@@ -35,16 +44,26 @@ _MISSING = object()
 
 def _check_columns(columns: Any) -> dict[str, str]:
     """`columns` as {field: column}. Raises ConfigError."""
-    if not isinstance(columns, Mapping) or not columns or not all(isinstance(v, str) and v for v in columns.values()):
-        raise ConfigError(f"expected reader.columns as a mapping of fields to columns, found {columns!r:.80}; for example "
-                          "{image: img, question: prompt, answer: label}")
+    if (
+        not isinstance(columns, Mapping)
+        or not columns
+        or not all(isinstance(v, str) and v for v in columns.values())
+    ):
+        raise ConfigError(
+            f"expected reader.columns as a mapping of fields to columns, found {columns!r:.80}; for example "
+            "{image: img, question: prompt, answer: label}"
+        )
     for field in columns:
         if field not in FIELDS and not str(field).startswith("params."):
-            raise ConfigError(f"unknown field {field!r} in reader.columns; expected {', '.join(FIELDS)} or params.NAME."
-                              f"{did_you_mean(str(field), FIELDS)}")
+            raise ConfigError(
+                f"unknown field {field!r} in reader.columns; expected {', '.join(FIELDS)} or params.NAME."
+                f"{did_you_mean(str(field), FIELDS)}"
+            )
     missing = [field for field in ("question", "answer") if field not in columns]
     if missing:
-        raise ConfigError(f"expected reader.columns with {' and '.join(missing)}, found {', '.join(columns)}; name the column")
+        raise ConfigError(
+            f"expected reader.columns with {' and '.join(missing)}, found {', '.join(columns)}; name the column"
+        )
     return {str(field): column for field, column in columns.items()}
 
 
@@ -75,8 +94,13 @@ def _nearest(row: Mapping[str, Any], path: str) -> str:
     if not reached:
         return ""
     value = _at(row, reached)
-    inside = (f"a list of {len(value)}" if isinstance(value, list) else f"an object with {', '.join(map(str, value))}"
-              if isinstance(value, Mapping) else f"{type(value).__name__} {value!r:.40}")
+    inside = (
+        f"a list of {len(value)}"
+        if isinstance(value, list)
+        else f"an object with {', '.join(map(str, value))}"
+        if isinstance(value, Mapping)
+        else f"{type(value).__name__} {value!r:.40}"
+    )
     return f"; {reached!r} is {inside}"
 
 
@@ -88,28 +112,54 @@ def _column(row: Mapping[str, Any], columns: Mapping[str, str], field: str) -> A
     if value is _MISSING:
         there = _nearest(row, columns[field])
         hint = "" if there else did_you_mean(columns[field].partition(".")[0], list(row))
-        raise RowError(f"a column {columns[field]!r} for {field}", f"columns {', '.join(map(str, row))}{there}",
-                       f"correct reader.columns.{field}.{hint}")
+        raise RowError(
+            f"a column {columns[field]!r} for {field}",
+            f"columns {', '.join(map(str, row))}{there}",
+            f"correct reader.columns.{field}.{hint}",
+        )
     return value
 
 
 def _words(content: Any) -> Any:
     """A message's content as text: its texts where it is a list of parts; anything else as it is."""
-    if isinstance(content, list) and content and all(isinstance(part, Mapping) and "type" in part for part in content):
-        return "\n".join(part["text"] for part in content if part["type"] == "text" and isinstance(part.get("text"), str))
+    if (
+        isinstance(content, list)
+        and content
+        and all(isinstance(part, Mapping) and "type" in part for part in content)
+    ):
+        return "\n".join(
+            part["text"]
+            for part in content
+            if part["type"] == "text" and isinstance(part.get("text"), str)
+        )
     return content
 
 
 def _pictures(value: Any) -> list[Any]:
     """Pictures of a column: one or a list of them; {"image": ...} parts give what they hold."""
-    found = [part["image"] if isinstance(part, Mapping) and "image" in part else part for part in listed(value)]
+    found = [
+        part["image"] if isinstance(part, Mapping) and "image" in part else part
+        for part in listed(value)
+    ]
     return [part for part in found if part is not None and part != ""]
 
 
-def read_mapped(path: str | Path, *, columns: Mapping[str, str] | None = None, image_root: str | None = None,
-                media_dir: str | None = None, video_root: str | None = None, video: Mapping[str, Any] | None = None,
-                probe: bool = True, frame: str = "abs_orig", task: str = "open_text", types: Mapping[str, str] | None = None,
-                only_mine: bool = False, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_mapped(
+    path: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    video_root: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    frame: str = "abs_orig",
+    task: str = "open_text",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read a file, or the parquet (else .jsonl, .json) files of a folder, by `columns`, as the module says.
 
     `frame` is that of boxes and points in answers; `media_dir` receives embedded pictures (default '<file>.media' beside the
@@ -120,16 +170,32 @@ def read_mapped(path: str | Path, *, columns: Mapping[str, str] | None = None, i
     routes = Routes("mapped", task, types, only_mine, table={name: name for name in _tasks()})
 
     def read_one(file: Path) -> Readout:
-        root, folder = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
+        root, folder = (
+            Path(image_root) if image_root else file.parent,
+            media_folder(file, media_dir),
+        )
         clips = Clips(video_root or root, video, probe)
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             own = routes.task_of(_column(row, names, "task"))
-            values, videos = _pictures(_column(row, names, "image")), video_names(_column(row, names, "video"))
-            media = load_media(videos, [picture(value, root, folder) for value in values], clips, size_of)
-            question = ask(_words(_column(row, names, "question")), media, names["question"], exact=False)
-            params = {**media.params, **{field.removeprefix("params."): _column(row, names, field)
-                                         for field in names if field.startswith("params.")}}
+            values, videos = (
+                _pictures(_column(row, names, "image")),
+                video_names(_column(row, names, "video")),
+            )
+            media = load_media(
+                videos, [picture(value, root, folder) for value in values], clips, size_of
+            )
+            question = ask(
+                _words(_column(row, names, "question")), media, names["question"], exact=False
+            )
+            params = {
+                **media.params,
+                **{
+                    field.removeprefix("params."): _column(row, names, field)
+                    for field in names
+                    if field.startswith("params.")
+                },
+            }
             options = options_in(_column(row, names, "options"))
             if own in ("choice", "spatial") and not options:
                 question, behind = split_options(question)
@@ -137,17 +203,28 @@ def read_mapped(path: str | Path, *, columns: Mapping[str, str] | None = None, i
             params |= {"options": options} if options else {}
             answer = _words(_column(row, names, "answer"))
             if answer is None:
-                raise RowError(f"the truth in {names['answer']!r}", "null", "remove the row or correct reader.columns.answer")
+                raise RowError(
+                    f"the truth in {names['answer']!r}",
+                    "null",
+                    "remove the row or correct reader.columns.answer",
+                )
             source = _column(row, names, "source")
             yield Sample(
-                id=row_id(_column(row, names, "id"), f"{file.stem}-{number}"), task=own,
-                source=text_of(source, names["source"]) if source is not None else file.stem, question=question,
-                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params), images=media.images,
-                videos=media.videos, params=params)
+                id=row_id(_column(row, names, "id"), f"{file.stem}-{number}"),
+                task=own,
+                source=text_of(source, names["source"]) if source is not None else file.stem,
+                question=question,
+                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params),
+                images=media.images,
+                videos=media.videos,
+                params=params,
+            )
 
         return collect(file, rows_of(file), convert, on_error)
 
-    return read_files(data_files(Path(path), "*.parquet", "*.jsonl", "*.json", "*/*.parquet"), read_one, on_error)
+    return read_files(
+        data_files(Path(path), "*.parquet", "*.jsonl", "*.json", "*/*.parquet"), read_one, on_error
+    )
 
 
 def _tasks() -> list[str]:

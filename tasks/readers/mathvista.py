@@ -6,6 +6,7 @@ parquet (picture in `decoded_image` or `image`), JSON Lines, a JSON list or the 
 
     python -c "from mmrl.tasks.readers.mathvista import read_mathvista as r; print(len(r('testmini.json')))"
 """
+
 from __future__ import annotations
 
 import math
@@ -38,8 +39,16 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
         value = read_json(file)
         if isinstance(value, dict):
             for number, (pid, row) in enumerate(value.items(), 1):
-                yield number, ({"pid": pid, **row} if isinstance(row, dict) else RowError(
-                    "a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"))
+                yield (
+                    number,
+                    (
+                        {"pid": pid, **row}
+                        if isinstance(row, dict)
+                        else RowError(
+                            "a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"
+                        )
+                    ),
+                )
             return
     yield from rows_of(file, ("question", "answer", "question_type", "answer_type"))
 
@@ -47,7 +56,9 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
 def _kind(row: Mapping[str, Any]) -> Any:
     kind = row.get("question_type")
     if kind not in ("multi_choice", "free_form"):
-        raise RowError("question_type multi_choice or free_form", repr(kind)[:60], "correct the row")
+        raise RowError(
+            "question_type multi_choice or free_form", repr(kind)[:60], "correct the row"
+        )
     return kind if kind == "multi_choice" else text_of(row.get("answer_type"), "answer_type")
 
 
@@ -60,8 +71,11 @@ def _letter(row: Mapping[str, Any]) -> tuple[str, list[str]]:
         raise RowError("'choices' as a list of texts", repr(choices)[:80], "add them")
     found = [i for i, choice in enumerate(choices) if choice.strip() == str(answer).strip()]
     if len(found) != 1 or len(choices) > len(LETTERS):
-        raise RowError("an answer that is one of the choices", f"{answer!r:.40}, {len(found)} times in {choices!r:.80}",
-                       "correct 'answer' or 'choices'")
+        raise RowError(
+            "an answer that is one of the choices",
+            f"{answer!r:.40}, {len(found)} times in {choices!r:.80}",
+            "correct 'answer' or 'choices'",
+        )
     return LETTERS[found[0]], [choice.strip() for choice in choices]
 
 
@@ -70,8 +84,14 @@ def _number_params(row: Mapping[str, Any]) -> dict[str, Any]:
     precision, unit = row.get("precision"), row.get("unit")
     params: dict[str, Any] = {}
     if precision is not None and not (isinstance(precision, float) and math.isnan(precision)):
-        if type(precision) not in (int, float) or precision not in range(16):  # a float such as 2.0 is in it
-            raise RowError("'precision' as a number of decimals, 0 to 15", repr(precision)[:40], "correct it or leave it out")
+        if type(precision) not in (int, float) or precision not in range(
+            16
+        ):  # a float such as 2.0 is in it
+            raise RowError(
+                "'precision' as a number of decimals, 0 to 15",
+                repr(precision)[:40],
+                "correct it or leave it out",
+            )
         params["precision"] = int(precision)
     if unit not in (None, ""):
         params["unit"] = text_of(unit, "unit")
@@ -89,9 +109,17 @@ def _truth(own: str, row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return answer, _number_params(row) if own == "numeric" else {}
 
 
-def read_mathvista(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None, task: str = "mixed",
-                   types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
-                   check: Check = check_by_task) -> Readout:
+def read_mathvista(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    task: str = "mixed",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read MathVista rows. The types are multi_choice, integer, float, text and list; `types` and `only_mine`: see
     mmrl.tasks.readers.problem_types. Picture paths are relative to `image_root` (default: the file's folder)."""
     routes = Routes("mathvista", task, types, only_mine)
@@ -107,10 +135,14 @@ def read_mathvista(path: str | Path, *, image_root: str | None = None, media_dir
             params = {**size_params([size]), **extra, "answer_type": row.get("answer_type")}
             subject = row.get("metadata") if isinstance(row.get("metadata"), dict) else {}
             yield Sample(
-                id=row_id(row.get("pid"), f"{file.stem}-{number}"), task=own,
+                id=row_id(row.get("pid"), f"{file.stem}-{number}"),
+                task=own,
                 source=str((subject or {}).get("source") or "MathVista"),
                 question=question_of(row.get("question"), 1, "question", exact=False),
-                answer=check(own, answer, CoordFrame.ABS_ORIG, [size], params), images=(image,), params=params)
+                answer=check(own, answer, CoordFrame.ABS_ORIG, [size], params),
+                images=(image,),
+                params=params,
+            )
 
         return collect(file, _rows(file), convert, on_error)
 

@@ -13,6 +13,7 @@ Not verified: the name of the file that holds the test answers.
 
     python -c "from mmrl.tasks.readers.mlvu import read_mlvu as r; print(len(r('MLVU')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -30,21 +31,37 @@ from mmrl.types import Sample
 __all__ = ["read_mlvu"]
 
 _GENERATION = ("subPlot", "sub_scene", "summary", "8_sub_scene", "9_summary")
-_TASKS = ("1_plotQA", "2_needle", "3_ego", "4_count", "5_order", "6_anomaly_reco", "7_topic_reasoning")
+_TASKS = (
+    "1_plotQA",
+    "2_needle",
+    "3_ego",
+    "4_count",
+    "5_order",
+    "6_anomaly_reco",
+    "7_topic_reasoning",
+)
 
 
 def _question(row: Mapping[str, Any]) -> tuple[str, list[str], str, list[str]]:
     """(question, options, letter of the right one or the answer as it stands, what was adjusted). Raises RowError."""
     question, answer = text_of(row.get("question"), "question"), row.get("answer")
     if answer in (None, ""):
-        raise RowError("'answer'", repr(answer), "the question-only test file has no answers: take the file with the truth")
+        raise RowError(
+            "'answer'",
+            repr(answer),
+            "the question-only test file has no answers: take the file with the truth",
+        )
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         answer = str(answer)
     candidates = row.get("candidates")
     if candidates is None:
         question, listed = split_options(_without_tail(question))
         if not listed:
-            raise RowError("'candidates', or lines '(A) ...' behind the question", f"keys {sorted(row)}", "add the options")
+            raise RowError(
+                "'candidates', or lines '(A) ...' behind the question",
+                f"keys {sorted(row)}",
+                "add the options",
+            )
         return question, options_in(listed), answer, []
     if not isinstance(candidates, list):
         raise RowError("'candidates' as a list of texts", repr(candidates)[:80], "correct the row")
@@ -58,14 +75,25 @@ def _question(row: Mapping[str, Any]) -> tuple[str, list[str], str, list[str]]:
 def _without_tail(question: str) -> str:
     """The question without the closing request some copies carry behind the options."""
     lines = question.rstrip().splitlines()
-    while lines and lines[-1].strip().casefold().startswith(("only give the best option", "best option", "answer with")):
+    while lines and lines[-1].strip().casefold().startswith(
+        ("only give the best option", "best option", "answer with")
+    ):
         lines.pop()
     return "\n".join(lines)
 
 
-def read_mlvu(path: str | Path, *, video_root: str | None = None, split: str | None = None, video: Mapping[str, Any] | None = None,
-              probe: bool = True, task: str = "choice", types: Mapping[str, str] | None = None, on_error: str = "raise",
-              check: Check = check_by_task) -> Readout:
+def read_mlvu(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    split: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "choice",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read MLVU: the release's folder (json/ and video/), one JSON file, or the parquet copy of dev.
 
     `split` is a name for the rows ('dev' or 'test'), kept in params.split. Videos lie in <video_root>, or in its folder of the
@@ -82,14 +110,46 @@ def read_mlvu(path: str | Path, *, video_root: str | None = None, split: str | N
                 raise SkipRow(f"generation task {kind}")
             question, options, truth, notes = _question(row)
             seconds = row.get("duration")
-            own_facts = {"duration": number_of(seconds, "duration", 1e-6)} if isinstance(seconds, (int, float)) else {}
-            folders = [f"{root}{name}" for name in (file.stem, kind) for root in ("video/", "", "MLVU/video/")]
-            clip = clips.find(row.get("video", row.get("video_name")), ("", "video", *folders, *(f"video/{t}" for t in _TASKS)))
-            params = clips.facts(clip, {"options": options, "suite": "mlvu", "category": kind, **own_facts,
-                                        **({"split": split} if split else {})})
-            yield video_sample(check, own, name=row_id(row.get("question_id"), f"{file.stem}-{number}"), source="MLVU",
-                               question=question, truth=truth, video=clip, params=params, notes=notes)
+            own_facts = (
+                {"duration": number_of(seconds, "duration", 1e-6)}
+                if isinstance(seconds, (int, float))
+                else {}
+            )
+            folders = [
+                f"{root}{name}"
+                for name in (file.stem, kind)
+                for root in ("video/", "", "MLVU/video/")
+            ]
+            clip = clips.find(
+                row.get("video", row.get("video_name")),
+                ("", "video", *folders, *(f"video/{t}" for t in _TASKS)),
+            )
+            params = clips.facts(
+                clip,
+                {
+                    "options": options,
+                    "suite": "mlvu",
+                    "category": kind,
+                    **own_facts,
+                    **({"split": split} if split else {}),
+                },
+            )
+            yield video_sample(
+                check,
+                own,
+                name=row_id(row.get("question_id"), f"{file.stem}-{number}"),
+                source="MLVU",
+                question=question,
+                truth=truth,
+                video=clip,
+                params=params,
+                notes=notes,
+            )
 
         return collect(file, rows_of(file, ("question", "answer")), convert, on_error)
 
-    return read_files(data_files(Path(path), "json/*.json", "MLVU/json/*.json", "*.parquet", "*.json"), read_one, on_error)
+    return read_files(
+        data_files(Path(path), "json/*.json", "MLVU/json/*.json", "*.parquet", "*.json"),
+        read_one,
+        on_error,
+    )

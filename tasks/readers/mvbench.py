@@ -13,6 +13,7 @@ and no NTU) gives another mean: do not compare. An answer that names no option i
 
     python -c "from mmrl.tasks.readers.mvbench import read_mvbench as r; print(len(r('MVBench')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -36,18 +37,33 @@ class Place(NamedTuple):
     bounded: bool = False
 
 
-_STAR = (Place("star/Charades_v1_480", True), Place("data0613/star/Charades_v1_480", True), Place("star/Charades_segment"),
-         Place("data0613/star/Charades_segment"))
+_STAR = (
+    Place("star/Charades_v1_480", True),
+    Place("data0613/star/Charades_v1_480", True),
+    Place("star/Charades_segment"),
+    Place("data0613/star/Charades_segment"),
+)
 _CLEVRER = (Place("clevrer/video_validation"), Place("data0613/clevrer/video_validation"))
 _PERCEPTION = (Place("perception/videos"),)
 TASKS: Mapping[str, tuple[Place, ...]] = {
-    "action_sequence": _STAR, "action_prediction": _STAR, "object_interaction": _STAR,
-    "action_antonym": (Place("ssv2_video"), Place("ssv2_video_mp4")), "fine_grained_action": (Place("Moments_in_Time_Raw/videos"),),
-    "unexpected_action": (Place("FunQA_test/test"),), "object_existence": _CLEVRER, "moving_direction": _CLEVRER,
-    "moving_count": _CLEVRER, "moving_attribute": _CLEVRER, "counterfactual_inference": _CLEVRER, "object_shuffle": _PERCEPTION,
-    "action_count": _PERCEPTION, "state_change": _PERCEPTION, "character_order": _PERCEPTION,
+    "action_sequence": _STAR,
+    "action_prediction": _STAR,
+    "object_interaction": _STAR,
+    "action_antonym": (Place("ssv2_video"), Place("ssv2_video_mp4")),
+    "fine_grained_action": (Place("Moments_in_Time_Raw/videos"),),
+    "unexpected_action": (Place("FunQA_test/test"),),
+    "object_existence": _CLEVRER,
+    "moving_direction": _CLEVRER,
+    "moving_count": _CLEVRER,
+    "moving_attribute": _CLEVRER,
+    "counterfactual_inference": _CLEVRER,
+    "object_shuffle": _PERCEPTION,
+    "action_count": _PERCEPTION,
+    "state_change": _PERCEPTION,
+    "character_order": _PERCEPTION,
     "action_localization": (Place("sta/sta_video", True), Place("sta/sta_video_segment")),
-    "scene_transition": (Place("scene_qa/video"),), "fine_grained_pose": (Place("nturgbd"), Place("nturgbd_convert")),
+    "scene_transition": (Place("scene_qa/video"),),
+    "fine_grained_pose": (Place("nturgbd"), Place("nturgbd_convert")),
     "egocentric_navigation": (Place("vlnqa"),),
     "episodic_reasoning": (Place("tvqa/frames_fps3_hq", True), Place("tvqa/video_fps3_hq_segment")),
 }
@@ -66,7 +82,9 @@ def _place(clips: Clips, task: str, name: Any) -> tuple[str, bool]:
     return clips.find(name, (TASKS[task][0].folder,)), False
 
 
-def _part(clips: Clips, path: str, row: Mapping[str, Any], bounded: bool) -> tuple[dict[str, float], list[str]]:
+def _part(
+    clips: Clips, path: str, row: Mapping[str, Any], bounded: bool
+) -> tuple[dict[str, float], list[str]]:
     """(sampling of the row: start and end of the shown part, the rate of a folder; what was adjusted). Raises RowError."""
     rate = {"folder_fps": FRAMES_PER_SECOND} if Path(path).is_dir() else {}
     if not bounded or (row.get("start") is None and row.get("end") is None):
@@ -77,12 +95,23 @@ def _part(clips: Clips, path: str, row: Mapping[str, Any], bounded: bool) -> tup
     seconds = folder_seconds(path, clips.info(path), rate.get("folder_fps"))
     if start >= seconds:
         return rate, ["part outside the clip, all of it is shown"]
-    return {**rate, "start": start, "end": min(end, seconds)}, ["end cut to the duration"] if end > seconds else []
+    return {**rate, "start": start, "end": min(end, seconds)}, [
+        "end cut to the duration"
+    ] if end > seconds else []
 
 
-def read_mvbench(path: str | Path, *, video_root: str | None = None, tasks: list[str] | None = None,
-                 video: Mapping[str, Any] | None = None, probe: bool = True, task: str = "choice",
-                 types: Mapping[str, str] | None = None, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_mvbench(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    tasks: list[str] | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "choice",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read MVBench: the release's folder (json/ and video/), its json folder, or one task's file, which carries the task's name.
 
     `video_root` is the folder with star/, clevrer/ ... (default: video/ beside json/); `tasks` names those to read (default: all
@@ -91,14 +120,22 @@ def read_mvbench(path: str | Path, *, video_root: str | None = None, tasks: list
     own = fixed_task("mvbench", "choice", task, types)
     for name in tasks or ():
         if name not in TASKS:
-            raise ConfigError(f"unknown MVBench task {name!r}; expected {', '.join(TASKS)}.{did_you_mean(str(name), TASKS)}")
+            raise ConfigError(
+                f"unknown MVBench task {name!r}; expected {', '.join(TASKS)}.{did_you_mean(str(name), TASKS)}"
+            )
     where = Path(path)
-    files = [f for f in data_files(where, "json/*.json", "*.json") if where.is_file() or not tasks or f.stem in tasks]
+    files = [
+        f
+        for f in data_files(where, "json/*.json", "*.json")
+        if where.is_file() or not tasks or f.stem in tasks
+    ]
 
     def read_one(file: Path) -> Readout:
         if file.stem not in TASKS:
-            raise DataError(f"expected a file named after its task, for example action_sequence.json, found {file}."
-                            f"{did_you_mean(file.stem, TASKS)} Tasks: {', '.join(TASKS)}; rename it")
+            raise DataError(
+                f"expected a file named after its task, for example action_sequence.json, found {file}."
+                f"{did_you_mean(file.stem, TASKS)} Tasks: {', '.join(TASKS)}; rename it"
+            )
         release = file.parent.parent if file.parent.name == "json" else file.parent
         clips = Clips(video_root or release / "video", video, probe)
 
@@ -106,17 +143,31 @@ def read_mvbench(path: str | Path, *, video_root: str | None = None, tasks: list
             candidates = row.get("candidates")
             if not isinstance(candidates, list):
                 raise RowError("'candidates' as a list of texts", repr(candidates)[:80], "add them")
-            options = [text_of(str(c) if type(c) in (int, float) else c, "candidates") for c in candidates]
+            options = [
+                text_of(str(c) if type(c) in (int, float) else c, "candidates") for c in candidates
+            ]
             letter, notes = letter_of(row.get("answer"), options)
             clip, bounded = _place(clips, file.stem, row.get("video"))
             part, cut = _part(clips, clip, row, bounded)
-            params = clips.facts(clip, {"options": options, "suite": "mvbench", "category": file.stem}, **part)
-            yield video_sample(check, own, name=f"{file.stem}-{number}", source=f"MVBench/{file.stem}",
-                               question=text_of(row.get("question"), "question"), truth=letter, video=clip, params=params,
-                               notes=notes + cut)
+            params = clips.facts(
+                clip, {"options": options, "suite": "mvbench", "category": file.stem}, **part
+            )
+            yield video_sample(
+                check,
+                own,
+                name=f"{file.stem}-{number}",
+                source=f"MVBench/{file.stem}",
+                question=text_of(row.get("question"), "question"),
+                truth=letter,
+                video=clip,
+                params=params,
+                notes=notes + cut,
+            )
 
         return collect(file, json_rows(file), convert, on_error)
 
     if not files:
-        raise DataError(f"expected the files of {', '.join(tasks or TASKS)} in {where}, found none; check the path")
+        raise DataError(
+            f"expected the files of {', '.join(tasks or TASKS)} in {where}, found none; check the path"
+        )
     return read_files(files, read_one, on_error)

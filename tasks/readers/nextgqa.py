@@ -12,6 +12,7 @@ Not verified against the official files: the spelling of map_vid_vidorID.json, w
 
     python -c "from mmrl.tasks.readers.nextgqa import read_nextgqa as r; print(len(r('nextgqa', video_root='NExTVideo')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -35,8 +36,10 @@ _OPTIONS = ("a0", "a1", "a2", "a3", "a4")
 def _files(path: Path, split: str | None) -> tuple[Path, Path, Path]:
     """(csv, spans, map) of a folder, or beside a csv or gsub file. Raises ConfigError, DataError."""
     if split is not None and split not in _SPLITS:
-        raise ConfigError(f"unknown split {split!r} of NExT-GQA; expected test or val (train has no spans)."
-                          f"{did_you_mean(str(split), _SPLITS)}")
+        raise ConfigError(
+            f"unknown split {split!r} of NExT-GQA; expected test or val (train has no spans)."
+            f"{did_you_mean(str(split), _SPLITS)}"
+        )
     folder = path if path.is_dir() else path.parent
     stem = "test" if path.is_dir() else path.stem.removeprefix("gsub_")
     name = split or stem
@@ -44,15 +47,19 @@ def _files(path: Path, split: str | None) -> tuple[Path, Path, Path]:
     spans = folder / f"gsub_{name}.json"
     for needed in (table, spans):
         if not needed.is_file():
-            raise DataError(f"expected {table.name} and {spans.name} in {folder}, found no {needed.name}; both are in "
-                            "datasets/nextgqa of the NExT-GQA repository")
+            raise DataError(
+                f"expected {table.name} and {spans.name} in {folder}, found no {needed.name}; both are in "
+                "datasets/nextgqa of the NExT-GQA repository"
+            )
     return table, spans, folder / "map_vid_vidorID.json"
 
 
 def _object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
-        raise DataError(f"{path}: expected an object by video, found {type(value).__name__}; give the official file")
+        raise DataError(
+            f"{path}: expected an object by video, found {type(value).__name__}; give the official file"
+        )
     return value
 
 
@@ -66,9 +73,18 @@ def _whole(row: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def read_nextgqa(path: str | Path, *, video_root: str | None = None, split: str | None = None,
-                 video: Mapping[str, Any] | None = None, probe: bool = True, task: str = "grounded_qa",
-                 types: Mapping[str, str] | None = None, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_nextgqa(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    split: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "grounded_qa",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read NExT-GQA: the folder datasets/nextgqa, its test.csv or its gsub_test.json; `split` is test or val.
 
     Videos are <video_root>/<path of the map>.mp4 or <video_root>/<video_id>.mp4 (default: the file's folder, or videos/ or
@@ -83,8 +99,11 @@ def read_nextgqa(path: str | Path, *, video_root: str | None = None, split: str 
         vid, qid = text_of(row["video_id"], "video_id"), text_of(row["qid"], "qid")
         entry = entries.get(vid)
         if not isinstance(entry, dict) or not isinstance(entry.get("location"), dict):
-            raise RowError(f"video {vid!r:.40} with 'duration' and 'location' in {spans_file.name}", repr(entry)[:60],
-                           "are both files of one split?")
+            raise RowError(
+                f"video {vid!r:.40} with 'duration' and 'location' in {spans_file.name}",
+                repr(entry)[:60],
+                "are both files of one split?",
+            )
         if qid not in entry["location"]:
             raise SkipRow("question without spans")
         options = [text_of(row.get(key), key) for key in _OPTIONS]
@@ -94,11 +113,30 @@ def read_nextgqa(path: str | Path, *, video_root: str | None = None, split: str 
         place = places.get(vid)
         names = [f"{place}"] if isinstance(place, str) and place else []
         clip = _clip(clips, [*names, vid])
-        params = clips.facts(clip, {
-            "options": options, "vid": vid, "qid": qid, "type": row.get("type"), "category": row.get("type"), "duration": duration,
-            "width": _whole(row, "width"), "height": _whole(row, "height")})
-        yield video_sample(check, own, name=f"{vid}-{qid}", source=f"NExT-GQA/{table.stem}", question=text_of(
-            row["question"], "question"), truth={"choice": letter, "spans": spans}, video=clip, params=params, notes=notes)
+        params = clips.facts(
+            clip,
+            {
+                "options": options,
+                "vid": vid,
+                "qid": qid,
+                "type": row.get("type"),
+                "category": row.get("type"),
+                "duration": duration,
+                "width": _whole(row, "width"),
+                "height": _whole(row, "height"),
+            },
+        )
+        yield video_sample(
+            check,
+            own,
+            name=f"{vid}-{qid}",
+            source=f"NExT-GQA/{table.stem}",
+            question=text_of(row["question"], "question"),
+            truth={"choice": letter, "spans": spans},
+            video=clip,
+            params=params,
+            notes=notes,
+        )
 
     rows = csv_rows(table, ("video_id", "question", "answer", "qid", *_OPTIONS))
     return collect(table, enumerate(rows, 2), convert, on_error)

@@ -6,6 +6,7 @@ reads HME100k differently, and counts per type.
 
     python -c "from mmrl.tasks.readers.ocrbench import read_ocrbench as r; print(len(r('OCRBench.json', image_root='images')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +17,26 @@ from mmrl.coords import CoordFrame
 from mmrl.tasks.readers.answers import listed
 from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
 from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
-from mmrl.tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
+from mmrl.tasks.readers.tables import (
+    data_files,
+    media_folder,
+    picture,
+    question_of,
+    read_files,
+    row_id,
+    rows_of,
+    size_params,
+)
 from mmrl.types import Sample
 
 __all__ = ["read_ocrbench"]
 
-_ORIGINAL = {"dataset": "dataset_name", "question_type": "type", "answer": "answers", "image": "image_path"}
+_ORIGINAL = {
+    "dataset": "dataset_name",
+    "question_type": "type",
+    "answer": "answers",
+    "image": "image_path",
+}
 
 
 def _get(row: Mapping[str, Any], key: str) -> Any:
@@ -32,9 +47,16 @@ def _get(row: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def read_ocrbench(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None, task: str = "ocr",
-                  types: Mapping[str, str] | None = None, on_error: str = "raise",
-                  check: Check = check_by_task) -> Readout:
+def read_ocrbench(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    task: str = "ocr",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read OCRBench: a parquet, JSON or JSON Lines file, or a folder of parquet files. Picture paths are relative to
     `image_root` (default: the file's folder); embedded pictures go to `media_dir` (default '<file>.media')."""
     own = fixed_task("ocrbench", "ocr", task, types)
@@ -43,17 +65,29 @@ def read_ocrbench(path: str | Path, *, image_root: str | None = None, media_dir:
         root, media = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
-            answers = [str(a) if type(a) in (int, float) else a for a in listed(_get(row, "answer"))]
+            answers = [
+                str(a) if type(a) in (int, float) else a for a in listed(_get(row, "answer"))
+            ]
             if not answers or not all(isinstance(a, str) and a.strip() for a in answers):
-                raise RowError("'answer' as a list of texts", repr(answers)[:80], "write the accepted answers")
+                raise RowError(
+                    "'answer' as a list of texts", repr(answers)[:80], "write the accepted answers"
+                )
             image = picture(_get(row, "image"), root, media)
             size = size_of(image)
-            params = {**size_params([size]), "dataset": text_of(_get(row, "dataset"), "dataset"),
-                      "ocrbench_type": text_of(_get(row, "question_type"), "question_type")}
+            params = {
+                **size_params([size]),
+                "dataset": text_of(_get(row, "dataset"), "dataset"),
+                "ocrbench_type": text_of(_get(row, "question_type"), "question_type"),
+            }
             yield Sample(
-                id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=f"OCRBench/{params['ocrbench_type']}",
+                id=row_id(row.get("id"), f"{file.stem}-{number}"),
+                task=own,
+                source=f"OCRBench/{params['ocrbench_type']}",
                 question=question_of(row.get("question"), 1, "question", exact=False),
-                answer=check(own, answers, CoordFrame.ABS_ORIG, [size], params), images=(image,), params=params)
+                answer=check(own, answers, CoordFrame.ABS_ORIG, [size], params),
+                images=(image,),
+                params=params,
+            )
 
         return collect(file, rows_of(file, ("question",)), convert, on_error)
 

@@ -9,6 +9,7 @@ task; a single capital letter as the truth of a reasoning row makes it a choice,
 The ratios become params.reward.weights, non-zero det_reward_ratio params.det_reward_ratio. Boxes are in rel1000 where
 det_verifier_normalized says so, else in `frame`.
 """
+
 from __future__ import annotations
 
 import math
@@ -21,17 +22,42 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.tasks.metrics.boxes import label_key
 from mmrl.tasks.readers.answers import answer_in_tags, parse_literal
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    check_frame,
+    collect,
+    text_of,
+)
 from mmrl.tasks.readers.problem_types import Routes, check_by_task
-from mmrl.tasks.readers.tables import data_files, media_folder, parquet_rows, picture, question_of, read_files, size_params
+from mmrl.tasks.readers.tables import (
+    data_files,
+    media_folder,
+    parquet_rows,
+    picture,
+    question_of,
+    read_files,
+    size_params,
+)
 from mmrl.types import Sample
 
 __all__ = ["ABILITIES", "VERIFIERS", "read_orsta"]
 
 ABILITIES: Mapping[str, str] = {
-    "detection": "detection", "object detection": "detection", "grounding": "grounding", "visual grounding": "grounding",
-    "counting": "counting", "ocr": "ocr", "math": "math", "science": "math", "puzzle": "math", "chart": "chart",
-    "choice": "choice", "jigsaw": "jigsaw",
+    "detection": "detection",
+    "object detection": "detection",
+    "grounding": "grounding",
+    "visual grounding": "grounding",
+    "counting": "counting",
+    "ocr": "ocr",
+    "math": "math",
+    "science": "math",
+    "puzzle": "math",
+    "chart": "chart",
+    "choice": "choice",
+    "jigsaw": "jigsaw",
 }
 """Ability in lower case, with spaces for - and _ : task. Science and puzzle rows are math or, with a letter, choice."""
 
@@ -66,10 +92,20 @@ def _weights(model: Mapping[str, Any]) -> dict[str, float]:
 
 def _truth_text(model: Mapping[str, Any]) -> str:
     """`answer`, else `ground_truth`, without <answer> tags and without one \\boxed{} around it."""
-    text = next((value for value in (model.get("answer"), model.get("ground_truth"))
-                 if isinstance(value, str) and value.strip()), None)
+    text = next(
+        (
+            value
+            for value in (model.get("answer"), model.get("ground_truth"))
+            if isinstance(value, str) and value.strip()
+        ),
+        None,
+    )
     if text is None:
-        raise RowError("text in reward_model.answer or ground_truth", f"{model.get('answer')!r:.40}", "add the truth")
+        raise RowError(
+            "text in reward_model.answer or ground_truth",
+            f"{model.get('answer')!r:.40}",
+            "add the truth",
+        )
     text = answer_in_tags(text)
     boxed = _BOXED.fullmatch(text)
     if boxed and boxed[1].strip() and "\\boxed" not in boxed[1]:
@@ -80,12 +116,17 @@ def _truth_text(model: Mapping[str, Any]) -> str:
 def _user_text(prompt: Any, num_images: int) -> str:
     """The user's turn, without placeholders. A system turn before it is the model's business and is left out."""
     if not isinstance(prompt, list) or not all(isinstance(turn, Mapping) for turn in prompt):
-        raise RowError("prompt as a list of turns {content, role}", repr(prompt)[:60], "is it an Orsta file?")
+        raise RowError(
+            "prompt as a list of turns {content, role}", repr(prompt)[:60], "is it an Orsta file?"
+        )
     users = [turn for turn in prompt if turn.get("role") == "user"]
     others = [turn.get("role") for turn in prompt if turn.get("role") not in ("user", "system")]
     if len(users) != 1 or others:
-        raise RowError("one user turn, and at most a system turn", f"roles {[turn.get('role') for turn in prompt]!r:.60}",
-                       "one question per row")
+        raise RowError(
+            "one user turn, and at most a system turn",
+            f"roles {[turn.get('role') for turn in prompt]!r:.60}",
+            "one question per row",
+        )
     return question_of(users[0].get("content"), num_images, "content")
 
 
@@ -94,14 +135,28 @@ def _objects(text: str) -> list[dict[str, Any]]:
     try:
         value = parse_literal(text)
     except ValueError as err:
-        raise RowError("a list [{'bbox_2d': [x1, y1, x2, y2], 'label': text}, ...] as truth", f"{text[:80]!r} ({err})",
-                       "correct the row") from err
+        raise RowError(
+            "a list [{'bbox_2d': [x1, y1, x2, y2], 'label': text}, ...] as truth",
+            f"{text[:80]!r} ({err})",
+            "correct the row",
+        ) from err
     entries = value if isinstance(value, list) else [value]
     found = []
     for entry in entries:
-        if not isinstance(entry, Mapping) or "label" not in entry or not {"bbox_2d", "bbox"} & set(entry):
-            raise RowError("objects with 'bbox_2d' and 'label'", f"{entry!r:.80}", "correct the row")
-        found.append({"bbox": entry.get("bbox_2d", entry.get("bbox")), "label": text_of(entry["label"], "label")})
+        if (
+            not isinstance(entry, Mapping)
+            or "label" not in entry
+            or not {"bbox_2d", "bbox"} & set(entry)
+        ):
+            raise RowError(
+                "objects with 'bbox_2d' and 'label'", f"{entry!r:.80}", "correct the row"
+            )
+        found.append(
+            {
+                "bbox": entry.get("bbox_2d", entry.get("bbox")),
+                "label": text_of(entry["label"], "label"),
+            }
+        )
     return found
 
 
@@ -124,14 +179,17 @@ def _frame(parameters: Mapping[str, Any], default: CoordFrame) -> CoordFrame:
     """rel1000 where det_verifier_normalized is true. Raises RowError for anything but true, false or none."""
     normalised = parameters.get("det_verifier_normalized")
     if normalised not in (None, True, False) or type(normalised) in (int, float):
-        raise RowError("det_verifier_normalized true, false or none", repr(normalised)[:40], "correct the row")
+        raise RowError(
+            "det_verifier_normalized true, false or none", repr(normalised)[:40], "correct the row"
+        )
     return CoordFrame.REL1000 if normalised else default
 
 
 def _det_ratios(parameters: Mapping[str, Any]) -> dict[str, float]:
     ratios = parameters.get("det_reward_ratio") or {}
     if not isinstance(ratios, Mapping) or not all(
-            v is None or (type(v) in (int, float) and math.isfinite(v)) for v in ratios.values()):
+        v is None or (type(v) in (int, float) and math.isfinite(v)) for v in ratios.values()
+    ):
         raise RowError("det_reward_ratio as numbers", f"{ratios!r:.80}", "correct the row")
     return {name: round(float(value), 6) for name, value in ratios.items() if value}
 
@@ -139,14 +197,20 @@ def _det_ratios(parameters: Mapping[str, Any]) -> dict[str, float]:
 def _v_triune(ratios: Mapping[str, float]) -> dict[str, Any]:
     """V-Triune's ratios as parameters of the detection reward of mode v_triune."""
     weights = {name: value for name, value in ratios.items() if name != "iou_completeness"}
-    return {"mode": "v_triune", "iou_completeness": ratios.get("iou_completeness", 0.0),
-            **({"weights": weights} if weights else {})}
+    return {
+        "mode": "v_triune",
+        "iou_completeness": ratios.get("iou_completeness", 0.0),
+        **({"weights": weights} if weights else {}),
+    }
 
 
 def _kind(row: Mapping[str, Any], routes: Routes) -> str:
     """What the row is: its data_source where reader.types names it, else its ability. Raises RowError for none."""
     source, ability = row.get("data_source"), row.get("ability")
-    if isinstance(source, str) and " ".join(source.replace("_", " ").replace("-", " ").lower().split()) in routes.table:
+    if (
+        isinstance(source, str)
+        and " ".join(source.replace("_", " ").replace("-", " ").lower().split()) in routes.table
+    ):
         return source
     return text_of(ability, "ability")
 
@@ -154,12 +218,17 @@ def _kind(row: Mapping[str, Any], routes: Routes) -> str:
 def _verifier(model: Mapping[str, Any]) -> str:
     verifier = model.get("verifier")
     if verifier not in VERIFIERS:
-        raise RowError(f"verifier {' or '.join(VERIFIERS)}", repr(verifier)[:40],
-                       f"no rule of V-Triune has this name.{did_you_mean(str(verifier), VERIFIERS)}")
+        raise RowError(
+            f"verifier {' or '.join(VERIFIERS)}",
+            repr(verifier)[:40],
+            f"no rule of V-Triune has this name.{did_you_mean(str(verifier), VERIFIERS)}",
+        )
     return str(verifier)
 
 
-def _task_of(kind: str, verifier: str, text: str, routes: Routes) -> tuple[str, list[dict[str, Any]]]:
+def _task_of(
+    kind: str, verifier: str, text: str, routes: Routes
+) -> tuple[str, list[dict[str, Any]]]:
     """(task, objects of a box task). Raises RowError or SkipRow."""
     plain = " ".join(kind.replace("_", " ").replace("-", " ").lower().split())
     target = routes.table.get(plain)
@@ -168,14 +237,19 @@ def _task_of(kind: str, verifier: str, text: str, routes: Routes) -> tuple[str, 
         return own, _objects(text) if verifier == "detection" else []
     objects: list[dict[str, Any]] = []
     if (verifier == "detection") != (target in _BOX_TASKS):
-        raise RowError(f"verifier {'detection' if target in _BOX_TASKS else 'mathverify'} for {kind!r:.40} (task {target})",
-                       repr(verifier), "correct the row, or say where it belongs: reader.types")
+        raise RowError(
+            f"verifier {'detection' if target in _BOX_TASKS else 'mathverify'} for {kind!r:.40} (task {target})",
+            repr(verifier),
+            "correct the row, or say where it belongs: reader.types",
+        )
     if target in _BOX_TASKS:
         objects = _objects(text)
         target = "detection" if target == "grounding" and len(objects) != 1 else target
     elif target == "math" and plain in _REASONING and _LETTER.fullmatch(text):
         target = "choice"
-    return Routes("orsta", routes.task, None, routes.only_mine, {plain: target}).task_of(kind), objects
+    return Routes("orsta", routes.task, None, routes.only_mine, {plain: target}).task_of(
+        kind
+    ), objects
 
 
 def _value(task: str, text: str) -> Any:
@@ -191,8 +265,19 @@ def _value(task: str, text: str) -> Any:
     return letter[1] if letter else text
 
 
-def _sample(number: int, row: Mapping[str, Any], size_of: SizeOf, *, file: Path, root: Path, media: Path,
-            routes: Routes, default_frame: CoordFrame, det_ratios: bool, check: Check) -> Sample:
+def _sample(
+    number: int,
+    row: Mapping[str, Any],
+    size_of: SizeOf,
+    *,
+    file: Path,
+    root: Path,
+    media: Path,
+    routes: Routes,
+    default_frame: CoordFrame,
+    det_ratios: bool,
+    check: Check,
+) -> Sample:
     model = _mapping(row.get("reward_model"), "reward_model")
     verifier, text = _verifier(model), _truth_text(model)
     parameters = _mapping(model.get("verifier_parm") or {}, "reward_model.verifier_parm")
@@ -205,8 +290,12 @@ def _sample(number: int, row: Mapping[str, Any], size_of: SizeOf, *, file: Path,
     question = prompt = _user_text(row.get("prompt"), len(images))
     extra = row.get("extra_info") or {}
     params: dict[str, Any] = {
-        **size_params(sizes), "reward": {"weights": _weights(model)}, "ability": row.get("ability"), "verifier": verifier,
-        **({"row_id": extra["id"]} if isinstance(extra, Mapping) and extra.get("id") else {})}
+        **size_params(sizes),
+        "reward": {"weights": _weights(model)},
+        "ability": row.get("ability"),
+        "verifier": verifier,
+        **({"row_id": extra["id"]} if isinstance(extra, Mapping) and extra.get("id") else {}),
+    }
     frame, value = default_frame, _value(task, text)
     if verifier == "detection":
         if not sizes:
@@ -220,13 +309,29 @@ def _sample(number: int, row: Mapping[str, Any], size_of: SizeOf, *, file: Path,
             params["reward"]["accuracy"] = _v_triune(ratios)
         question = ", ".join(asked) or prompt
     return Sample(
-        id=f"{file.stem}-{number}", task=task, source=text_of(row.get("data_source") or file.stem, "data_source"),
-        question=question, answer=check(task, value, frame, sizes, params), images=images, params=params)
+        id=f"{file.stem}-{number}",
+        task=task,
+        source=text_of(row.get("data_source") or file.stem, "data_source"),
+        question=question,
+        answer=check(task, value, frame, sizes, params),
+        images=images,
+        params=params,
+    )
 
 
-def read_orsta(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None, task: str = "mixed",
-               frame: str = "abs_orig", types: Mapping[str, str] | None = None, only_mine: bool = False,
-               det_ratios: bool = False, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_orsta(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    task: str = "mixed",
+    frame: str = "abs_orig",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    det_ratios: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read one parquet file or the *.parquet of a folder (train/ or test/). Ids are '<file>-<row>', sources data_source.
 
     `task` 'mixed' (default) sends each row to its own task; a single task refuses the others, or leaves them out and
@@ -244,10 +349,24 @@ def read_orsta(path: str | Path, *, image_root: str | None = None, media_dir: st
         root, media = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
-            return [_sample(number, row, size_of, file=file, root=root, media=media, routes=routes, default_frame=box_frame,
-                            det_ratios=det_ratios, check=check)]
+            return [
+                _sample(
+                    number,
+                    row,
+                    size_of,
+                    file=file,
+                    root=root,
+                    media=media,
+                    routes=routes,
+                    default_frame=box_frame,
+                    det_ratios=det_ratios,
+                    check=check,
+                )
+            ]
 
-        rows = parquet_rows(file, ("images", "prompt", "ability", "reward_model"), "is it an Orsta file?")
+        rows = parquet_rows(
+            file, ("images", "prompt", "ability", "reward_model"), "is it an Orsta file?"
+        )
         return collect(file, rows, convert, on_error)
 
     return read_files(data_files(Path(path), "*.parquet"), read_one, on_error)

@@ -9,6 +9,7 @@ relative to the file, or to `image_root` (clips: `video_root`).
 
     python -c "from mmrl.tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
 """
+
 from __future__ import annotations
 
 import codecs
@@ -40,7 +41,19 @@ from mmrl.types import Sample
 __all__ = ["json_lines", "read_own", "sample_from_row"]
 
 _HEAD = 4096  # bytes of a .json file that are looked at for its first character
-_KEYS = ("id", "task", "image", "images", "video", "videos", "question", "answer", "frame", "source", "params")
+_KEYS = (
+    "id",
+    "task",
+    "image",
+    "images",
+    "video",
+    "videos",
+    "question",
+    "answer",
+    "frame",
+    "source",
+    "params",
+)
 
 
 class _TwiceError(ValueError):
@@ -63,7 +76,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         handle = open(path, "rb")  # noqa: SIM115 - closed below; bytes, so that a bad byte spoils one line only
     except OSError as err:
-        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
+        raise DataError(
+            f"expected a data file, found none to read at {path} ({err.strerror}); check the path"
+        ) from err
     with handle:
         for number, line in lines_bounded(handle):
             if isinstance(line, DataError):
@@ -72,16 +87,35 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_once)
+                row = json.loads(
+                    line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_once
+                )
             except _TwiceError as err:
-                yield number, RowError("every key once", f"{err.args[0]!r:.60} twice in one object", "keep the one that is meant")
+                yield (
+                    number,
+                    RowError(
+                        "every key once",
+                        f"{err.args[0]!r:.60} twice in one object",
+                        "keep the one that is meant",
+                    ),
+                )
                 continue
             except (ValueError, RecursionError) as err:
                 shown = line[:60].decode("utf-8", "backslashreplace")
-                yield number, RowError("one JSON object per line", f"{shown!r} ({err})", "mend or remove the line")
+                yield (
+                    number,
+                    RowError(
+                        "one JSON object per line", f"{shown!r} ({err})", "mend or remove the line"
+                    ),
+                )
                 continue
             if not isinstance(row, dict):
-                yield number, RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}")
+                yield (
+                    number,
+                    RowError(
+                        "a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"
+                    ),
+                )
                 continue
             yield number, row
 
@@ -107,19 +141,37 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     except DataError:
         raise
     except _TwiceError as err:
-        raise DataError(f"{path}: expected every key once, found {err.args[0]!r:.60} twice in one object; keep the one that is "
-                        "meant") from err
+        raise DataError(
+            f"{path}: expected every key once, found {err.args[0]!r:.60} twice in one object; keep the one that is "
+            "meant"
+        ) from err
     except (ValueError, RecursionError) as err:
-        raise DataError(f"{path}: expected a list of rows as JSON, found {err}; mend it, or write one object per line and name it "
-                        ".jsonl") from err
+        raise DataError(
+            f"{path}: expected a list of rows as JSON, found {err}; mend it, or write one object per line and name it "
+            ".jsonl"
+        ) from err
     for number, row in enumerate(rows, 1):
-        yield number, row if isinstance(row, dict) else RowError("a JSON object", f"{type(row).__name__} {row!r:.60}",
-                                                                 "wrap it in {...}")
+        yield (
+            number,
+            row
+            if isinstance(row, dict)
+            else RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"),
+        )
 
 
-def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: Path, task: str, stem: str,
-                    default_frame: str = "abs_orig", check: Check = check_answer_box, only_mine: bool = False,
-                    video_root: Path | None = None) -> Sample:
+def sample_from_row(
+    number: int,
+    row: dict[str, Any],
+    size_of: SizeOf,
+    *,
+    root: Path,
+    task: str,
+    stem: str,
+    default_frame: str = "abs_orig",
+    check: Check = check_answer_box,
+    only_mine: bool = False,
+    video_root: Path | None = None,
+) -> Sample:
     """One own-format row -> Sample, its answer as `check` gives it. Raises RowError, MediaError, SkipRow.
 
     `task` 'mixed' takes each row's task from its own 'task'; a row that names another built-in task is refused, or left out
@@ -128,15 +180,23 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
     own = row.get("task")
     if task == "mixed":
         task = text_of(own, "task")
-    elif own is not None and own != task and task in BUILT_IN:  # a task that is not built in knows what it asked for
+    elif (
+        own is not None and own != task and task in BUILT_IN
+    ):  # a task that is not built in knows what it asked for
         if only_mine:
             raise SkipRow(f"task {own}")
-        raise RowError(f"rows of task {task}", f"a row of task {own!r:.60}", "use task mixed, or set reader.only_mine=true to "
-                       "leave rows of other tasks out")
+        raise RowError(
+            f"rows of task {task}",
+            f"a row of task {own!r:.60}",
+            "use task mixed, or set reader.only_mine=true to leave rows of other tasks out",
+        )
     for key in row:
         if key not in _KEYS:
-            raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", f"move extra fields into 'params', or {MAP_COLUMNS}."
-                           + did_you_mean(key, _KEYS))
+            raise RowError(
+                f"the keys {', '.join(_KEYS)}",
+                f"{key!r}",
+                f"move extra fields into 'params', or {MAP_COLUMNS}." + did_you_mean(key, _KEYS),
+            )
     images = tuple(resolve_image(name, root) for name in _paths(row, "image"))
     videos = tuple(resolve_video(name, video_root or root) for name in _paths(row, "video"))
     params = row.get("params", {})
@@ -144,27 +204,42 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
         raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
     index = params.get("image_index", 0)
     if images and (type(index) is not int or not 0 <= index < len(images)):
-        raise RowError(f"params.image_index in 0..{len(images) - 1}", repr(index), "name the picture of the answer")
+        raise RowError(
+            f"params.image_index in 0..{len(images) - 1}",
+            repr(index),
+            "name the picture of the answer",
+        )
     if "answer" not in row:
         raise RowError(f"'answer' with the truth of task {task}", "no answer", "add it")
     try:
         frame = check_frame(row.get("frame", default_frame))
     except ConfigError as err:
         raise RowError("a known coordinate frame", str(err), "correct 'frame'") from err
-    sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
+    sizes = [
+        size_of(image) for image in images
+    ]  # all of them: a missing second picture is an error as well
     if images:
         width, height = sizes[index]
         if (params.get("width", width), params.get("height", height)) != (width, height):
-            raise GeometryError(f"params.width and params.height as the picture has them, {width} x {height}",
-                                f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
+            raise GeometryError(
+                f"params.width and params.height as the picture has them, {width} x {height}",
+                f"{params.get('width')} x {params.get('height')}",
+                "is it the right picture? else remove them",
+            )
         params = {**params, "width": width, "height": height}
     elif videos:
         params = clip_facts(videos[0], params)
         sizes = [(params["width"], params["height"])] * len(videos)
     return Sample(
-        id=str(row.get("id", f"{stem}-{number}")), task=task, source=str(row.get("source", stem)),
-        question=text_of(row.get("question"), "question"), answer=check(task, row["answer"], frame, sizes, params),
-        images=images, videos=videos, params=params)
+        id=str(row.get("id", f"{stem}-{number}")),
+        task=task,
+        source=str(row.get("source", stem)),
+        question=text_of(row.get("question"), "question"),
+        answer=check(task, row["answer"], frame, sizes, params),
+        images=images,
+        videos=videos,
+        params=params,
+    )
 
 
 def _paths(row: dict[str, Any], key: str) -> list[Any]:
@@ -177,8 +252,17 @@ def _paths(row: dict[str, Any], key: str) -> list[Any]:
     return names
 
 
-def read_own(path: str | Path, *, image_root: str | None = None, video_root: str | None = None, task: str = "grounding",
-             frame: str = "abs_orig", only_mine: bool = False, on_error: str = "raise", check: Check = check_answer_box) -> Readout:
+def read_own(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    video_root: str | None = None,
+    task: str = "grounding",
+    frame: str = "abs_orig",
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_answer_box,
+) -> Readout:
     """Read own-format JSON Lines, or a .json list of such rows. `frame` holds for rows that declare none; `only_mine` leaves rows
     of other tasks out and counts them. Raises DataError, or records (on_error)."""
     file = Path(path)
@@ -187,7 +271,19 @@ def read_own(path: str | Path, *, image_root: str | None = None, video_root: str
     clips = Path(video_root) if video_root else root
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
-        return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame,
-                                check=check, only_mine=only_mine, video_root=clips)]
+        return [
+            sample_from_row(
+                number,
+                row,
+                size_of,
+                root=root,
+                task=task,
+                stem=file.stem,
+                default_frame=frame,
+                check=check,
+                only_mine=only_mine,
+                video_root=clips,
+            )
+        ]
 
     return collect(file, _rows(file), convert, on_error)

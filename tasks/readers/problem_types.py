@@ -6,6 +6,7 @@ reader option `types` adds names or sends a type elsewhere: reader.types={'free-
 
     python -c "from mmrl.tasks.readers.problem_types import Routes; print(Routes('video_r1', 'mixed').task_of('OCR'))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +22,55 @@ from mmrl.tasks.readers.common import RowError, SkipRow
 __all__ = ["PROBLEM_TYPES", "Routes", "check_by_task", "fixed_task", "refuse_video", "type_params"]
 
 _VIDEO_R1 = {
-    "multiple choice": "choice", "numerical": "numeric", "ocr": "ocr", "free form": "open_text", "regression": "numeric",
-    "math": "math", "boolean": "boolean", "open ended": "open_text", "spatial grounding": "grounding",
-    "temporal grounding": "temporal_grounding", "spatial temporal grounding": "st_grounding", "tracking": "tracking",
-    "grounded qa": "grounded_qa", "video qa": "open_text", "video description": "open_text", "number": "numeric",
-    "mathematics": "math", "binary classification": "boolean",
+    "multiple choice": "choice",
+    "numerical": "numeric",
+    "ocr": "ocr",
+    "free form": "open_text",
+    "regression": "numeric",
+    "math": "math",
+    "boolean": "boolean",
+    "open ended": "open_text",
+    "spatial grounding": "grounding",
+    "temporal grounding": "temporal_grounding",
+    "spatial temporal grounding": "st_grounding",
+    "tracking": "tracking",
+    "grounded qa": "grounded_qa",
+    "video qa": "open_text",
+    "video description": "open_text",
+    "number": "numeric",
+    "mathematics": "math",
+    "binary classification": "boolean",
 }
 PROBLEM_TYPES: Mapping[str, Mapping[str, str]] = {
     "video_r1": _VIDEO_R1,
-    "easyr1": {**_VIDEO_R1, "grounding": "grounding", "detection": "detection", "counting": "counting"},
+    "easyr1": {
+        **_VIDEO_R1,
+        "grounding": "grounding",
+        "detection": "detection",
+        "counting": "counting",
+    },
     "llama_factory": _VIDEO_R1,
-    "vlm_r1": {**_VIDEO_R1, "mcq": "choice", "yes no": "boolean", "math": "math", "map": "detection", "map 50": "detection",
-               "od ap": "detection", "od ap50": "detection", "odlength": "detection", "weighted sum": "detection",
-               "rec": "grounding", "grounding": "grounding"},
-    "mathvista": {"multi choice": "choice", "integer": "numeric", "float": "numeric", "text": "open_text",
-                  "list": "open_text"},
+    "vlm_r1": {
+        **_VIDEO_R1,
+        "mcq": "choice",
+        "yes no": "boolean",
+        "math": "math",
+        "map": "detection",
+        "map 50": "detection",
+        "od ap": "detection",
+        "od ap50": "detection",
+        "odlength": "detection",
+        "weighted sum": "detection",
+        "rec": "grounding",
+        "grounding": "grounding",
+    },
+    "mathvista": {
+        "multi choice": "choice",
+        "integer": "numeric",
+        "float": "numeric",
+        "text": "open_text",
+        "list": "open_text",
+    },
     "mmmu": {"multiple choice": "choice", "open": "open_text"},
     "ui_r1": {"grounding": "gui_grounding", "action": "gui_action"},
 }
@@ -52,42 +87,71 @@ class Routes:
     Task names that are not built in (plug-ins) take every row: they know what they asked for.
     """
 
-    def __init__(self, format: str, task: str, types: Mapping[str, str] | None = None, only_mine: bool = False,
-                 table: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        format: str,
+        task: str,
+        types: Mapping[str, str] | None = None,
+        only_mine: bool = False,
+        table: Mapping[str, str] | None = None,
+    ) -> None:
         self.format, self.task, self.only_mine = format, task, only_mine
         if not isinstance(only_mine, bool):
             raise ConfigError(f"expected reader.only_mine true or false, found {only_mine!r}")
         if types is not None and not isinstance(types, Mapping):
-            raise ConfigError(f"expected reader.types as a mapping of problem types to tasks, found {types!r}; for example "
-                              "{'free-form': 'chart'}")
+            raise ConfigError(
+                f"expected reader.types as a mapping of problem types to tasks, found {types!r}; for example "
+                "{'free-form': 'chart'}"
+            )
         known = [name for name in (*BUILT_IN, task) if name != "mixed"]
         for kind, target in (types or {}).items():
-            if task != "mixed" and target not in known:  # a mixed task checks every row's task itself: it has its own members
-                raise ConfigError(f"reader.types sends {kind!r} to unknown task {target!r}; expected one of "
-                                  f"{', '.join(known)}.{did_you_mean(str(target), known)}")
+            if (
+                task != "mixed" and target not in known
+            ):  # a mixed task checks every row's task itself: it has its own members
+                raise ConfigError(
+                    f"reader.types sends {kind!r} to unknown task {target!r}; expected one of "
+                    f"{', '.join(known)}.{did_you_mean(str(target), known)}"
+                )
         names = table if table is not None else PROBLEM_TYPES.get(format, {})
-        self.table = {_plain(str(kind)): target for kind, target in {**names, **(types or {})}.items()}
+        self.table = {
+            _plain(str(kind)): target for kind, target in {**names, **(types or {})}.items()
+        }
 
     def task_of(self, kind: Any) -> str:
         """The task of a row of problem type `kind` (None when the row has none). Raises RowError or SkipRow."""
         if kind is None or kind == "":
             if self.task != "mixed":
                 return self.task
-            raise RowError("a problem type, because the task is mixed", "none in the row",
-                           "name the task of the file instead, or add the type")
+            raise RowError(
+                "a problem type, because the task is mixed",
+                "none in the row",
+                "name the task of the file instead, or add the type",
+            )
         if not isinstance(kind, str):
-            raise RowError("a problem type as text", repr(kind)[:60], f"write one of {', '.join(self.table)}")
+            raise RowError(
+                "a problem type as text", repr(kind)[:60], f"write one of {', '.join(self.table)}"
+            )
         own = self.table.get(_plain(kind))
-        if own == self.task or (own is not None and self.task == "mixed") or self.task not in BUILT_IN:
+        if (
+            own == self.task
+            or (own is not None and self.task == "mixed")
+            or self.task not in BUILT_IN
+        ):
             return own if self.task == "mixed" and own is not None else self.task
         if self.only_mine:
             raise SkipRow(f"task {own}" if own else f"problem type {kind!r}, which no task takes")
         if own is None:
-            raise RowError(f"one of the problem types {', '.join(self.table)}", repr(kind)[:60],
-                           f"say where it belongs: reader.types={{{kind!r:.60}: 'choice'}}, or set reader.only_mine=true to "
-                           f"leave such rows out.{did_you_mean(_plain(kind), self.table)}")
-        raise RowError(f"rows of task {self.task}", f"a row of type {kind!r:.60} (task {own})",
-                       "use task mixed, or set reader.only_mine=true to leave rows of other tasks out")
+            raise RowError(
+                f"one of the problem types {', '.join(self.table)}",
+                repr(kind)[:60],
+                f"say where it belongs: reader.types={{{kind!r:.60}: 'choice'}}, or set reader.only_mine=true to "
+                f"leave such rows out.{did_you_mean(_plain(kind), self.table)}",
+            )
+        raise RowError(
+            f"rows of task {self.task}",
+            f"a row of type {kind!r:.60} (task {own})",
+            "use task mixed, or set reader.only_mine=true to leave rows of other tasks out",
+        )
 
 
 def fixed_task(format: str, kind: str, task: str, types: Mapping[str, str] | None = None) -> str:
@@ -96,11 +160,17 @@ def fixed_task(format: str, kind: str, task: str, types: Mapping[str, str] | Non
     try:
         own = Routes(format, task, types, table={kind: kind}).task_of(kind)
     except RowError:
-        raise ConfigError(f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, "
-                          + _another_way(format, kind, task)) from None
-    if kind == "detection" and own != kind and not _singles(format, own) and not _alike(kind, own):  # labelled boxes
-        raise ConfigError(f"reader.types sends task {kind}, which the {format} format holds, to task {own}: use task {kind} or "
-                          "mixed, " + _another_way(format, kind, own))
+        raise ConfigError(
+            f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, "
+            + _another_way(format, kind, task)
+        ) from None
+    if (
+        kind == "detection" and own != kind and not _singles(format, own) and not _alike(kind, own)
+    ):  # labelled boxes
+        raise ConfigError(
+            f"reader.types sends task {kind}, which the {format} format holds, to task {own}: use task {kind} or "
+            "mixed, " + _another_way(format, kind, own)
+        )
     return own
 
 
@@ -111,7 +181,10 @@ def _singles(format: str, task: str) -> bool:
 
 def _shapes(kind: str, task: str) -> tuple[str, str]:
     """How answers of two tasks look in words; '' for tasks that are not built in."""
-    theirs, wanted = (getattr(resolve_task(name), "shape", "") if name in BUILT_IN else "" for name in (kind, task))
+    theirs, wanted = (
+        getattr(resolve_task(name), "shape", "") if name in BUILT_IN else ""
+        for name in (kind, task)
+    )
     return theirs, wanted
 
 
@@ -125,20 +198,26 @@ def _another_way(format: str, kind: str, task: str) -> str:
     """How rows of `kind` may become rows of `task`: by sending them there where the reader can or the answers look alike, else
     only by hand."""
     if _singles(format, task):
-        return ("or ask for each category of which a picture shows exactly one object: reader.types={'detection': 'grounding'}, in "
-                "data.train[].params or --param")
+        return (
+            "or ask for each category of which a picture shows exactly one object: reader.types={'detection': 'grounding'}, in "
+            "data.train[].params or --param"
+        )
     if _alike(kind, task):
         return f"or send its rows there: reader.types={{{kind!r}: {task!r}}}"
     theirs, wanted = _shapes(kind, task)
-    return (f"whose answers are {theirs}; those of task {task} are {wanted}, so that the rows have to be written anew, as mmrl's "
-            'own ({"image": ..., "question": ..., "answer": ...}, tasks/readers/own.py)')
+    return (
+        f"whose answers are {theirs}; those of task {task} are {wanted}, so that the rows have to be written anew, as mmrl's "
+        'own ({"image": ..., "question": ..., "answer": ...}, tasks/readers/own.py)'
+    )
 
 
 def refuse_video(what: str, images_only: bool) -> None:
     """A row with a video: SkipRow when `images_only`, else RowError."""
     if images_only:
         raise SkipRow(f"not pictures only: {what}")
-    raise RowError("a row with pictures only", what, "set reader.images_only=true to leave such rows out")
+    raise RowError(
+        "a row with pictures only", what, "set reader.images_only=true to leave such rows out"
+    )
 
 
 def type_params(task: str, kind: Any) -> dict[str, Any]:
@@ -153,7 +232,12 @@ def _default_task(name: str) -> Task:
     return task_from_spec(name)
 
 
-def check_by_task(task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                  params: Mapping[str, Any]) -> Any:
+def check_by_task(
+    task: str,
+    value: Any,
+    frame: CoordFrame,
+    sizes: Sequence[tuple[int, int]],
+    params: Mapping[str, Any],
+) -> Any:
     """The check of the built-in task called `task`, with its default parameters: what readers do when used alone."""
     return _default_task(task).check_answer(value, frame, sizes, params)  # type: ignore[attr-defined]

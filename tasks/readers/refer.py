@@ -7,6 +7,7 @@ refs(X).p is a Python 2 pickle from the internet, hence hostile until proven oth
 containers, text and numbers, and refuses every other class. Boxes come from instances.json as [x, y, w, h] in pixels
 and become corners. The refs' own file_name ('..._16.jpg') names no existing file and is ignored.
 """
+
 from __future__ import annotations
 
 import pickle
@@ -16,7 +17,15 @@ from typing import Any, NoReturn
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    collect,
+    resolve_image,
+    text_of,
+)
 from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
 from mmrl.tasks.readers.tables import read_json
 from mmrl.types import Sample
@@ -47,10 +56,14 @@ def load_plain_pickle(path: str | Path) -> Any:
         with open(path, "rb") as handle:
             return _PlainUnpickler(handle, encoding="latin1").load()
     except OSError as err:
-        raise DataError(f"expected a pickle at {path}, found none to read ({err.strerror}); check the path") from err
+        raise DataError(
+            f"expected a pickle at {path}, found none to read ({err.strerror}); check the path"
+        ) from err
     except Exception as err:  # hostile bytes make the unpickler raise nearly anything
-        raise DataError(f"{path}: expected a pickle of plain lists, dicts, text and numbers, found another ({err}); "
-                        "download the official file again") from err
+        raise DataError(
+            f"{path}: expected a pickle of plain lists, dicts, text and numbers, found another ({err}); "
+            "download the official file again"
+        ) from err
 
 
 def _refs_file(path: Path, split_by: str | None) -> Path:
@@ -61,11 +74,15 @@ def _refs_file(path: Path, split_by: str | None) -> Path:
     if split_by is None:
         if len(found) == 1:
             return found[0]
-        raise ConfigError(f"expected split_by, because {path} holds {len(found)} reference files ({', '.join(names)}); "
-                          "for example split_by=unc for RefCOCO, umd for RefCOCOg")
+        raise ConfigError(
+            f"expected split_by, because {path} holds {len(found)} reference files ({', '.join(names)}); "
+            "for example split_by=unc for RefCOCO, umd for RefCOCOg"
+        )
     if split_by not in names:
-        raise ConfigError(f"unknown split_by {split_by!r}; {path} holds {', '.join(names) or 'none'}."
-                          f"{did_you_mean(split_by, names)}")
+        raise ConfigError(
+            f"unknown split_by {split_by!r}; {path} holds {', '.join(names) or 'none'}."
+            f"{did_you_mean(split_by, names)}"
+        )
     return path / f"refs({split_by}).p"
 
 
@@ -74,24 +91,34 @@ def _instances(path: Path) -> tuple[dict[int, dict[str, Any]], dict[int, dict[st
     try:
         content = read_json(path) if path.is_file() else None
         if content is None:
-            raise DataError(f"expected instances.json beside the refs file, found none at {path}; copy it there")
+            raise DataError(
+                f"expected instances.json beside the refs file, found none at {path}; copy it there"
+            )
         return {i["id"]: i for i in content["images"]}, {a["id"]: a for a in content["annotations"]}
     except (KeyError, TypeError) as err:
-        raise DataError(f"{path}: expected COCO 'images' and 'annotations' with ids, found another content "
-                        f"({type(err).__name__}: {err}); download it again") from err
+        raise DataError(
+            f"{path}: expected COCO 'images' and 'annotations' with ids, found another content "
+            f"({type(err).__name__}: {err}); download it again"
+        ) from err
 
 
 def _field(entry: Any, name: str, where: str) -> Any:
     if not isinstance(entry, dict) or name not in entry:
-        raise RowError(f"'{name}' in {where}", f"{sorted(entry) if isinstance(entry, dict) else entry!r:.60}",
-                       "download the official file again")
+        raise RowError(
+            f"'{name}' in {where}",
+            f"{sorted(entry) if isinstance(entry, dict) else entry!r:.60}",
+            "download the official file again",
+        )
     return entry[name]
 
 
 def _look_up(table: dict[int, dict[str, Any]], key: Any, what: str) -> dict[str, Any]:
     if not isinstance(key, int) or key not in table:
-        raise RowError(f"{what} in instances.json", f"none with id {key!r:.40}",
-                       "take refs and instances of the same release")
+        raise RowError(
+            f"{what} in instances.json",
+            f"none with id {key!r:.40}",
+            "take refs and instances of the same release",
+        )
     return table[key]
 
 
@@ -100,9 +127,17 @@ def _default_images(release: Path) -> Path:
     return next((place for place in places if place.is_dir()), release)
 
 
-def read_refer(path: str | Path, *, image_root: str | None = None, split: str | None = None,
-               split_by: str | None = None, task: str = "grounding", types: Mapping[str, str] | None = None,
-               on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_refer(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    split: str | None = None,
+    split_by: str | None = None,
+    task: str = "grounding",
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """One sample per sentence, id '<folder>-<ref_id>-<sent_id>', source '<folder>/<split>'.
 
     `path` is the release folder or a refs(*).p file; `split` keeps train, val, test, testA or testB (default all);
@@ -114,14 +149,21 @@ def read_refer(path: str | Path, *, image_root: str | None = None, split: str | 
     file = _refs_file(folder_or_file, split_by)
     refs = load_plain_pickle(file)
     if not isinstance(refs, list):
-        raise DataError(f"{file}: expected a list of references, found {type(refs).__name__}; download it again")
+        raise DataError(
+            f"{file}: expected a list of references, found {type(refs).__name__}; download it again"
+        )
     images, annotations = _instances(file.parent / "instances.json")
     splits = {str(ref.get("split")) for ref in refs if isinstance(ref, dict)}
     if split is not None and split not in splits:
-        raise ConfigError(f"unknown split {split!r}; {file} has {', '.join(sorted(splits))}."
-                          f"{did_you_mean(split, splits)}")
+        raise ConfigError(
+            f"unknown split {split!r}; {file} has {', '.join(sorted(splits))}."
+            f"{did_you_mean(split, splits)}"
+        )
     own = fixed_task("refer", "grounding", task, types)
-    root, release = Path(image_root) if image_root else _default_images(file.parent), file.parent.name
+    root, release = (
+        Path(image_root) if image_root else _default_images(file.parent),
+        file.parent.name,
+    )
 
     def rows() -> Iterator[tuple[int, Any]]:
         for number, ref in enumerate(refs, 1):
@@ -132,8 +174,14 @@ def read_refer(path: str | Path, *, image_root: str | None = None, split: str | 
         picture = _look_up(images, _field(ref, "image_id", "the reference"), "an image")
         annotation = _look_up(annotations, _field(ref, "ann_id", "the reference"), "an annotation")
         xywh = _field(annotation, "bbox", "the annotation")
-        if not isinstance(xywh, list) or len(xywh) != 4 or not all(type(v) in (int, float) for v in xywh):
-            raise RowError("bbox as [x, y, width, height]", repr(xywh)[:80], "download instances.json again")
+        if (
+            not isinstance(xywh, list)
+            or len(xywh) != 4
+            or not all(type(v) in (int, float) for v in xywh)
+        ):
+            raise RowError(
+                "bbox as [x, y, width, height]", repr(xywh)[:80], "download instances.json again"
+            )
         image = resolve_image(_field(picture, "file_name", "the image"), root)
         width, height = size_of(image)
         x, y, w, h = xywh
@@ -141,11 +189,18 @@ def read_refer(path: str | Path, *, image_root: str | None = None, split: str | 
         box = check(own, [x, y, x + w, y + h], CoordFrame.ABS_ORIG, [(width, height)], params)
         sentences = _field(ref, "sentences", "the reference")
         if not isinstance(sentences, list) or not sentences:
-            raise RowError("a list of sentences", repr(sentences)[:80], "download the official file again")
+            raise RowError(
+                "a list of sentences", repr(sentences)[:80], "download the official file again"
+            )
         for sentence in sentences:
             yield Sample(
                 id=f"{release}-{_field(ref, 'ref_id', 'the reference')}-{_field(sentence, 'sent_id', 'the sentence')}",
-                task=own, source=f"{release}/{ref.get('split')}", question=text_of(sentence.get("sent"), "sent"),
-                answer=box, images=(image,), params=params)
+                task=own,
+                source=f"{release}/{ref.get('split')}",
+                question=text_of(sentence.get("sent"), "sent"),
+                answer=box,
+                images=(image,),
+                params=params,
+            )
 
     return collect(file, rows(), convert, on_error)

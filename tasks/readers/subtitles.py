@@ -7,6 +7,7 @@ lines that cover a sampled frame, LongVideoBench puts every line between the fra
 
     python -c "from mmrl.tasks.readers.subtitles import read_srt; print(read_srt('1\\n00:00:01,500 --> 00:00:02,000\\nhello\\n'))"
 """
+
 from __future__ import annotations
 
 import json
@@ -39,14 +40,22 @@ def _seconds(text: Any) -> float:
     """'00:01:02,500' or '1:02.5' -> 62.5. Raises RowError."""
     found = _TIME.fullmatch(text.strip()) if isinstance(text, str) else None
     if not found:
-        raise RowError("a time such as 00:01:02,500", repr(text)[:40], "correct the subtitle file, or set reader.subtitles=false")
+        raise RowError(
+            "a time such as 00:01:02,500",
+            repr(text)[:40],
+            "correct the subtitle file, or set reader.subtitles=false",
+        )
     return int(found[1] or 0) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
 
 
 def _words(text: Any) -> str:
     """The words without tags and line ends. Raises RowError."""
     if not isinstance(text, str):
-        raise RowError("the text of a subtitle", repr(text)[:40], "correct the subtitle file, or set reader.subtitles=false")
+        raise RowError(
+            "the text of a subtitle",
+            repr(text)[:40],
+            "correct the subtitle file, or set reader.subtitles=false",
+        )
     return " ".join(_TAG.sub("", text).split())
 
 
@@ -75,18 +84,39 @@ def read_json_lines(value: Any) -> list[Line]:
     """Lines of a LongVideoBench subtitle file: [{"start": "00:00:01.0", "end": ..., "line": ...}] or
     [{"timestamp": [1.0, 2.5 or null], "text": ...}]. Raises RowError."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RowError("a list of subtitles", repr(value)[:60], "correct the subtitle file, or set reader.subtitles=false")
+        raise RowError(
+            "a list of subtitles",
+            repr(value)[:60],
+            "correct the subtitle file, or set reader.subtitles=false",
+        )
     lines = []
     for item in value:
         if "timestamp" in item:
             times = item["timestamp"]
-            if not isinstance(times, list) or len(times) != 2 or not all(
-                    t is None or (type(t) in (int, float) and math.isfinite(t)) for t in times) or times[0] is None:
-                raise RowError("'timestamp' of a subtitle as [start, end]", repr(times)[:40], "correct the subtitle file, or set "
-                               "reader.subtitles=false")
-            start, end, words = float(times[0]), None if times[1] is None else float(times[1]), item.get("text")
+            if (
+                not isinstance(times, list)
+                or len(times) != 2
+                or not all(
+                    t is None or (type(t) in (int, float) and math.isfinite(t)) for t in times
+                )
+                or times[0] is None
+            ):
+                raise RowError(
+                    "'timestamp' of a subtitle as [start, end]",
+                    repr(times)[:40],
+                    "correct the subtitle file, or set reader.subtitles=false",
+                )
+            start, end, words = (
+                float(times[0]),
+                None if times[1] is None else float(times[1]),
+                item.get("text"),
+            )
         else:
-            start, end, words = _seconds(item.get("start")), _seconds(item.get("end")), item.get("line")
+            start, end, words = (
+                _seconds(item.get("start")),
+                _seconds(item.get("end")),
+                item.get("line"),
+            )
         if said := _words(words):
             lines.append(Line(start, end, said))
     return lines
@@ -99,15 +129,22 @@ def shown_lines(lines: Sequence[Line], duration: float, offset: float = 0.0) -> 
     """
     kept: list[Line] = []
     for line in lines:
-        start, end = max(0.0, line.start - offset), duration if line.end is None else min(duration, line.end - offset)
-        if start < end and not (kept and kept[-1].text == line.text and start <= (kept[-1].end or 0.0)):
+        start, end = (
+            max(0.0, line.start - offset),
+            duration if line.end is None else min(duration, line.end - offset),
+        )
+        if start < end and not (
+            kept and kept[-1].text == line.text and start <= (kept[-1].end or 0.0)
+        ):
             kept.append(Line(start, end, line.text))
     return kept
 
 
 def subtitle_text(lines: Sequence[Line]) -> str:
     """One line of text per subtitle, `[12.5-15] words`; '' for none."""
-    return "\n".join(f"[{line.start:.6g}-{(line.end or line.start):.6g}] {line.text}" for line in lines)
+    return "\n".join(
+        f"[{line.start:.6g}-{(line.end or line.start):.6g}] {line.text}" for line in lines
+    )
 
 
 def with_subtitles(question: str, lines: Sequence[Line]) -> str:
@@ -122,6 +159,9 @@ def read_file(path: str | Path) -> list[Line]:
         text = read_bounded(path, _MAX_BYTES).decode("utf-8-sig")
         value = json.loads(text) if str(path).endswith(".json") else None
     except (OSError, ValueError, RecursionError) as err:
-        raise RowError(f"subtitles in {path}", f"{type(err).__name__}: {err}"[:80],
-                       "check the download, or set reader.subtitles=false") from err
+        raise RowError(
+            f"subtitles in {path}",
+            f"{type(err).__name__}: {err}"[:80],
+            "check the download, or set reader.subtitles=false",
+        ) from err
     return read_json_lines(value) if value is not None else read_srt(text)

@@ -6,6 +6,7 @@ reader's `encoding` option (LISA's JSON is cp1252), never guessed.
 
     python -c "from pathlib import Path; from mmrl.tasks.readers.tables import rows_of; print(next(rows_of(Path('a.json'))))"
 """
+
 from __future__ import annotations
 
 import codecs
@@ -22,8 +23,17 @@ from mmrl.tasks.readers.own import json_lines
 from mmrl.video.media import store_bytes
 
 __all__ = [
-    "data_files", "json_rows", "media_folder", "parquet_rows", "picture", "question_of", "read_files", "read_json", "row_id",
-    "rows_of", "size_params",
+    "data_files",
+    "json_rows",
+    "media_folder",
+    "parquet_rows",
+    "picture",
+    "question_of",
+    "read_files",
+    "read_json",
+    "row_id",
+    "rows_of",
+    "size_params",
 ]
 
 _LEADING = re.compile(r"(?:\s*<image>)+\s*")
@@ -34,19 +44,27 @@ def read_json(path: Path, encoding: str = "utf-8") -> Any:
     try:
         name = codecs.lookup(encoding).name
     except (LookupError, TypeError, ValueError) as err:
-        raise ConfigError(f"unknown encoding {encoding!r}; expected a name such as utf-8 or cp1252") from err
+        raise ConfigError(
+            f"unknown encoding {encoding!r}; expected a name such as utf-8 or cp1252"
+        ) from err
     try:
         text = bounds.read_bounded(path).decode("utf-8-sig" if name == "utf-8" else name)
         return json.loads(text)
     except OSError as err:
-        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
+        raise DataError(
+            f"expected a data file, found none to read at {path} ({err.strerror}); check the path"
+        ) from err
     except UnicodeDecodeError as err:
-        raise DataError(f"{path}: expected text in {name}, found byte 0x{err.object[err.start]:02x} at position {err.start}; "
-                        "name the file's encoding, for example reader.encoding=cp1252 (LISA's files)") from err
+        raise DataError(
+            f"{path}: expected text in {name}, found byte 0x{err.object[err.start]:02x} at position {err.start}; "
+            "name the file's encoding, for example reader.encoding=cp1252 (LISA's files)"
+        ) from err
     except DataError:
         raise
     except (ValueError, RecursionError) as err:
-        raise DataError(f"{path}: expected JSON, found {err}; is it JSON Lines? then name it .jsonl") from err
+        raise DataError(
+            f"{path}: expected JSON, found {err}; is it JSON Lines? then name it .jsonl"
+        ) from err
 
 
 def json_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
@@ -56,15 +74,22 @@ def json_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
         return
     rows = read_json(path, encoding)
     if not isinstance(rows, list):
-        raise DataError(f"{path}: expected a list of rows, found {type(rows).__name__}; give the file with the rows")
+        raise DataError(
+            f"{path}: expected a list of rows, found {type(rows).__name__}; give the file with the rows"
+        )
     for number, row in enumerate(rows, 1):
         if isinstance(row, dict):
             yield number, row
         else:
-            yield number, RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}")
+            yield (
+                number,
+                RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"),
+            )
 
 
-def parquet_rows(path: Path, needed: Sequence[str] = (), mend: str = "is it another format?") -> Iterator[tuple[int, Any]]:
+def parquet_rows(
+    path: Path, needed: Sequence[str] = (), mend: str = "is it another format?"
+) -> Iterator[tuple[int, Any]]:
     """(row number from 1, row) of one parquet file, read batch by batch. Raises DataError for a missing column."""
     import pyarrow as pa
 
@@ -73,16 +98,26 @@ def parquet_rows(path: Path, needed: Sequence[str] = (), mend: str = "is it anot
         names = table.schema_arrow.names
         for key in needed:
             if key not in names:
-                raise DataError(f"{path}: expected a column '{key}', found {', '.join(names)}; {mend}.{did_you_mean(key, names)}")
+                raise DataError(
+                    f"{path}: expected a column '{key}', found {', '.join(names)}; {mend}.{did_you_mean(key, names)}"
+                )
         yield from enumerate(bounds.parquet_rows(table, path), 1)
     except (pa.ArrowException, OSError, MemoryError, OverflowError) as err:
-        raise DataError(f"{path}: expected a readable parquet file, found {err}; copy it again") from err
+        raise DataError(
+            f"{path}: expected a readable parquet file, found {err}; copy it again"
+        ) from err
 
 
-def rows_of(path: Path, needed: Sequence[str] = (), mend: str = "is it another format?",
-            encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+def rows_of(
+    path: Path,
+    needed: Sequence[str] = (),
+    mend: str = "is it another format?",
+    encoding: str = "utf-8",
+) -> Iterator[tuple[int, Any]]:
     """Rows of a .parquet, .json or JSON Lines file; `needed` are columns a parquet file must have."""
-    return parquet_rows(path, needed, mend) if path.suffix == ".parquet" else json_rows(path, encoding)
+    return (
+        parquet_rows(path, needed, mend) if path.suffix == ".parquet" else json_rows(path, encoding)
+    )
 
 
 def data_files(path: Path, *patterns: str) -> list[Path]:
@@ -93,10 +128,14 @@ def data_files(path: Path, *patterns: str) -> list[Path]:
         found = sorted(file for file in path.glob(pattern) if file.is_file())
         if found:
             return found
-    raise DataError(f"expected {' or '.join(patterns)} in {path}, found none; give the data file itself")
+    raise DataError(
+        f"expected {' or '.join(patterns)} in {path}, found none; give the data file itself"
+    )
 
 
-def read_files(files: Iterable[Path], read_one: Callable[[Path], Readout], on_error: str = "raise") -> Readout:
+def read_files(
+    files: Iterable[Path], read_one: Callable[[Path], Readout], on_error: str = "raise"
+) -> Readout:
     """Readouts of several files as one, in their order; an id that an earlier file has is an error of the later row."""
     total, first_file = Readout(), dict[str, Path]()
     for file in files:
@@ -106,8 +145,12 @@ def read_files(files: Iterable[Path], read_one: Callable[[Path], Readout], on_er
         total.notes.update(part.notes)
         for sample, row, name in zip(part.samples, part.rows, part.files, strict=True):
             if sample.id in first_file and first_file[sample.id] != file:
-                rejected = Rejected(name, row, f"expected unique ids, found id {sample.id!r} again, first in "
-                                    f"{first_file[sample.id]}; rename or remove one of the rows")
+                rejected = Rejected(
+                    name,
+                    row,
+                    f"expected unique ids, found id {sample.id!r} again, first in "
+                    f"{first_file[sample.id]}; rename or remove one of the rows",
+                )
                 if on_error == "raise":
                     raise DataError(str(rejected))
                 total.rejected.append(rejected)
@@ -139,7 +182,11 @@ def picture(value: Any, root: Path, media: Path) -> str:
         data = value.get("bytes")
         if data:
             if not isinstance(data, bytes):
-                raise RowError("the bytes of a picture", f"{type(data).__name__} {data!r:.40}", "store encoded picture bytes")
+                raise RowError(
+                    "the bytes of a picture",
+                    f"{type(data).__name__} {data!r:.40}",
+                    "store encoded picture bytes",
+                )
             return store_bytes(data, media)
         return resolve_image(value.get("path"), root)
     if isinstance(value, bytes):
@@ -156,11 +203,14 @@ def question_of(text: Any, num_images: int, name: str, *, exact: bool = True) ->
     words = text_of(text, name)
     found = words.count("<image>")
     if found != num_images and (exact or found):
-        raise RowError(f"{num_images} <image> placeholders, one per picture", f"{found} placeholders and {num_images} pictures",
-                       f"add or remove <image> in '{name}'" + ("" if exact else ", one per picture or none"))
+        raise RowError(
+            f"{num_images} <image> placeholders, one per picture",
+            f"{found} placeholders and {num_images} pictures",
+            f"add or remove <image> in '{name}'" + ("" if exact else ", one per picture or none"),
+        )
     lead = _LEADING.match(words)
     number = lead.group().count("<image>") if lead else 0
-    parts = (words[lead.end():] if lead else words).split("<image>")
+    parts = (words[lead.end() :] if lead else words).split("<image>")
     joined = parts[0]
     for part in parts[1:]:
         number += 1

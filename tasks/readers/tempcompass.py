@@ -13,6 +13,7 @@ methods, not papers. Accuracy is over all questions of a form, and by aspect (ac
 
     python -c "from mmrl.tasks.readers.tempcompass import read_tempcompass as r; print(len(r('TempCompass/questions')))"
 """
+
 from __future__ import annotations
 
 import re
@@ -31,9 +32,17 @@ from mmrl.types import Sample
 
 __all__ = ["FORMS", "read_tempcompass"]
 
-FORMS: Mapping[str, str] = {"multi-choice": "choice", "yes_no": "boolean", "caption_matching": "choice", "captioning": "open_text"}
+FORMS: Mapping[str, str] = {
+    "multi-choice": "choice",
+    "yes_no": "boolean",
+    "caption_matching": "choice",
+    "captioning": "open_text",
+}
 """Form, as its file or folder is called -> task."""
-_CAPTION = re.compile(r"((?:Caption|Sentence|Option|Description|Statement)\s*(?:[A-Z]|[1-9]))\s*:\s*(\S.*)", re.IGNORECASE)
+_CAPTION = re.compile(
+    r"((?:Caption|Sentence|Option|Description|Statement)\s*(?:[A-Z]|[1-9]))\s*:\s*(\S.*)",
+    re.IGNORECASE,
+)
 
 
 def _captions(question: str, answer: str) -> tuple[str, list[str], str]:
@@ -47,29 +56,48 @@ def _captions(question: str, answer: str) -> tuple[str, list[str], str]:
         elif not texts:
             head.append(line)
         else:
-            raise RowError("captions at the end of the question", repr(line)[:60], "correct the row")
+            raise RowError(
+                "captions at the end of the question", repr(line)[:60], "correct the row"
+            )
     right = _CAPTION.fullmatch(answer.strip())
     if len(texts) < 2 or not right or right[1].casefold() not in names:
-        raise RowError("captions such as 'Option 1: ...' and one of them as the answer", f"{names} and {answer[:40]!r}",
-                       "correct the row")
-    return text_of("\n".join(head), "question"), texts, "ABCDEFGHI"[names.index(right[1].casefold())]
+        raise RowError(
+            "captions such as 'Option 1: ...' and one of them as the answer",
+            f"{names} and {answer[:40]!r}",
+            "correct the row",
+        )
+    return (
+        text_of("\n".join(head), "question"),
+        texts,
+        "ABCDEFGHI"[names.index(right[1].casefold())],
+    )
 
 
 def _ask(form: str, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], Any, list[str]]:
     """(question, params, truth, what was adjusted) of a row. Raises RowError."""
-    question, answer = text_of(row.get("question"), "question"), text_of(row.get("answer"), "answer")
+    question, answer = (
+        text_of(row.get("question"), "question"),
+        text_of(row.get("answer"), "answer"),
+    )
     if form == "multi-choice":
         text, listed = split_options(question)
         options = options_in(listed)
         if not options:
-            raise RowError("lines 'A. ...' behind the question", repr(question)[-80:], "correct the row")
+            raise RowError(
+                "lines 'A. ...' behind the question", repr(question)[-80:], "correct the row"
+            )
         letter, notes = letter_of(answer, listed) if answer in listed else (answer, [])
         return text, {"options": options}, letter, notes
     if form == "caption_matching":
         text, captions, letter = _captions(question, answer)
         return text, {"options": captions}, letter, []
     if form == "captioning":
-        return question, {}, re.sub(r"^[A-Z][.)]\s+", "", text_of(row.get("mc_answer") or answer, "mc_answer")), []
+        return (
+            question,
+            {},
+            re.sub(r"^[A-Z][.)]\s+", "", text_of(row.get("mc_answer") or answer, "mc_answer")),
+            [],
+        )
     return question, {}, answer, []
 
 
@@ -78,8 +106,10 @@ def _form(file: Path) -> str:
     for name in (file.stem, file.parent.name):
         if name in FORMS:
             return name
-    raise DataError(f"expected a file or folder named {', '.join(FORMS)}, found {file}; name it as the release does, or set "
-                    "reader.form")
+    raise DataError(
+        f"expected a file or folder named {', '.join(FORMS)}, found {file}; name it as the release does, or set "
+        "reader.form"
+    )
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Any]]:
@@ -90,18 +120,40 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
         return
     number = 0
     for vid, aspects in value.items():
-        items = [(dim, row) for dim, rows in (aspects.items() if isinstance(aspects, dict) else [("", None)])
-                 for row in (rows if isinstance(rows, list) else [None])]
+        items = [
+            (dim, row)
+            for dim, rows in (aspects.items() if isinstance(aspects, dict) else [("", None)])
+            for row in (rows if isinstance(rows, list) else [None])
+        ]
         for dim, row in items:
             number += 1
-            yield number, ({**row, "video_id": vid, "dim": dim} if isinstance(row, dict) else RowError(
-                f"{{aspect: [{{question, answer}}]}} for video {vid!r:.40}", repr(row)[:60], "correct the entry"))
+            yield (
+                number,
+                (
+                    {**row, "video_id": vid, "dim": dim}
+                    if isinstance(row, dict)
+                    else RowError(
+                        f"{{aspect: [{{question, answer}}]}} for video {vid!r:.40}",
+                        repr(row)[:60],
+                        "correct the entry",
+                    )
+                ),
+            )
 
 
-def read_tempcompass(path: str | Path, *, video_root: str | None = None, form: str | None = None,
-                     video: Mapping[str, Any] | None = None, probe: bool = True, task: str = "mixed",
-                     types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
-                     check: Check = check_by_task) -> Readout:
+def read_tempcompass(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    form: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "mixed",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read TempCompass: one form's file, or the folder questions/ (or the hub's copy) with several.
 
     `form` names the form of a file, or picks one of a folder; `types` (by form) and `only_mine`: see
@@ -109,7 +161,9 @@ def read_tempcompass(path: str | Path, *, video_root: str | None = None, form: s
     aspect), form. Raises ConfigError, DataError.
     """
     if form is not None and form not in FORMS:
-        raise ConfigError(f"unknown form {form!r} of TempCompass; expected {', '.join(FORMS)}.{did_you_mean(str(form), FORMS)}")
+        raise ConfigError(
+            f"unknown form {form!r} of TempCompass; expected {', '.join(FORMS)}.{did_you_mean(str(form), FORMS)}"
+        )
     routes, where = Routes("tempcompass", task, types, only_mine, table=FORMS), Path(path)
     files = data_files(where, "questions/*.json", "*.json", "*.parquet", "*/*.parquet")
     files = [f for f in files if where.is_file() or (form or _form(f)) in (f.stem, f.parent.name)]
@@ -123,9 +177,20 @@ def read_tempcompass(path: str | Path, *, video_root: str | None = None, form: s
             vid, aspect = text_of(row.get("video_id"), "video_id"), text_of(row.get("dim"), "dim")
             question, extra, truth, notes = _ask(kind, row)
             clip = clips.find(vid, ("", "videos"))
-            params = clips.facts(clip, {**extra, "suite": "tempcompass", "category": aspect, "form": kind})
-            yield video_sample(check, own, name=f"{kind}-{number}", source=f"TempCompass/{kind}", question=question, truth=truth,
-                               video=clip, params=params, notes=notes)
+            params = clips.facts(
+                clip, {**extra, "suite": "tempcompass", "category": aspect, "form": kind}
+            )
+            yield video_sample(
+                check,
+                own,
+                name=f"{kind}-{number}",
+                source=f"TempCompass/{kind}",
+                question=question,
+                truth=truth,
+                video=clip,
+                params=params,
+                notes=notes,
+            )
 
         return collect(file, _rows(file), convert, on_error)
 

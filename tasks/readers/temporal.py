@@ -18,6 +18,7 @@ other roundings are not comparable with those on the official test file.
 
     python -c "from mmrl.tasks.readers.temporal import read_charades_sta as r; print(len(r('charades_sta_test.txt')))"
 """
+
 from __future__ import annotations
 
 import csv
@@ -47,13 +48,18 @@ def text_lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         lines = read_bounded(path).removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as err:
-        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
+        raise DataError(
+            f"expected a data file, found none to read at {path} ({err.strerror}); check the path"
+        ) from err
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
                 yield number, line.decode("utf-8").strip()
         except UnicodeDecodeError as err:
-            yield number, RowError("UTF-8 text", f"{line[:40]!r} ({err.reason})", "convert the line")
+            yield (
+                number,
+                RowError("UTF-8 text", f"{line[:40]!r} ({err.reason})", "convert the line"),
+            )
 
 
 def csv_rows(path: Path, needed: Iterable[str]) -> list[dict[str, str]]:
@@ -64,18 +70,28 @@ def csv_rows(path: Path, needed: Iterable[str]) -> list[dict[str, str]]:
             names = reader.fieldnames or []
             for key in needed:
                 if key not in names:
-                    raise DataError(f"{path}: expected a column '{key}', found {', '.join(names)[:200] or 'an empty file'}; is it "
-                                    "another file?")
+                    raise DataError(
+                        f"{path}: expected a column '{key}', found {', '.join(names)[:200] or 'an empty file'}; is it "
+                        "another file?"
+                    )
             return list(reader)
     except OSError as err:
-        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
+        raise DataError(
+            f"expected a data file, found none to read at {path} ({err.strerror}); check the path"
+        ) from err
     except (UnicodeDecodeError, csv.Error) as err:
-        raise DataError(f"{path}: expected a CSV file in UTF-8, found {err}; copy it again") from err
+        raise DataError(
+            f"{path}: expected a CSV file in UTF-8, found {err}; copy it again"
+        ) from err
 
 
 def _lengths(file: Path, durations: str | None) -> dict[str, float]:
     """{video: seconds} of Charades' csv; {} where there is none. Raises DataError."""
-    names = [Path(durations)] if durations else [file.with_name(f"Charades_v1_{part}.csv") for part in ("train", "test")]
+    names = (
+        [Path(durations)]
+        if durations
+        else [file.with_name(f"Charades_v1_{part}.csv") for part in ("train", "test")]
+    )
     found: dict[str, float] = {}
     for path in names:
         if not durations and not path.is_file():
@@ -84,8 +100,10 @@ def _lengths(file: Path, durations: str | None) -> dict[str, float]:
             try:
                 found[row["id"]] = number_of(float(row["length"]), "length", 1e-6)
             except (TypeError, ValueError, RowError) as err:
-                raise DataError(f"{path}: row {number}: expected seconds in 'length', found {row['length']!r:.40}; "
-                                "correct it") from err
+                raise DataError(
+                    f"{path}: row {number}: expected seconds in 'length', found {row['length']!r:.40}; "
+                    "correct it"
+                ) from err
     return found
 
 
@@ -102,9 +120,18 @@ def _charades_line(line: str) -> tuple[str, list[float], str]:
     return parts[0], times, text_of(sentence, "sentence")
 
 
-def read_charades_sta(path: str | Path, *, video_root: str | None = None, durations: str | None = None,
-                      video: Mapping[str, Any] | None = None, probe: bool = True, task: str = _TASK,
-                      types: Mapping[str, str] | None = None, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_charades_sta(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    durations: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = _TASK,
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read charades_sta_train.txt or charades_sta_test.txt.
 
     Videos are <video_root>/<vid>.mp4 (default: the file's folder, or videos/, Charades_v1_480/ or Charades_v1/ in it);
@@ -117,10 +144,20 @@ def read_charades_sta(path: str | Path, *, video_root: str | None = None, durati
     def convert(number: int, line: str, size_of: SizeOf) -> Iterable[Sample]:
         name, times, sentence = _charades_line(line)
         clip = clips.find(name, _FOLDERS)
-        params = clips.facts(clip, {"vid": name, **({"duration": lengths[name]} if name in lengths else {})})
+        params = clips.facts(
+            clip, {"vid": name, **({"duration": lengths[name]} if name in lengths else {})}
+        )
         seconds = clips.seconds(clip, params)
-        yield video_sample(check, own, name=f"{file.stem}-{number}", source="Charades-STA", question=sentence, video=clip,
-                           truth=spans_of([times], seconds, "START END", skip=True), params={**params, "duration": seconds})
+        yield video_sample(
+            check,
+            own,
+            name=f"{file.stem}-{number}",
+            source="Charades-STA",
+            question=sentence,
+            video=clip,
+            truth=spans_of([times], seconds, "START END", skip=True),
+            params={**params, "duration": seconds},
+        )
 
     return collect(file, text_lines(file), convert, on_error)
 
@@ -130,25 +167,42 @@ def _queries(file: Path) -> Iterator[tuple[int, Any]]:
     lists do not fit is one RowError."""
     entries = read_json(file)
     if not isinstance(entries, dict):
-        raise DataError(f"{file}: expected {{video: {{duration, timestamps, sentences}}}}, found {type(entries).__name__}; give "
-                        "the file with the captions")
+        raise DataError(
+            f"{file}: expected {{video: {{duration, timestamps, sentences}}}}, found {type(entries).__name__}; give "
+            "the file with the captions"
+        )
     number = 0
     for vid, entry in entries.items():
         times = entry.get("timestamps") if isinstance(entry, dict) else None
         words = entry.get("sentences") if isinstance(entry, dict) else None
         if not isinstance(times, list) or not isinstance(words, list) or len(times) != len(words):
             number += 1
-            yield number, RowError(f"'timestamps' and 'sentences' of equal length for video {vid!r:.60}", repr(entry)[:80],
-                                   "correct the entry")
+            yield (
+                number,
+                RowError(
+                    f"'timestamps' and 'sentences' of equal length for video {vid!r:.60}",
+                    repr(entry)[:80],
+                    "correct the entry",
+                ),
+            )
             continue
         for place, (pair, sentence) in enumerate(zip(times, words, strict=True)):
             number += 1
             yield number, (vid, place, entry.get("duration"), pair, sentence)
 
 
-def read_activitynet(path: str | Path, *, video_root: str | None = None, video: Mapping[str, Any] | None = None, probe: bool = True,
-                     source: str = "ActivityNet", task: str = _TASK, types: Mapping[str, str] | None = None,
-                     on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_activitynet(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    source: str = "ActivityNet",
+    task: str = _TASK,
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read {vid: {duration, timestamps, sentences}}: ActivityNet Captions, VTimeLLM, VideoChat-R1.
 
     Rows are the sentences, numbered from 1 over the file. Videos are <video_root>/<vid>.mp4, .mkv or .webm (default: the
@@ -157,19 +211,37 @@ def read_activitynet(path: str | Path, *, video_root: str | None = None, video: 
     file, own = Path(path), fixed_task("activitynet", _TASK, task, types)
     clips = Clips(video_root or file.parent, video, probe)
 
-    def convert(number: int, row: tuple[str, int, Any, Any, Any], size_of: SizeOf) -> Iterable[Sample]:
+    def convert(
+        number: int, row: tuple[str, int, Any, Any, Any], size_of: SizeOf
+    ) -> Iterable[Sample]:
         vid, place, duration, pair, sentence = row
         question, seconds = text_of(sentence, "sentence"), number_of(duration, "duration", 1e-6)
         clip = clips.find(vid, _FOLDERS)
-        yield video_sample(check, own, name=f"{vid}-{place}", source=source, question=question, video=clip,
-                           truth=spans_of([pair], seconds, skip=True), params=clips.facts(clip, {"vid": vid, "duration": seconds}))
+        yield video_sample(
+            check,
+            own,
+            name=f"{vid}-{place}",
+            source=source,
+            question=question,
+            video=clip,
+            truth=spans_of([pair], seconds, skip=True),
+            params=clips.facts(clip, {"vid": vid, "duration": seconds}),
+        )
 
     return collect(file, _queries(file), convert, on_error)
 
 
-def read_qvhighlights(path: str | Path, *, video_root: str | None = None, video: Mapping[str, Any] | None = None,
-                      probe: bool = True, task: str = _TASK, types: Mapping[str, str] | None = None, on_error: str = "raise",
-                      check: Check = check_by_task) -> Readout:
+def read_qvhighlights(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = _TASK,
+    types: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read QVHighlights JSON Lines. params keep qid, vid, relevant_clip_ids (2 s clips) and saliency_scores for submissions and
     for highlight metrics; videos are <video_root>/<vid>.mp4 (default: the file's folder). Raises ConfigError, DataError."""
     file, own = Path(path), fixed_task("qvhighlights", _TASK, task, types)
@@ -177,14 +249,27 @@ def read_qvhighlights(path: str | Path, *, video_root: str | None = None, video:
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         if "relevant_windows" not in row:
-            raise RowError("'relevant_windows'", f"keys {sorted(row)}", "the released test file has no truth: take train or "
-                           "val, or the test file of the moment_detr repository")
+            raise RowError(
+                "'relevant_windows'",
+                f"keys {sorted(row)}",
+                "the released test file has no truth: take train or "
+                "val, or the test file of the moment_detr repository",
+            )
         seconds = number_of(row.get("duration"), "duration", 1e-6)
         spans = spans_of(row["relevant_windows"], seconds, "relevant_windows")
         clip = clips.find(row.get("vid"), _FOLDERS)
-        own_params: dict[str, Any] = {k: row[k] for k in ("qid", "vid", "relevant_clip_ids", "saliency_scores") if k in row}
-        yield video_sample(check, own, name=row_id(row.get("qid"), f"{file.stem}-{number}"), source="QVHighlights",
-                           question=text_of(row.get("query"), "query"), truth=spans, video=clip,
-                           params=clips.facts(clip, {**own_params, "duration": seconds}))
+        own_params: dict[str, Any] = {
+            k: row[k] for k in ("qid", "vid", "relevant_clip_ids", "saliency_scores") if k in row
+        }
+        yield video_sample(
+            check,
+            own,
+            name=row_id(row.get("qid"), f"{file.stem}-{number}"),
+            source="QVHighlights",
+            question=text_of(row.get("query"), "query"),
+            truth=spans,
+            video=clip,
+            params=clips.facts(clip, {**own_params, "duration": seconds}),
+        )
 
     return collect(file, json_rows(file), convert, on_error)

@@ -10,6 +10,7 @@ gzip streams as a whole. Hostile input is bounded: no length is believed before 
 Sources: tensorflow/core/lib/io/record_writer.h (framing, mask), RFC 3720 appendix B.4 (CRC-32C, Castagnoli),
 protobuf.dev/programming-guides/encoding.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -26,7 +27,16 @@ from mmrl.data.bounds import unpacks_too_far
 from mmrl.errors import DataError
 from mmrl.tasks.readers.common import RowError
 
-__all__ = ["Feature", "crc32c", "encode_example", "fields", "masked_crc", "parse_example", "read_records", "write_records"]
+__all__ = [
+    "Feature",
+    "crc32c",
+    "encode_example",
+    "fields",
+    "masked_crc",
+    "parse_example",
+    "read_records",
+    "write_records",
+]
 
 Feature = list[bytes] | list[int] | list[float]
 
@@ -87,7 +97,13 @@ def crc32c(data: bytes) -> int:
             registers = table[(registers ^ column) & 0xFF] ^ (registers >> 8)
         a, b, c, d = _after_zeros(length)
         for own in registers.tolist():
-            register = a[register & 255] ^ b[register >> 8 & 255] ^ c[register >> 16 & 255] ^ d[register >> 24] ^ own
+            register = (
+                a[register & 255]
+                ^ b[register >> 8 & 255]
+                ^ c[register >> 16 & 255]
+                ^ d[register >> 24]
+                ^ own
+            )
         start = length * _LANES
     return _by_byte(register, memoryview(data)[start:]) ^ _ONES
 
@@ -104,10 +120,14 @@ def _open(path: Path) -> IO[bytes]:
             zipped = handle.read(2) == b"\x1f\x8b"
         return gzip.open(path, "rb") if zipped else open(path, "rb")  # type: ignore[return-value]  # closed by the caller
     except OSError as err:
-        raise DataError(f"expected a TFRecord file, found none to read at {path} ({err.strerror}); check the path") from err
+        raise DataError(
+            f"expected a TFRecord file, found none to read at {path} ({err.strerror}); check the path"
+        ) from err
 
 
-def read_records(path: Path, *, max_record: int = MAX_RECORD, verify: bool = True) -> Iterator[tuple[int, bytes | RowError]]:
+def read_records(
+    path: Path, *, max_record: int = MAX_RECORD, verify: bool = True
+) -> Iterator[tuple[int, bytes | RowError]]:
     """(record number from 1, its data) of a TFRecord file, gzip or not.
 
     A record whose data fails its checksum is a RowError and the next one follows; when a length cannot be trusted, or the
@@ -119,29 +139,61 @@ def read_records(path: Path, *, max_record: int = MAX_RECORD, verify: bool = Tru
             while head := stream.read(12):
                 number += 1
                 if unpacks_too_far(stream.tell(), size):
-                    yield number, RowError("a file that unpacks to what records of pictures may need",
-                                           f"{stream.tell():,} bytes from {size:,}", "unpack it yourself if it is meant")
+                    yield (
+                        number,
+                        RowError(
+                            "a file that unpacks to what records of pictures may need",
+                            f"{stream.tell():,} bytes from {size:,}",
+                            "unpack it yourself if it is meant",
+                        ),
+                    )
                     return
                 if len(head) < 12:
                     raise EOFError(f"{len(head)} of the 12 bytes before a record")
                 length, check = struct.unpack("<QI", head)
                 if masked_crc(head[:8]) != check:
-                    yield number, RowError("a record length that agrees with its checksum", f"length {length}, checksum "
-                                           f"{check:#010x}", "the rest of the file cannot be read: copy it again")
+                    yield (
+                        number,
+                        RowError(
+                            "a record length that agrees with its checksum",
+                            f"length {length}, checksum {check:#010x}",
+                            "the rest of the file cannot be read: copy it again",
+                        ),
+                    )
                     return
                 if length > max_record:
-                    yield number, RowError(f"records of at most {max_record} bytes", f"{length}", "raise the limit if it is meant")
+                    yield (
+                        number,
+                        RowError(
+                            f"records of at most {max_record} bytes",
+                            f"{length}",
+                            "raise the limit if it is meant",
+                        ),
+                    )
                     return
                 data, tail = stream.read(length), stream.read(4)
                 if len(data) + len(tail) < length + 4:
                     raise EOFError(f"{len(data)} of {length} bytes of the record")
                 if verify and masked_crc(data) != struct.unpack("<I", tail)[0]:
-                    yield number, RowError("data that agree with their checksum", "other bytes", "copy the file again")
+                    yield (
+                        number,
+                        RowError(
+                            "data that agree with their checksum",
+                            "other bytes",
+                            "copy the file again",
+                        ),
+                    )
                     continue
                 yield number, data
         except (EOFError, OSError, zlib.error) as err:
-            yield max(number, 1), RowError("a complete TFRecord file", f"its end, or broken bytes, in record {max(number, 1)} "
-                                           f"({err})", "copy the file again")
+            yield (
+                max(number, 1),
+                RowError(
+                    "a complete TFRecord file",
+                    f"its end, or broken bytes, in record {max(number, 1)} ({err})",
+                    "copy the file again",
+                ),
+            )
 
 
 def write_records(path: Path, records: Iterable[bytes], *, zipped: bool = True) -> None:
@@ -149,7 +201,9 @@ def write_records(path: Path, records: Iterable[bytes], *, zipped: bool = True) 
     out = bytearray()
     for data in records:
         head = struct.pack("<Q", len(data))
-        out += head + struct.pack("<I", masked_crc(head)) + data + struct.pack("<I", masked_crc(data))
+        out += (
+            head + struct.pack("<I", masked_crc(head)) + data + struct.pack("<I", masked_crc(data))
+        )
     path.write_bytes(gzip.compress(bytes(out), mtime=0) if zipped else bytes(out))
 
 
@@ -185,7 +239,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
             raise ValueError(f"wire type {wire}, which is no part of this message")
         if size > len(data) - at:
             raise ValueError(f"a field of {size} bytes where {len(data) - at} are left")
-        yield tag >> 3, wire, data[at:at + size]
+        yield tag >> 3, wire, data[at : at + size]
         at += size
 
 
@@ -204,7 +258,9 @@ def _numbers(value: Any, wire: int, kind: int) -> Iterator[int | float]:
     elif wire == 2:
         at = 0
         if len(value) > 10 * MAX_NUMBERS:
-            raise ValueError(f"{len(value):,} bytes of whole numbers, more than {MAX_NUMBERS:,} of them need")
+            raise ValueError(
+                f"{len(value):,} bytes of whole numbers, more than {MAX_NUMBERS:,} of them need"
+            )
         for _ in range(MAX_NUMBERS):
             if at >= len(value):
                 return
@@ -263,7 +319,9 @@ def _block(number: int, data: bytes) -> bytes:
     return _spell_varint(number << 3 | 2) + _spell_varint(len(data)) + data
 
 
-def encode_example(features: Mapping[str, Sequence[bytes] | Sequence[int] | Sequence[float]]) -> bytes:
+def encode_example(
+    features: Mapping[str, Sequence[bytes] | Sequence[int] | Sequence[float]],
+) -> bytes:
     """A serialized tf.train.Example; lists of bytes, of whole numbers or of floats. For fixtures and tests."""
     entries = b""
     for name, values in features.items():

@@ -12,6 +12,7 @@ here the whole answer counts. Not verified: whether the parquet of every track h
 
     python -c "from mmrl.tasks.readers.video_mmmu import read_videommmu as r; print(len(r('VideoMMMU')))"
 """
+
 from __future__ import annotations
 
 import re
@@ -45,19 +46,25 @@ def _track(file: Path) -> str:
 def _image(row: Mapping[str, Any]) -> Any:
     """The row's picture, None without one (null, or a struct of nulls)."""
     value = row.get("image", row.get("image_1"))
-    return None if value is None or (isinstance(value, Mapping) and not any(value.values())) else value
+    return (
+        None if value is None or (isinstance(value, Mapping) and not any(value.values())) else value
+    )
 
 
 def _question(text: Any, shown: bool) -> str:
     """The question without <image 1> at its ends, "the image" for one inside; says where a picture is that is not `shown`."""
     words = whole = text_of(text, "question")
     if first := _IMAGE.match(words):
-        words = words[first.end():].lstrip()
+        words = words[first.end() :].lstrip()
     last = words.rfind("<image ")
     if last >= 0 and _IMAGE.fullmatch(words, last):
         words = words[:last].rstrip()
     plain = text_of(_IMAGE.sub("the image", words), "question")
-    return plain if shown or not _IMAGE.search(whole) else f"{plain} (The image is at the end of the video.)"
+    return (
+        plain
+        if shown or not _IMAGE.search(whole)
+        else f"{plain} (The image is at the end of the video.)"
+    )
 
 
 def _answers(value: Any) -> Any:
@@ -73,17 +80,31 @@ def _answers(value: Any) -> Any:
     return [str(item) for item in found] if isinstance(found, list) and found else value
 
 
-def read_videommmu(path: str | Path, *, video_root: str | None = None, image_root: str | None = None, media_dir: str | None = None,
-                   picture_in_video: bool = False, video: Mapping[str, Any] | None = None, probe: bool = True, task: str = "mixed",
-                   types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
-                   check: Check = check_by_task) -> Readout:
+def read_videommmu(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    image_root: str | None = None,
+    media_dir: str | None = None,
+    picture_in_video: bool = False,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "mixed",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read Video-MMMU: the folder with its three tracks, one track's folder, or a parquet or JSON file.
 
     Videos are <video_root>/<discipline>/<id>.mp4 (default: the release's folder). `picture_in_video`: the videos end in the
     row's picture, so it is not shown again. Embedded pictures go to `media_dir`, paths are relative to `image_root`. The types
     are multiple-choice, perception and open. params: category (the track), subject. Raises ConfigError, DataError.
     """
-    routes, inside = Routes("videommmu", task, types, only_mine, table=_TYPES), true_or_false(picture_in_video, "picture_in_video")
+    routes, inside = (
+        Routes("videommmu", task, types, only_mine, table=_TYPES),
+        true_or_false(picture_in_video, "picture_in_video"),
+    )
 
     def read_one(file: Path) -> Readout:
         track, media = _track(file), media_folder(file, media_dir)
@@ -97,17 +118,38 @@ def read_videommmu(path: str | Path, *, video_root: str | None = None, image_roo
             images = () if image is None else (picture(image, root, media),)
             for shown in images:
                 size_of(shown)
-            options = [_IMAGE.sub("the image", option) for option in options_in(listed(row.get("options")))]
+            options = [
+                _IMAGE.sub("the image", option) for option in options_in(listed(row.get("options")))
+            ]
             clip = clips.find(name, _FOLDERS)
-            params = clips.facts(clip, {"suite": "videommmu", "category": track or "unknown",
-                                        "subject": "_".join(name.split("_")[1:-1]), **({"options": options} if options else {})})
+            params = clips.facts(
+                clip,
+                {
+                    "suite": "videommmu",
+                    "category": track or "unknown",
+                    "subject": "_".join(name.split("_")[1:-1]),
+                    **({"options": options} if options else {}),
+                },
+            )
             answer = row.get("answer") if own == "choice" else _answers(row.get("answer"))
             if answer in (None, "", "?"):
                 raise RowError("'answer'", repr(answer), "take the split with answers")
-            yield video_sample(check, own, name=f"{track}-{name}" if track else name, source=f"VideoMMMU/{track}".rstrip("/"),
-                               question=_question(row.get("question"), bool(images)), truth=answer, video=clip, params=params,
-                               images=images)
+            yield video_sample(
+                check,
+                own,
+                name=f"{track}-{name}" if track else name,
+                source=f"VideoMMMU/{track}".rstrip("/"),
+                question=_question(row.get("question"), bool(images)),
+                truth=answer,
+                video=clip,
+                params=params,
+                images=images,
+            )
 
-        return collect(file, rows_of(file, ("id", "question", "answer", "question_type")), convert, on_error)
+        return collect(
+            file, rows_of(file, ("id", "question", "answer", "question_type")), convert, on_error
+        )
 
-    return read_files(data_files(Path(path), "*.parquet", "*/*.parquet", "*.json"), read_one, on_error)
+    return read_files(
+        data_files(Path(path), "*.parquet", "*/*.parquet", "*.json"), read_one, on_error
+    )

@@ -15,6 +15,7 @@ mvbench.json lacks tasks: numbers on these copies are not those of the benchmark
 
     python -c "from mmrl.tasks.readers.video_r1 import read_video_r1 as r; print(len(r('Video-R1-260k.json', probe=False)))"
 """
+
 from __future__ import annotations
 
 import json
@@ -22,8 +23,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.tasks.readers.answers import answer_in_tags, listed, options_in, parse_literal, read_answer, split_options
-from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
+from mmrl.tasks.readers.answers import (
+    answer_in_tags,
+    listed,
+    options_in,
+    parse_literal,
+    read_answer,
+    split_options,
+)
+from mmrl.tasks.readers.common import (
+    Check,
+    Readout,
+    RowError,
+    SizeOf,
+    check_frame,
+    collect,
+    resolve_image,
+    text_of,
+)
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
 from mmrl.tasks.readers.video_rows import TIMED, ask, load_media, read_truth, video_names
@@ -60,7 +77,11 @@ def _options(row: Mapping[str, Any], question: str) -> tuple[str, list[str]]:
     if options:
         return question, options
     if not behind:
-        raise RowError("'options', or lines 'A. ...' behind the question", f"keys {sorted(row)}", "add the options")
+        raise RowError(
+            "'options', or lines 'A. ...' behind the question",
+            f"keys {sorted(row)}",
+            "add the options",
+        )
     return text, options_in(behind)
 
 
@@ -72,8 +93,11 @@ def _truth(own: str, row: Mapping[str, Any]) -> Any:
         text = answer_in_tags(text_of(solution, "solution"), required=True)
     except RowError:
         if own in TIMED and isinstance(solution, str) and solution.startswith("<think>"):
-            raise RowError("one answer, <answer>...</answer>", f"only thoughts in {solution[:80]!r}",
-                           "EasyVideoR1's charades_sta.json is broken like this: read the official charades_sta_test.txt") from None
+            raise RowError(
+                "one answer, <answer>...</answer>",
+                f"only thoughts in {solution[:80]!r}",
+                "EasyVideoR1's charades_sta.json is broken like this: read the official charades_sta_test.txt",
+            ) from None
         raise
     if own in TIMED:
         return read_truth(own, text)
@@ -87,10 +111,22 @@ def _truth(own: str, row: Mapping[str, Any]) -> Any:
     return read_answer(own, text)
 
 
-def read_video_r1(path: str | Path, *, image_root: str | None = None, video_root: str | None = None, frame: str = "abs_orig",
-                  task: str = "mixed", types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
-                  video: Mapping[str, Any] | None = None, probe: bool = True, encoding: str = "utf-8", on_error: str = "raise",
-                  check: Check = check_by_task) -> Readout:
+def read_video_r1(
+    path: str | Path,
+    *,
+    image_root: str | None = None,
+    video_root: str | None = None,
+    frame: str = "abs_orig",
+    task: str = "mixed",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    images_only: bool = False,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    encoding: str = "utf-8",
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read Video-R1 / EasyVideoR1 JSON (or JSON Lines). Paths are relative to `image_root` (default: the file's folder), those of
     videos to `video_root` (default: `image_root`).
 
@@ -99,7 +135,10 @@ def read_video_r1(path: str | Path, *, image_root: str | None = None, video_root
     """
     file = Path(path)
     box_frame, root = check_frame(frame), Path(image_root) if image_root else file.parent
-    routes, clips = Routes("video_r1", task, types, only_mine), Clips(video_root or root, video, probe)
+    routes, clips = (
+        Routes("video_r1", task, types, only_mine),
+        Clips(video_root or root, video, probe),
+    )
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         kind = row.get("problem_type")
@@ -111,9 +150,14 @@ def read_video_r1(path: str | Path, *, image_root: str | None = None, video_root
         if own in ("choice", "spatial"):
             question, params["options"] = _options(row, question)
         yield Sample(
-            id=row_id(row.get("problem_id"), f"{file.stem}-{number}"), task=own,
-            source=str(row.get("data_source") or file.stem), question=question,
-            answer=check(own, _truth(own, row), box_frame, media.sizes, params), images=media.images, videos=media.videos,
-            params=params)
+            id=row_id(row.get("problem_id"), f"{file.stem}-{number}"),
+            task=own,
+            source=str(row.get("data_source") or file.stem),
+            question=question,
+            answer=check(own, _truth(own, row), box_frame, media.sizes, params),
+            images=media.images,
+            videos=media.videos,
+            params=params,
+        )
 
     return collect(file, json_rows(file, encoding), convert, on_error)

@@ -1,12 +1,13 @@
 """Rows of training formats that may show videos: their media, placeholders, and truths of tasks about time.
 
-    {"time": [2.5, 7]}                                 ->  [[2.5, 7]]             temporal_grounding; also [2.5, 7], `2.5 to 7`
-    {"time": [17.0, 18.5], "boxes": {"18": [...]}}     ->  as it is               st_grounding, keys are seconds
-    {"boxes": {"0": [...], "1": [...]}}                ->  as it is               tracking, keys are seconds
-    {"answer": "B", "time": [2.5, 7]}                  ->  {"choice", "spans"}    grounded_qa
+{"time": [2.5, 7]}                                 ->  [[2.5, 7]]             temporal_grounding; also [2.5, 7], `2.5 to 7`
+{"time": [17.0, 18.5], "boxes": {"18": [...]}}     ->  as it is               st_grounding, keys are seconds
+{"boxes": {"0": [...], "1": [...]}}                ->  as it is               tracking, keys are seconds
+{"answer": "B", "time": [2.5, 7]}                  ->  {"choice", "spans"}    grounded_qa
 
-    python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
+python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
 """
+
 from __future__ import annotations
 
 import re
@@ -23,7 +24,9 @@ __all__ = ["Media", "TIMED", "ask", "load_media", "read_truth", "video_names"]
 
 TIMED = ("temporal_grounding", "st_grounding", "tracking", "grounded_qa")
 """Tasks whose truths are times of a video, and the only ones a picture cannot be asked about."""
-_RANGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?: (?:to|-|and) | ?- ?)([0-9]{1,9}(?:\.[0-9]{1,9})?)(?: ?s(?:econds)?)?\.?")
+_RANGE = re.compile(
+    r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?: (?:to|-|and) | ?- ?)([0-9]{1,9}(?:\.[0-9]{1,9})?)(?: ?s(?:econds)?)?\.?"
+)
 _LEADING = re.compile(r"(?:\s*<video>)+\s*")
 
 
@@ -39,16 +42,27 @@ class Media(NamedTuple):
 def video_names(value: Any) -> list[str]:
     """Names of a column with one video or a list of them; a video may be a path or {"path"} or {"video"}. Raises RowError."""
     names = []
-    for item in [] if value in (None, "", []) else value if isinstance(value, (list, tuple)) else [value]:
+    for item in (
+        [] if value in (None, "", []) else value if isinstance(value, (list, tuple)) else [value]
+    ):
         name = item.get("path", item.get("video")) if isinstance(item, Mapping) else item
         if not isinstance(name, str) or not name.strip():
-            raise RowError("a path to a video", repr(item)[:80], "frames and bytes inside rows are not read: store the video "
-                           "in a file")
+            raise RowError(
+                "a path to a video",
+                repr(item)[:80],
+                "frames and bytes inside rows are not read: store the video in a file",
+            )
         names.append(name)
     return names
 
 
-def load_media(videos: Sequence[str], images: Sequence[str], clips: Clips, size_of: SizeOf, images_only: bool = False) -> Media:
+def load_media(
+    videos: Sequence[str],
+    images: Sequence[str],
+    clips: Clips,
+    size_of: SizeOf,
+    images_only: bool = False,
+) -> Media:
     """The media of a row; `images` are paths already, `videos` names below the root of `clips`.
 
     params are the facts of the first video, else the size of the first picture. Raises RowError, MediaError, and SkipRow
@@ -56,7 +70,9 @@ def load_media(videos: Sequence[str], images: Sequence[str], clips: Clips, size_
     """
     if videos and images_only:
         refuse_video("a row with a video", True)
-    sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
+    sizes = [
+        size_of(image) for image in images
+    ]  # all of them: a missing second picture is an error as well
     paths = tuple(resolve_video(name, clips.root) for name in videos)
     if not paths:
         return Media((), tuple(images), sizes, size_params(sizes))
@@ -74,15 +90,22 @@ def ask(text: Any, media: Media, name: str, *, exact: bool = True) -> str:
     words = text_of(text, name)
     found = words.count("<video>")
     if found != len(media.videos) and (exact or found):
-        raise RowError(f"{len(media.videos)} <video> placeholders, one per video", f"{found} placeholders and "
-                       f"{len(media.videos)} videos", f"add or remove <video> in '{name}'")
+        raise RowError(
+            f"{len(media.videos)} <video> placeholders, one per video",
+            f"{found} placeholders and {len(media.videos)} videos",
+            f"add or remove <video> in '{name}'",
+        )
     lead = _LEADING.match(words)
     number = lead.group().count("<video>") if lead else 0
-    parts = (words[lead.end():] if lead else words).split("<video>")
+    parts = (words[lead.end() :] if lead else words).split("<video>")
     joined = parts[0]
     for part in parts[1:]:
         number += 1
-        joined = joined.rstrip() + (f" (video {number}) " if len(media.videos) > 1 else " ") + part.lstrip()
+        joined = (
+            joined.rstrip()
+            + (f" (video {number}) " if len(media.videos) > 1 else " ")
+            + part.lstrip()
+        )
     return question_of(joined, len(media.images), name, exact=exact)
 
 
@@ -94,17 +117,26 @@ def _value(task: str, text: str) -> Any:
     try:
         return parse_literal(text)
     except ValueError as err:
-        raise RowError(f"the truth of task {task} as JSON, for example {_EXAMPLES[task]}", f"{text[:80]!r} ({err})",
-                       "correct the row's answer") from err
+        raise RowError(
+            f"the truth of task {task} as JSON, for example {_EXAMPLES[task]}",
+            f"{text[:80]!r} ({err})",
+            "correct the row's answer",
+        ) from err
 
 
-_EXAMPLES = {"temporal_grounding": '{"time": [2.5, 7]}', "st_grounding": '{"time": [2, 4], "boxes": {"2": [10, 20, 30, 40]}}',
-             "tracking": '{"boxes": {"0": [10, 20, 30, 40]}}', "grounded_qa": '{"answer": "B", "time": [2.5, 7]}'}
+_EXAMPLES = {
+    "temporal_grounding": '{"time": [2.5, 7]}',
+    "st_grounding": '{"time": [2, 4], "boxes": {"2": [10, 20, 30, 40]}}',
+    "tracking": '{"boxes": {"0": [10, 20, 30, 40]}}',
+    "grounded_qa": '{"answer": "B", "time": [2.5, 7]}',
+}
 
 
 def _nested(value: Any) -> Any:
     """One pair [s, e] as [[s, e]]; anything else as it is."""
-    pair = isinstance(value, list) and len(value) == 2 and all(type(v) in (int, float) for v in value)
+    pair = (
+        isinstance(value, list) and len(value) == 2 and all(type(v) in (int, float) for v in value)
+    )
     return [value] if pair else value
 
 
@@ -116,13 +148,28 @@ def read_truth(task: str, value: Any) -> Any:
     if task not in TIMED:
         return read_answer(task, value)
     found = _value(task, answer_in_tags(value)) if isinstance(value, str) else value
-    keys = {"temporal_grounding": ("time",), "st_grounding": ("time", "boxes"), "tracking": ("boxes",)}.get(task, ())
+    keys = {
+        "temporal_grounding": ("time",),
+        "st_grounding": ("time", "boxes"),
+        "tracking": ("boxes",),
+    }.get(task, ())
     if task == "temporal_grounding" and isinstance(found, list):
         return _nested(found)
     if task == "grounded_qa" and isinstance(found, Mapping):
-        choice, spans = found.get("choice", found.get("answer")), found.get("spans", found.get("time", found.get("glue")))
+        choice, spans = (
+            found.get("choice", found.get("answer")),
+            found.get("spans", found.get("time", found.get("glue"))),
+        )
         if choice is not None and spans is not None:
             return {"choice": choice, "spans": _nested(spans)}
     elif isinstance(found, Mapping) and keys and all(key in found for key in keys):
-        return _nested(found["time"]) if task == "temporal_grounding" else {key: found[key] for key in keys}
-    raise RowError(f"the truth of task {task}, for example {_EXAMPLES[task]}", repr(found)[:80], "correct the row's answer")
+        return (
+            _nested(found["time"])
+            if task == "temporal_grounding"
+            else {key: found[key] for key in keys}
+        )
+    raise RowError(
+        f"the truth of task {task}, for example {_EXAMPLES[task]}",
+        repr(found)[:80],
+        "correct the row's answer",
+    )

@@ -6,6 +6,7 @@ per path. What a reader had to change in a truth (a box cut to the picture) stan
 
     python -c "from mmrl.tasks.readers.videos import clip_facts; print(clip_facts('a.mp4', {'video': {'start': 2, 'end': 6}}))"
 """
+
 from __future__ import annotations
 
 import math
@@ -20,14 +21,34 @@ from mmrl.errors import ConfigError, MediaError, did_you_mean
 from mmrl.tasks.readers.common import Check, RowError, SkipRow
 from mmrl.types import Sample
 
-__all__ = ["Clips", "ENDINGS", "adjusted", "clip_facts", "find_video", "folder_seconds", "letter_of", "number_of", "resolve_video",
-           "spans_of", "video_sample"]
+__all__ = [
+    "Clips",
+    "ENDINGS",
+    "adjusted",
+    "clip_facts",
+    "find_video",
+    "folder_seconds",
+    "letter_of",
+    "number_of",
+    "resolve_video",
+    "spans_of",
+    "video_sample",
+]
 
 ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".MP4", ".mov")
 """Endings tried for sets that name a video by its id, in this order; a folder of frames has none."""
 _FACTS = frozenset({"width", "height", "duration"})
 _OF_THE_ROWS = ("start", "end", "timestamps")
-_SAMPLING = ("kind", "fps", "num_frames", "min_frames", "max_frames", "factor", "folder_fps", *_OF_THE_ROWS)
+_SAMPLING = (
+    "kind",
+    "fps",
+    "num_frames",
+    "min_frames",
+    "max_frames",
+    "factor",
+    "folder_fps",
+    *_OF_THE_ROWS,
+)
 
 
 def resolve_video(name: Any, root: Path) -> str:
@@ -37,13 +58,22 @@ def resolve_video(name: Any, root: Path) -> str:
     text = os.fspath(name)
     path = text if "://" in text else os.path.normpath(root / text)
     if not os.path.exists(path):
-        mend = "download it first, addresses are not fetched" if "://" in text else (
-            "check the path, or say where the videos are: params.reader.image_root=FOLDER")
-        raise MediaError(f"expected a video file or a folder of frames, found none at {path}; {mend}", kind="missing", path=path)
+        mend = (
+            "download it first, addresses are not fetched"
+            if "://" in text
+            else ("check the path, or say where the videos are: params.reader.image_root=FOLDER")
+        )
+        raise MediaError(
+            f"expected a video file or a folder of frames, found none at {path}; {mend}",
+            kind="missing",
+            path=path,
+        )
     return path
 
 
-def find_video(name: Any, root: Path, folders: Sequence[str] = ("",), endings: Sequence[str] = ENDINGS) -> str:
+def find_video(
+    name: Any, root: Path, folders: Sequence[str] = ("",), endings: Sequence[str] = ENDINGS
+) -> str:
     """Path of the video called `name`, with or without its ending, in one of `folders` below `root`.
 
     The first that exists wins: folders in their order, the name as it is (a file with an ending, or a folder of frames), then
@@ -57,16 +87,26 @@ def find_video(name: Any, root: Path, folders: Sequence[str] = ("",), endings: S
             if os.path.exists(path):
                 return path
     where = ", ".join(str(root / folder) for folder in folders[:4])
-    raise RowError(f"the video {name!r:.80} in {where}", "none there", "check the download, or say where the videos are: "
-                   "params.reader.video_root=FOLDER")
+    raise RowError(
+        f"the video {name!r:.80} in {where}",
+        "none there",
+        "check the download, or say where the videos are: params.reader.video_root=FOLDER",
+    )
 
 
 def number_of(value: Any, name: str, least: float | None = 0.0) -> float:
     """`value` as a finite number of at least `least` (None: any). Raises RowError; true and false are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or (
-            least is not None and value < least):
-        raise RowError(f"'{name}' in seconds" + (f", at least {least:g}" if least is not None else ""), repr(value)[:40],
-                       "write a number")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or (least is not None and value < least)
+    ):
+        raise RowError(
+            f"'{name}' in seconds" + (f", at least {least:g}" if least is not None else ""),
+            repr(value)[:40],
+            "write a number",
+        )
     return float(value)
 
 
@@ -77,7 +117,9 @@ def _probe(path: str) -> Any:
     return probe(path)
 
 
-def clip_facts(path: str, params: Mapping[str, Any], info_of: Callable[[str], Any] | None = None) -> dict[str, Any]:
+def clip_facts(
+    path: str, params: Mapping[str, Any], info_of: Callable[[str], Any] | None = None
+) -> dict[str, Any]:
     """`params` with width, height (displayed pixels) and duration (seconds of the shown part).
 
     The shown part is params.video.start .. end of the file; a folder of frames lasts as long as params.video.folder_fps says.
@@ -86,22 +128,40 @@ def clip_facts(path: str, params: Mapping[str, Any], info_of: Callable[[str], An
     """
     sampling = params.get("video", {})
     if not isinstance(sampling, Mapping):
-        raise RowError("params.video as an object", repr(sampling)[:60], "write {\"start\": 2.0, \"end\": 6.5}")
+        raise RowError(
+            "params.video as an object", repr(sampling)[:60], 'write {"start": 2.0, "end": 6.5}'
+        )
     facts = dict(params)
-    start = number_of(sampling["start"], "params.video.start") if sampling.get("start") is not None else 0.0
-    end = number_of(sampling["end"], "params.video.end") if sampling.get("end") is not None else None
+    start = (
+        number_of(sampling["start"], "params.video.start")
+        if sampling.get("start") is not None
+        else 0.0
+    )
+    end = (
+        number_of(sampling["end"], "params.video.end") if sampling.get("end") is not None else None
+    )
     if end is not None and start >= end:
-        raise RowError("params.video.start before params.video.end", f"{start:g} and {end:g}", "correct the row")
+        raise RowError(
+            "params.video.start before params.video.end",
+            f"{start:g} and {end:g}",
+            "correct the row",
+        )
     if not set(facts) >= _FACTS:
         info = (info_of or _probe)(path)
         whole = folder_seconds(path, info, sampling.get("folder_fps"))
         if start >= whole:
-            raise RowError(f"params.video.start inside the video of {whole:g} s", f"{start:g}", "correct the row")
+            raise RowError(
+                f"params.video.start inside the video of {whole:g} s",
+                f"{start:g}",
+                "correct the row",
+            )
         facts.setdefault("width", info.width)
         facts.setdefault("height", info.height)
         facts.setdefault("duration", (whole if end is None else min(end, whole)) - start)
     if number_of(facts["duration"], "params.duration") <= 0:
-        raise RowError("params.duration above 0 seconds", repr(facts["duration"]), "correct the row")
+        raise RowError(
+            "params.duration above 0 seconds", repr(facts["duration"]), "correct the row"
+        )
     return facts
 
 
@@ -117,14 +177,20 @@ def _check_sampling(video: Any) -> dict[str, Any]:
     if video is None:
         return {}
     if not isinstance(video, Mapping):
-        raise ConfigError(f"expected reader.video as a mapping of sampling settings, found {video!r}; for example "
-                          "{fps: 1, max_frames: 64}")
+        raise ConfigError(
+            f"expected reader.video as a mapping of sampling settings, found {video!r}; for example "
+            "{fps: 1, max_frames: 64}"
+        )
     for key in video:
         if key not in _SAMPLING:
-            raise ConfigError(f"unknown setting {key!r} in reader.video; expected {', '.join(_SAMPLING)}."
-                              f"{did_you_mean(str(key), _SAMPLING)}")
+            raise ConfigError(
+                f"unknown setting {key!r} in reader.video; expected {', '.join(_SAMPLING)}."
+                f"{did_you_mean(str(key), _SAMPLING)}"
+            )
         if key in _OF_THE_ROWS:
-            raise ConfigError(f"expected no {key!r} in reader.video, because the rows say what is shown; remove it")
+            raise ConfigError(
+                f"expected no {key!r} in reader.video, because the rows say what is shown; remove it"
+            )
     return dict(video)
 
 
@@ -136,8 +202,13 @@ class Clips:
     tell, and a broken file is found when it is shown.
     """
 
-    def __init__(self, root: str | Path, video: Mapping[str, Any] | None = None, probe: bool = True,
-                 info_of: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        video: Mapping[str, Any] | None = None,
+        probe: bool = True,
+        info_of: Callable[[str], Any] | None = None,
+    ) -> None:
         if not isinstance(probe, bool):
             raise ConfigError(f"expected reader.probe true or false, found {probe!r}")
         self.root, self.video, self.probe = Path(root), _check_sampling(video), probe
@@ -149,7 +220,9 @@ class Clips:
             self._infos[path] = self._info_of(path)
         return self._infos[path]
 
-    def find(self, name: Any, folders: Sequence[str] = ("",), endings: Sequence[str] = ENDINGS) -> str:
+    def find(
+        self, name: Any, folders: Sequence[str] = ("",), endings: Sequence[str] = ENDINGS
+    ) -> str:
         """Path of the video called `name`. Raises RowError."""
         return find_video(name, self.root, folders, endings)
 
@@ -164,10 +237,16 @@ class Clips:
 
     def seconds(self, path: str, params: Mapping[str, Any]) -> float:
         """Seconds of the whole clip: params.duration, else asked of the file, also without probing. Raises MediaError."""
-        return params["duration"] if "duration" in params else folder_seconds(path, self.info(path), self.video.get("folder_fps"))
+        return (
+            params["duration"]
+            if "duration" in params
+            else folder_seconds(path, self.info(path), self.video.get("folder_fps"))
+        )
 
 
-def spans_of(value: Any, duration: float, name: str = "timestamps", skip: bool = False) -> list[list[float]]:
+def spans_of(
+    value: Any, duration: float, name: str = "timestamps", skip: bool = False
+) -> list[list[float]]:
     """[[start, end], ...] in seconds, as they are. A time behind `duration` or before 0 stays (NExT-GQA's test has starts at
     -0.1 s, 562 of the 3720 queries of Charades-STA's end behind their video), because the official programs compare with it.
 
@@ -186,9 +265,17 @@ def spans_of(value: Any, duration: float, name: str = "timestamps", skip: bool =
         if skip and (start >= duration or end <= 0):
             raise SkipRow("query outside its video")
         if start >= end:
-            raise RowError(f"a start before its end in '{name}'", f"{start:g} and {end:g}", "swap them or remove the row")
+            raise RowError(
+                f"a start before its end in '{name}'",
+                f"{start:g} and {end:g}",
+                "swap them or remove the row",
+            )
         if start >= duration or end <= 0:
-            raise RowError(f"a span inside the video of {duration:g} s", f"{start:g} to {end:g}", "is it the right video?")
+            raise RowError(
+                f"a span inside the video of {duration:g} s",
+                f"{start:g} to {end:g}",
+                "is it the right video?",
+            )
         spans.append([start, end])
     return spans
 
@@ -202,8 +289,11 @@ def letter_of(answer: Any, options: Sequence[str]) -> tuple[str, list[str]]:
 
     found = [i for i, option in enumerate(options) if option.strip() == str(answer).strip()]
     if not found or found[0] >= len(LETTERS):
-        raise RowError("an answer that is one of the options", f"{answer!r:.60} for {list(options)!r:.100}",
-                       "correct the answer or the options")
+        raise RowError(
+            "an answer that is one of the options",
+            f"{answer!r:.60} for {list(options)!r:.100}",
+            "correct the answer or the options",
+        )
     return LETTERS[found[0]], ["equal options, the first counts"] if len(found) > 1 else []
 
 
@@ -212,11 +302,30 @@ def adjusted(samples: Iterable[Sample]) -> Counter[str]:
     return Counter(note for sample in samples for note in sample.params.get("adjusted", ()))
 
 
-def video_sample(check: Check, task: str, *, name: str, source: str, question: str, truth: Any, video: str,
-                 params: Mapping[str, Any], notes: Sequence[str] = (), images: Sequence[str] = (),
-                 frame: CoordFrame = CoordFrame.ABS_ORIG) -> Sample:
+def video_sample(
+    check: Check,
+    task: str,
+    *,
+    name: str,
+    source: str,
+    question: str,
+    truth: Any,
+    video: str,
+    params: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    images: Sequence[str] = (),
+    frame: CoordFrame = CoordFrame.ABS_ORIG,
+) -> Sample:
     """One sample about one video; its truth as `check` gives it, with the clip's size. `params` come from Clips.facts."""
     full = {**params, **({"adjusted": list(notes)} if notes else {})}
     sizes = [(full["width"], full["height"])] if {"width", "height"} <= set(full) else []
-    return Sample(id=name, task=task, source=source, question=question, images=tuple(images), videos=(video,), params=full,
-                  answer=check(task, truth, frame, sizes, full))
+    return Sample(
+        id=name,
+        task=task,
+        source=source,
+        question=question,
+        images=tuple(images),
+        videos=(video,),
+        params=full,
+        answer=check(task, truth, frame, sizes, full),
+    )

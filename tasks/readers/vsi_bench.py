@@ -10,6 +10,7 @@ first word; here a reasoning model's <answer> is read.
 
     python -c "from mmrl.tasks.readers.vsi_bench import read_vsibench as r; print(len(r('VSI-Bench/test.jsonl')))"
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -26,17 +27,43 @@ from mmrl.types import Sample
 __all__ = ["TYPES", "read_vsibench"]
 
 TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("object_rel_direction_easy", "object_rel_direction_medium", "object_rel_direction_hard",
-                     "object_rel_distance", "route_planning", "obj_appearance_order"), "choice"),
-    **dict.fromkeys(("object_abs_distance", "object_counting", "object_size_estimation", "room_size_estimation"), "numeric"),
+    **dict.fromkeys(
+        (
+            "object_rel_direction_easy",
+            "object_rel_direction_medium",
+            "object_rel_direction_hard",
+            "object_rel_distance",
+            "route_planning",
+            "obj_appearance_order",
+        ),
+        "choice",
+    ),
+    **dict.fromkeys(
+        (
+            "object_abs_distance",
+            "object_counting",
+            "object_size_estimation",
+            "room_size_estimation",
+        ),
+        "numeric",
+    ),
 }
 """question_type -> task."""
 _MRA = {"reward": {"accuracy": {"mode": "mra"}}}
 
 
-def read_vsibench(path: str | Path, *, video_root: str | None = None, video: Mapping[str, Any] | None = None, probe: bool = True,
-                  task: str = "mixed", types: Mapping[str, str] | None = None, only_mine: bool = False,
-                  on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_vsibench(
+    path: str | Path,
+    *,
+    video_root: str | None = None,
+    video: Mapping[str, Any] | None = None,
+    probe: bool = True,
+    task: str = "mixed",
+    types: Mapping[str, str] | None = None,
+    only_mine: bool = False,
+    on_error: str = "raise",
+    check: Check = check_by_task,
+) -> Readout:
     """Read VSI-Bench: its JSON Lines or parquet file, or a folder of parquet files.
 
     Videos are <video_root>/<dataset>/<scene_name>.mp4 (default: the file's folder); `types` (by question_type) and `only_mine`:
@@ -52,17 +79,42 @@ def read_vsibench(path: str | Path, *, video_root: str | None = None, video: Map
             own = routes.task_of(kind)
             dataset, truth = text_of(row.get("dataset"), "dataset"), row.get("ground_truth")
             if truth is None or isinstance(truth, bool) or not isinstance(truth, (str, int, float)):
-                raise RowError("'ground_truth' as a letter or a number", repr(truth)[:60], "correct the row")
+                raise RowError(
+                    "'ground_truth' as a letter or a number", repr(truth)[:60], "correct the row"
+                )
             options = options_in(listed(row.get("options")))
             if own == "choice" and not options:
-                raise RowError(f"'options' for a question of type {kind}", repr(row.get("options"))[:60], "add them")
+                raise RowError(
+                    f"'options' for a question of type {kind}",
+                    repr(row.get("options"))[:60],
+                    "add them",
+                )
             clip = clips.find(row.get("scene_name"), (dataset, f"videos/{dataset}"))
-            params = clips.facts(clip, {"suite": "vsibench", "category": kind,
-                                        **({"options": options} if options else {}), **(_MRA if own == "numeric" else {})})
-            yield video_sample(check, own, name=row_id(row.get("id"), f"{file.stem}-{number}"), source=f"VSI-Bench/{dataset}",
-                               question=text_of(row.get("question"), "question"), video=clip, params=params,
-                               truth=truth.strip() if isinstance(truth, str) else truth)
+            params = clips.facts(
+                clip,
+                {
+                    "suite": "vsibench",
+                    "category": kind,
+                    **({"options": options} if options else {}),
+                    **(_MRA if own == "numeric" else {}),
+                },
+            )
+            yield video_sample(
+                check,
+                own,
+                name=row_id(row.get("id"), f"{file.stem}-{number}"),
+                source=f"VSI-Bench/{dataset}",
+                question=text_of(row.get("question"), "question"),
+                video=clip,
+                params=params,
+                truth=truth.strip() if isinstance(truth, str) else truth,
+            )
 
-        return collect(file, rows_of(file, ("scene_name", "question_type", "question", "ground_truth")), convert, on_error)
+        return collect(
+            file,
+            rows_of(file, ("scene_name", "question_type", "question", "ground_truth")),
+            convert,
+            on_error,
+        )
 
     return read_files(data_files(Path(path), "*.parquet", "*.jsonl"), read_one, on_error)

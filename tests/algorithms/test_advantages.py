@@ -2,6 +2,7 @@
 
 Run: pytest tests/algorithms/test_advantages.py
 """
+
 from __future__ import annotations
 
 import statistics
@@ -29,7 +30,9 @@ def test_equal_the_formulas(values: list[float]) -> None:
         assert plain.tolist() == scaled.tolist() == [0.0] * len(values)
         return
     assert plain.tolist() == pytest.approx([r - mean for r in values], abs=1e-6)
-    assert scaled.tolist() == pytest.approx([(r - mean) / (std + 1e-6) for r in values], rel=1e-5, abs=1e-6)
+    assert scaled.tolist() == pytest.approx(
+        [(r - mean) / (std + 1e-6) for r in values], rel=1e-5, abs=1e-6
+    )
 
 
 def test_worked_example() -> None:
@@ -47,13 +50,19 @@ def test_shift_and_scale(values: list[float], shift: float, scale: float) -> Non
     for mode in ("std", "none"):
         expected = group_advantages(values, mode)
         torch.testing.assert_close(group_advantages(shifted, mode), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(group_advantages(stretched, eps=0.0), group_advantages(values, eps=0.0))
-    torch.testing.assert_close(group_advantages(stretched, "none"), group_advantages(values, "none") * scale)
+    torch.testing.assert_close(
+        group_advantages(stretched, eps=0.0), group_advantages(values, eps=0.0)
+    )
+    torch.testing.assert_close(
+        group_advantages(stretched, "none"), group_advantages(values, "none") * scale
+    )
 
 
 @settings(deadline=None)
 @given(spread_rewards, st.randoms(use_true_random=False))
-def test_follow_their_rewards_under_permutation_and_sum_to_zero(values: list[float], random) -> None:
+def test_follow_their_rewards_under_permutation_and_sum_to_zero(
+    values: list[float], random
+) -> None:
     order = list(range(len(values)))
     random.shuffle(order)
     out = group_advantages(values)

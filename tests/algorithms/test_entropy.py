@@ -1,4 +1,5 @@
 """The adaptive coefficient of the entropy bonus: its rule, its bounds, its state."""
+
 from __future__ import annotations
 
 import json
@@ -13,7 +14,11 @@ from mmrl.errors import CheckpointError, ConfigError
 def test_a_fixed_coefficient_stays() -> None:
     bonus = EntropyBonus(EntropySettings(coef=0.01))
     bonus.observe(0.0, 5.0)
-    assert bonus.coefficient == 0.01 and not bonus.adaptive and bonus.metrics() == {"train/entropy_coef": 0.01}
+    assert (
+        bonus.coefficient == 0.01
+        and not bonus.adaptive
+        and bonus.metrics() == {"train/entropy_coef": 0.01}
+    )
     assert EntropyBonus().coefficient == 0.0 and EntropyBonus().metrics() == {}
 
 
@@ -23,7 +28,15 @@ def test_it_rises_below_the_target_falls_above_and_acts_below_only() -> None:
     for entropy in (0.4, 0.5, 0.1, 0.6, 0.7, 9.0, 0.2):
         bonus.observe(entropy * 10, 10.0)
         seen.append((bonus.state_dict()["coef"], bonus.coefficient))
-    assert seen == [(0.25, 0.25), (0.5, 0.5), (0.6, 0.6), (0.35, 0.0), (pytest.approx(0.1), 0.0), (0.0, 0.0), (0.25, 0.25)]
+    assert seen == [
+        (0.25, 0.25),
+        (0.5, 0.5),
+        (0.6, 0.6),
+        (0.35, 0.0),
+        (pytest.approx(0.1), 0.0),
+        (0.0, 0.0),
+        (0.25, 0.25),
+    ]
     before = bonus.state_dict()
     bonus.observe(0.0, 0.0)
     assert bonus.state_dict() == before, "a step without tokens says nothing"
@@ -44,11 +57,18 @@ def test_it_goes_on_from_a_checkpoint() -> None:
             first.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("overrides", "words"), [
-    (["algorithm.entropy.coef=-1"], "greater than or equal to 0"), (["algorithm.entropy.target=0"], "greater than 0"),
-    (["algorithm.entropy.target=0.3", "algorithm.entropy.coef=2"], "coef_min <= coef <= coef_max, found 0.0, 2.0 and 1.0"),
-    (["algorithm.entropy.coeff=1"], "Did you mean"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.entropy.coef=-1"], "greater than or equal to 0"),
+        (["algorithm.entropy.target=0"], "greater than 0"),
+        (
+            ["algorithm.entropy.target=0.3", "algorithm.entropy.coef=2"],
+            "coef_min <= coef <= coef_max, found 0.0, 2.0 and 1.0",
+        ),
+        (["algorithm.entropy.coeff=1"], "Did you mean"),
+    ],
+)
 def test_settings_that_mean_nothing_are_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(None, overrides)

@@ -1,4 +1,5 @@
 """Baselines, GDPO, whitening, EMA scale and difficulty weights against independent naive computations."""
+
 from __future__ import annotations
 
 import itertools
@@ -34,7 +35,7 @@ def test_grpo_and_rloo_are_the_same_direction(rewards: list[float]) -> None:
     g, r = centred(rewards), centred(rewards, "rloo")
     n = len(rewards)
     assert g == pytest.approx([x - np.mean(rewards) for x in rewards])
-    naive = [x - np.mean(rewards[:i] + rewards[i + 1:]) for i, x in enumerate(rewards)]
+    naive = [x - np.mean(rewards[:i] + rewards[i + 1 :]) for i, x in enumerate(rewards)]
     assert r == pytest.approx(naive) and r == pytest.approx([x * n / (n - 1) for x in g])
 
 
@@ -67,43 +68,61 @@ def test_unknown_estimators_and_missing_lengths_are_named() -> None:
     for lengths in (None, [3], [1, 2, 3], [0, 0]):
         with pytest.raises(ConfigError, match="one length in tokens per reward"):
             centred([0.0, 1.0], "opo", lengths)
-    assert centred([0.0, 1.0], "opo", [1, 0]) == [0.0, 1.0], "an empty completion has no weight in the baseline"
+    assert centred([0.0, 1.0], "opo", [1, 0]) == [0.0, 1.0], (
+        "an empty completion has no weight in the baseline"
+    )
 
 
-parts_group = st.lists(st.fixed_dictionaries({"acc": unit, "fmt": unit, "note": unit}), min_size=2, max_size=8)
+parts_group = st.lists(
+    st.fixed_dictionaries({"acc": unit, "fmt": unit, "note": unit}), min_size=2, max_size=8
+)
 
 
 @given(parts_group, unit, unit)
-def test_gdpo_normalises_each_part_before_the_sum(parts: list[dict[str, float]], w: float, v: float) -> None:
+def test_gdpo_normalises_each_part_before_the_sum(
+    parts: list[dict[str, float]], w: float, v: float
+) -> None:
     naive = np.zeros(len(parts))
     for name, weight in (("acc", w), ("fmt", v)):
         column = np.array([p[name] for p in parts])
         naive += weight * (column - column.mean()) / (column.std(ddof=1) + 1e-6)
-    assert gdpo_advantages(parts, {"acc": w, "fmt": v, "note": 0.0}) == pytest.approx(naive.tolist(), abs=1e-5)
+    assert gdpo_advantages(parts, {"acc": w, "fmt": v, "note": 0.0}) == pytest.approx(
+        naive.tolist(), abs=1e-5
+    )
 
 
 def test_gdpo_keeps_a_small_part_from_being_swamped() -> None:
     parts = [{"acc": 1.0, "fmt": 0.0}, {"acc": 0.0, "fmt": 0.01}]
-    assert gdpo_advantages(parts, {"acc": 0.5, "fmt": 0.5}) == pytest.approx([0, 0], abs=1e-4), "equal say"
+    assert gdpo_advantages(parts, {"acc": 0.5, "fmt": 0.5}) == pytest.approx([0, 0], abs=1e-4), (
+        "equal say"
+    )
     plain = group_advantages([0.5, 0.005]).tolist()
     assert plain[0] > 0.7 > -0.7 > plain[1]
 
 
 def test_gdpo_without_a_part_is_an_error_that_names_it() -> None:
-    with pytest.raises(RewardError, match=r"part 'fmt' on every completion .* completion 1 \(it has \['acc'\]\)"):
+    with pytest.raises(
+        RewardError, match=r"part 'fmt' on every completion .* completion 1 \(it has \['acc'\]\)"
+    ):
         gdpo_advantages([{"acc": 1.0, "fmt": 1.0}, {"acc": 0.0}], {"acc": 0.9, "fmt": 0.1})
     with pytest.raises(RewardError, match=r"completion 0 \(it has \['acc'\]\)"):
         gdpo_advantages([{"acc": 1.0}, {"fmt": 0.0}, {}], {"fmt": 0.1})
-    assert gdpo_advantages([{"acc": 1.0}, {"acc": 0.0}], {"acc": 1.0, "fmt": 0.0}), "an unweighted part is not read"
+    assert gdpo_advantages([{"acc": 1.0}, {"acc": 0.0}], {"acc": 1.0, "fmt": 0.0}), (
+        "an unweighted part is not read"
+    )
 
 
 @given(st.lists(group, min_size=1, max_size=6), st.randoms())
-def test_whitening_is_over_all_completions_and_ignores_the_order_of_groups(groups: list[list[float]], random: Any) -> None:
+def test_whitening_is_over_all_completions_and_ignores_the_order_of_groups(
+    groups: list[list[float]], random: Any
+) -> None:
     flat = np.array([x for g in groups for x in g])
     std = flat.std(ddof=1)
     found = whiten(groups)
     if max(flat) > min(flat):
-        assert [x for g in found for x in g] == pytest.approx(((flat - flat.mean()) / (std + 1e-6)).tolist())
+        assert [x for g in found for x in g] == pytest.approx(
+            ((flat - flat.mean()) / (std + 1e-6)).tolist()
+        )
     else:
         assert not any(x for g in found for x in g)
     order = list(range(len(groups)))
@@ -120,7 +139,9 @@ def test_group_std_is_unbiased(rewards: list[float]) -> None:
 # EMA-GRPO
 
 
-def naive_ema(steps: list[list[tuple[str, list[float]]]], decay: float, least: float, limit: float) -> list[list[list[float]]]:
+def naive_ema(
+    steps: list[list[tuple[str, list[float]]]], decay: float, least: float, limit: float
+) -> list[list[list[float]]]:
     """OneThinker's rule written down once more, with numpy and without state objects."""
     ema: dict[str, float] = {}
     out = []
@@ -130,7 +151,11 @@ def naive_ema(steps: list[list[tuple[str, list[float]]]], decay: float, least: f
             if max(rewards) > min(rewards):
                 stds.setdefault(task, []).append(float(np.std(rewards, ddof=1)))
         for task, values in stds.items():
-            ema[task] = decay * ema[task] + (1 - decay) * float(np.mean(values)) if task in ema else float(np.mean(values))
+            ema[task] = (
+                decay * ema[task] + (1 - decay) * float(np.mean(values))
+                if task in ema
+                else float(np.mean(values))
+            )
         rows = []
         for task, rewards in step:
             offsets = np.array(rewards) - np.mean(rewards)
@@ -145,8 +170,14 @@ def naive_ema(steps: list[list[tuple[str, list[float]]]], decay: float, least: f
 step_of_groups = st.lists(st.tuples(st.sampled_from(["a", "b"]), group), min_size=1, max_size=5)
 
 
-@given(st.lists(step_of_groups, min_size=1, max_size=6), st.sampled_from([0.0, 0.5, 0.99]), st.sampled_from([5.0, 0.9]))
-def test_the_scale_within_groups_is_its_definition(steps: list[list[tuple[str, list[float]]]], decay: float, limit: float) -> None:
+@given(
+    st.lists(step_of_groups, min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.5, 0.99]),
+    st.sampled_from([5.0, 0.9]),
+)
+def test_the_scale_within_groups_is_its_definition(
+    steps: list[list[tuple[str, list[float]]]], decay: float, limit: float
+) -> None:
     ema = EmaScale(EmaSettings(decay=decay, limit=limit, within=True))
     found = []
     for number, step in enumerate(steps):
@@ -169,13 +200,17 @@ def test_ema_is_what_onethinkers_own_code_computes(decay: float, limit: float) -
     """Its functions ran elsewhere on these steps: advantages, mean and std per task, groups that hit the guard. They count in
     float32, where E[r^2] - E[r]^2 of a task that spreads by 0.01 about 0.5 has a relative error of 2e-7 * 0.25 / 1e-4."""
     ema, fallbacks = EmaScale(EmaSettings(decay=decay, limit=limit)), 0
-    for step, theirs in zip(PEER["steps"], PEER["found"][f"decay={decay} limit={limit}"], strict=True):
+    for step, theirs in zip(
+        PEER["steps"], PEER["found"][f"decay={decay} limit={limit}"], strict=True
+    ):
         groups = [(g["task"], g["rewards"]) for g in step]
         ema.update(groups)
         for (task, rewards), expected in zip(groups, theirs["advantages"], strict=True):
             assert ema.advantages(task, rewards) == pytest.approx(expected, rel=5e-4, abs=1e-5)
         assert {t: ema.std(t) for t in theirs["std"]} == pytest.approx(theirs["std"], rel=5e-4)
-        assert {t: ema.metrics()[f"{t}/mean"] for t in theirs["mean"]} == pytest.approx(theirs["mean"], rel=1e-5)
+        assert {t: ema.metrics()[f"{t}/mean"] for t in theirs["mean"]} == pytest.approx(
+            theirs["mean"], rel=1e-5
+        )
         fallbacks += ema.fallbacks
         state = json.loads(json.dumps(ema.state_dict()))  # killed and resumed
         ema = EmaScale(EmaSettings(decay=decay, limit=limit))
@@ -186,9 +221,14 @@ def test_ema_is_what_onethinkers_own_code_computes(decay: float, limit: float) -
 def test_only_ema_counts_the_spread_between_prompts() -> None:
     """Long-run scales at decay 0.99: OneThinker's tracker told the first of each pair, the second is the mean std in groups."""
     rng = np.random.default_rng(5)
-    kinds = {"p = 0.5": (lambda: (rng.random((32, 8)) < 0.5).astype(float), 0.5),
-             "p ~ Beta(0.5, 0.5)": (lambda: (rng.random((32, 8)) < rng.beta(0.5, 0.5, (32, 1))).astype(float), 0.45),
-             "IoU-like": (lambda: rng.random((32, 1)) + 0.05 * rng.standard_normal((32, 8)), 0.048)}
+    kinds = {
+        "p = 0.5": (lambda: (rng.random((32, 8)) < 0.5).astype(float), 0.5),
+        "p ~ Beta(0.5, 0.5)": (
+            lambda: (rng.random((32, 8)) < rng.beta(0.5, 0.5, (32, 1))).astype(float),
+            0.45,
+        ),
+        "IoU-like": (lambda: rng.random((32, 1)) + 0.05 * rng.standard_normal((32, 8)), 0.048),
+    }
     for kind, (draw, inside) in kinds.items():
         pooled, within = EmaScale(), EmaScale(EmaSettings(within=True))
         for _ in range(300):
@@ -203,29 +243,50 @@ def test_ema_within_keeps_tasks_apart_and_falls_back() -> None:
     ema = EmaScale(EmaSettings(within=True))
     ema.update([("binary", [0.0, 1.0]), ("iou", [0.50, 0.52])])
     assert ema.advantages("binary", [0.0, 1.0]) == pytest.approx([-0.5 / 0.5**0.5, 0.5 / 0.5**0.5])
-    assert ema.advantages("iou", [0.50, 0.52]) == pytest.approx([-(0.5**0.5), 0.5**0.5]) and ema.fallbacks == 0
+    assert (
+        ema.advantages("iou", [0.50, 0.52]) == pytest.approx([-(0.5**0.5), 0.5**0.5])
+        and ema.fallbacks == 0
+    )
     found = ema.advantages("iou", [0.0, 1.0])  # 50 times the usual spread
-    assert found == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5) and ema.fallbacks == 1, "divided by its own std"
+    assert found == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5) and ema.fallbacks == 1, (
+        "divided by its own std"
+    )
     before = ema.state_dict()
     ema.update([("iou", [0.3, 0.3])])
-    assert ema.state_dict() == before, "a group without signal says nothing of the spread inside groups"
+    assert ema.state_dict() == before, (
+        "a group without signal says nothing of the spread inside groups"
+    )
     assert ema.advantages("unseen", [0.5, 0.5]) == [0.0, 0.0]
 
 
 def test_ema_refuses_other_states_and_settings() -> None:
     with pytest.raises(CheckpointError, match="earlier checkpoint"):
         EmaScale().load_state_dict({"mean": {"a": 0.5}, "square": {"a": "x"}})
-    for state in ({"mean": {}}, {"mean": {}, "square": {}, "std": {}}, {"mean": {"a": 1}, "square": {"b": 1}}, {}):
+    for state in (
+        {"mean": {}},
+        {"mean": {}, "square": {}, "std": {}},
+        {"mean": {"a": 1}, "square": {"b": 1}},
+        {},
+    ):
         with pytest.raises(CheckpointError, match="earlier checkpoint"):
             EmaScale().load_state_dict(state)
     inside = {"mean": {"a": 0.5}, "std": {"a": 0.1}}
-    with pytest.raises(CheckpointError, match=r"of advantage_scale ema, found that of ema_within .*advantage_scale=ema_within"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"of advantage_scale ema, found that of ema_within .*advantage_scale=ema_within",
+    ):
         EmaScale().load_state_dict(inside)
     EmaScale(EmaSettings(within=True)).load_state_dict(inside)
     EmaScale().load_state_dict({"mean": {}, "std": {}})  # of a run that never used it
     with pytest.raises(CheckpointError, match="'b'"):
         EmaScale().load_state_dict({"mean": {"a": 1}, "square": {"a": 1, "b": 1}})
-    for wrong in ({"decay": 1.0}, {"decay": 1.5}, {"decay": -0.5}, {"min_std": 0.0}, {"limit": 0.0}):
+    for wrong in (
+        {"decay": 1.0},
+        {"decay": 1.5},
+        {"decay": -0.5},
+        {"min_std": 0.0},
+        {"limit": 0.0},
+    ):
         with pytest.raises(ConfigError, match="expected ema"):
             EmaSettings(**wrong)
 
@@ -261,10 +322,16 @@ def test_ema_at_its_limit_keeps_the_running_scale() -> None:
 def test_difficulty_weights_are_their_formulas(levels: list[float]) -> None:
     m = np.array(levels)
     assert difficulty_weights(levels, "univg_exp") == pytest.approx(np.exp(1 - m).tolist())
-    assert difficulty_weights(levels, "univg_power", power=2.5) == pytest.approx(((1.05 - m) ** 2.5).tolist())
-    assert difficulty_weights(levels, "univg_log") == pytest.approx(np.maximum(0, -np.log(0.02 + m)).tolist(), abs=1e-12)
+    assert difficulty_weights(levels, "univg_power", power=2.5) == pytest.approx(
+        ((1.05 - m) ** 2.5).tolist()
+    )
+    assert difficulty_weights(levels, "univg_log") == pytest.approx(
+        np.maximum(0, -np.log(0.02 + m)).tolist(), abs=1e-12
+    )
     soft = np.exp(-m / 2) / np.exp(-m / 2).sum() * len(m)
-    assert difficulty_weights(levels, "softmax") == pytest.approx(soft.tolist()) and np.mean(soft) == pytest.approx(1)
+    assert difficulty_weights(levels, "softmax") == pytest.approx(soft.tolist()) and np.mean(
+        soft
+    ) == pytest.approx(1)
     assert difficulty_weights(levels, "none") == [1.0] * len(levels)
 
 
@@ -272,7 +339,9 @@ def test_difficulty_weights_are_their_formulas(levels: list[float]) -> None:
 def test_harder_prompts_never_weigh_less_and_no_weight_turns_the_gradient_round(kind: Any) -> None:
     weights = difficulty_weights([i / 50 for i in range(51)], kind)
     assert all(a >= b >= 0 for a, b in itertools.pairwise(weights)) and weights[0] > weights[-1]
-    assert difficulty_weights([-3.0, 7.0], kind) == difficulty_weights([0.0, 1.0], kind), "m is clipped to [0, 1]"
+    assert difficulty_weights([-3.0, 7.0], kind) == difficulty_weights([0.0, 1.0], kind), (
+        "m is clipped to [0, 1]"
+    )
 
 
 def test_an_unknown_difficulty_is_named() -> None:

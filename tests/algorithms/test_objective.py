@@ -2,6 +2,7 @@
 
 Run: pytest tests/algorithms/test_objective.py
 """
+
 from __future__ import annotations
 
 import itertools
@@ -25,7 +26,9 @@ from mmrl.errors import ConfigError
 LENGTHS = (5, 1, 8, 3, 6)
 
 
-def _tokens(seed: int = 0, spread: float = 0.6, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def _tokens(
+    seed: int = 0, spread: float = 0.6, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     """Five sequences of mixed length; ratios fall on every side of both clips; some tokens are masked out."""
     g = torch.Generator().manual_seed(seed)
     n = sum(LENGTHS)
@@ -34,7 +37,9 @@ def _tokens(seed: int = 0, spread: float = 0.6, dtype: torch.dtype = torch.float
     mask = torch.rand(n, generator=g) > 0.25
     mask[ids == 1] = True
     return {
-        "logp_N": (old + spread * torch.randn(n, generator=g, dtype=torch.float64)).to(dtype).requires_grad_(),
+        "logp_N": (old + spread * torch.randn(n, generator=g, dtype=torch.float64))
+        .to(dtype)
+        .requires_grad_(),
         "old_logp_N": old.to(dtype),
         "advantage_N": torch.randn(len(LENGTHS), generator=g, dtype=torch.float64)[ids].to(dtype),
         "sequence_id_N": ids,
@@ -53,7 +58,11 @@ def _naive(s: ObjectiveSettings, t: dict[str, Tensor]) -> tuple[float, float]:
     """(mean loss, denominator) by plain loops over sequences and tokens."""
     per_sequence, tokens = [], 0
     for sequence in sorted(set(t["sequence_id_N"].tolist())):
-        rows = [i for i in range(len(t["mask_N"])) if t["sequence_id_N"][i] == sequence and t["mask_N"][i]]
+        rows = [
+            i
+            for i in range(len(t["mask_N"]))
+            if t["sequence_id_N"][i] == sequence and t["mask_N"][i]
+        ]
         if not rows:
             continue
         diffs = [t["logp_N"][i].item() - t["old_logp_N"][i].item() for i in rows]
@@ -67,8 +76,14 @@ def _naive(s: ObjectiveSettings, t: dict[str, Tensor]) -> tuple[float, float]:
         per_sequence.append(losses)
         tokens += len(rows)
     if s.aggregate == "sequence_mean":
-        return math.fsum(math.fsum(x) / len(x) for x in per_sequence) / len(per_sequence), len(per_sequence)
-    below = tokens if s.aggregate == "token_mean" else len(per_sequence) * (s.max_completion_length or 0)
+        return math.fsum(math.fsum(x) / len(x) for x in per_sequence) / len(per_sequence), len(
+            per_sequence
+        )
+    below = (
+        tokens
+        if s.aggregate == "token_mean"
+        else len(per_sequence) * (s.max_completion_length or 0)
+    )
     return math.fsum(itertools.chain.from_iterable(per_sequence)) / below, below
 
 
@@ -78,23 +93,35 @@ ALL = list(itertools.product(("token", "sequence"), AGGREGATES, (None, 3.0), ("k
 
 @pytest.mark.parametrize(("importance", "aggregate", "dual", "estimator"), ALL)
 def test_equals_the_naive_loops(importance, aggregate, dual, estimator) -> None:
-    s = ObjectiveSettings(importance=importance, aggregate=aggregate, dual_clip=dual, kl_coef=0.0 if estimator == "k1" else 0.1,
-                          kl_estimator=estimator, max_completion_length=16)
+    s = ObjectiveSettings(
+        importance=importance,
+        aggregate=aggregate,
+        dual_clip=dual,
+        kl_coef=0.0 if estimator == "k1" else 0.1,
+        kl_estimator=estimator,
+        max_completion_length=16,
+    )
     for seed in range(3):
         t = _tokens(seed)
         if seed == 2:
-            t["mask_N"] = t["mask_N"] & (t["sequence_id_N"] != 3)  # one sequence wholly out of the loss
+            t["mask_N"] = t["mask_N"] & (
+                t["sequence_id_N"] != 3
+            )  # one sequence wholly out of the loss
         out = policy_loss(s, **t)
         expected, below = _naive(s, t)
         assert out.denominator == below == denominator(s, t["sequence_id_N"], t["mask_N"])
-        assert out.loss.item() * gradient_scale(out.denominator) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert out.loss.item() * gradient_scale(out.denominator) == pytest.approx(
+            expected, rel=1e-12, abs=1e-12
+        )
         assert out.stats.num_tokens == int(t["mask_N"].sum())
 
 
 @pytest.mark.parametrize("importance", ["token", "sequence"])
 @pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "dr_grpo"])
 def test_gradient_equals_finite_differences_of_the_naive_loops(importance, aggregate) -> None:
-    s = ObjectiveSettings(importance=importance, aggregate=aggregate, kl_coef=0.05, max_completion_length=16)
+    s = ObjectiveSettings(
+        importance=importance, aggregate=aggregate, kl_coef=0.05, max_completion_length=16
+    )
     t = _tokens(4)
     out = policy_loss(s, **t)
     out.loss.backward()
@@ -114,16 +141,31 @@ def test_on_policy_gradient_is_minus_advantage() -> None:
     out = policy_loss(ObjectiveSettings(), **{**t, "ref_logp_N": None})
     out.loss.backward()
     torch.testing.assert_close(t["logp_N"].grad, torch.where(t["mask_N"], -t["advantage_N"], 0.0))
-    assert out.stats.means() == pytest.approx({"clip_low": 0, "clip_high": 0, "dual_clip": 0, "clamped": 0, "ratio": 1,
-                                               "approx_kl": 0, "kl_ref": 0})
+    assert out.stats.means() == pytest.approx(
+        {
+            "clip_low": 0,
+            "clip_high": 0,
+            "dual_clip": 0,
+            "clamped": 0,
+            "ratio": 1,
+            "approx_kl": 0,
+            "kl_ref": 0,
+        }
+    )
 
 
 def _one(log_ratio: float, advantage: float, **settings) -> tuple[float, float, LossStats]:
     """Loss, gradient and stats of a single token."""
     logp = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     zero, ids = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
-    out = policy_loss(ObjectiveSettings(**settings), logp, zero, torch.tensor([advantage], dtype=torch.float64), ids,
-                      torch.ones(1, dtype=torch.bool))
+    out = policy_loss(
+        ObjectiveSettings(**settings),
+        logp,
+        zero,
+        torch.tensor([advantage], dtype=torch.float64),
+        ids,
+        torch.ones(1, dtype=torch.bool),
+    )
     out.loss.backward()
     assert logp.grad is not None
     return out.loss.item(), logp.grad.item(), out.stats
@@ -132,8 +174,13 @@ def _one(log_ratio: float, advantage: float, **settings) -> tuple[float, float, 
 def test_clip_corners() -> None:
     # A > 0: free below 1.28, flat above. A < 0: flat below 0.8, free up to the dual clip 3, flat above.
     for ratio, advantage, loss, gradient in (
-        (1.2, 1.0, -1.2, -1.2), (1.5, 1.0, -1.28, 0.0), (0.5, 1.0, -0.5, -0.5),
-        (0.5, -1.0, 0.8, 0.0), (2.0, -1.0, 2.0, 2.0), (50.0, -1.0, 3.0, 0.0), (50.0, -2.0, 6.0, 0.0),
+        (1.2, 1.0, -1.2, -1.2),
+        (1.5, 1.0, -1.28, 0.0),
+        (0.5, 1.0, -0.5, -0.5),
+        (0.5, -1.0, 0.8, 0.0),
+        (2.0, -1.0, 2.0, 2.0),
+        (50.0, -1.0, 3.0, 0.0),
+        (50.0, -2.0, 6.0, 0.0),
         (50.0, 0.0, 0.0, 0.0),
     ):
         assert _one(math.log(ratio), advantage)[:2] == pytest.approx((loss, gradient))
@@ -141,8 +188,13 @@ def test_clip_corners() -> None:
 
 
 def test_dual_clip_bounds_the_loss_and_only_touches_negative_advantages() -> None:
-    for log_ratio, advantage in itertools.product([-30, -3, -0.1, 0, 0.1, 0.5, 1.2, 3, 30], [-2.0, -0.3, 0.7]):
-        with_bound, without = _one(log_ratio, advantage)[0], _one(log_ratio, advantage, dual_clip=None)[0]
+    for log_ratio, advantage in itertools.product(
+        [-30, -3, -0.1, 0, 0.1, 0.5, 1.2, 3, 30], [-2.0, -0.3, 0.7]
+    ):
+        with_bound, without = (
+            _one(log_ratio, advantage)[0],
+            _one(log_ratio, advantage, dual_clip=None)[0],
+        )
         assert with_bound <= 3.0 * abs(advantage) + 1e-12
         assert with_bound <= without
         if advantage > 0 or math.exp(min(log_ratio, 20)) <= 3.0:
@@ -151,8 +203,12 @@ def test_dual_clip_bounds_the_loss_and_only_touches_negative_advantages() -> Non
 
 def test_clip_marks_are_counted() -> None:
     assert _one(math.log(0.5), -1.0)[2].clip_low == 1 and _one(math.log(0.5), 1.0)[2].clip_low == 0
-    assert _one(math.log(2.0), 1.0)[2].clip_high == 1 and _one(math.log(2.0), -1.0)[2].clip_high == 0
-    assert _one(math.log(4.0), -1.0)[2].dual_clip == 1 and _one(math.log(4.0), 1.0)[2].dual_clip == 0
+    assert (
+        _one(math.log(2.0), 1.0)[2].clip_high == 1 and _one(math.log(2.0), -1.0)[2].clip_high == 0
+    )
+    assert (
+        _one(math.log(4.0), -1.0)[2].dual_clip == 1 and _one(math.log(4.0), 1.0)[2].dual_clip == 0
+    )
     assert _one(math.log(4.0), -1.0, dual_clip=None)[2].dual_clip == 0
     assert _one(math.log(2.0), 1.0)[2].ratio == pytest.approx(2.0)
     assert _one(math.log(2.0), 1.0)[2].approx_kl == pytest.approx(2.0 - 1 - math.log(2.0))
@@ -172,12 +228,20 @@ def test_log_ratio_clamp_keeps_the_loss_finite_stops_the_gradient_and_is_counted
 def test_sequence_importance_is_one_ratio_per_sequence() -> None:
     logp = torch.tensor([0.0, 0.4, -0.1], dtype=torch.float64, requires_grad=True)
     s = ObjectiveSettings(importance="sequence", aggregate="sequence_mean")
-    out = policy_loss(s, logp, torch.zeros(3, dtype=torch.float64), torch.full((3,), 2.0), torch.full((3,), 7),
-                      torch.ones(3))
+    out = policy_loss(
+        s,
+        logp,
+        torch.zeros(3, dtype=torch.float64),
+        torch.full((3,), 2.0),
+        torch.full((3,), 7),
+        torch.ones(3),
+    )
     out.loss.backward()
     ratio = math.exp(0.1)
     assert out.loss.item() == pytest.approx(-2 * ratio)
-    assert logp.grad.tolist() == pytest.approx([-2 * ratio / 3] * 3)  # GSPO: every token has the same gradient
+    assert logp.grad.tolist() == pytest.approx(
+        [-2 * ratio / 3] * 3
+    )  # GSPO: every token has the same gradient
     assert out.stats.ratio == pytest.approx(3 * ratio)
 
 
@@ -186,21 +250,32 @@ def test_masked_tokens_may_hold_anything() -> None:
     reference = policy_loss(ObjectiveSettings(kl_coef=0.1), **clean)
     reference.loss.backward()
     dirty = {name: value.detach().clone() for name, value in clean.items()}
-    bad_values = {"logp_N": math.nan, "old_logp_N": -math.inf, "advantage_N": math.nan, "ref_logp_N": math.inf}
+    bad_values = {
+        "logp_N": math.nan,
+        "old_logp_N": -math.inf,
+        "advantage_N": math.nan,
+        "ref_logp_N": math.inf,
+    }
     for name, bad in bad_values.items():
         dirty[name][~clean["mask_N"]] = bad
     dirty["logp_N"].requires_grad_()
-    out = policy_loss(ObjectiveSettings(kl_coef=0.1), **{**dirty, "mask_N": dirty["mask_N"].float()})
+    out = policy_loss(
+        ObjectiveSettings(kl_coef=0.1), **{**dirty, "mask_N": dirty["mask_N"].float()}
+    )
     out.loss.backward()
     assert out.loss.item() == reference.loss.item() and out.stats == reference.stats
     assert torch.equal(dirty["logp_N"].grad, clean["logp_N"].grad)
 
 
 def test_nothing_in_the_loss_gives_zero_gradient_not_nan() -> None:
-    for aggregate, importance in itertools.product(("token_mean", "sequence_mean", "dr_grpo"), ("token", "sequence")):
+    for aggregate, importance in itertools.product(
+        ("token_mean", "sequence_mean", "dr_grpo"), ("token", "sequence")
+    ):
         t = _tokens(0)
         t["mask_N"] = torch.zeros_like(t["mask_N"])
-        s = ObjectiveSettings(aggregate=aggregate, importance=importance, kl_coef=0.1, max_completion_length=8)
+        s = ObjectiveSettings(
+            aggregate=aggregate, importance=importance, kl_coef=0.1, max_completion_length=8
+        )
         out = policy_loss(s, **t)
         out.loss.backward()  # the graph is kept: every rank must run its backward
         assert t["logp_N"].grad.tolist() == [0.0] * len(t["mask_N"])
@@ -241,7 +316,9 @@ def test_half_precision_log_probs_are_raised() -> None:
     t = _tokens(0, dtype=torch.bfloat16)
     out = policy_loss(ObjectiveSettings(), **t)
     assert out.loss.dtype == torch.float32
-    raised = {name: value.float() if value.is_floating_point() else value for name, value in t.items()}
+    raised = {
+        name: value.float() if value.is_floating_point() else value for name, value in t.items()
+    }
     assert out.loss.item() == policy_loss(ObjectiveSettings(), **raised).loss.item()
 
 
@@ -252,7 +329,9 @@ def test_kl_estimators_non_negative_and_unbiased_by_exact_expectation() -> None:
     exact = (logp.exp() * (logp - ref)).sum()
     d = ref - logp
     assert (kl_estimate(d, "k3") >= 0).all() and (kl_estimate(d, "k2") >= 0).all()
-    assert (kl_estimate(torch.linspace(-1e-6, 1e-6, 101), "k3") >= 0).all()  # float32, where exp(d) - d - 1 cancels
+    assert (
+        kl_estimate(torch.linspace(-1e-6, 1e-6, 101), "k3") >= 0
+    ).all()  # float32, where exp(d) - d - 1 cancels
     for estimator in ("k1", "k3"):
         torch.testing.assert_close((logp.exp() * kl_estimate(d, estimator)).sum(), exact)
     assert (logp.exp() * kl_estimate(d, "k2")).sum() != pytest.approx(exact.item(), rel=1e-3)
@@ -273,8 +352,12 @@ def test_gradients_of_kl_terms_as_documented() -> None:
     def gradient(value: Tensor) -> Tensor:
         return torch.autograd.grad(value, logits, retain_graph=True)[0]
 
-    expected = {e: gradient((sampling * kl_estimate(ref - logp, e)).sum()) for e in ("k1", "k2", "k3")}
-    torch.testing.assert_close(expected["k1"], torch.zeros(7, dtype=torch.float64), atol=1e-12, rtol=0)
+    expected = {
+        e: gradient((sampling * kl_estimate(ref - logp, e)).sum()) for e in ("k1", "k2", "k3")
+    }
+    torch.testing.assert_close(
+        expected["k1"], torch.zeros(7, dtype=torch.float64), atol=1e-12, rtol=0
+    )
     torch.testing.assert_close(expected["k2"], gradient((logp.exp() * (logp - ref)).sum()))
     torch.testing.assert_close(expected["k3"], gradient((ref.exp() * (ref - logp)).sum()))
 
@@ -285,18 +368,27 @@ def test_fractional_masks_are_refused() -> None:
         policy_loss(ObjectiveSettings(), **{**t, "mask_N": t["mask_N"].float() * 0.5})
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"aggregate": "token_meen"}, r"mean, sequence_mean, dr_grpo, found 'token_meen'\. Did you mean 'token_mean'\?"),
-    ({"importance": "sequences"}, r"Did you mean 'sequence'\?"),
-    ({"kl_estimator": "low_var_kl"}, "k1, k2, k3, found 'low_var_kl'"),
-    ({"kl_estimator": "k1", "kl_coef": 0.1}, "k3 or k2 for a KL term in the loss, found k1: its gradient is 0 in expectation"),
-    ({"clip_low": 1.5}, r"clip_low in \(0, 1\], found 1.5"),
-    ({"clip_high": 0.0}, "clip_high above 0, found 0.0"),
-    ({"dual_clip": 1.2}, r"dual_clip above 1 \+ clip_high = 1.28, found 1.2"),
-    ({"aggregate": "dr_grpo"}, "max_completion_length above 0, found None"),
-    ({"kl_coef": -1.0}, "kl_coef at least 0, found -1.0"),
-    ({"log_ratio_clamp": 0.0}, r"log_ratio_clamp in \(0, 80\]"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"aggregate": "token_meen"},
+            r"mean, sequence_mean, dr_grpo, found 'token_meen'\. Did you mean 'token_mean'\?",
+        ),
+        ({"importance": "sequences"}, r"Did you mean 'sequence'\?"),
+        ({"kl_estimator": "low_var_kl"}, "k1, k2, k3, found 'low_var_kl'"),
+        (
+            {"kl_estimator": "k1", "kl_coef": 0.1},
+            "k3 or k2 for a KL term in the loss, found k1: its gradient is 0 in expectation",
+        ),
+        ({"clip_low": 1.5}, r"clip_low in \(0, 1\], found 1.5"),
+        ({"clip_high": 0.0}, "clip_high above 0, found 0.0"),
+        ({"dual_clip": 1.2}, r"dual_clip above 1 \+ clip_high = 1.28, found 1.2"),
+        ({"aggregate": "dr_grpo"}, "max_completion_length above 0, found None"),
+        ({"kl_coef": -1.0}, "kl_coef at least 0, found -1.0"),
+        ({"log_ratio_clamp": 0.0}, r"log_ratio_clamp in \(0, 80\]"),
+    ],
+)
 def test_user_errors_say_what_to_do(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ObjectiveSettings(**settings)

@@ -2,13 +2,19 @@
 
 Run: pytest tests/algorithms/test_overlong.py
 """
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrl.algorithms import OverlongSettings, overlong_penalty, soft_overlong_penalty, trajectory_in_loss
+from mmrl.algorithms import (
+    OverlongSettings,
+    overlong_penalty,
+    soft_overlong_penalty,
+    trajectory_in_loss,
+)
 from mmrl.errors import ConfigError
 from mmrl.types import Rollout, StopReason, Turn
 
@@ -38,12 +44,22 @@ def test_failed_and_empty_trajectories_are_never_in_the_loss(mode) -> None:
 def test_soft_punishment_at_the_paper_s_corners() -> None:
     # L_max 100, L_cache 20: free to 80, -0.5 at 90, -1 from 100 on
     lengths = (0, 80, 85, 90, 100, 101, 500)
-    assert [soft_overlong_penalty(n, 100, 20) for n in lengths] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0, -1.0]
+    assert [soft_overlong_penalty(n, 100, 20) for n in lengths] == [
+        0.0,
+        0.0,
+        -0.25,
+        -0.5,
+        -1.0,
+        -1.0,
+        -1.0,
+    ]
 
 
 @settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(1, 1000), st.data())
-def test_soft_punishment_is_bounded_and_falls_with_length(length: int, max_length: int, data) -> None:
+def test_soft_punishment_is_bounded_and_falls_with_length(
+    length: int, max_length: int, data
+) -> None:
     cache = data.draw(st.integers(1, max_length))
     here, next_one = (soft_overlong_penalty(n, max_length, cache) for n in (length, length + 1))
     assert -1.0 <= next_one <= here <= 0.0
@@ -56,7 +72,8 @@ def test_soft_punishment_equals_trl() -> None:
     theirs = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
     lengths = [*range(0, 130, 7), 80, 81, 100]
     assert [soft_overlong_penalty(n, 100, 20) for n in lengths] == pytest.approx(
-        theirs(completion_ids=[[1] * n for n in lengths]))
+        theirs(completion_ids=[[1] * n for n in lengths])
+    )
 
 
 def test_penalty_applies_in_soft_mode_only() -> None:
@@ -67,7 +84,9 @@ def test_penalty_applies_in_soft_mode_only() -> None:
 
 
 def test_user_errors_say_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"none, mask or soft, found 'masked'\. Did you mean 'mask'\?"):
+    with pytest.raises(
+        ConfigError, match=r"none, mask or soft, found 'masked'\. Did you mean 'mask'\?"
+    ):
         OverlongSettings(mode="masked")  # type: ignore[arg-type]
     for cache, max_length in ((None, 100), (0, 100), (101, 100), (20, None)):
         with pytest.raises(ConfigError, match="0 < cache <= max_length"):

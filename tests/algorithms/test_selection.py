@@ -1,4 +1,5 @@
 """Variance-based selection: the measure against brute force, the memory as a state machine, resumed at any step."""
+
 from __future__ import annotations
 
 import itertools
@@ -23,25 +24,36 @@ def selection(**options: Any) -> VarianceSelection:
 def test_the_largest_variance_is_that_of_the_most_spread_group(size: int) -> None:
     brute = max(np.var(g, ddof=1) for g in itertools.product((0.0, 1.0), repeat=size))
     assert largest_variance(size) == pytest.approx(brute)
-    assert largest_variance(size) == pytest.approx(size / (4 * (size - 1)) if size % 2 == 0 else (size + 1) / (4 * size))
-    assert largest_variance(size, -0.5, 2.0) == pytest.approx(brute * 2.5**2) and largest_variance(1) == 0
+    assert largest_variance(size) == pytest.approx(
+        size / (4 * (size - 1)) if size % 2 == 0 else (size + 1) / (4 * size)
+    )
+    assert (
+        largest_variance(size, -0.5, 2.0) == pytest.approx(brute * 2.5**2)
+        and largest_variance(1) == 0
+    )
 
 
 @given(st.lists(st.integers(-8, 16).map(lambda n: n / 16), min_size=2, max_size=8))
 def test_strength_is_variance_relative_to_the_possible_or_the_std(rewards: list[float]) -> None:
     strength = selection().strength(rewards, -0.5, 1.0)
     assert 0 <= strength <= 1
-    assert strength == pytest.approx(np.var(rewards, ddof=1) / largest_variance(len(rewards), -0.5, 1.0))
+    assert strength == pytest.approx(
+        np.var(rewards, ddof=1) / largest_variance(len(rewards), -0.5, 1.0)
+    )
     assert selection(kind="std").strength(rewards) == pytest.approx(np.std(rewards, ddof=1))
 
 
 def test_half_solved_is_strongest_and_the_threshold_is_inclusive() -> None:
     found = [selection().strength([1.0] * k + [0.0] * (8 - k)) for k in range(9)]
-    assert found[4] == pytest.approx(1.0) and found == sorted(found[:5]) + sorted(found[5:], reverse=True)
+    assert found[4] == pytest.approx(1.0) and found == sorted(found[:5]) + sorted(
+        found[5:], reverse=True
+    )
     assert found[0] == found[8] == 0
     chosen = selection(threshold=found[2])
     assert chosen.keeps(found[2]) and not chosen.keeps(found[1])
-    assert not selection(threshold=0.0).keeps(0.0), "equal rewards teach nothing, whatever the threshold"
+    assert not selection(threshold=0.0).keeps(0.0), (
+        "equal rewards teach nothing, whatever the threshold"
+    )
 
 
 def test_priorities_have_momentum_and_mastered_samples_leave() -> None:
@@ -68,7 +80,9 @@ def test_replay_takes_the_best_rested_allowed_sample_once_per_step() -> None:
     assert s.replay() is None, "still resting"
     s.begin_step(3, 4)
     assert s.replay(lambda source, name: name != "y") == ("a", "z"), "y belongs to another stage"
-    assert s.replay() == ("a", "y") and s.replay() is None and s.replayed == 2, "half of four places"
+    assert s.replay() == ("a", "y") and s.replay() is None and s.replayed == 2, (
+        "half of four places"
+    )
     s.begin_step(4, 4)
     assert s.replay() == ("a", "x") and s.replay() is None
     assert s.metrics() == {"replayed": 1, "memory": 3, "priority": pytest.approx(0.7)}
@@ -105,7 +119,13 @@ def test_resumed_at_any_step_it_continues_identically(seed: int, cut: int) -> No
 def test_wrong_settings_and_states_are_refused() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'variance'"):
         SelectionSettings(kind="varianc")  # type: ignore[arg-type]
-    for wrong in ({"threshold": -1}, {"replay_share": 2}, {"momentum": 1.0}, {"memory": 0}, {"rest": 0}):
+    for wrong in (
+        {"threshold": -1},
+        {"replay_share": 2},
+        {"momentum": 1.0},
+        {"memory": 0},
+        {"rest": 0},
+    ):
         with pytest.raises(ConfigError, match="expected"):
             selection(**wrong)
     with pytest.raises(CheckpointError, match="earlier checkpoint"):

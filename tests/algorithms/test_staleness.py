@@ -2,6 +2,7 @@
 
 Run: pytest tests/algorithms/test_staleness.py
 """
+
 from __future__ import annotations
 
 import pytest
@@ -15,13 +16,24 @@ def test_weights_truncate_or_mask_above_the_threshold() -> None:
     behaviour = torch.zeros(4)
     proximal = torch.tensor([0.5, 1.0, 1.99, 3.0]).log().requires_grad_()
     weights, masked = behave_weights(CorrectionSettings(), proximal, behaviour)
-    assert weights.tolist() == pytest.approx([0.5, 1, 1.99, 2]) and not masked.any() and not weights.requires_grad
+    assert (
+        weights.tolist() == pytest.approx([0.5, 1, 1.99, 2])
+        and not masked.any()
+        and not weights.requires_grad
+    )
     assert torch.equal(weights, truncated_importance(proximal, behaviour, 2.0))
     weights, masked = behave_weights(CorrectionSettings(mode="mask"), proximal, behaviour)
-    assert weights.tolist() == pytest.approx([0.5, 1, 1.99, 0]) and masked.tolist() == [False, False, False, True]
+    assert weights.tolist() == pytest.approx([0.5, 1, 1.99, 0]) and masked.tolist() == [
+        False,
+        False,
+        False,
+        True,
+    ]
     weights, masked = behave_weights(CorrectionSettings(mode="none"), proximal, behaviour)
     assert weights.tolist() == [1] * 4 and not masked.any()
-    assert behave_weights(CorrectionSettings(mode="mask"), torch.tensor([900.0]), torch.tensor([0.0]))[0].tolist() == [0.0]
+    assert behave_weights(
+        CorrectionSettings(mode="mask"), torch.tensor([900.0]), torch.tensor([0.0])
+    )[0].tolist() == [0.0]
     with pytest.raises(ConfigError, match=r"none, truncate or mask, found 'masked'.*mask"):
         CorrectionSettings(mode="masked")
     with pytest.raises(ConfigError, match="threshold above 0"):

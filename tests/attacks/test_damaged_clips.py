@@ -1,4 +1,5 @@
 """Clips with flipped bits, cut or lying headers, lengths without end: frames or a MediaError of a kind, in bounded memory."""
+
 from __future__ import annotations
 
 import resource
@@ -14,7 +15,16 @@ from mmrl.video.sampling import FrameSampling
 
 CLIP = Path(__file__).resolve().parents[2] / "assets" / "fixtures" / "video" / "counter.mp4"
 FRAMES = 100
-KINDS = {"missing", "empty", "truncated", "corrupt", "no_video", "unsupported", "too_short", "too_large"}
+KINDS = {
+    "missing",
+    "empty",
+    "truncated",
+    "corrupt",
+    "no_video",
+    "unsupported",
+    "too_short",
+    "too_large",
+}
 
 
 def outcome(path: Path) -> str:
@@ -25,7 +35,11 @@ def outcome(path: Path) -> str:
     except MediaError as error:
         assert error.kind in KINDS
         return error.kind
-    assert 0 < info.frames <= FRAMES and np.isfinite([info.duration_s, info.fps]).all() and info.duration_s > 0
+    assert (
+        0 < info.frames <= FRAMES
+        and np.isfinite([info.duration_s, info.fps]).all()
+        and info.duration_s > 0
+    )
     assert np.isfinite(info.timestamps_s).all() and (np.diff(info.timestamps_s) > 0).all()
     assert clip.rgb_THWC.dtype == np.uint8 and len(clip.rgb_THWC) == len(clip.indices)
     return "frames"
@@ -40,7 +54,7 @@ def test_flipped_bits(part: str, tmp_path: Path) -> None:
     """In the middle of H.264 and in the moov box. A flip may be without effect; it must not crash, hang or give a frame twice."""
     data, rng, found = CLIP.read_bytes(), np.random.default_rng(7), set()
     moov = data.index(b"moov") - 4
-    size = struct.unpack(">I", data[moov:moov + 4])[0]
+    size = struct.unpack(">I", data[moov : moov + 4])[0]
     low, high = (moov + 8, moov + size) if part == "index" else (moov + size, len(data))
     for number in range(30):
         damaged = bytearray(data)
@@ -61,18 +75,29 @@ def test_a_clip_that_ends_anywhere(tmp_path: Path) -> None:
 
 def _set(data: bytearray, name: bytes, offset: int, *values: int) -> None:
     place = box(data, name) + offset
-    data[place:place + 4 * len(values)] = struct.pack(f">{len(values)}I", *values)
+    data[place : place + 4 * len(values)] = struct.pack(f">{len(values)}I", *values)
 
 
 LIES = {
     "2^31 frames in the table of times": [(b"stts", 12, 2**31 - 1)],
     "2^31 frames of a byte": [(b"stsz", 8, 1, 2**31 - 1)],
-    "2^32 frames": [(b"stsz", 12, 2**32 - 1)], "no time base": [(b"mdhd", 16, 0)],
+    "2^32 frames": [(b"stsz", 12, 2**32 - 1)],
+    "no time base": [(b"mdhd", 16, 0)],
     "a time base of 2^32": [(b"mdhd", 16, 2**32 - 1)],
-    "a film's time base of 0": [(b"mvhd", 16, 0)], "no duration": [(b"mdhd", 20, 0), (b"mvhd", 20, 0)],
-    "a duration of 2^32": [(b"mdhd", 20, 2**32 - 1), (b"mvhd", 20, 2**32 - 1), (b"tkhd", 24, 2**32 - 1)],
-    "frames of 2^31 ticks": [(b"stts", 16, 2**31 - 1)], "frames of no time": [(b"stts", 16, 0)],
-    "50 million frames of a byte": [(b"stsz", 8, 1, 50_000_000), (b"stts", 12, 50_000_000), (b"stsc", 16, 50_000_000)],
+    "a film's time base of 0": [(b"mvhd", 16, 0)],
+    "no duration": [(b"mdhd", 20, 0), (b"mvhd", 20, 0)],
+    "a duration of 2^32": [
+        (b"mdhd", 20, 2**32 - 1),
+        (b"mvhd", 20, 2**32 - 1),
+        (b"tkhd", 24, 2**32 - 1),
+    ],
+    "frames of 2^31 ticks": [(b"stts", 16, 2**31 - 1)],
+    "frames of no time": [(b"stts", 16, 0)],
+    "50 million frames of a byte": [
+        (b"stsz", 8, 1, 50_000_000),
+        (b"stts", 12, 50_000_000),
+        (b"stsc", 16, 50_000_000),
+    ],
 }
 
 

@@ -1,4 +1,5 @@
 """Manifests that a stranger wrote: sealed as ours are, they name what must not be read, or what has no end."""
+
 from __future__ import annotations
 
 import json
@@ -39,13 +40,17 @@ def forge(folder: Path, **files: Any) -> None:
     (folder / MANIFEST).write_text(line({**content, "seal": seal}) + "\n", encoding="ascii")
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "trainer/../../outside", "/etc/hostname"])
+@pytest.mark.parametrize(
+    "name", ["/dev/zero", "../outside", "trainer/../../outside", "/etc/hostname"]
+)
 def test_files_outside_the_checkpoint_are_not_read(name: str, tmp_path: Path) -> None:
     """/dev/zero has no bytes by its size and no end when it is read."""
     folder = checkpoint(tmp_path)
     (tmp_path / "outside").write_bytes(b"")
     forge(folder, **{name: [0, EMPTY]})
-    assert problems(folder, step=4) == [f"{MANIFEST}: expected files of this folder, found {name!r}"]
+    assert problems(folder, step=4) == [
+        f"{MANIFEST}: expected files of this folder, found {name!r}"
+    ]
     with pytest.raises(CheckpointError, match="expected files of this folder"):
         check_loadable(folder)
 
@@ -56,9 +61,13 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
     (folder / "zero.bin").symlink_to("/dev/zero")
     (folder / "trainer" / "state.json").unlink()
     (folder / "trainer" / "state.json").symlink_to("/dev/full")
-    forge(folder, **{"pipe.bin": [0, EMPTY], "zero.bin": [0, EMPTY], "trainer/state.json": [0, EMPTY]})
-    assert sorted(problems(folder, step=4)) == [f"{name}: expected a file, found something else"
-                                                for name in ("pipe.bin", "trainer/state.json", "zero.bin")]
+    forge(
+        folder, **{"pipe.bin": [0, EMPTY], "zero.bin": [0, EMPTY], "trainer/state.json": [0, EMPTY]}
+    )
+    assert sorted(problems(folder, step=4)) == [
+        f"{name}: expected a file, found something else"
+        for name in ("pipe.bin", "trainer/state.json", "zero.bin")
+    ]
 
 
 @pytest.mark.parametrize("entry", [["9", EMPTY], [0], 7, [None, None], [-1, EMPTY], {"size": 1}])

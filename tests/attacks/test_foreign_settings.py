@@ -1,4 +1,5 @@
 """A stranger's checkpoint, log or model folder: none of its settings runs code, opens folders, asks hosts or takes the machine."""
+
 from __future__ import annotations
 
 import ast
@@ -57,8 +58,13 @@ def evil(tmp_path: Path) -> tuple[Path, Path]:
 def data(tmp_path: Path) -> Path:
     """One question for the task counting, in a file of the task mixed."""
     make_scenes(tmp_path / "scenes", count=1, seed=0)
-    row = {"id": "1", "task": "counting", "image": next((tmp_path / "scenes").rglob("*.png")).name, "question": "red circles",
-           "answer": 1}
+    row = {
+        "id": "1",
+        "task": "counting",
+        "image": next((tmp_path / "scenes").rglob("*.png")).name,
+        "question": "red circles",
+        "answer": 1,
+    }
     path = next((tmp_path / "scenes").rglob("*.png")).parent / "data.jsonl"
     path.write_text(json.dumps(row) + "\n", encoding="utf-8")
     return path
@@ -80,50 +86,103 @@ def checkpoint(folder: Path, model: Path, settings: Any) -> Path:
 
 
 def mixed(name: str) -> dict[str, Any]:
-    return {"data": {"eval": [{"task": "mixed", "path": "x", "params": {"tasks": {name: {}}}}]},
-            "rollout": {"max_new_tokens": 2}}
+    return {
+        "data": {"eval": [{"task": "mixed", "path": "x", "params": {"tasks": {name: {}}}}]},
+        "rollout": {"max_new_tokens": 2},
+    }
 
 
 @pytest.mark.parametrize("form", ["absolute", "relative", "parent", "home", "shared"])
-def test_eval_runs_no_code_that_a_checkpoint_names(form: str, model: Path, evil: tuple[Path, Path], data: Path, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_runs_no_code_that_a_checkpoint_names(
+    form: str,
+    model: Path,
+    evil: tuple[Path, Path],
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     file, mark = evil
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below" if form == "parent" else tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    name = {"absolute": str(file), "relative": "evil.py", "parent": "../evil.py", "home": "~/evil.py", "shared": str(file)}[form]
+    name = {
+        "absolute": str(file),
+        "relative": "evil.py",
+        "parent": "../evil.py",
+        "home": "~/evil.py",
+        "shared": str(file),
+    }[form]
     settings = mixed(f"{name}:T")
     if form == "shared":  # a mixed task in a mixed task
-        settings["data"]["eval"][0]["params"] = {"shared": {"tasks": {f"{name}:T": {}}}, "tasks": {"mixed": {}}}
+        settings["data"]["eval"][0]["params"] = {
+            "shared": {"tasks": {f"{name}:T": {}}},
+            "tasks": {"mixed": {}},
+        }
     folder = checkpoint(tmp_path / "ck", model, settings)
-    result = CliRunner().invoke(app, ["eval", str(folder), "--task", "mixed", "--data", str(data), "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(
+        app,
+        [
+            "eval",
+            str(folder),
+            "--task",
+            "mixed",
+            "--data",
+            str(data),
+            "--out",
+            str(tmp_path / "out"),
+        ],
+    )
     assert not mark.exists(), "the stranger's code ran"
     assert isinstance(result.exception, MMRLError)
     if form != "shared":
-        assert all(word in str(result.exception) for word in ("built-in task", "evil.py:T", "--trust-code"))
+        assert all(
+            word in str(result.exception) for word in ("built-in task", "evil.py:T", "--trust-code")
+        )
 
 
-def test_trust_code_lets_it_run(model: Path, evil: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+def test_trust_code_lets_it_run(
+    model: Path, evil: tuple[Path, Path], data: Path, tmp_path: Path
+) -> None:
     folder = checkpoint(tmp_path / "ck", model, mixed(f"{evil[0]}:T"))
-    result = CliRunner().invoke(app, ["eval", str(folder), "--task", "mixed", "--data", str(data), "--out", str(tmp_path / "out"),
-                                      "--trust-code"])
+    result = CliRunner().invoke(
+        app,
+        [
+            "eval",
+            str(folder),
+            "--task",
+            "mixed",
+            "--data",
+            str(data),
+            "--out",
+            str(tmp_path / "out"),
+            "--trust-code",
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert evil[1].exists()
 
 
-def test_a_task_that_the_user_named_still_has_the_parameters_it_was_trained_with(model: Path, evil: tuple[Path, Path], data: Path,
-                                                                                   tmp_path: Path) -> None:
+def test_a_task_that_the_user_named_still_has_the_parameters_it_was_trained_with(
+    model: Path, evil: tuple[Path, Path], data: Path, tmp_path: Path
+) -> None:
     spec = f"{evil[0]}:T"
     source = {"task": spec, "path": "x", "params": {"prompt": "Count: {question}"}}
-    folder = checkpoint(tmp_path / "ck", model, {"data": {"eval": [source]}, "rollout": {"max_new_tokens": 2}})
-    result = CliRunner().invoke(app, ["eval", str(folder), "--task", spec, "--data", str(data), "--out", str(tmp_path / "out")])
+    folder = checkpoint(
+        tmp_path / "ck", model, {"data": {"eval": [source]}, "rollout": {"max_new_tokens": 2}}
+    )
+    result = CliRunner().invoke(
+        app,
+        ["eval", str(folder), "--task", spec, "--data", str(data), "--out", str(tmp_path / "out")],
+    )
     assert result.exit_code == 0 and evil[1].exists(), (result.output, result.exception)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["protocol"]["data"][0]["params"] == {"prompt": "Count: {question}"}
 
 
 @pytest.mark.slow
-def test_eval_opens_no_folder_and_takes_no_machine(model: Path, data: Path, tmp_path: Path, threads: None) -> None:
+def test_eval_opens_no_folder_and_takes_no_machine(
+    model: Path, data: Path, tmp_path: Path, threads: None
+) -> None:
     """The checkpoint names the user's own cache and a tiny limit: it would be emptied."""
     from mmrl.video.store import TensorStore
 
@@ -132,45 +191,105 @@ def test_eval_opens_no_folder_and_takes_no_machine(model: Path, data: Path, tmp_
     store.put("a" * 32, {"x": torch.zeros(1 << 16)})
     before = sorted(p for p in cache.rglob("*") if p.is_file())
     settings = {
-        "threads": 10**6, "dir": str(theirs), "name": "../../x", "engine": {"rollout": "vllm", "vllm": {"mode": "server",
-                                                                                                    "url": "http://evil/"}},
-        "data": {"cache": {"dir": str(cache), "limit_gib": 1e-9}, "workers": 64, "prompt_cache_gib": 1e9,
-                 "eval": [{"task": "counting", "path": "/etc/passwd", "pass_rate": {"file": "/etc/passwd"},
-                           "params": {"reader": {"image_root": "/etc", "media_dir": str(theirs)}}}]},
-        "reward": {"workers": 10**6}, "rollout": {"max_new_tokens": 2}}
+        "threads": 10**6,
+        "dir": str(theirs),
+        "name": "../../x",
+        "engine": {"rollout": "vllm", "vllm": {"mode": "server", "url": "http://evil/"}},
+        "data": {
+            "cache": {"dir": str(cache), "limit_gib": 1e-9},
+            "workers": 64,
+            "prompt_cache_gib": 1e9,
+            "eval": [
+                {
+                    "task": "counting",
+                    "path": "/etc/passwd",
+                    "pass_rate": {"file": "/etc/passwd"},
+                    "params": {"reader": {"image_root": "/etc", "media_dir": str(theirs)}},
+                }
+            ],
+        },
+        "reward": {"workers": 10**6},
+        "rollout": {"max_new_tokens": 2},
+    }
     folder = checkpoint(tmp_path / "ck", model, settings)
     found = checkpoint_settings(RunConfig, str(folder), [])
-    assert found.data.cache.dir is None and found.data.workers == 0 and found.data.prompt_cache_gib <= 4
-    assert found.data.eval == [DataSource(task="counting", path="(not read)", params={"reader": {}})]
+    assert (
+        found.data.cache.dir is None
+        and found.data.workers == 0
+        and found.data.prompt_cache_gib <= 4
+    )
+    assert found.data.eval == [
+        DataSource(task="counting", path="(not read)", params={"reader": {}})
+    ]
     assert (found.dir, found.name, found.engine) == ("runs", "run", RunConfig().engine)
     assert found.threads == found.reward.workers == os.cpu_count()
-    result = CliRunner().invoke(app, ["eval", str(folder), "--task", "counting", "--data", str(data), "--out",
-                                      str(tmp_path / "out")])
+    result = CliRunner().invoke(
+        app,
+        [
+            "eval",
+            str(folder),
+            "--task",
+            "counting",
+            "--data",
+            str(data),
+            "--out",
+            str(tmp_path / "out"),
+        ],
+    )
     assert result.exit_code == 0, (result.output, result.exception)
     said = result.output.replace("\n", " ")
-    assert all(word in said for word in ("without", "data.cache.dir", "image_root", "media_dir", "--trust-code"))
+    assert all(
+        word in said
+        for word in ("without", "data.cache.dir", "image_root", "media_dir", "--trust-code")
+    )
     assert not theirs.exists() and sorted(p for p in cache.rglob("*") if p.is_file()) == before
     typed = checkpoint_settings(RunConfig, str(folder), [f"data.cache.dir={cache}"])
     assert typed.data.cache.dir == str(cache), "what is typed is the user's"
 
 
-def test_a_robot_checkpoint_names_no_class_no_file_and_no_thousand_processes(tmp_path: Path) -> None:
+def test_a_robot_checkpoint_names_no_class_no_file_and_no_thousand_processes(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "ck"
     (folder / "trainer").mkdir(parents=True)
-    (folder / "trainer" / "config.yaml").write_text(yaml.safe_dump({
-        "env": {"suite": "evil:Sim", "workers": 10**6, "slots": 10**6, "image_size": 10**6,
-                "options": {"assets": "/home/user/secret", "gl": "osmesa", "robot": "http://evil/x"}},
-        "action": {"statistics": "/etc/passwd"}, "demos": {"path": "/etc"}, "data": {"cache": {"dir": "/tmp/x"}}}))
+    (folder / "trainer" / "config.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "env": {
+                    "suite": "evil:Sim",
+                    "workers": 10**6,
+                    "slots": 10**6,
+                    "image_size": 10**6,
+                    "options": {
+                        "assets": "/home/user/secret",
+                        "gl": "osmesa",
+                        "robot": "http://evil/x",
+                    },
+                },
+                "action": {"statistics": "/etc/passwd"},
+                "demos": {"path": "/etc"},
+                "data": {"cache": {"dir": "/tmp/x"}},
+            }
+        )
+    )
     base = base_settings(str(folder), None, [])
-    assert base.env.options == {"gl": "osmesa"} and base.action.statistics is None and base.demos.path is None
-    assert base.env.workers <= max(2, os.cpu_count() or 1) and base.env.slots <= 256 and base.env.image_size <= 2048
+    assert (
+        base.env.options == {"gl": "osmesa"}
+        and base.action.statistics is None
+        and base.demos.path is None
+    )
+    assert (
+        base.env.workers <= max(2, os.cpu_count() or 1)
+        and base.env.slots <= 256
+        and base.env.image_size <= 2048
+    )
     assert base.data.cache.dir is None
     assert base_settings(str(folder), None, [], trust_code=True).action.statistics == "/etc/passwd"
 
 
 BOMBS = {
-    "aliases of aliases": "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+    "aliases of aliases": "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
     "an alias of itself": "data: &d {train: [*d]}\n",
     "deep": "data: " + "[" * 5000 + "]" * 5000,
     "an integer of 10,000 digits": "seed: " + "9" * 10000,
@@ -181,8 +300,12 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k == "deep" else k for k in BOMBS])
-def test_a_hostile_configuration_is_an_error(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.slow) if k == "deep" else k for k in BOMBS]
+)
+def test_a_hostile_configuration_is_an_error(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ck" / "trainer").mkdir(parents=True)
     (tmp_path / "ck" / "trainer" / "config.yaml").write_text(BOMBS[kind])
@@ -199,18 +322,51 @@ def test_a_large_configuration_is_refused_before_it_is_read(tmp_path: Path) -> N
 
 
 def _row(spec: str, params: Any, **changes: Any) -> dict[str, Any]:
-    sample = {"id": "1", "task": "counting", "source": "s", "question": "red circles", "answer": 3, "images": ["1.png"],
-              "videos": [], "params": {}}
-    score = {"value": 1.0, "parsed": True, "reason": None, "parts": {}, "weights": {}, "metrics": {}, "detail": {}}
-    return {"task_spec": spec, "task_params": params, "sample": sample, "text": "<answer>3</answer>", "score": score,
-            "mode": "greedy", "image_sizes": [{"orig_wh": [56, 56], "resized_wh": [56, 56]}], "frame": "abs_orig", "stop": "eos",
-            "num_tokens": 3, "max_tokens": 9, **changes}
+    sample = {
+        "id": "1",
+        "task": "counting",
+        "source": "s",
+        "question": "red circles",
+        "answer": 3,
+        "images": ["1.png"],
+        "videos": [],
+        "params": {},
+    }
+    score = {
+        "value": 1.0,
+        "parsed": True,
+        "reason": None,
+        "parts": {},
+        "weights": {},
+        "metrics": {},
+        "detail": {},
+    }
+    return {
+        "task_spec": spec,
+        "task_params": params,
+        "sample": sample,
+        "text": "<answer>3</answer>",
+        "score": score,
+        "mode": "greedy",
+        "image_sizes": [{"orig_wh": [56, 56], "resized_wh": [56, 56]}],
+        "frame": "abs_orig",
+        "stop": "eos",
+        "num_tokens": 3,
+        "max_tokens": 9,
+        **changes,
+    }
 
 
-def test_score_runs_no_code_that_a_log_names(evil: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_runs_no_code_that_a_log_names(
+    evil: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "rollouts.jsonl"
-    for spec, params in ((f"{evil[0]}:T", {}), ("evil.py:T", {}), ("mixed", {"tasks": {f"{evil[0]}:T": {}}})):
+    for spec, params in (
+        (f"{evil[0]}:T", {}),
+        ("evil.py:T", {}),
+        ("mixed", {"tasks": {f"{evil[0]}:T": {}}}),
+    ):
         log.write_text(json.dumps(_row(spec, params)) + "\n", encoding="utf-8")
         with pytest.raises((RegistryError, ConfigError), match="--trust-code"):
             rescore(log)
@@ -231,31 +387,87 @@ def test_code_that_is_loaded_is_not_loaded_again(evil: tuple[Path, Path]) -> Non
 
 def test_every_option_that_is_a_place_is_known_as_one() -> None:
     """Of the readers: those that open or write something where they are told to."""
-    options = {p.name for name in READERS for p in inspect.signature(reader_of(name)).parameters.values()
-               if str(p.annotation).startswith("str") and p.name not in ("path",)}
+    options = {
+        p.name
+        for name in READERS
+        for p in inspect.signature(reader_of(name)).parameters.values()
+        if str(p.annotation).startswith("str") and p.name not in ("path",)
+    }
     places = {name for name in options if params_found({name: "x"}).left_out}
     assert places == {"image_root", "video_root", "media_dir", "subtitle_root", "durations"}
-    words = {"frame", "on_error", "split", "split_by", "task", "encoding", "problem_key", "answer_key", "images_key", "videos_key",
-             "dataset", "type_key", "ask", "language", "level", "subsplit", "part", "space", "source", "form"}
-    assert options - places == words, "a new option: is it a folder, a file or an address? Then its name says so: mmrl.config.trust"
+    words = {
+        "frame",
+        "on_error",
+        "split",
+        "split_by",
+        "task",
+        "encoding",
+        "problem_key",
+        "answer_key",
+        "images_key",
+        "videos_key",
+        "dataset",
+        "type_key",
+        "ask",
+        "language",
+        "level",
+        "subsplit",
+        "part",
+        "space",
+        "source",
+        "form",
+    }
+    assert options - places == words, (
+        "a new option: is it a folder, a file or an address? Then its name says so: mmrl.config.trust"
+    )
 
 
-@pytest.mark.parametrize("params", [{"shared": 3}, {"tasks": ["grounding"]}, {"tasks": {"grounding": "x"}}, {"shared": "{}"}])
+@pytest.mark.parametrize(
+    "params",
+    [{"shared": 3}, {"tasks": ["grounding"]}, {"tasks": {"grounding": "x"}}, {"shared": "{}"}],
+)
 def test_parameters_that_are_none_are_an_error_in_words(params: dict[str, Any]) -> None:
     """Of a checkpoint that was trained on several tasks; a traceback before."""
-    config = RunConfig.model_validate({"data": {"train": [{"task": "mixed", "path": "x", "params": params}]}})
-    with pytest.raises(ConfigError, match=r"expected parameters of task mixed in the checkpoint's settings, found .* --config"):
+    config = RunConfig.model_validate(
+        {"data": {"train": [{"task": "mixed", "path": "x", "params": params}]}}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"expected parameters of task mixed in the checkpoint's settings, found .* --config",
+    ):
         _taught(config, "grounding")
 
 
-@pytest.mark.parametrize("value", ["/etc/passwd", "~/x", "~root/x", "http://x/y", "file:///etc", "a/../b", "../x", "C:\\x\\y",
-                                   "\\\\h\\s"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/etc/passwd",
+        "~/x",
+        "~root/x",
+        "http://x/y",
+        "file:///etc",
+        "a/../b",
+        "../x",
+        "C:\\x\\y",
+        "\\\\h\\s",
+    ],
+)
 def test_a_value_that_is_a_place_is_left_out_under_any_name(value: str) -> None:
     found = params_found({"prompt": value, "deep": [{"a": [value, "ok"]}]})
     assert found.kept == {"deep": [{"a": ["ok"]}]} and len(found.left_out) == 2
 
 
-@pytest.mark.parametrize("value", ["/no_think", "Answer yes/no. See http://x for more", "{question} ...", "a/b", "..", "qwen2_vl"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/no_think",
+        "Answer yes/no. See http://x for more",
+        "{question} ...",
+        "a/b",
+        "..",
+        "qwen2_vl",
+    ],
+)
 def test_words_stay(value: str) -> None:
     assert params_found({"prompt": value}).kept == {"prompt": value}
 
@@ -270,17 +482,26 @@ def test_long_and_deep_parameters_take_no_time_and_no_stack() -> None:
 
 # What a model folder says to transformers: its `auto_map` is code, a pickle is code
 
+
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "from_pretrained"
+        ):
             yield node
 
 
 @pytest.mark.slow
 def test_every_load_refuses_remote_code() -> None:
     """Left out, transformers asks on the terminal whether to run it."""
-    calls = [(path.name, call) for folder in ("mmrl", "tasks", "video", "rewards") for path in (REPO / folder).rglob("*.py")
-             for call in _calls(ast.parse(path.read_text(encoding="utf-8")))]
+    calls = [
+        (path.name, call)
+        for folder in ("mmrl", "tasks", "video", "rewards")
+        for path in (REPO / folder).rglob("*.py")
+        for call in _calls(ast.parse(path.read_text(encoding="utf-8")))
+    ]
     assert len(calls) > 8
     for name, call in calls:
         said = {k.arg: k.value for k in call.keywords}
@@ -288,17 +509,36 @@ def test_every_load_refuses_remote_code() -> None:
         assert isinstance(trust, ast.Constant) and trust.value is False, f"{name}:{call.lineno}"
 
 
-@pytest.mark.parametrize("file", ["config.json", "processor_config.json", "tokenizer_config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "processor_config.json", "tokenizer_config.json", "preprocessor_config.json"],
+)
 def test_code_in_a_model_folder_does_not_run(file: str, model: Path, tmp_path: Path) -> None:
     from mmrl.policy.loading import load_policy
 
     folder, mark = tmp_path / "model", tmp_path / "PWNED"
     shutil.copytree(model, folder)
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').write('x')\n")
-    names = ("AutoConfig", "AutoModel", "AutoModelForImageTextToText", "AutoProcessor", "AutoImageProcessor", "AutoVideoProcessor")
+    names = (
+        "AutoConfig",
+        "AutoModel",
+        "AutoModelForImageTextToText",
+        "AutoProcessor",
+        "AutoImageProcessor",
+        "AutoVideoProcessor",
+    )
     settings = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
-    (folder / file).write_text(json.dumps({**settings, "auto_map": {**dict.fromkeys(names, "evil.X"),
-                                                                    "AutoTokenizer": ["evil.X", "evil.X"]}}))
+    (folder / file).write_text(
+        json.dumps(
+            {
+                **settings,
+                "auto_map": {
+                    **dict.fromkeys(names, "evil.X"),
+                    "AutoTokenizer": ["evil.X", "evil.X"],
+                },
+            }
+        )
+    )
     with contextlib.suppress(MMRLError):  # refused is as good as ignored
         load_policy(load_config(None, [f"model.path={folder}"]).model, trainable=False)
     assert not mark.exists()

@@ -1,5 +1,6 @@
 """Data files of strangers: small files that stand for more than memory holds, files that lead elsewhere, bytes that make no sense.
 Each is an error with a name, before the work; nothing hangs and nothing outside the data set is read."""
+
 from __future__ import annotations
 
 import gzip
@@ -37,7 +38,9 @@ def sparse(path: Path, size: int = 1 << 40) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [pytest.param("data.jsonl", marks=pytest.mark.slow), "data.json", "dataset_info.json"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("data.jsonl", marks=pytest.mark.slow), "data.json", "dataset_info.json"]
+)
 def test_a_sparse_file_of_a_tebibyte_is_not_read(name: str, tmp_path: Path) -> None:
     sparse(tmp_path / name)
     with pytest.raises(DataError, match=r"at most|found nothing|found '"):
@@ -50,14 +53,24 @@ def test_a_line_without_an_end_costs_its_bound(tmp_path: Path) -> None:
     with path.open("rb") as file:
         found = list(lines_bounded(file, 1000))
     assert found[0] == (1, b'{"id": "1"}\n') and found[1][0] == 2 and len(found) == 2
-    assert isinstance(found[1][1], DataError) and "the file is not read beyond it" in str(found[1][1])
+    assert isinstance(found[1][1], DataError) and "the file is not read beyond it" in str(
+        found[1][1]
+    )
     sparse(path)
     readout = read_any(path, "own", task="counting", on_error="record")
     assert len(readout) == 0 and "at most 64 MiB" in readout.rejected[0].reason
 
 
-@pytest.mark.parametrize("text", ["[" * 10**6, "[" * 10**6 + "]" * 10**6, '{"a":' * 10**6, "9" * 10**5,
-                                  '{"id": ' + "9" * 10**5 + "}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 10**6,
+        "[" * 10**6 + "]" * 10**6,
+        '{"a":' * 10**6,
+        "9" * 10**5,
+        '{"id": ' + "9" * 10**5 + "}",
+    ],
+)
 def test_brackets_and_digits_without_number(text: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(text + "\n")
     readout = read_any(tmp_path / "data.jsonl", "own", task="counting", on_error="record")
@@ -67,16 +80,43 @@ def test_brackets_and_digits_without_number(text: str, tmp_path: Path) -> None:
         read_any(tmp_path / "data.json")
 
 
-@pytest.mark.parametrize("tree", [
-    {"images": {}, "annotations": [], "categories": []}, {"images": [1], "annotations": [2], "categories": [3]},
-    {"images": [{"id": [1], "file_name": 1}], "annotations": [{"image_id": {}, "bbox": "x"}],
-     "categories": [{"id": 1.5, "name": []}]},
-    {"images": [{"id": 1, "file_name": "a\0b"}], "annotations": [], "categories": [{"id": 1, "name": "c"}]},
-    {"images": [{"id": 1, "file_name": "../../../../../../etc/passwd", "width": 9, "height": 9}],
-     "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}], "categories": [{"id": 1, "name": "c"}]},
-    {"images": [{"id": 1, "file_name": "x.png", "width": 10**9, "height": 10**9}], "categories": [{"id": 1, "name": "c"}],
-     "annotations": [{"id": i, "image_id": 1, "category_id": 1, "bbox": [float("nan"), 1e308, 1e308, 1e308]} for i in range(999)]},
-])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"images": {}, "annotations": [], "categories": []},
+        {"images": [1], "annotations": [2], "categories": [3]},
+        {
+            "images": [{"id": [1], "file_name": 1}],
+            "annotations": [{"image_id": {}, "bbox": "x"}],
+            "categories": [{"id": 1.5, "name": []}],
+        },
+        {
+            "images": [{"id": 1, "file_name": "a\0b"}],
+            "annotations": [],
+            "categories": [{"id": 1, "name": "c"}],
+        },
+        {
+            "images": [
+                {"id": 1, "file_name": "../../../../../../etc/passwd", "width": 9, "height": 9}
+            ],
+            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}],
+            "categories": [{"id": 1, "name": "c"}],
+        },
+        {
+            "images": [{"id": 1, "file_name": "x.png", "width": 10**9, "height": 10**9}],
+            "categories": [{"id": 1, "name": "c"}],
+            "annotations": [
+                {
+                    "id": i,
+                    "image_id": 1,
+                    "category_id": 1,
+                    "bbox": [float("nan"), 1e308, 1e308, 1e308],
+                }
+                for i in range(999)
+            ],
+        },
+    ],
+)
 @pytest.mark.parametrize("kind", ["coco", "lvis", "ovdeval"])
 def test_annotations_that_make_no_sense(tree: Any, kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(tree))
@@ -110,8 +150,13 @@ def bomb(path: Path, kind: str) -> Path:
         column = pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), column)
     count = len(column)
     answers = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array(["1"]))
-    table = pa.table({"problem": column if kind != "list" else ["x"], "answer": answers,
-                      "images": column if kind == "list" else pa.nulls(count, pa.string())})
+    table = pa.table(
+        {
+            "problem": column if kind != "list" else ["x"],
+            "answer": answers,
+            "images": column if kind == "list" else pa.nulls(count, pa.string()),
+        }
+    )
     pq.write_table(table, path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 100_000
     return path
@@ -121,22 +166,35 @@ def bomb(path: Path, kind: str) -> Path:
 def test_a_parquet_bomb_is_refused(kind: str, tmp_path: Path) -> None:
     """Tens of kilobytes that stand for millions of rows, 5 GB of texts, or 5 GB of pictures in one row."""
     path = bomb(tmp_path / "data.parquet", kind)
-    with pytest.raises(DataError, match=r"expected at most|at most 200 times its size|rows of at most"):
+    with pytest.raises(
+        DataError, match=r"expected at most|at most 200 times its size|rows of at most"
+    ):
         read_any(path, task="math", on_error="record")
 
 
 def test_parquet_with_repetitions_is_read_as_pyarrow_reads_it(tmp_path: Path) -> None:
-    table = pa.table({"problem": ["a", "b", None] * 50, "images": [[{"bytes": b"x" * 900, "path": None}], [], None] * 50,
-                      "number": list(range(150)), "kinds": pa.array(["k"] * 150).dictionary_encode(),
-                      "map": pa.array([[("a", "b")]] * 150, pa.map_(pa.string(), pa.string()))})
+    table = pa.table(
+        {
+            "problem": ["a", "b", None] * 50,
+            "images": [[{"bytes": b"x" * 900, "path": None}], [], None] * 50,
+            "number": list(range(150)),
+            "kinds": pa.array(["k"] * 150).dictionary_encode(),
+            "map": pa.array([[("a", "b")]] * 150, pa.map_(pa.string(), pa.string())),
+        }
+    )
     pq.write_table(table, tmp_path / "x.parquet")
-    assert list(parquet_rows(open_parquet(tmp_path / "x.parquet"), tmp_path / "x.parquet")) == table.to_pylist()
+    assert (
+        list(parquet_rows(open_parquet(tmp_path / "x.parquet"), tmp_path / "x.parquet"))
+        == table.to_pylist()
+    )
     with pytest.raises(DataError, match="rows of at most"):
         list(parquet_rows(open_parquet(tmp_path / "x.parquet"), tmp_path / "x.parquet", limit=500))
 
 
 def test_bits_of_a_parquet_file(tmp_path: Path) -> None:
-    table = pa.table({"problem": ["p"] * 60, "answer": ["1"] * 60, "images": pa.nulls(60, pa.string())})
+    table = pa.table(
+        {"problem": ["p"] * 60, "answer": ["1"] * 60, "images": pa.nulls(60, pa.string())}
+    )
     pq.write_table(table, tmp_path / "x.parquet")
     data, rng = (tmp_path / "x.parquet").read_bytes(), np.random.default_rng(0)
     for _ in range(60):
@@ -161,7 +219,9 @@ def test_a_record_of_an_absurd_length_is_not_read(length: int, tmp_path: Path) -
     assert number == 1 and "records of at most" in str(error)
 
 
-def test_an_archive_that_unpacks_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_without_end_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mmrl.data.bounds._FREE", 1 << 20)
     data = bytes(1 << 18)
     head = struct.pack("<Q", len(data))
@@ -210,29 +270,48 @@ def replaced(file: h5py.File, key: str, value: Any = None, **made: Any) -> None:
 ACTIONS, PICTURES, DEMO = "data/demo_0/actions", "data/demo_0/obs/agentview_rgb", "data/demo_0"
 UNLIMITED = h5py.h5f.UNLIMITED
 HDF5 = {
-    "external link to a file": lambda f: replaced(f, DEMO, h5py.ExternalLink("secret.hdf5", "/data/demo_0")),
-    "external link to actions": lambda f: replaced(f, ACTIONS, h5py.ExternalLink("secret.hdf5", "/data/demo_0/actions")),
-    "external link to data": lambda f: replaced(f, "data", h5py.ExternalLink("secret.hdf5", "/data")),
+    "external link to a file": lambda f: replaced(
+        f, DEMO, h5py.ExternalLink("secret.hdf5", "/data/demo_0")
+    ),
+    "external link to actions": lambda f: replaced(
+        f, ACTIONS, h5py.ExternalLink("secret.hdf5", "/data/demo_0/actions")
+    ),
+    "external link to data": lambda f: replaced(
+        f, "data", h5py.ExternalLink("secret.hdf5", "/data")
+    ),
     "soft link": lambda f: replaced(f, ACTIONS, h5py.SoftLink("/data/demo_0/obs/ee_pos")),
     "soft loop": lambda f: replaced(f, "data/demo_0/obs", h5py.SoftLink("/data/demo_0/obs")),
-    "/etc/passwd as pictures": lambda f: replaced(f, PICTURES, shape=(4, 8, 8, 3), dtype="u1",
-                                                  external=[("/etc/passwd", 0, UNLIMITED)]),
-    "/etc/passwd as actions": lambda f: replaced(f, ACTIONS, shape=(4, 7), dtype="f4", external=[("/etc/passwd", 0, UNLIMITED)]),
-    "224 GiB of actions": lambda f: replaced(f, ACTIONS, shape=(1 << 33, 7), dtype="f4", chunks=(1024, 7)),
-    "a picture of 3 TiB": lambda f: replaced(f, PICTURES, shape=(4, 1 << 20, 1 << 20, 3), dtype="u1", chunks=(1, 64, 64, 3)),
-    "16 GiB of dones": lambda f: replaced(f, "data/demo_0/dones", shape=(1 << 34,), dtype="u1", chunks=(1024,)),
+    "/etc/passwd as pictures": lambda f: replaced(
+        f, PICTURES, shape=(4, 8, 8, 3), dtype="u1", external=[("/etc/passwd", 0, UNLIMITED)]
+    ),
+    "/etc/passwd as actions": lambda f: replaced(
+        f, ACTIONS, shape=(4, 7), dtype="f4", external=[("/etc/passwd", 0, UNLIMITED)]
+    ),
+    "224 GiB of actions": lambda f: replaced(
+        f, ACTIONS, shape=(1 << 33, 7), dtype="f4", chunks=(1024, 7)
+    ),
+    "a picture of 3 TiB": lambda f: replaced(
+        f, PICTURES, shape=(4, 1 << 20, 1 << 20, 3), dtype="u1", chunks=(1, 64, 64, 3)
+    ),
+    "16 GiB of dones": lambda f: replaced(
+        f, "data/demo_0/dones", shape=(1 << 34,), dtype="u1", chunks=(1024,)
+    ),
     "texts for numbers": lambda f: replaced(f, ACTIONS, np.array([[b"a"] * 7] * 4)),
     "a group for numbers": lambda f: replaced(f, ACTIONS, f["data/demo_0/obs"]),
     "numbers for a group": lambda f: replaced(f, "data/demo_0/obs", np.zeros(3)),
     "nothing": lambda f: replaced(f, ACTIONS, h5py.Empty("f4")),
     "nested brackets": lambda f: f["data"].attrs.__setitem__("problem_info", "[" * 30_000),
     "numbers for JSON": lambda f: f["data"].attrs.__setitem__("problem_info", np.arange(3)),
-    "a list of numbers for words": lambda f: f["data"].attrs.__setitem__("problem_info", '{"language_instruction": [1]}'),
+    "a list of numbers for words": lambda f: f["data"].attrs.__setitem__(
+        "problem_info", '{"language_instruction": [1]}'
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", HDF5)
-def test_demonstrations_that_lead_elsewhere_or_have_no_end(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demonstrations_that_lead_elsewhere_or_have_no_end(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     demos(tmp_path / "secret.hdf5").close()
     with demos(tmp_path / "x_demo.hdf5") as file:
@@ -282,8 +361,12 @@ LEROBOT = {
     "a path out by its key": {"video_path": "{video_key}/../../{chunk_index}/{file_index}"},
     "an attribute in a template": {"data_path": "{chunk_index.__class__}/{file_index}"},
     "a number of digits without end": {"data_path": "{chunk_index:09999999999d}/{file_index}"},
-    "pictures per second: none": {"fps": 0}, "NaN": {"fps": float("nan")}, "infinite": {"fps": float("inf")},
-    "huge": {"fps": 10**400}, "text": {"fps": "9"}, "features: list": {"features": []},
+    "pictures per second: none": {"fps": 0},
+    "NaN": {"fps": float("nan")},
+    "infinite": {"fps": float("inf")},
+    "huge": {"fps": 10**400},
+    "text": {"fps": "9"},
+    "features: list": {"features": []},
     "features: texts": {"features": {"action": "x"}},
     "a version of another kind": {"codebase_version": {"v": 3}},
     "a declared shape without end": {"features.action.shape": [10**9, 10**9]},
@@ -310,12 +393,16 @@ def test_an_info_file_that_lies(kind: str, written: Path, tmp_path: Path) -> Non
         LeRobotDataset(tmp_path / "set")[0].pictures("base", [0])
 
 
-@pytest.mark.parametrize("values", [[float("nan")] * 3, [float("inf")] * 3, ["a"] * 3, None, 3, [], [1e308] * 3])
+@pytest.mark.parametrize(
+    "values", [[float("nan")] * 3, [float("inf")] * 3, ["a"] * 3, None, 3, [], [1e308] * 3]
+)
 def test_statistics_that_are_no_numbers(values: Any, written: Path, tmp_path: Path) -> None:
     shutil.copytree(written, tmp_path / "set")
     file = tmp_path / "set" / "meta" / "stats.json"
     stats = json.loads(file.read_text())
     stats["action"]["q01"] = values
     file.write_text(json.dumps(stats))
-    with pytest.raises(ValueError, match=r"expected|finite"):  # DataError and ConfigError are ValueErrors
+    with pytest.raises(
+        ValueError, match=r"expected|finite"
+    ):  # DataError and ConfigError are ValueErrors
         LeRobotDataset(tmp_path / "set").action_statistics()

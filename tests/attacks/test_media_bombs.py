@@ -1,4 +1,5 @@
 """Pictures and clips that say one thing and are another, or cost far more than their bytes: refused by their headers."""
+
 from __future__ import annotations
 
 import os
@@ -72,7 +73,9 @@ def with_scans(folder: Path, count: int) -> Path:
 def test_a_progressive_picture_of_thousands_of_scans_is_refused(tmp_path: Path) -> None:
     """Each scan is a pass over all pixels and has 20 bytes here: 250 kB hold 10,000 of them."""
     plain = open_image(with_scans(tmp_path, 0))
-    assert np.array_equal(np.asarray(open_image(with_scans(tmp_path, 60))), np.asarray(plain)), "the passes change nothing"
+    assert np.array_equal(np.asarray(open_image(with_scans(tmp_path, 60))), np.asarray(plain)), (
+        "the passes change nothing"
+    )
     for count in (100, 5000):
         with pytest.raises(MediaError, match="at most 100 scans") as caught:
             open_image(with_scans(tmp_path, count))
@@ -107,8 +110,8 @@ def lying_clip(folder: Path, side: int, claimed: int) -> Path:
             container.mux(packet)
     data = bytearray(path.read_bytes())
     entry = data.index(b"png ", data.index(b"stsd"))
-    assert int.from_bytes(data[entry + 28:entry + 30], "big") == side
-    data[entry + 28:entry + 32] = claimed.to_bytes(2, "big") * 2
+    assert int.from_bytes(data[entry + 28 : entry + 30], "big") == side
+    data[entry + 28 : entry + 32] = claimed.to_bytes(2, "big") * 2
     path.write_bytes(data)
     return path
 
@@ -140,10 +143,12 @@ def test_frames_are_counted_while_the_index_is_read(tmp_path: Path) -> None:
     assert caught.value.kind == "too_large"
 
 
-def test_digests_of_files_that_are_gone_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_of_files_that_are_gone_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server sees a new path per request; they were all remembered."""
     monkeypatch.setattr(file_identity, "_MOST_REMEMBERED", 10)
-    monkeypatch.setattr(file_identity, "_SETTLED_NS", -10**18)
+    monkeypatch.setattr(file_identity, "_SETTLED_NS", -(10**18))
     monkeypatch.setattr(file_identity, "_remembered", {})
     for n in range(40):
         (tmp_path / f"{n}").write_bytes(b"%d" % n)

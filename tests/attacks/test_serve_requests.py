@@ -1,4 +1,5 @@
 """What strangers sent to `mmrl serve` and should not have: requests that cost more than they are, or that ended in status 500."""
+
 from __future__ import annotations
 
 import json
@@ -44,14 +45,37 @@ DEEP = "[" * 900 + "]" * 900  # JSON may be so deep; repr() may not
 TEXT = [{"role": "user", "content": "HERE"}]
 
 
-@pytest.mark.parametrize("body", [
-    raw("9" * 5000, seed="HERE"), raw("9" * 5000, max_tokens="HERE"), raw("1" + "0" * 400, temperature="HERE"),
-    raw("-1" + "0" * 400, top_p="HERE"), raw("1" + "0" * 4299, seed="HERE"), raw("1" + "0" * 4299, user="x", zzz="HERE"),
-    raw("1e999", temperature="HERE"), raw("NaN", temperature="HERE"), raw(DEEP, stop="HERE"), raw(DEEP, tools="HERE"),
-    raw("[" * 200_000 + "]" * 200_000, stop="HERE"), raw(DEEP, messages="HERE"), raw('"\\ud800"', messages=TEXT),
-    raw('"\\uD83D x"', stop="HERE"), raw('"\\udc00"', model="HERE"), raw('{"\\ud800": 1}', metadata="HERE"),
-    b'{"model": "m", "\\ud800": 1}', b"\xff\xfe", b"", b"[]", b"null", b'"\\ud800"', b"1" * 10_000, b"{",
-    json.dumps(request()).encode("utf-16"), json.dumps(request()).encode().replace(b'"?"', b'"\xed\xa0\x80"')])
+@pytest.mark.parametrize(
+    "body",
+    [
+        raw("9" * 5000, seed="HERE"),
+        raw("9" * 5000, max_tokens="HERE"),
+        raw("1" + "0" * 400, temperature="HERE"),
+        raw("-1" + "0" * 400, top_p="HERE"),
+        raw("1" + "0" * 4299, seed="HERE"),
+        raw("1" + "0" * 4299, user="x", zzz="HERE"),
+        raw("1e999", temperature="HERE"),
+        raw("NaN", temperature="HERE"),
+        raw(DEEP, stop="HERE"),
+        raw(DEEP, tools="HERE"),
+        raw("[" * 200_000 + "]" * 200_000, stop="HERE"),
+        raw(DEEP, messages="HERE"),
+        raw('"\\ud800"', messages=TEXT),
+        raw('"\\uD83D x"', stop="HERE"),
+        raw('"\\udc00"', model="HERE"),
+        raw('{"\\ud800": 1}', metadata="HERE"),
+        b'{"model": "m", "\\ud800": 1}',
+        b"\xff\xfe",
+        b"",
+        b"[]",
+        b"null",
+        b'"\\ud800"',
+        b"1" * 10_000,
+        b"{",
+        json.dumps(request()).encode("utf-16"),
+        json.dumps(request()).encode().replace(b'"?"', b'"\xed\xa0\x80"'),
+    ],
+)
 def test_whatever_is_malformed_is_the_clients_fault(body: bytes) -> None:
     """Status 500 before: integers beyond Python's digits, numbers beyond its floats, half characters, lists deeper than repr()."""
     error = refused(body)
@@ -63,9 +87,30 @@ def test_whole_characters_written_as_surrogate_pairs_are_text() -> None:
     assert asked.messages[-1]["content"] == [{"type": "text", "text": "\U0001f600 \\ud800"}]
 
 
-@given(st.recursive(st.none() | st.integers() | st.floats() | st.text(st.characters(), max_size=5), lambda inner: st.lists(
-    inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3), max_leaves=6),
-       st.sampled_from(["messages", "stop", "seed", "temperature", "tools", "media_io_kwargs", "user", "zz", "model", "n"]))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
+        ),
+        max_leaves=6,
+    ),
+    st.sampled_from(
+        [
+            "messages",
+            "stop",
+            "seed",
+            "temperature",
+            "tools",
+            "media_io_kwargs",
+            "user",
+            "zz",
+            "model",
+            "n",
+        ]
+    ),
+)
 @settings(max_examples=200)
 @example("\ud800", "user")
 def test_any_json_is_read_or_refused(value: Any, key: str) -> None:
@@ -82,18 +127,35 @@ def test_any_json_is_read_or_refused(value: Any, key: str) -> None:
 def test_stop_texts_media_and_texts_are_bounded_before_work() -> None:
     limits = Limits(stop_chars=10, media=2, text_bytes=20)
     assert "--max-stop-chars" in str(refused(raw(json.dumps("x" * 11), stop="HERE"), limits))
-    assert "--max-stop-chars" in str(refused(raw(json.dumps(["x" * 6, "y" * 6]), stop="HERE"), limits))
-    assert read_body(raw(json.dumps("x" * 10), stop="HERE"), DEFAULTS, limits).sampling.stop == ("x" * 10,)
+    assert "--max-stop-chars" in str(
+        refused(raw(json.dumps(["x" * 6, "y" * 6]), stop="HERE"), limits)
+    )
+    assert read_body(raw(json.dumps("x" * 10), stop="HERE"), DEFAULTS, limits).sampling.stop == (
+        "x" * 10,
+    )
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    error = refused(json.dumps(request(messages=[{"role": "user", "content": [picture] * 3}])).encode(), limits)
+    error = refused(
+        json.dumps(request(messages=[{"role": "user", "content": [picture] * 3}])).encode(), limits
+    )
     assert "at most 2 pictures and videos, found 3" in str(error)
-    error = refused(json.dumps(request(messages=[{"role": "user", "content": "é" * 11}])).encode(), limits)
-    assert "at most 20 bytes of text, found 22" in str(error) and error.code == "context_length_exceeded"
-    assert "--max-stop-chars" in str(refused(raw(json.dumps("x" * 1_000_000), stop="HERE"))), "the default holds, too"
+    error = refused(
+        json.dumps(request(messages=[{"role": "user", "content": "é" * 11}])).encode(), limits
+    )
+    assert (
+        "at most 20 bytes of text, found 22" in str(error)
+        and error.code == "context_length_exceeded"
+    )
+    assert "--max-stop-chars" in str(refused(raw(json.dumps("x" * 1_000_000), stop="HERE"))), (
+        "the default holds, too"
+    )
 
 
 @pytest.mark.slow
-@given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=4), st.integers(1, 5))
+@given(
+    st.text("ab", max_size=40),
+    st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=4),
+    st.integers(1, 5),
+)
 @settings(max_examples=400)
 def test_stop_texts_are_found_as_python_finds_them(text: str, stops: list[str], width: int) -> None:
     """Self-overlapping ones across pieces, against str.find: in the piece where one ends, the text is cut at the first begun."""
@@ -101,14 +163,16 @@ def test_stop_texts_are_found_as_python_finds_them(text: str, stops: list[str], 
     stream, given = TextStream(TOKENIZER, StopTexts(stops)), ""
     for n, token in enumerate(ids):
         given += stream.add(token)
-        so_far = decode(TOKENIZER, ids[:n + 1])
+        so_far = decode(TOKENIZER, ids[: n + 1])
         found = [at for at in (so_far.find(stop) for stop in stops) if at >= 0]
         assert stream.stopped == bool(found)
         if found:
-            assert given == so_far[:min(found)]
+            assert given == so_far[: min(found)]
             return
         held = max(k for stop in stops for k in range(len(stop)) if so_far.endswith(stop[:k]))
-        assert given == so_far[:len(so_far) - held], "all that cannot become a stop text is given out, and no more"
+        assert given == so_far[: len(so_far) - held], (
+            "all that cannot become a stop text is given out, and no more"
+        )
     assert given + stream.finish() == text
 
 
@@ -147,19 +211,38 @@ def test_long_rows_of_broken_characters_are_given_as_they_decode(ids: list[int])
 def test_choices_that_wait_hold_no_memory_for_what_they_may_write() -> None:
     """128 choices of 128,000 tokens, asked for in 200 bytes, held 131 MB of noise from when they came, before their turn."""
     tracemalloc.start()
-    rows = [Row(n, Sampling(n=128, temperature=1.0), 128_000, (n,), print, lambda: True, TextStream(TOKENIZER)) for n in range(128)]
+    rows = [
+        Row(
+            n,
+            Sampling(n=128, temperature=1.0),
+            128_000,
+            (n,),
+            print,
+            lambda: True,
+            TextStream(TOKENIZER),
+        )
+        for n in range(128)
+    ]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len({row.draw() for row in rows}) == 128
     assert peak < 4 << 20
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "127.0.0.1.example.org"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "127.0.0.1.example.org"]
+)
 def test_beyond_this_machine_a_key_is_needed(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected a key for a server that listens at .* --no-key"):
-        serve_command(CHECKPOINT, None, [], ServeOptions(host=host, engine="none, should it get that far"))
+    with pytest.raises(
+        ConfigError, match=r"expected a key for a server that listens at .* --no-key"
+    ):
+        serve_command(
+            CHECKPOINT, None, [], ServeOptions(host=host, engine="none, should it get that far")
+        )
     assert not is_loopback(host)
 
 
 def test_this_machine_is_known_by_its_names() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST")))
+    assert all(
+        map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"))
+    )

@@ -1,5 +1,6 @@
 """A checkpoint that is not, bit for bit, what was saved is never resumed, evaluated or served; the run goes on from
 the one before."""
+
 from __future__ import annotations
 
 import json
@@ -27,7 +28,16 @@ from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit as flip
 from scripts.torture_resume import differences
-from tests.engine_kit import ALBUM, album_data, config_file, fresh_policy, picture, read_jsonl, small_run, tiny_folder
+from tests.engine_kit import (
+    ALBUM,
+    album_data,
+    config_file,
+    fresh_policy,
+    picture,
+    read_jsonl,
+    small_run,
+    tiny_folder,
+)
 
 STEPS = 3
 
@@ -37,8 +47,13 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps with a checkpoint of each, that nobody disturbed."""
     folder = tmp_path_factory.mktemp("state")
     rows = [[picture((56, 56), i)] for i in range(8)]
-    data, held = album_data(folder / "data", rows[:6]), album_data(folder / "data", rows[6:], "held")
-    tree = small_run(folder / "runs", data, held, name="calm", train={"steps": STEPS, "keep_last": 9})
+    data, held = (
+        album_data(folder / "data", rows[:6]),
+        album_data(folder / "data", rows[6:], "held"),
+    )
+    tree = small_run(
+        folder / "runs", data, held, name="calm", train={"steps": STEPS, "keep_last": 9}
+    )
     trainer = Trainer(load_config(config_file(folder / "calm.yaml", tree)))
     trainer.fit()
     return trainer.folder.path
@@ -77,7 +92,11 @@ def test_every_flipped_bit_is_noticed(calm: Path) -> None:
     run = copied(calm, "flips")
     folder, rng = checkpoint(run), random.Random(5)
     assert where(run) == (STEPS, {})
-    tries = [(f, bit) for f in files_of(folder) for bit in (rng.randrange(8), 8 * f.stat().st_size - 1 - rng.randrange(8))]
+    tries = [
+        (f, bit)
+        for f in files_of(folder)
+        for bit in (rng.randrange(8), 8 * f.stat().st_size - 1 - rng.randrange(8))
+    ]
     tries += [(f, rng.randrange(8 * f.stat().st_size)) for f in rng.choices(files_of(folder), k=40)]
     for file, bit in tries:
         flip(file, bit)
@@ -129,18 +148,32 @@ def folder_for_file(before: Path, last: Path) -> None:
     (last / "config.json").mkdir()
 
 
-@pytest.mark.parametrize(("damage", "said"), [
-    (swap_file("model.safetensors"), "model.safetensors: its bytes are not those that were saved"),
-    (swap_file("trainer/optimizer.pt"), "trainer/optimizer.pt: its bytes"),
-    (swap_trainer, "expected that of step_000003, found that of step_000002"),
-    (swap_all, "expected that of step_000003, found that of step_000002"),
-    (other_step, "trainer/state.json: "), (one_nan, "model.safetensors: "),
-    (removed("config.json"), "config.json: cannot be read"), (folder_for_file, "config.json: "),
-    (removed("trainer/state.json"), "trainer/state.json: cannot be read"), (removed(MANIFEST), "expected it beside the state"),
-    (emptied(MANIFEST), "found other bytes"), (emptied("tokenizer.json"), r"tokenizer.json: expected [\d,]+ bytes, found 0"),
-    (added("adapter_config.json"), "adapter_config.json: expected no such file"), (added("pytorch_model.bin"), "pytorch_model.bin"),
-], ids=lambda value: value if isinstance(value, str) else "")
-def test_what_was_swapped_edited_added_or_removed_is_noticed(damage: Any, said: str, calm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            swap_file("model.safetensors"),
+            "model.safetensors: its bytes are not those that were saved",
+        ),
+        (swap_file("trainer/optimizer.pt"), "trainer/optimizer.pt: its bytes"),
+        (swap_trainer, "expected that of step_000003, found that of step_000002"),
+        (swap_all, "expected that of step_000003, found that of step_000002"),
+        (other_step, "trainer/state.json: "),
+        (one_nan, "model.safetensors: "),
+        (removed("config.json"), "config.json: cannot be read"),
+        (folder_for_file, "config.json: "),
+        (removed("trainer/state.json"), "trainer/state.json: cannot be read"),
+        (removed(MANIFEST), "expected it beside the state"),
+        (emptied(MANIFEST), "found other bytes"),
+        (emptied("tokenizer.json"), r"tokenizer.json: expected [\d,]+ bytes, found 0"),
+        (added("adapter_config.json"), "adapter_config.json: expected no such file"),
+        (added("pytorch_model.bin"), "pytorch_model.bin"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_was_swapped_edited_added_or_removed_is_noticed(
+    damage: Any, said: str, calm: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(calm, run, symlinks=True)
     damage(checkpoint(run, STEPS - 1), checkpoint(run))
@@ -162,26 +195,43 @@ def test_results_of_an_evaluation_and_notes_may_lie_beside_it(calm: Path, tmp_pa
 
 def test_a_run_goes_on_from_the_checkpoint_before(calm: Path) -> None:
     run = copied(calm, "newest")
-    flip(checkpoint(run) / "model.safetensors", 8 * (checkpoint(run) / "model.safetensors").stat().st_size - 3)
+    flip(
+        checkpoint(run) / "model.safetensors",
+        8 * (checkpoint(run) / "model.safetensors").stat().st_size - 3,
+    )
     trainer = resumed(run)
     assert trainer.start_step == STEPS - 1
     verdicts = differences(calm, run)
     assert not verdicts.pop("alarms.jsonl") and all(verdicts.values()), verdicts
     others = read_jsonl(calm / "alarms.jsonl")
     (alarm,) = [a for a in read_jsonl(run / "alarms.jsonl") if a not in others]
-    assert alarm["name"] == "checkpoint_damaged" and alarm["step"] == STEPS - 1 and alarm["severity"] == "error"
+    assert (
+        alarm["name"] == "checkpoint_damaged"
+        and alarm["step"] == STEPS - 1
+        and alarm["severity"] == "error"
+    )
     info = json.loads((run / "run.json").read_text())
-    assert info["damaged_checkpoints"] == {str(STEPS): alarm["message"]} and info["status"] == "finished"
-    assert "model.safetensors: its bytes" in alarm["message"] and "goes on from step 2" in alarm["message"]
+    assert (
+        info["damaged_checkpoints"] == {str(STEPS): alarm["message"]}
+        and info["status"] == "finished"
+    )
+    assert (
+        "model.safetensors: its bytes" in alarm["message"]
+        and "goes on from step 2" in alarm["message"]
+    )
     aside = run / "checkpoints" / "damaged_step_000003"
-    assert str(aside) in alarm["message"] and problems(aside, step=STEPS), "kept for whoever wants to look at it"
+    assert str(aside) in alarm["message"] and problems(aside, step=STEPS), (
+        "kept for whoever wants to look at it"
+    )
     assert trainer.checkpoints.steps() == [1, 2, 3] and where(run) == (STEPS, {})
 
 
 def test_a_damaged_best_checkpoint_gives_its_place_to_the_next_best(calm: Path) -> None:
     run = copied(calm, "best")
     scores = {row["step"]: row["eval/selection"] for row in read_jsonl(run / "metrics.jsonl")}
-    file = checkpoint(run) / "trainer" / "state.json"  # saved as if the first step had been the best
+    file = (
+        checkpoint(run) / "trainer" / "state.json"
+    )  # saved as if the first step had been the best
     file.write_text(json.dumps({**json.loads(file.read_text()), "best": scores[1], "best_step": 1}))
     write_manifest(checkpoint(run), STEPS)
     trainer = Trainer(load_config(run.parents[1] / "calm.yaml", [f"name={run.name}"]), resume=True)
@@ -190,9 +240,13 @@ def test_a_damaged_best_checkpoint_gives_its_place_to_the_next_best(calm: Path) 
     with trainer._working():
         trainer._restore()
     trainer.folder.finish("interrupted")
-    assert trainer.start_step == STEPS and trainer.best == scores[trainer.best_step] == max(scores[2], scores[3])
+    assert trainer.start_step == STEPS and trainer.best == scores[trainer.best_step] == max(
+        scores[2], scores[3]
+    )
     assert (run / "checkpoints" / "best").resolve() == checkpoint(run, trainer.best_step)
-    assert any("it was the best one" in alarm["message"] for alarm in read_jsonl(run / "alarms.jsonl"))
+    assert any(
+        "it was the best one" in alarm["message"] for alarm in read_jsonl(run / "alarms.jsonl")
+    )
     assert trainer.checkpoints.steps() == [2, 3]
 
 
@@ -201,12 +255,17 @@ def test_all_damaged_is_said_and_nothing_is_replaced(calm: Path) -> None:
     for step in range(1, STEPS + 1):
         flip(checkpoint(run, step) / "trainer" / "optimizer.pt", 4321)
     before = {p: p.read_bytes() for p in files_of(run)}
-    with pytest.raises(CheckpointError, match=r"every one damaged: step 3: trainer/optimizer.pt.*step 1: .*--overwrite"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"every one damaged: step 3: trainer/optimizer.pt.*step 1: .*--overwrite",
+    ):
         resumed(run)
     assert {p: p.read_bytes() for p in files_of(run)} == before
 
 
-def test_evaluation_and_serving_refuse_a_damaged_checkpoint_and_name_others(calm: Path, tmp_path: Path) -> None:
+def test_evaluation_and_serving_refuse_a_damaged_checkpoint_and_name_others(
+    calm: Path, tmp_path: Path
+) -> None:
     run = copied(calm, "eval")
     held = str(run.parents[1] / "data" / "held.jsonl")
     flip(checkpoint(run) / "tokenizer.json", 99)
@@ -219,10 +278,14 @@ def test_evaluation_and_serving_refuse_a_damaged_checkpoint_and_name_others(calm
     with pytest.raises(CheckpointError, match=said):
         serve_command(best, None, [], ServeOptions(port=0, engine="own"))
     with pytest.raises(CheckpointError, match=said):
-        load_policy(ModelConfig(path=best, device="cpu"))  # and a run or a warm start that would begin with it
+        load_policy(
+            ModelConfig(path=best, device="cpu")
+        )  # and a run or a warm start that would begin with it
 
 
-def test_a_checkpoint_of_an_older_version_is_used_with_a_note(calm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_an_older_version_is_used_with_a_note(
+    calm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = copied(calm, "older")
     for step in range(1, STEPS + 1):
         folder = checkpoint(run, step) / "trainer"
@@ -250,14 +313,18 @@ def test_weights_that_are_not_finite_are_never_saved(bad: float, tmp_path: Path)
     name, parameter = p.trainable()[5]
     with torch.no_grad():
         parameter.view(-1)[-1] = bad
-    with pytest.raises(NonFiniteError, match=rf"step 2: .*{name}.*nothing was saved.*\(1\) are untouched"):
+    with pytest.raises(
+        NonFiniteError, match=rf"step 2: .*{name}.*nothing was saved.*\(1\) are untouched"
+    ):
         checkpoints.save(2, p, {}, {"step": 2})
     with torch.no_grad():
         parameter.view(-1)[-1] = 0.0
     moments = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.tensor([0.0, bad])}}}
     with pytest.raises(NonFiniteError, match=r"optimizer state 0\.exp_avg"):
         checkpoints.save(2, p, moments, {"step": 2})
-    assert [f.name for f in (tmp_path / "c").iterdir()] == ["step_000001"] and not problems(checkpoints.path(1), step=1)
+    assert [f.name for f in (tmp_path / "c").iterdir()] == ["step_000001"] and not problems(
+        checkpoints.path(1), step=1
+    )
 
 
 def test_a_run_whose_weights_break_stops_and_keeps_its_sound_checkpoints(calm: Path) -> None:
@@ -283,7 +350,10 @@ def test_a_model_that_is_not_finite_is_not_loaded(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model" / "model.safetensors")
     weights[sorted(weights)[3]].view(-1)[2] = float("-inf")
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"expected finite weights in .*model, found NaN or infinity in 1 tensor "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"expected finite weights in .*model, found NaN or infinity in 1 tensor ",
+    ):
         load_policy(ModelConfig(path=str(tmp_path / "model"), device="cpu"), trainable=False)
 
 
@@ -295,5 +365,9 @@ def test_files_are_shared_out_between_processes(calm: Path, tmp_path: Path) -> N
     for name in names:
         flip(folder / name, 3)
     for count in (1, 2, 3, len(names) + 2):
-        found = [fault.partition(":")[0] for n in range(count) for fault in problems(folder, step=STEPS, share=(n, count))]
+        found = [
+            fault.partition(":")[0]
+            for n in range(count)
+            for fault in problems(folder, step=STEPS, share=(n, count))
+        ]
         assert sorted(found) == sorted(names)

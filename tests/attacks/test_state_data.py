@@ -1,4 +1,5 @@
 """What a run has learned from is what it goes on with: rows, their params, and the bytes of pictures and clips."""
+
 from __future__ import annotations
 
 import json
@@ -31,8 +32,13 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         own.append(str(folder / f"{number}.png"))
         shutil.copy(picture((56, 56), number), own[-1])
         os.utime(own[-1], (1_600_000_000, 1_600_000_000))
-    data, held = album_data(folder / "data", [[p] for p in own[:4]]), album_data(folder / "data", [[own[4]]], "held")
-    tree = small_run(folder / "runs", data, held, name="calm", train={"steps": STEPS, "keep_last": 9})
+    data, held = (
+        album_data(folder / "data", [[p] for p in own[:4]]),
+        album_data(folder / "data", [[own[4]]], "held"),
+    )
+    tree = small_run(
+        folder / "runs", data, held, name="calm", train={"steps": STEPS, "keep_last": 9}
+    )
     trainer = Trainer(load_config(config_file(folder / "calm.yaml", tree)))
     trainer.fit()
     return trainer.folder.path
@@ -63,18 +69,25 @@ def replaced(path: str) -> bytes:
 def test_pictures_replaced_under_a_run_are_noticed_when_it_is_resumed(calm: Path) -> None:
     known = read_before(calm)
     trained = [path for path in known if not path.endswith("4.png")]
-    assert 0 < len(trained) <= 3 and any(p.endswith("4.png") for p in known), "those that were read, the held-out one too"
+    assert 0 < len(trained) <= 3 and any(p.endswith("4.png") for p in known), (
+        "those that were read, the held-out one too"
+    )
     for number, path in enumerate((trained[0], str(calm.parents[1] / "4.png"))):
         before = replaced(path)
         assert digest_of_content(path) != known[path][0]
-        with pytest.raises(DataError, match=rf"1 of {len(known)}: {path} \(other bytes\); restore the files or start a new run"):
+        with pytest.raises(
+            DataError,
+            match=rf"1 of {len(known)}: {path} \(other bytes\); restore the files or start a new run",
+        ):
             cut(calm, f"replaced{number}").fit()
         Path(path).write_bytes(before)
     aside = Path(trained[0]).rename(calm.parent / "aside.png")
     with pytest.raises(DataError, match=rf"{trained[0]} \(it is gone, or cannot be read\)"):
         cut(calm, "gone").fit()
     aside.rename(trained[0])
-    trainer = cut(calm, "restored")  # the same bytes, written again: other times, another inode, and no objection
+    trainer = cut(
+        calm, "restored"
+    )  # the same bytes, written again: other times, another inode, and no objection
     trainer.fit()
     assert all(differences(calm, trainer.folder.path).values())
 
@@ -94,11 +107,15 @@ def test_a_picture_changed_while_the_run_goes_on_ends_it(calm: Path, tmp_path: P
     record.note(str(file), digest_of_content(file))
     record.note(str(file), digest_of_content(file))
     replaced(str(file))
-    with pytest.raises(MismatchError, match="found other bytes: the file was changed during the run"):
+    with pytest.raises(
+        MismatchError, match="found other bytes: the file was changed during the run"
+    ):
         record.note(str(file), digest_of_content(file))
 
 
-def test_files_are_read_again_only_where_they_were_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_again_only_where_they_were_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stamp decides whether to look, the bytes decide what is said."""
     import mmrl.video.file_identity as identity
 
@@ -106,7 +123,7 @@ def test_files_are_read_again_only_where_they_were_written_to(tmp_path: Path, mo
     for number in range(6):
         paths.append(str(tmp_path / f"{number}.png"))
         shutil.copy(picture((56, 56), number), paths[-1])
-    monkeypatch.setattr(identity, "_SETTLED_NS", -10**18)  # they count as written long ago
+    monkeypatch.setattr(identity, "_SETTLED_NS", -(10**18))  # they count as written long ago
     record, later = MediaRecord(), MediaRecord()
     for path in paths:
         record.note(path, digest_of_content(path))
@@ -127,11 +144,22 @@ def test_params_task_and_source_of_rows_are_part_of_the_data(tmp_path: Path) -> 
     """And a checkpoint of a version that did not look at them is still continued."""
     import dataclasses
 
-    config = load_config(config_file(tmp_path / "c.yaml", small_run(tmp_path, album_data(tmp_path, [[picture((56, 56), 1)]] * 3))))
+    config = load_config(
+        config_file(
+            tmp_path / "c.yaml",
+            small_run(tmp_path, album_data(tmp_path, [[picture((56, 56), 1)]] * 3)),
+        )
+    )
     (source,) = load_sources(config.data.train)
     assert config.data.train[0].task == ALBUM
     state = prompt_stream(config, [source]).state_dict()
-    for change in ({"params": {"threshold": 0.5}}, {"task": "other"}, {"source": "other"}, {"answer": 3}, {"question": "\ud800?"}):
+    for change in (
+        {"params": {"threshold": 0.5}},
+        {"task": "other"},
+        {"source": "other"},
+        {"answer": 3},
+        {"question": "\ud800?"},
+    ):
         row = dataclasses.replace(source.samples[1], **change)
         other = dataclasses.replace(source, samples=(source.samples[0], row, source.samples[2]))
         with pytest.raises(DataError, match="the data changed since the checkpoint was written"):
@@ -150,5 +178,7 @@ def mmrl_before(source: Any) -> str:
 
     digest = hashlib.blake2b(digest_size=8)
     for sample in source.samples:
-        digest.update(repr((sample.id, sample.question, sample.answer, sample.images)).encode("utf-8"))
+        digest.update(
+            repr((sample.id, sample.question, sample.answer, sample.images)).encode("utf-8")
+        )
     return f"{len(source.samples)} samples, {digest.hexdigest()}"

@@ -1,5 +1,6 @@
 """Whatever a reward does to its process, its pipe and its log: a score belongs to its own completion, and nothing grows
 without bound."""
+
 from __future__ import annotations
 
 import json
@@ -12,7 +13,14 @@ import mmrl.workers.scoring
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers.scoring import LARGEST_DETAIL, LONGEST_REASON, MOST_NUMBERS, ScoreJob, Scorer, is_reward_failure
+from mmrl.workers.scoring import (
+    LARGEST_DETAIL,
+    LONGEST_REASON,
+    MOST_NUMBERS,
+    ScoreJob,
+    Scorer,
+    is_reward_failure,
+)
 from mmrl.workers.spawned import MOST_OUTPUT
 
 ATTACKS = '''
@@ -101,7 +109,10 @@ def scorer(spec: str, workers: int = 1, timeout_s: float = 2.0) -> Scorer:
 
 
 def jobs(texts: Sequence[str]) -> list[ScoreJob]:
-    return [ScoreJob(0, Sample(f"{i}", "attacks", "s", "q", None), text, CONTEXT) for i, text in enumerate(texts)]
+    return [
+        ScoreJob(0, Sample(f"{i}", "attacks", "s", "q", None), text, CONTEXT)
+        for i, text in enumerate(texts)
+    ]
 
 
 def batch(first: float, *bad: str) -> list[str]:
@@ -120,14 +131,23 @@ def values(texts: Sequence[str]) -> list[float]:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_reward_that_forks_gives_no_score_to_another_completion(spec: str, workers: int) -> None:
     with scorer(spec, workers) as s:
-        for first, bad in ((0.1, ("fork", "c fork")), (0.3, ("fork", "thread fork", "fork and sleep")), (0.5, ()),
-                           (0.7, ("c fork",))):
+        for first, bad in (
+            (0.1, ("fork", "c fork")),
+            (0.3, ("fork", "thread fork", "fork and sleep")),
+            (0.5, ()),
+            (0.7, ("c fork",)),
+        ):
             texts = batch(first, *bad)
             assert [score.value for score in s.score(jobs(texts))] == values(texts), (first, bad)
 
 
-@pytest.mark.parametrize("bad", [("rubbish", "close"), pytest.param(("half", "long", "fork and die"), marks=pytest.mark.slow)])
-def test_a_reward_that_breaks_its_pipe_costs_its_own_completion(spec: str, bad: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [("rubbish", "close"), pytest.param(("half", "long", "fork and die"), marks=pytest.mark.slow)],
+)
+def test_a_reward_that_breaks_its_pipe_costs_its_own_completion(
+    spec: str, bad: tuple[str, ...]
+) -> None:
     with scorer(spec) as s:
         texts = batch(0.1, *bad)
         found = s.score(jobs(texts))
@@ -137,7 +157,9 @@ def test_a_reward_that_breaks_its_pipe_costs_its_own_completion(spec: str, bad: 
             else:
                 assert score.value == value and score.reason is None, (text, score)
         calm = batch(0.5)
-        assert [score.value for score in s.score(jobs(calm))] == values(calm), "and the next batch is its own"
+        assert [score.value for score in s.score(jobs(calm))] == values(calm), (
+            "and the next batch is its own"
+        )
 
 
 def test_a_score_that_nobody_waits_for_is_dropped(spec: str) -> None:
@@ -153,37 +175,71 @@ def test_a_score_that_nobody_waits_for_is_dropped(spec: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_score_says_is_bounded(spec: str, workers: int) -> None:
-    texts = ["0.1 detail", "0.2 reason", "0.3 cycle", "0.4 keys", "0.5 raises", "0.6 metrics", "0.7 name", "0.8 silent", "0.9"]
+    texts = [
+        "0.1 detail",
+        "0.2 reason",
+        "0.3 cycle",
+        "0.4 keys",
+        "0.5 raises",
+        "0.6 metrics",
+        "0.7 name",
+        "0.8 silent",
+        "0.9",
+    ]
     with scorer(spec, workers) as s:
         detail, reason, cycle, keys, raises, metrics, name, silent, good = s.score(jobs(texts))
     counted = [x.value for x in (detail, reason, cycle, keys, silent, good)]
     assert counted == [0.1, 0.2, 0.3, 0.4, 0.8, 0.9], "the score itself counts"
-    assert dict(detail.detail) == {"left_out": f"5,000,013 characters as JSON, at most {LARGEST_DETAIL:,} are kept"}
+    assert dict(detail.detail) == {
+        "left_out": f"5,000,013 characters as JSON, at most {LARGEST_DETAIL:,} are kept"
+    }
     assert reason.reason is not None and len(reason.reason) == LONGEST_REASON
     assert reason.reason.endswith("[cut, 800,000 characters]")
-    assert "Circular reference" in cycle.detail["left_out"] and "keys must be str" in keys.detail["left_out"]
+    assert (
+        "Circular reference" in cycle.detail["left_out"]
+        and "keys must be str" in keys.detail["left_out"]
+    )
     assert "no words" in silent.detail["left_out"]
-    assert is_reward_failure(raises) and len(raises.reason or "") == LONGEST_REASON and "[cut, " in (raises.reason or "")
-    assert is_reward_failure(metrics) and f"at most {MOST_NUMBERS} metrics" in (metrics.reason or "")
+    assert (
+        is_reward_failure(raises)
+        and len(raises.reason or "") == LONGEST_REASON
+        and "[cut, " in (raises.reason or "")
+    )
+    assert is_reward_failure(metrics) and f"at most {MOST_NUMBERS} metrics" in (
+        metrics.reason or ""
+    )
     assert is_reward_failure(name) and "the longest name of 100000" in (name.reason or "")
-    assert all(len(json.dumps(vars(x), default=str)) < LARGEST_DETAIL + 2000
-               for x in (detail, reason, cycle, keys, raises, metrics, name, silent))
+    assert all(
+        len(json.dumps(vars(x), default=str)) < LARGEST_DETAIL + 2000
+        for x in (detail, reason, cycle, keys, raises, metrics, name, silent)
+    )
 
 
-def test_what_a_reward_prints_is_bounded_and_its_score_counts(spec: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_reward_prints_is_bounded_and_its_score_counts(
+    spec: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """More than 12 MB of lines without and with an end, of a child process too."""
     with scorer(spec, timeout_s=60.0) as s:
         first = s.score(jobs(["0.25 print on"]))
-        assert [score.value for score in (*first, *s.score(jobs(["0.5 print", "0.75"])))] == [0.25, 0.5, 0.75]
+        assert [score.value for score in (*first, *s.score(jobs(["0.5 print", "0.75"])))] == [
+            0.25,
+            0.5,
+            0.75,
+        ]
         printed = s._workers[0]
     assert printed.printed > 4096 * 2049 + 3_000_000 and printed.process.exitcode is not None
     _, err = capfd.readouterr()
     assert "these are my last words" in err
-    assert MOST_OUTPUT < len(err) < MOST_OUTPUT + 500 and err.count("used up; what it prints from here on is dropped") == 1
+    assert (
+        MOST_OUTPUT < len(err) < MOST_OUTPUT + 500
+        and err.count("used up; what it prints from here on is dropped") == 1
+    )
 
 
 @pytest.mark.slow
-def test_waiting_for_a_reward_that_hangs_is_waiting(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_reward_that_hangs_is_waiting(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real loop sleeps until the earliest deadline: a handful of waits, none past it."""
     waits: list[float] = []
 

@@ -1,4 +1,5 @@
 """Names and texts of a stranger's files reach a terminal as text: none of their control characters does."""
+
 from __future__ import annotations
 
 import io
@@ -31,7 +32,9 @@ def test_no_control_character_is_left_and_all_else_is(text: str) -> None:
     assert visible(text) == found and len(found) == len(text.replace("\r\n", "\n"))
     for before, after in zip(text.replace("\r\n", "\n"), found, strict=True):
         acts = (unicodedata.category(before) == "Cc" and before not in "\t\n") or (
-            unicodedata.bidirectional(before) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
+            unicodedata.bidirectional(before)
+            in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+        )
         assert (after != before) == acts and not BAD.search(after)
 
 
@@ -44,7 +47,9 @@ def test_what_libraries_write_passes_a_stream_and_what_files_hold_does_not() -> 
     bar, line, *rest = re.split(r"(?<=\x1b\[m)|\n", inner.getvalue())
     assert bar == "\rloading 5%\x1b[1;31mred\x1b[0m\x1b[m"
     assert not BAD.search(line) and line.startswith("a␛[2J␛]0;pwned␇") and "␍c" in line
-    assert rest == ["x␛[A", "y", ""] and stream.getvalue() == inner.getvalue(), "the rest is the stream's own"
+    assert rest == ["x␛[A", "y", ""] and stream.getvalue() == inner.getvalue(), (
+        "the rest is the stream's own"
+    )
 
 
 def test_tables_titles_and_texts_show_them_and_rich_keeps_its_own() -> None:
@@ -62,7 +67,9 @@ def test_tables_titles_and_texts_show_them_and_rich_keeps_its_own() -> None:
 def test_every_console_of_the_program_is_that_one() -> None:
     folder = Path(mmrl.__file__).parent
     ours = re.compile(r"^\s*(?:from|import) rich\.console", re.MULTILINE)
-    assert {str(p.relative_to(folder)) for p in folder.rglob("*.py") if ours.search(p.read_text())} == {"operations/console.py"}
+    assert {
+        str(p.relative_to(folder)) for p in folder.rglob("*.py") if ours.search(p.read_text())
+    } == {"operations/console.py"}
 
 
 def test_streams_are_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,17 +79,31 @@ def test_streams_are_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     show_controls()
     first = sys.stdout
     show_controls()
-    assert sys.stdout is first and isinstance(first, Shown) and first.rich_proxied_file is inner and sys.stderr is None
+    assert (
+        sys.stdout is first
+        and isinstance(first, Shown)
+        and first.rich_proxied_file is inner
+        and sys.stderr is None
+    )
 
 
-def test_a_checkpoints_names_reach_the_terminal_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                        capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoints_names_reach_the_terminal_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "config.json").write_text("{}")
-    settings = {"data": {"eval": [{"task": "mixed", "path": "x", "params": {"tasks": {f"{EVIL}.py:T": {}}}}]}}
+    settings = {
+        "data": {
+            "eval": [{"task": "mixed", "path": "x", "params": {"tasks": {f"{EVIL}.py:T": {}}}}]
+        }
+    }
     (tmp_path / "trainer" / "config.yaml").write_text(yaml.safe_dump(settings))
     (tmp_path / "x.jsonl").write_text("{}\n")
-    monkeypatch.setattr(sys, "argv", ["mmrl", "eval", str(tmp_path), "--task", "mixed", "--data", str(tmp_path / "x.jsonl")])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["mmrl", "eval", str(tmp_path), "--task", "mixed", "--data", str(tmp_path / "x.jsonl")],
+    )
     with pytest.raises(SystemExit) as caught:
         main()
     out, err = capsys.readouterr()
@@ -90,8 +111,9 @@ def test_a_checkpoints_names_reach_the_terminal_as_text(tmp_path: Path, monkeypa
     assert not BAD.search(out + err)
 
 
-def test_a_logs_names_reach_the_terminal_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_logs_names_reach_the_terminal_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "step.jsonl"
     log.write_text(json.dumps({"task": EVIL, "text": "x", "sample": {}}) + "\n")
     monkeypatch.setattr(sys, "argv", ["mmrl", "score", str(log)])

@@ -1,4 +1,5 @@
 """What two processes find when they drive DeepSpeed's engines themselves; a job of tests/process_worker.py."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,19 +18,48 @@ from mmrl.training.optim import build_optimizer
 from tests.engine_kit import Album, picture, sample_with
 from tests.process_worker import forget_plugin
 
-__all__ = ["ALONE", "BF16", "KINDS", "SIZES", "alone", "exercise", "forget_plugin", "items_of", "policy_of"]
+__all__ = [
+    "ALONE",
+    "BF16",
+    "KINDS",
+    "SIZES",
+    "alone",
+    "exercise",
+    "forget_plugin",
+    "items_of",
+    "policy_of",
+]
 
 KINDS = {
     "zero2": ["engine.train=deepspeed_zero2"],
     "zero2_offload": ["engine.train=deepspeed_zero2", "engine.deepspeed.offload=optimizer"],
     "zero3": ["engine.train=deepspeed_zero3"],
     # tiny weights count as too small to be sharded, unless told otherwise
-    "zero3_sharded": ["engine.train=deepspeed_zero3", "engine.deepspeed.persist_below=0", "engine.deepspeed.max_live=0"],
-    "zero3_offload": ["engine.train=deepspeed_zero3", "engine.deepspeed.persist_below=0", "engine.deepspeed.offload=optimizer"],
-    "zero3_offload_all": ["engine.train=deepspeed_zero3", "engine.deepspeed.persist_below=0", "engine.deepspeed.offload=all"],
+    "zero3_sharded": [
+        "engine.train=deepspeed_zero3",
+        "engine.deepspeed.persist_below=0",
+        "engine.deepspeed.max_live=0",
+    ],
+    "zero3_offload": [
+        "engine.train=deepspeed_zero3",
+        "engine.deepspeed.persist_below=0",
+        "engine.deepspeed.offload=optimizer",
+    ],
+    "zero3_offload_all": [
+        "engine.train=deepspeed_zero3",
+        "engine.deepspeed.persist_below=0",
+        "engine.deepspeed.offload=all",
+    ],
 }
-BF16 = ["model.dtype=bf16", "model.lora={r: 4, alpha: 8}"]  # a base in bf16, adapters in fp32, autocast
-ALONE = {**KINDS, "zero2_bf16": [*KINDS["zero2"], *BF16], "zero3_sharded_bf16": [*KINDS["zero3_sharded"], *BF16]}
+BF16 = [
+    "model.dtype=bf16",
+    "model.lora={r: 4, alpha: 8}",
+]  # a base in bf16, adapters in fp32, autocast
+ALONE = {
+    **KINDS,
+    "zero2_bf16": [*KINDS["zero2"], *BF16],
+    "zero3_sharded_bf16": [*KINDS["zero3_sharded"], *BF16],
+}
 SIZES = (2, 9, 3, 17)  # tokens of each item's completion; processes take turns
 
 
@@ -43,12 +73,15 @@ def policy_of(config: RunConfig) -> Policy:
 def items_of(policy: Policy) -> list[PackItem]:
     """Prompts with and without pictures, each with one completion."""
     samples = [sample_with([picture((56, 56))] * (i % 2), number=i) for i in range(len(SIZES))]
-    return [PackItem(policy.encoder(sample, Album()), (tuple(range(5 + i, 5 + i + size)),))
-            for i, (sample, size) in enumerate(zip(samples, SIZES, strict=True))]
+    return [
+        PackItem(policy.encoder(sample, Album()), (tuple(range(5 + i, 5 + i + size)),))
+        for i, (sample, size) in enumerate(zip(samples, SIZES, strict=True))
+    ]
 
 
 def add(engine: TrainEngine, policy: Policy, items: list[PackItem], factor: float = 1.0) -> None:
     """Forward and backward of a loss that weighs each token by its number; a pass without gradients comes between."""
+
     def forward(item: PackItem) -> tuple[torch.Tensor, ...]:
         batch = pack([item])
         found = policy.logp(batch)
@@ -70,7 +103,11 @@ def exercise(engine: TrainEngine, policy: Policy, items: list[PackItem]) -> dict
     """Two updates on this process's `items`, one of nothing, and one that is not finite."""
     total, told = float(sum(SIZES)), []
     state = engine.optimizer_state()
-    found: dict[str, Any] = {"fresh": state and len(state["state"]), "steps": [], "before": whole(engine)}
+    found: dict[str, Any] = {
+        "fresh": state and len(state["state"]),
+        "steps": [],
+        "before": whole(engine),
+    }
     for update in range(2):
         engine.begin(total)
         add(engine, policy, items)
@@ -97,6 +134,11 @@ def alone(path: str, out: str) -> None:
         config = load_config(path, overrides)
         world = World(torch.device("cpu"), **accelerator_options(config))
         policy = policy_of(config)
-        engine = build_train_engine(config, world, policy, build_optimizer(policy.trainable(), config.optim))
-        torch.save(exercise(engine, policy, items_of(policy)[world.rank::world.size]), Path(out) / f"{kind}-{world.rank}.pt")
+        engine = build_train_engine(
+            config, world, policy, build_optimizer(policy.trainable(), config.optim)
+        )
+        torch.save(
+            exercise(engine, policy, items_of(policy)[world.rank :: world.size]),
+            Path(out) / f"{kind}-{world.rank}.pt",
+        )
         forget_plugin()

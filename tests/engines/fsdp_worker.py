@@ -1,4 +1,5 @@
 """What two processes find when they drive FSDPEngine themselves; a job of tests/process_worker.py."""
+
 from __future__ import annotations
 
 import os
@@ -33,8 +34,13 @@ def drive(folder: str) -> dict[str, Any]:
     engine = build_train_engine(config, world, policy, optimizer)
     numel = sum(p.numel() for p in before.values())
     found: dict[str, Any] = {
-        "share": sum(p.to_local().numel() for _, p in policy.trainable() if isinstance(p, DTensor)) / numel,
-        "whole": all(torch.equal(t, before.pop(name)) for name, t in engine.parameters(trainable=False)) and not before}
+        "share": sum(p.to_local().numel() for _, p in policy.trainable() if isinstance(p, DTensor))
+        / numel,
+        "whole": all(
+            torch.equal(t, before.pop(name)) for name, t in engine.parameters(trainable=False)
+        )
+        and not before,
+    }
 
     def loss(factor: float) -> torch.Tensor:
         (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
@@ -42,7 +48,9 @@ def drive(folder: str) -> dict[str, Any]:
 
     with torch.no_grad():
         loss(1.0)
-    found["given back"] = world.gather([all(isinstance(p, DTensor) for p in policy.model.parameters())])
+    found["given back"] = world.gather(
+        [all(isinstance(p, DTensor) for p in policy.model.parameters())]
+    )
 
     def gradient(*factors: float) -> torch.Tensor:
         engine.begin(1.0)
@@ -51,10 +59,14 @@ def drive(folder: str) -> dict[str, Any]:
         return policy.base.lm_head.weight.grad.full_tensor().clone()
 
     one = gradient(1.0 if world.is_main else 0.0)
-    found["sums"] = {"of one process": float((one - plain).norm() / plain.norm()),
-                     "over processes": float((gradient(1.0) - 2 * one).norm() / one.norm()),
-                     "over micro-batches": float((gradient(1.0, 0.5) - 3 * one).norm() / one.norm())}
-    norms = [engine.step(2.0, n, 10, str)[0] for n in range(2) if n == 0 or gradient(1.0) is not None]
+    found["sums"] = {
+        "of one process": float((one - plain).norm() / plain.norm()),
+        "over processes": float((gradient(1.0) - 2 * one).norm() / one.norm()),
+        "over micro-batches": float((gradient(1.0, 0.5) - 3 * one).norm() / one.norm()),
+    }
+    norms = [
+        engine.step(2.0, n, 10, str)[0] for n in range(2) if n == 0 or gradient(1.0) is not None
+    ]
     found["norms"] = world.gather(norms)
     state = engine.optimizer_state()
     found["main holds the state"] = world.gather([state is not None])

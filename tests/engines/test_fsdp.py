@@ -1,4 +1,5 @@
 """FSDP2 in one process, and the copy of the policy that samples. Several processes: tests/engines/test_sharded_processes.py."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.slow
 
 def test_one_process_may_be_sharded(tmp_path: Path) -> None:
     """It takes over the checkpoint of a single process's first step."""
-    config = config_file(tmp_path / "c.yaml", mixed_run(tmp_path, model={"gradient_checkpointing": True}))
+    config = config_file(
+        tmp_path / "c.yaml", mixed_run(tmp_path, model={"gradient_checkpointing": True})
+    )
     one = Trainer(load_config(config))
     one.fit()
     cut(one.folder.path, "two", 1)
@@ -47,5 +50,7 @@ def test_with_another_sampler_the_copy_is_only_kept_to_be_saved() -> None:
     tied = policy.base.lm_head.weight is policy.base.model.language_model.embed_tokens.weight
     assert (kept.base.lm_head.weight is kept.base.model.language_model.embed_tokens.weight) == tied
     hollow = policy.whole_copy(torch.device("meta"))
-    LocalEngine(config.optim, world, policy, build_optimizer(policy.trainable(), config.optim)).fill(hollow.model)
+    LocalEngine(
+        config.optim, world, policy, build_optimizer(policy.trainable(), config.optim)
+    ).fill(hollow.model)
     assert all(p.is_meta for p in hollow.model.parameters())

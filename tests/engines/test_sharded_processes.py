@@ -2,6 +2,7 @@
 
 All runs of two processes are made in one launch, which ends with a resumed run from the command line.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -60,26 +61,47 @@ def run_of(folder: Path, **sections: Any) -> tuple[Trainer, str]:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("sharded")
     full, whole = run_of(folder / "full")
-    lora, adapters = run_of(folder / "lora", algorithm={"epochs": 2, "minibatches": 2}, train={"steps": 2},
-                            data={"cache": {"dir": str(folder / "cache")}}, model={
-                                "path": tiny_folder("qwen3_vl"), "lora": {"r": 4, "alpha": 8}, "freeze": ["vision"],
-                                "gradient_checkpointing": True})
+    lora, adapters = run_of(
+        folder / "lora",
+        algorithm={"epochs": 2, "minibatches": 2},
+        train={"steps": 2},
+        data={"cache": {"dir": str(folder / "cache")}},
+        model={
+            "path": tiny_folder("qwen3_vl"),
+            "lora": {"r": 4, "alpha": 8},
+            "freeze": ["vision"],
+            "gradient_checkpointing": True,
+        },
+    )
     path = config_file(folder / "alone.yaml", mixed_run(folder, optim={"max_grad_norm": 0.5}))
     one = {}
     for kind in ("fp32", "bf16"):
         config = load_config(path, BF16 if kind == "bf16" else [])
         policy = policy_of(config)
-        engine = build_train_engine(config, World(torch.device("cpu")), policy, build_optimizer(policy.trainable(), config.optim))
+        engine = build_train_engine(
+            config,
+            World(torch.device("cpu")),
+            policy,
+            build_optimizer(policy.trainable(), config.optim),
+        )
         one[kind] = exercise(engine, policy, items_of(policy))
     plan = [(config, kind) for config, kinds in ((whole, FULL), (adapters, LORA)) for kind in kinds]
-    jobs: list[list[Any]] = [[TRAIN, config, [f"name={kind}", *ENGINES[kind]]] for config, kind in plan]
-    jobs.sort(key=lambda job: "name=fsdp2" not in job[2])  # accelerate tells whoever comes later of DeepSpeed, in variables
+    jobs: list[list[Any]] = [
+        [TRAIN, config, [f"name={kind}", *ENGINES[kind]]] for config, kind in plan
+    ]
+    jobs.sort(
+        key=lambda job: "name=fsdp2" not in job[2]
+    )  # accelerate tells whoever comes later of DeepSpeed, in variables
     jobs.insert(2, ["tests.engines.fsdp_worker:drive", tiny_folder()])
-    jobs += [[TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
-             [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
-             ["tests.process_worker:copied", str(full.folder.path.with_name("zero2")), "zero2_zero3"],
-             ["tests.engines.deepspeed_worker:alone", path, str(folder)]]
-    ranks, said = work(folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume")
+    jobs += [
+        [TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
+        [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
+        ["tests.process_worker:copied", str(full.folder.path.with_name("zero2")), "zero2_zero3"],
+        ["tests.engines.deepspeed_worker:alone", path, str(folder)],
+    ]
+    ranks, said = work(
+        folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume"
+    )
     two = {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE}
     return Found(full, lora, one, two, ranks[0][2], said)
 
@@ -99,7 +121,10 @@ def test_a_run_of_one_process_is_continued(found: Found) -> None:
 @pytest.mark.parametrize("kind", FULL)
 def test_one_process_continues_a_run(kind: str, found: Found) -> None:
     run = cut(found.full.folder.path.with_name(kind), f"{kind}_one", 1 if kind == "fsdp2" else 2)
-    Trainer(load_config(str(run.parents[1] / "c.yaml"), [f"name={run.name}", "engine.train=single"]), resume=True).fit()
+    Trainer(
+        load_config(str(run.parents[1] / "c.yaml"), [f"name={run.name}", "engine.train=single"]),
+        resume=True,
+    ).fit()
     compare(found.full, run)
 
 
@@ -124,30 +149,49 @@ def test_fsdp_sums_gradients_and_fails_together(found: Found) -> None:
     first, second, *others = of["norms"]
     assert others == [first, second] and first > 0
     assert of["main holds the state"] == [True, False] and of["steps"] == [2.0]
-    assert all(said.startswith("norm ") for said in of["non-finite"]) and len(of["non-finite"]) == 2, of["non-finite"]
+    assert (
+        all(said.startswith("norm ") for said in of["non-finite"]) and len(of["non-finite"]) == 2
+    ), of["non-finite"]
 
 
 @pytest.mark.parametrize("kind", ALONE)
 def test_the_engine_alone(kind: str, found: Found) -> None:
     """Processes whose logits come in different numbers of chunks; a pass without gradients before every micro-batch."""
-    rounded = kind.endswith("bf16")  # where a difference of 1e-8 in a weight may move its bf16 copy by 1/256
+    rounded = kind.endswith(
+        "bf16"
+    )  # where a difference of 1e-8 in a weight may move its bf16 copy by 1/256
     one, ranks = found.one["bf16" if rounded else "fp32"], found.two[kind]
     assert ranks[0]["steps"][0][0] == pytest.approx(one["steps"][0][0], rel=1e-5)
     assert one["steps"][0][0] > 0.5, "clipping is not tested"
     for rank in ranks:
-        assert rank["steps"] == [(pytest.approx(norm, rel=5e-3 if rounded else 1e-5), lr) for norm, lr in one["steps"]]
+        assert rank["steps"] == [
+            (pytest.approx(norm, rel=5e-3 if rounded else 1e-5), lr) for norm, lr in one["steps"]
+        ]
         assert rank["trained"] == one["trained"] and rank["weights"].keys() == one["weights"].keys()
-        assert apart(rank["weights"], one["weights"]) < (0.05 if rounded else 1e-3) * apart(one["before"], one["weights"])
+        assert apart(rank["weights"], one["weights"]) < (0.05 if rounded else 1e-3) * apart(
+            one["before"], one["weights"]
+        )
         assert rank["nothing"] == (0.0, one["nothing"][1]), "nothing in the loss: no step"
         assert rank["error"][0] == "the norm" and not 0 <= rank["error"][1][0] < float("inf")
-        assert all(torch.equal(rank["after"][name], tensor) for name, tensor in rank["weights"].items())
+        assert all(
+            torch.equal(rank["after"][name], tensor) for name, tensor in rank["weights"].items()
+        )
     main, other = ranks
     assert main["fresh"] == 0 and other["fresh"] is other["state"] is None
     mine, theirs = one["state"], main["state"]
     assert theirs["param_groups"] == mine["param_groups"]
     assert theirs["state"].keys() == mine["state"].keys()
     for number, entry in mine["state"].items():
-        assert entry.keys() == theirs["state"][number].keys() and theirs["state"][number]["step"] == entry["step"] == 2
+        assert (
+            entry.keys() == theirs["state"][number].keys()
+            and theirs["state"][number]["step"] == entry["step"] == 2
+        )
     for key in ("exp_avg", "exp_avg_sq"):
-        a, b = ({number: entry[key] for number, entry in x["state"].items()} for x in (mine, theirs))
-        assert apart(a, b) < (0.03 if rounded else 1e-3) * torch.stack([value.norm() for value in a.values()]).norm()
+        a, b = (
+            {number: entry[key] for number, entry in x["state"].items()} for x in (mine, theirs)
+        )
+        assert (
+            apart(a, b)
+            < (0.03 if rounded else 1e-3)
+            * torch.stack([value.norm() for value in a.values()]).norm()
+        )

@@ -1,7 +1,8 @@
 """How many circles are in the picture? A whole mmrl task in one file, with its own generated pictures.
 
-    mmrl tasks check shape_counting.py:CountCircles
+mmrl tasks check shape_counting.py:CountCircles
 """
+
 from __future__ import annotations
 
 import json
@@ -33,15 +34,24 @@ class CountCircles(Task):
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             row = json.loads(line)
             if not isinstance(row.get("circles"), int):
-                raise DataError(f"{path}, line {number}: expected a whole number under 'circles', found "
-                                f"{row.get('circles')!r}; count them")
+                raise DataError(
+                    f"{path}, line {number}: expected a whole number under 'circles', found "
+                    f"{row.get('circles')!r}; count them"
+                )
             image = str(Path(path).parent / row["image"])
-            samples.append(Sample(row["image"], self.name, "circles", self.question, row["circles"], (image,)))
+            samples.append(
+                Sample(row["image"], self.name, "circles", self.question, row["circles"], (image,))
+            )
         return samples
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """One user turn: the picture, then the question."""
-        return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": sample.question}]}]
+        return [
+            {
+                "role": "user",
+                "content": [{"type": "image"}, {"type": "text", "text": sample.question}],
+            }
+        ]
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """1 for the right number in the right form, 0.1 for a wrong number, 0 without exactly one number."""
@@ -50,7 +60,9 @@ class CountCircles(Task):
         if match is None:
             return Score.failure("no_number", self.part_names, weights)
         right = float(int(match.group(1)) == sample.answer)
-        return Score.combine({"accuracy": right, "format": 1.0}, weights, parsed=True, metrics={"exact": right})
+        return Score.combine(
+            {"accuracy": right, "format": 1.0}, weights, parsed=True, metrics={"exact": right}
+        )
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """The right number."""

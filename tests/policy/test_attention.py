@@ -3,6 +3,7 @@
 FlashAttention needs a GPU: here its variable-length kernel is replaced by a loop over sequences with the same meaning, so that
 everything mmrl adds to it (indices, cumulative lengths, gradients) is checked. Tests marked gpu run the kernels themselves.
 """
+
 from __future__ import annotations
 
 import subprocess
@@ -37,21 +38,41 @@ TASK = Album()
 LONG = "Describe the image, then the largest shape. " * 6
 
 
-def looped_varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts_query: torch.Tensor,
-                  starts_key: torch.Tensor, longest_query: int, longest_key: int, *, causal: bool,
-                  scaling: float | None) -> torch.Tensor:
+def looped_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts_query: torch.Tensor,
+    starts_key: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    causal: bool,
+    scaling: float | None,
+) -> torch.Tensor:
     """The variable-length kernel as its documentation describes it, one sequence after the other."""
-    assert starts_query.dtype == starts_key.dtype == torch.int32 and starts_query.shape == starts_key.shape
+    assert (
+        starts_query.dtype == starts_key.dtype == torch.int32
+        and starts_query.shape == starts_key.shape
+    )
     lengths = starts_query.diff(), starts_key.diff()
     assert [int(n.max()) for n in lengths] == [longest_query, longest_key]
-    assert [int(s[-1]) for s in (starts_query, starts_key)] == [len(query), len(key)] and query.dtype == key.dtype == value.dtype
+    assert [int(s[-1]) for s in (starts_query, starts_key)] == [
+        len(query),
+        len(key),
+    ] and query.dtype == key.dtype == value.dtype
     groups, found = query.shape[1] // key.shape[1], []
     for i in range(len(lengths[0])):
-        q = query[starts_query[i]:starts_query[i + 1]].transpose(0, 1)
-        k, v = (x[starts_key[i]:starts_key[i + 1]].transpose(0, 1).repeat_interleave(groups, 0) for x in (key, value))
-        scores = q @ k.transpose(1, 2) * (q.shape[-1]**-0.5 if scaling is None else scaling)
+        q = query[starts_query[i] : starts_query[i + 1]].transpose(0, 1)
+        k, v = (
+            x[starts_key[i] : starts_key[i + 1]].transpose(0, 1).repeat_interleave(groups, 0)
+            for x in (key, value)
+        )
+        scores = q @ k.transpose(1, 2) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
         if causal:
-            last = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+            last = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(
+                k.shape[1] - q.shape[1]
+            )
             scores = scores.masked_fill(~last, float("-inf"))
         found.append((scores.float().softmax(-1).to(v.dtype) @ v).transpose(0, 1))
     return torch.cat(found)
@@ -70,7 +91,9 @@ def policy_with(attn: str, arch: str = "qwen2_5_vl", **options: Any) -> Policy:
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in p.trainable():
-            parameter.copy_(0.2 * torch.randn_like(parameter)) if "lora_B" in name else None  # a fresh adapter is zero
+            parameter.copy_(
+                0.2 * torch.randn_like(parameter)
+            ) if "lora_B" in name else None  # a fresh adapter is zero
     return p
 
 
@@ -79,17 +102,27 @@ def items_of(p: Policy) -> list[PackItem]:
     groups: Sequence[tuple[list[tuple[int, int]], str, list[list[int]]]] = [
         ([(320, 213), (56, 56)], "Where is the red circle?", [[5, 9, 33], [7], list(range(3, 90))]),
         ([], "yes", [[44], [45, 46]]),
-        ([(37, 211)], LONG, [[200, 3], list(range(100, 230)), [11, 12, 13]])]
-    return [PackItem(p.encoder(sample_with([picture(s, n) for s in sizes], question, n), TASK), tuple(tuple(t) for t in texts))
-            for n, (sizes, question, texts) in enumerate(groups)]
+        ([(37, 211)], LONG, [[200, 3], list(range(100, 230)), [11, 12, 13]]),
+    ]
+    return [
+        PackItem(
+            p.encoder(sample_with([picture(s, n) for s in sizes], question, n), TASK),
+            tuple(tuple(t) for t in texts),
+        )
+        for n, (sizes, question, texts) in enumerate(groups)
+    ]
 
 
 def run(p: Policy, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Log-probs and the gradients of a loss that weighs every token differently."""
     p.model.zero_grad(set_to_none=True)
     logp_N = p.logp(batch).logp_N
-    (logp_N * torch.sin(torch.arange(len(logp_N), device=logp_N.device) * 1.7 + 0.3)).sum().backward()
-    return logp_N.detach().cpu(), {n: q.grad.cpu() for n, q in p.model.named_parameters() if q.grad is not None}
+    (
+        logp_N * torch.sin(torch.arange(len(logp_N), device=logp_N.device) * 1.7 + 0.3)
+    ).sum().backward()
+    return logp_N.detach().cpu(), {
+        n: q.grad.cpu() for n, q in p.model.named_parameters() if q.grad is not None
+    }
 
 
 def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -107,7 +140,9 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
 def test_every_attention_equals_sdpa(arch: str, attn: str) -> None:
     p = policy_with("sdpa", arch)
     batches = [pack(items_of(p)), pack(items_of(p), causal=False), pack_padded(items_of(p))]
-    assert (run(p, batches[0])[0] - run(p, batches[1])[0]).abs().max() > 100 * LIMIT, "what a later token says is noticed"
+    assert (run(p, batches[0])[0] - run(p, batches[1])[0]).abs().max() > 100 * LIMIT, (
+        "what a later token says is noticed"
+    )
     set_attention(p.base, attn)
     assert p.base.model.language_model.config._attn_implementation == ATTENTIONS[attn][0]
     assert p.base.model.visual.blocks[0].attn.config._attn_implementation == ATTENTIONS[attn][1]
@@ -117,9 +152,15 @@ def test_every_attention_equals_sdpa(arch: str, attn: str) -> None:
         assert_same(lambda batch=batch: run(p, batch), there, p.model.parameters())
 
 
-@pytest.mark.parametrize("options", [
-    {"gradient_checkpointing": True}, {"lora": LoraSettings(r=4, vision=True), "gradient_checkpointing": True},
-    {"freeze": ["vision", "projector"]}], ids=["checkpointing", "lora, checkpointing", "frozen vision"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"lora": LoraSettings(r=4, vision=True), "gradient_checkpointing": True},
+        {"freeze": ["vision", "projector"]},
+    ],
+    ids=["checkpointing", "lora, checkpointing", "frozen vision"],
+)
 @pytest.mark.parametrize("attn", OTHERS)
 @pytest.mark.slow
 def test_training_modes_under_every_attention(attn: str, options: dict[str, Any]) -> None:
@@ -137,17 +178,25 @@ BF16_LIMIT = 0.03
 @pytest.mark.slow
 def test_bf16_gradients_agree_with_fp32(attn: str, checkpointing: bool) -> None:
     exact = policy_with("sdpa", freeze=["vision", "projector"])
-    rounded = policy_with(attn, freeze=["vision", "projector"], dtype="bf16", gradient_checkpointing=checkpointing)
+    rounded = policy_with(
+        attn, freeze=["vision", "projector"], dtype="bf16", gradient_checkpointing=checkpointing
+    )
     for packer in (pack, pack_padded):
-        (logp, gradients), (found_logp, found_gradients) = (run(p, packer(items_of(p))) for p in (exact, rounded))
+        (logp, gradients), (found_logp, found_gradients) = (
+            run(p, packer(items_of(p))) for p in (exact, rounded)
+        )
         assert found_logp.dtype == torch.float32 and (found_logp - logp).abs().mean() < 0.01
-        assert 1e-4 < relative_error(found_gradients, gradients) < BF16_LIMIT, "rounded, and not more than rounded"
+        assert 1e-4 < relative_error(found_gradients, gradients) < BF16_LIMIT, (
+            "rounded, and not more than rounded"
+        )
 
 
 @pytest.mark.parametrize("attn", OTHERS)
 def test_rollouts_are_the_same_under_every_attention(attn: str) -> None:
     p = policy_with("sdpa")
-    requests = [Request(item.prompt, 3, (4, n), greedy=n == 1) for n, item in enumerate(items_of(p))]
+    requests = [
+        Request(item.prompt, 3, (4, n), greedy=n == 1) for n, item in enumerate(items_of(p))
+    ]
     sampling = SamplingSettings(max_new_tokens=8)
     expected = PrefillOnceEngine(p).generate(requests, sampling)
     set_attention(p.base, attn)
@@ -160,10 +209,16 @@ def test_rollouts_are_the_same_under_every_attention(attn: str) -> None:
 # ---- block masks
 
 
-spans = st.lists(st.tuples(st.integers(1, 300), st.lists(st.integers(1, 200), min_size=1, max_size=4)), min_size=1, max_size=3)
+spans = st.lists(
+    st.tuples(st.integers(1, 300), st.lists(st.integers(1, 200), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=3,
+)
 
 
-def layout_of(groups: Sequence[tuple[int, Sequence[int]]], causal: bool) -> tuple[PrefixLayout, torch.Tensor]:
+def layout_of(
+    groups: Sequence[tuple[int, Sequence[int]]], causal: bool
+) -> tuple[PrefixLayout, torch.Tensor]:
     """A layout, and who sees whom as plain loops over tokens of equal label say."""
     starts: list[tuple[int, int]] = []
     completions, owners, labels, cursor = [], [], [], 0
@@ -183,12 +238,16 @@ def layout_of(groups: Sequence[tuple[int, Sequence[int]]], causal: bool) -> tupl
     if not causal:
         seen |= same & (piece[:, None] == piece) & (piece != -1)
     prompts, tails = torch.tensor(starts), torch.tensor(completions)
-    return PrefixLayout(prompts[:, 0], prompts[:, 1], tails[:, 0], tails[:, 1], torch.tensor(owners), causal), seen
+    return PrefixLayout(
+        prompts[:, 0], prompts[:, 1], tails[:, 0], tails[:, 1], torch.tensor(owners), causal
+    ), seen
 
 
 @given(groups=spans, causal=st.booleans())
 @settings(max_examples=25, derandomize=True)
-def test_block_mask_of_a_packed_row_shows_exactly_what_may_be_seen(groups: Any, causal: bool) -> None:
+def test_block_mask_of_a_packed_row_shows_exactly_what_may_be_seen(
+    groups: Any, causal: bool
+) -> None:
     layout, seen = layout_of(groups, causal)
     mask = layout.block_mask
     assert torch.equal(dense_mask(mask)[0, 0], seen), "blocks and function together"
@@ -196,8 +255,12 @@ def test_block_mask_of_a_packed_row_shows_exactly_what_may_be_seen(groups: Any, 
     padded = torch.nn.functional.pad(seen, (0, -len(seen) % size, 0, -len(seen) % size))
     padded = padded.unflatten(0, (-1, size)).unflatten(2, (-1, size))
     some, every = padded.any((1, 3)).sum(1), padded.all((1, 3)).sum(1)
-    assert torch.equal(mask.kv_num_blocks[0, 0].long(), some - every), "no block is computed in vain"
-    assert mask.full_kv_num_blocks is not None and torch.equal(mask.full_kv_num_blocks[0, 0].long(), every), "or asked in vain"
+    assert torch.equal(mask.kv_num_blocks[0, 0].long(), some - every), (
+        "no block is computed in vain"
+    )
+    assert mask.full_kv_num_blocks is not None and torch.equal(
+        mask.full_kv_num_blocks[0, 0].long(), every
+    ), "or asked in vain"
 
 
 def test_block_mask_has_all_three_kinds_of_blocks() -> None:
@@ -222,10 +285,15 @@ def compiled_kernel() -> None:
     """torch's own kernel (without gradients, which it lacks on a CPU) on a row with absent, partial and full blocks."""
     layout = layout_of([(300, [140, 90]), (20, [130])], True)[0]
     torch.manual_seed(0)
-    query, key, value = torch.randn(1, 4, layout.num_tokens, 32), *torch.randn(2, 1, 2, layout.num_tokens, 32)
+    query, key, value = (
+        torch.randn(1, 4, layout.num_tokens, 32),
+        *torch.randn(2, 1, 2, layout.num_tokens, 32),
+    )
     ours = attention_flex.flex(query, key, value, layout.block_mask, None)
     with torch.no_grad():
-        kernel = attention_flex._compiled()(query, key, value, block_mask=layout.block_mask, enable_gqa=True)
+        kernel = attention_flex._compiled()(
+            query, key, value, block_mask=layout.block_mask, enable_gqa=True
+        )
     assert torch.allclose(kernel.transpose(1, 2), ours, atol=1e-5)
 
 
@@ -233,7 +301,13 @@ def compiled_kernel() -> None:
 def test_the_compiled_kernel_reads_our_blocks_as_we_do() -> None:
     """In a process of its own: torch compiles a second length seen in one process with a dynamic shape, which fails on a CPU."""
     code = "from tests.policy.test_attention import compiled_kernel; compiled_kernel()"
-    told = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert told.returncode == 0, told.stderr[-3000:]
 
 
@@ -261,8 +335,12 @@ def test_one_block_mask_serves_all_layers_and_their_recomputation(built: list[in
 
 
 def test_flash_attention_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"needs an NVIDIA GPU, found model.device 'cpu'; use sdpa or flex"):
-        load_policy(ModelConfig(path=tiny_folder("qwen2_5_vl"), device="cpu", attn="flash_attention_2"))
+    with pytest.raises(
+        ConfigError, match=r"needs an NVIDIA GPU, found model.device 'cpu'; use sdpa or flex"
+    ):
+        load_policy(
+            ModelConfig(path=tiny_folder("qwen2_5_vl"), device="cpu", attn="flash_attention_2")
+        )
     gpu = torch.device("cuda")
     with pytest.raises(ConfigError, match=r"computes in bf16, found model.dtype fp32"):
         check_attention("flash_attention_2", gpu, None)
@@ -282,9 +360,16 @@ def test_flash_attention_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_kernels_on_a_gpu_equal_sdpa(arch: str, attn: str) -> None:
     if attn == "flash_attention_2":
         pytest.importorskip("flash_attn", reason="needs a GPU with flash-attn")
-    config = {"path": tiny_folder(arch), "device": "cuda", "dtype": "bf16", "freeze": ["vision", "projector"]}
+    config = {
+        "path": tiny_folder(arch),
+        "device": "cuda",
+        "dtype": "bf16",
+        "freeze": ["vision", "projector"],
+    }
     plain, other = load_policy(ModelConfig(**config)), load_policy(ModelConfig(**config, attn=attn))
     for packer in (pack, pack_padded):
-        (logp, gradients), (found_logp, found_gradients) = (run(p, packer(items_of(p))) for p in (plain, other))
+        (logp, gradients), (found_logp, found_gradients) = (
+            run(p, packer(items_of(p))) for p in (plain, other)
+        )
         assert (found_logp - logp).abs().mean() < 0.01
         assert relative_error(found_gradients, gradients) < BF16_LIMIT

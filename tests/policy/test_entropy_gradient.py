@@ -1,4 +1,5 @@
 """The gradient of the entropy: against finite differences, against transformers alone, and through whole optimizer steps."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +33,10 @@ TEXTS = ((5, 6, 7), (8, 9, 10, 11, 12), (200,), (3, 4))
 def logits(seed: int = 0) -> torch.Tensor:
     """Five rows of seven logits, float64: a flat one, a sharp one, one with impossible tokens, one that underflows."""
     g = torch.Generator().manual_seed(seed)
-    rows = torch.randn(5, 7, generator=g, dtype=torch.float64) * torch.tensor([0.0, 1.0, 8.0, 1.0, 1.0])[:, None]
+    rows = (
+        torch.randn(5, 7, generator=g, dtype=torch.float64)
+        * torch.tensor([0.0, 1.0, 8.0, 1.0, 1.0])[:, None]
+    )
     rows[3, [0, 4]] = float("-inf")
     rows[4, 2] = -1e4
     return rows
@@ -46,13 +50,19 @@ def test_value_and_gradient_are_those_of_torchs_own_distribution() -> None:
     ours, theirs = logits().requires_grad_(), logits().requires_grad_()
     weight_n = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5], dtype=torch.float64)
     found = entropy(ours)
-    possible = theirs.masked_fill(theirs.isneginf(), -1e4)  # Categorical's own gradient is nan at -inf
+    possible = theirs.masked_fill(
+        theirs.isneginf(), -1e4
+    )  # Categorical's own gradient is nan at -inf
     expected = torch.distributions.Categorical(logits=possible, validate_args=False).entropy()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     (found * weight_n).sum().backward()
     (expected * weight_n).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
-    assert ours.grad is not None and (ours.grad[3, [0, 4]] == 0).all() and torch.isfinite(ours.grad).all()
+    assert (
+        ours.grad is not None
+        and (ours.grad[3, [0, 4]] == 0).all()
+        and torch.isfinite(ours.grad).all()
+    )
 
 
 def test_gradient_is_that_of_finite_differences() -> None:
@@ -60,7 +70,9 @@ def test_gradient_is_that_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(entropy, (rows,), eps=1e-6, atol=1e-6)
 
 
-def plain_entropies(p: Policy, model: Any, sample: Any, texts: Any, temperature: float) -> torch.Tensor:
+def plain_entropies(
+    p: Policy, model: Any, sample: Any, texts: Any, temperature: float
+) -> torch.Tensor:
     """Entropies by transformers alone, one completion at a time, the whole vocabulary at once."""
     rows = []
     for _, logits in plain_logits(p, model, TASK, sample, texts):
@@ -75,8 +87,9 @@ def test_the_shared_prefix_gives_transformers_entropies_and_their_gradient(chunk
 
     p = fresh_policy()
     p._logits_chunk = chunk
-    model = AutoModelForImageTextToText.from_pretrained(tiny_folder("qwen2_5_vl"), attn_implementation="eager",
-                                                        dtype=torch.float32).eval()
+    model = AutoModelForImageTextToText.from_pretrained(
+        tiny_folder("qwen2_5_vl"), attn_implementation="eager", dtype=torch.float32
+    ).eval()
     samples = [sample_with([picture((56, 56), i)] * (i % 2), number=i) for i in range(2)]
     batch = pack([PackItem(p.encoder(s, TASK), TEXTS) for s in samples])
     found = p.logp(batch, 0.7, entropy_gradient=True)
@@ -112,19 +125,31 @@ def test_the_gradient_needs_no_more_memory() -> None:
         (logp_n.sum() + (0.1 * entropy_n.sum() if entropy_gradient else 0.0)).backward()
 
     update(False)  # gradients of weights are there from now on
-    copies = [allocated_peak(lambda: update(asked)) / (4 * n * vocabulary) for asked in (False, True)]  # noqa: B023
+    copies = [
+        allocated_peak(lambda: update(asked)) / (4 * n * vocabulary)  # noqa: B023
+        for asked in (False, True)
+    ]
     assert copies[1] < copies[0] + 0.1 and copies[1] < 5.1, copies
 
 
-def trained(folder: Path, name: str, **sections: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+def trained(
+    folder: Path, name: str, **sections: Any
+) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Weights after two steps on text, and the rows of metrics."""
     data = folder / "rows.jsonl"
-    data.write_text("".join(json.dumps({"id": f"t{i}", "images": [], "question": f"Spell {i}."}) + "\n" for i in range(6)))
+    data.write_text(
+        "".join(
+            json.dumps({"id": f"t{i}", "images": [], "question": f"Spell {i}."}) + "\n"
+            for i in range(6)
+        )
+    )
     tree = small_run(folder / "runs", str(data), name=name, **sections)
     trainer = Trainer(load_config(config_file(folder / f"{name}.yaml", tree)))
     trainer.fit()
-    return ({n: q.detach().clone() for n, q in trainer.policy.model.named_parameters()},
-            read_jsonl(trainer.folder.path / "metrics.jsonl"))
+    return (
+        {n: q.detach().clone() for n, q in trainer.policy.model.named_parameters()},
+        read_jsonl(trainer.folder.path / "metrics.jsonl"),
+    )
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -135,9 +160,21 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "dr_grpo"])
 def test_a_step_does_not_depend_on_its_micro_batches(tmp_path: Path, aggregate: str) -> None:
     """Every split of the same groups gives the same step, and the bonus is in it."""
-    def run(name: str, budget: int, coef: float) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-        return trained(tmp_path, name, algorithm={"aggregate": aggregate, "entropy": {"coef": coef}, "dynamic_sampling": False},
-                       train={"steps": 1, "token_budget": budget}, optim={"lr": 1.0, "eps": 1.0})  # linear far below eps
+
+    def run(
+        name: str, budget: int, coef: float
+    ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+        return trained(
+            tmp_path,
+            name,
+            algorithm={
+                "aggregate": aggregate,
+                "entropy": {"coef": coef},
+                "dynamic_sampling": False,
+            },
+            train={"steps": 1, "token_budget": budget},
+            optim={"lr": 1.0, "eps": 1.0},
+        )  # linear far below eps
 
     small, rows = run("small", 60, 0.1)
     whole, again = run("whole", 4000, 0.1)
@@ -149,15 +186,29 @@ def test_a_step_does_not_depend_on_its_micro_batches(tmp_path: Path, aggregate: 
 
 
 @pytest.mark.slow
-def test_a_bonus_that_does_not_act_changes_nothing_and_one_that_acts_raises_entropy(tmp_path: Path) -> None:
+def test_a_bonus_that_does_not_act_changes_nothing_and_one_that_acts_raises_entropy(
+    tmp_path: Path,
+) -> None:
     plain, rows = trained(tmp_path, "plain", train={"steps": 2})
     assert "train/entropy_coef" not in rows[0]
-    above, gated = trained(tmp_path, "above", train={"steps": 2}, algorithm={"entropy": {"coef": 0.5, "target": 1e-6}})
-    assert same(plain, above) and [r["train/entropy_coef"] for r in gated] == [0, 0], "entropy above the target: to the last bit"
-    raised, after = trained(tmp_path, "raised", train={"steps": 2},
-                            algorithm={"entropy": {"coef": 0.5, "target": 99, "delta": 0.25}})
+    above, gated = trained(
+        tmp_path, "above", train={"steps": 2}, algorithm={"entropy": {"coef": 0.5, "target": 1e-6}}
+    )
+    assert same(plain, above) and [r["train/entropy_coef"] for r in gated] == [0, 0], (
+        "entropy above the target: to the last bit"
+    )
+    raised, after = trained(
+        tmp_path,
+        "raised",
+        train={"steps": 2},
+        algorithm={"entropy": {"coef": 0.5, "target": 99, "delta": 0.25}},
+    )
     assert [r["train/entropy_coef"] for r in after] == [0.75, 1.0]
-    assert after[0]["train/entropy"] == rows[0]["train/entropy"], "the first step knows no entropy yet"
+    assert after[0]["train/entropy"] == rows[0]["train/entropy"], (
+        "the first step knows no entropy yet"
+    )
     assert not same(plain, raised)
-    strong, up = trained(tmp_path, "strong", train={"steps": 2}, algorithm={"entropy": {"coef": 5.0}})
+    strong, up = trained(
+        tmp_path, "strong", train={"steps": 2}, algorithm={"entropy": {"coef": 5.0}}
+    )
     assert up[1]["train/entropy"] > rows[1]["train/entropy"] and not same(plain, strong)

@@ -1,4 +1,5 @@
 """Loading and saving: what is frozen stays frozen, what was saved is what transformers loads, mistakes are named."""
+
 from __future__ import annotations
 
 import hashlib
@@ -62,7 +63,8 @@ def randomize_adapter(p: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [[], ["vision"], ["projector"], ["language"], ["vision", "projector"], ["vision", "language"]]
+    "parts",
+    [[], ["vision"], ["projector"], ["language"], ["vision", "projector"], ["vision", "language"]],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_frozen_parts_and_only_they_get_no_gradient(arch: str, parts: list[str]) -> None:
@@ -77,13 +79,23 @@ def test_frozen_parts_and_only_they_get_no_gradient(arch: str, parts: list[str])
     assert [n for n, _ in p.trainable()] == [n for n in parameters if part_of(n) not in parts]
 
 
-@pytest.mark.parametrize(("vision", "freeze", "reached"), [
-    (False, [], {"language"}), (True, [], {"language", "vision"}), (True, ["vision"], {"language"}),
-    (True, ["language"], {"vision"})])
+@pytest.mark.parametrize(
+    ("vision", "freeze", "reached"),
+    [
+        (False, [], {"language"}),
+        (True, [], {"language", "vision"}),
+        (True, ["vision"], {"language"}),
+        (True, ["language"], {"vision"}),
+    ],
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_lora_adapts_what_was_asked(arch: str, vision: bool, freeze: list[str], reached: set[str]) -> None:
+def test_lora_adapts_what_was_asked(
+    arch: str, vision: bool, freeze: list[str], reached: set[str]
+) -> None:
     modules = ["q_proj", "v_proj", "qkv", "gate_proj"]
-    p = fresh_policy(arch, lora=LoraSettings(r=2, vision=vision, target_modules=modules), freeze=freeze)
+    p = fresh_policy(
+        arch, lora=LoraSettings(r=2, vision=vision, target_modules=modules), freeze=freeze
+    )
     names = [n for n, _ in p.trainable()]
     assert names and all("lora_" in n for n in names)
     assert {part_of(n) for n in names} == reached
@@ -96,11 +108,20 @@ def test_lora_starts_equal_to_the_base_and_depends_on_its_seed_only() -> None:
     torch.manual_seed(1)
     first = fresh_policy(lora=LoraSettings(r=4))
     torch.manual_seed(2)
-    second, third = fresh_policy(lora=LoraSettings(r=4)), fresh_policy(lora=LoraSettings(r=4, seed=9))
+    second, third = (
+        fresh_policy(lora=LoraSettings(r=4)),
+        fresh_policy(lora=LoraSettings(r=4, seed=9)),
+    )
     batch = some_batch(plain)
     assert torch.equal(first.logp(batch).logp_N, plain.logp(batch).logp_N)
-    same = [torch.equal(a, b) for (_, a), (_, b) in zip(first.trainable(), second.trainable(), strict=True)]
-    other = [torch.equal(a, b) for (_, a), (_, b) in zip(first.trainable(), third.trainable(), strict=True)]
+    same = [
+        torch.equal(a, b)
+        for (_, a), (_, b) in zip(first.trainable(), second.trainable(), strict=True)
+    ]
+    other = [
+        torch.equal(a, b)
+        for (_, a), (_, b) in zip(first.trainable(), third.trainable(), strict=True)
+    ]
     assert all(same) and not all(other)
 
 
@@ -153,7 +174,9 @@ def _digest(model: Any) -> str:
     ids=["full", "lora"],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_saved_model_is_what_transformers_loads(arch: str, lora: LoraSettings | None, tmp_path: Path) -> None:
+def test_saved_model_is_what_transformers_loads(
+    arch: str, lora: LoraSettings | None, tmp_path: Path
+) -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     p = fresh_policy(arch, lora=lora)
@@ -174,10 +197,16 @@ def test_saved_model_is_what_transformers_loads(arch: str, lora: LoraSettings | 
         assert torch.equal(ours, theirs)
         assert dict(model.state_dict()).keys() == dict(p.model.state_dict()).keys()
     else:  # x (W + BA) against x W + (x A) B: the same to rounding
-        assert (ours - theirs).abs().max() < 1e-4 and (ours - theirs).abs().max() < 1e-5 * ours.abs().max()
+        assert (ours - theirs).abs().max() < 1e-4 and (
+            ours - theirs
+        ).abs().max() < 1e-5 * ours.abs().max()
         assert not any("lora" in n or "base_layer" in n for n, _ in weights_of(tmp_path))
-        again = load_policy(ModelConfig(path=tiny_folder(arch), device="cpu", lora=lora), weights=tmp_path)
-        assert torch.equal(again.logp(some_batch(again)).logp_N, live), "continuing an adapter is exact"
+        again = load_policy(
+            ModelConfig(path=tiny_folder(arch), device="cpu", lora=lora), weights=tmp_path
+        )
+        assert torch.equal(again.logp(some_batch(again)).logp_N, live), (
+            "continuing an adapter is exact"
+        )
     assert model.generation_config.eos_token_id == p.base.generation_config.eos_token_id
 
 
@@ -215,7 +244,11 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"qwen2_5_vl.*'bert'"):
         fresh_policy(path=str(bert))
     with pytest.raises(ConfigError, match=r"'qwen2\.5_vl'\. Did you mean 'qwen2_5_vl'"):
-        load_policy(ModelConfig.model_construct(**{**dict(ModelConfig(path=tiny_folder())), "template": "qwen2.5_vl"}))
+        load_policy(
+            ModelConfig.model_construct(
+                **{**dict(ModelConfig(path=tiny_folder())), "template": "qwen2.5_vl"}
+            )
+        )
     with pytest.raises(ConfigError, match="Did you mean 'qwen3_vl'"):
         build_tiny(TinySpec(arch="qwen3vl"))
     assert set(TEMPLATES) == set(ARCHITECTURES)
@@ -229,7 +262,11 @@ def test_fingerprint_changes_with_a_pixel_a_position_or_an_id(tmp_path: Path) ->
     prompt = p.encoder(sample_with([str(path)]), TASK)
     media = [v.identity for v in prompt.visuals]
     seen = fingerprint(prompt.ids_P, prompt.positions_3P, media)
-    assert seen == prompt.fingerprint == fingerprint(prompt.ids_P.clone(), prompt.positions_3P.clone(), tuple(media))
+    assert (
+        seen
+        == prompt.fingerprint
+        == fingerprint(prompt.ids_P.clone(), prompt.positions_3P.clone(), tuple(media))
+    )
     ids, positions = prompt.ids_P.clone(), prompt.positions_3P.clone()
     ids[-1] += 1
     positions[2, 5] += 1
@@ -240,7 +277,9 @@ def test_fingerprint_changes_with_a_pixel_a_position_or_an_id(tmp_path: Path) ->
     changed = fresh_policy().encoder(sample_with([str(path)]), TASK)
     assert changed.visuals[0].digest != prompt.visuals[0].digest and changed.fingerprint != seen
     mirrored = p.encoder.visuals.changed(prompt.visuals[0], "mirror")
-    assert replace(prompt, visuals=(mirrored,)).fingerprint != seen, "another view of the same pixels is another input"
+    assert replace(prompt, visuals=(mirrored,)).fingerprint != seen, (
+        "another view of the same pixels is another input"
+    )
 
 
 def test_encoder_recalls_only_the_same_question_of_the_same_task() -> None:
@@ -254,34 +293,48 @@ def test_encoder_recalls_only_the_same_question_of_the_same_task() -> None:
     p.encoder._cache_bytes = 3 * prompt.nbytes
     for number in range(9):
         p.encoder(replace(first, id=f"x{number}"), TASK)
-        assert p.encoder._used_bytes == sum(e[0].nbytes for e in p.encoder._cache.values()) <= 3 * prompt.nbytes
+        assert (
+            p.encoder._used_bytes
+            == sum(e[0].nbytes for e in p.encoder._cache.values())
+            <= 3 * prompt.nbytes
+        )
 
 
 def test_prompts_are_never_cut() -> None:
     p = fresh_policy(max_prompt_tokens=20)
-    with pytest.raises(DataError, match=r"at most 20 prompt tokens, found .*of them media.*max_pixels"):
+    with pytest.raises(
+        DataError, match=r"at most 20 prompt tokens, found .*of them media.*max_pixels"
+    ):
         p.encoder(sample_with([picture((640, 427))]), TASK)
 
     class Forgetful(Album):
         def messages(self, sample: Any, template: Any) -> list[dict[str, Any]]:
             return [{"role": "user", "content": [{"type": "text", "text": "no picture here"}]}]
 
-    with pytest.raises(DataError, match=r"one image item per picture, found 0 items for 1 pictures.*Forgetful"):
+    with pytest.raises(
+        DataError, match=r"one image item per picture, found 0 items for 1 pictures.*Forgetful"
+    ):
         p.encoder(sample_with([picture((56, 56))]), Forgetful())
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("question", "pictures"), [("What is <|image_pad|>?", 0), ("What is <|image_pad|>?", 1), ("<|video_pad|>", 1)]
+    ("question", "pictures"),
+    [("What is <|image_pad|>?", 0), ("What is <|image_pad|>?", 1), ("<|video_pad|>", 1)],
 )
-def test_media_tokens_in_a_question_are_a_data_error(arch: str, question: str, pictures: int) -> None:
-    with pytest.raises(DataError, match=r"expected \d times <\|(image|video)_pad\|> in the prompt.*remove it"):
+def test_media_tokens_in_a_question_are_a_data_error(
+    arch: str, question: str, pictures: int
+) -> None:
+    with pytest.raises(
+        DataError, match=r"expected \d times <\|(image|video)_pad\|> in the prompt.*remove it"
+    ):
         fresh_policy(arch).encoder(sample_with([picture((56, 56))] * pictures, question), TASK)
 
 
 @pytest.mark.parametrize("change", ["pixels", "removed"])
-def test_a_picture_changed_between_rollout_and_update_is_noticed(change: str, tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_changed_between_rollout_and_update_is_noticed(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mmrl.config import load_config
 
     paths = []
@@ -289,7 +342,12 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(change: str, tm
         paths.append(str(tmp_path / f"{i}.png"))
         Image.open(picture((112, 84), i)).save(paths[-1])
     data = album_data(tmp_path, [[path] for path in paths])
-    tree = small_run(tmp_path / "runs", data, data={"prompt_cache_gib": 0}, train={"steps": 1, "prompts_per_step": 3})
+    tree = small_run(
+        tmp_path / "runs",
+        data,
+        data={"prompt_cache_gib": 0},
+        train={"steps": 1, "prompts_per_step": 3},
+    )
     trainer = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)))
     rollout = SerialSchedule.groups
 
@@ -303,7 +361,9 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(change: str, tm
 
     monkeypatch.setattr(SerialSchedule, "groups", then_change)
     expected, message = (
-        (MismatchError, "changed during the run") if change == "pixels" else (MediaError, "found none at")
+        (MismatchError, "changed during the run")
+        if change == "pixels"
+        else (MediaError, "found none at")
     )
     with pytest.raises(expected, match=message):
         trainer.fit()

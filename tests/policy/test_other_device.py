@@ -1,4 +1,5 @@
 """Whatever a run hands to its model and its rollout engines is where it has to be, on a device that is not the CPU."""
+
 from __future__ import annotations
 
 import subprocess
@@ -17,27 +18,51 @@ CASES = [f"{dtype}-{parts}" for dtype in ("fp32", "bf16") for parts in PARTS]
 def told() -> tuple[list[str], str]:
     """What a process of its own says of each case, and its errors: a device once registered with torch stays known to everything in
     a process."""
-    command = [sys.executable, "-m", "tests.device_worker", "qwen2_vl", "qwen3_vl", "qwen2_5_vl+vllm"]
-    done = subprocess.run(command, cwd=REPO, env=ENVIRONMENT, text=True, capture_output=True, timeout=900, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.device_worker",
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen2_5_vl+vllm",
+    ]
+    done = subprocess.run(
+        command, cwd=REPO, env=ENVIRONMENT, text=True, capture_output=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))], done.stderr[-3000:]
+    return [
+        line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))
+    ], done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_run_on_another_device_samples_scores_and_learns(arch: str, told: tuple[list[str], str]) -> None:
+def test_a_run_on_another_device_samples_scores_and_learns(
+    arch: str, told: tuple[list[str], str]
+) -> None:
     """Of qwen2_5_vl also with vLLM."""
     lines, errors = told
-    assert [line for line in lines if f" {arch}-" in line] == [f"ok {arch}-{case}" for case in CASES], (lines, errors)
+    assert [line for line in lines if f" {arch}-" in line] == [
+        f"ok {arch}-{case}" for case in CASES
+    ], (lines, errors)
 
 
 def test_the_device_refuses_tensors_of_the_cpu() -> None:
-    code = ("import torch\nfrom tests.fake_device import toy_device\n"
-            "with toy_device() as device:\n"
-            "    layer = torch.nn.Linear(3, 4).to(device)\n"
-            "    with torch.autocast(device.type, torch.bfloat16):\n"
-            "        assert layer(torch.ones(2, 3, device=device)).dtype == torch.bfloat16\n"
-            "    try:\n        layer(torch.ones(2, 3))\n"
-            "    except RuntimeError as error:\n        print(error)\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, text=True, capture_output=True, timeout=300,
-                          check=True)
+    code = (
+        "import torch\nfrom tests.fake_device import toy_device\n"
+        "with toy_device() as device:\n"
+        "    layer = torch.nn.Linear(3, 4).to(device)\n"
+        "    with torch.autocast(device.type, torch.bfloat16):\n"
+        "        assert layer(torch.ones(2, 3, device=device)).dtype == torch.bfloat16\n"
+        "    try:\n        layer(torch.ones(2, 3))\n"
+        "    except RuntimeError as error:\n        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=True,
+    )
     assert "found at least two devices, toy:0 and cpu" in done.stdout

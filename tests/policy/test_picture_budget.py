@@ -1,4 +1,5 @@
 """Pictures are resized within data.min_pixels and data.max_pixels exactly as the family's own rule says, or refused."""
+
 from __future__ import annotations
 
 import warnings
@@ -23,9 +24,17 @@ def policy_with(arch: str, **budget: Any) -> Policy:
 
 
 @pytest.mark.check_takes(4)
-@pytest.mark.parametrize("budget", [{}, {"max_pixels": 9000}, {"min_pixels": 9500},
-                                    {"min_pixels": 12000, "max_pixels": 40000},
-                                    {"min_pixels": 25000, "max_pixels": 25000}], ids=str)
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {},
+        {"max_pixels": 9000},
+        {"min_pixels": 9500},
+        {"min_pixels": 12000, "max_pixels": 40000},
+        {"min_pixels": 25000, "max_pixels": 25000},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_grids_are_those_of_the_rule(arch: str, budget: dict[str, int]) -> None:
     p = policy_with(arch, **budget)
@@ -33,26 +42,45 @@ def test_grids_are_those_of_the_rule(arch: str, budget: dict[str, int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)  # transformers announces what it will remove
         prompt = p.encoder(sample_with([picture(size) for size in PHOTO_SIZES]), TASK)
-    expected = [smart_resize(height, width, 2 * patch, budget.get("min_pixels", own["shortest_edge"]),
-                             budget.get("max_pixels", own["longest_edge"])) for width, height in PHOTO_SIZES]
+    expected = [
+        smart_resize(
+            height,
+            width,
+            2 * patch,
+            budget.get("min_pixels", own["shortest_edge"]),
+            budget.get("max_pixels", own["longest_edge"]),
+        )
+        for width, height in PHOTO_SIZES
+    ]
     grids = [v.grid_thw for v in prompt.visuals]
     assert [(t, h * patch, w * patch) for t, h, w in grids] == [(1, h, w) for h, w in expected]
     assert [i.resized_wh for i in prompt.images] == [(w, h) for h, w in expected]
     areas = [h * w for h, w in expected]
     for key, extreme in (("min_pixels", min(areas)), ("max_pixels", max(areas))):
-        other = [h * w for h, w in (smart_resize(b, a, 2 * patch, own["shortest_edge"], own["longest_edge"])
-                                    for a, b in PHOTO_SIZES)]
+        other = [
+            h * w
+            for h, w in (
+                smart_resize(b, a, 2 * patch, own["shortest_edge"], own["longest_edge"])
+                for a, b in PHOTO_SIZES
+            )
+        ]
         if key in budget:
-            assert extreme != (min(other) if key == "min_pixels" else max(other)), f"{key} matters for these pictures"
+            assert extreme != (min(other) if key == "min_pixels" else max(other)), (
+                f"{key} matters for these pictures"
+            )
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_processor_that_ignores_the_budget_is_noticed(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_ignores_the_budget_is_noticed(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for key, value, size in (("max_pixels", 9000, (640, 427)), ("min_pixels", 22000, (56, 56))):
         p = policy_with(arch, **{"min_pixels": 3136, "max_pixels": 100000, key: value})
         assert p.encoder(sample_with([picture(size)]), TASK).images
         p.encoder.visuals.image_options = {}  # what a renamed processor option comes to
-        with pytest.raises(DataError, match=rf"sample s1: expected at .* data\.{key} = {value} pixels"):
+        with pytest.raises(
+            DataError, match=rf"sample s1: expected at .* data\.{key} = {value} pixels"
+        ):
             p.encoder(sample_with([picture(size)], number=1), TASK)
 
 
@@ -74,11 +102,16 @@ def test_the_rules_own_rounding_is_never_refused() -> None:
 
 def test_a_strip_that_whole_patches_cannot_fit_into_the_budget_is_refused() -> None:
     p = policy_with("qwen2_5_vl", max_pixels=4000)
-    with pytest.raises(DataError, match=r"data\.max_pixels = 4000 .*found \d+ x 28 = \d+ for a picture of 2800 x 28"):
+    with pytest.raises(
+        DataError,
+        match=r"data\.max_pixels = 4000 .*found \d+ x 28 = \d+ for a picture of 2800 x 28",
+    ):
         p.encoder(sample_with([picture((2800, 28))]), TASK)
 
 
 @pytest.mark.parametrize("budget", [{"max_pixels": 3000}, {"min_pixels": 10**9}], ids=str)
 def test_a_budget_without_room_is_a_config_error(budget: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"data\.min_pixels <= data\.max_pixels, found \d+ > \d+.*set both"):
+    with pytest.raises(
+        ConfigError, match=r"data\.min_pixels <= data\.max_pixels, found \d+ > \d+.*set both"
+    ):
         policy_with("qwen2_5_vl", **budget)

@@ -3,6 +3,7 @@
 Two oracles: mmrl's own padded batch, and plain transformers (`model(**processor_output).logits`), which knows nothing
 of packing, of our positions or of our attention function.
 """
+
 from __future__ import annotations
 
 import functools
@@ -33,13 +34,25 @@ from tests.rounding_kit import assert_same
 
 LIMIT = 1e-5  # of log-probs of the kit's model without an adapter: five times what was measured, see tests/rounding_kit.py
 TASK = Album()
-QUESTIONS = ("Where is the red circle?", "yes", "Think first, then answer. How many are in the image?")
+QUESTIONS = (
+    "Where is the red circle?",
+    "yes",
+    "Think first, then answer. How many are in the image?",
+)
 
 # picture counts are drawn as such: 0, 1, 2 and 3 are equally likely
-pictures = st.integers(0, 3).flatmap(lambda n: st.lists(st.sampled_from(PHOTO_SIZES), min_size=n, max_size=n))
-completions = st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=9), min_size=1, max_size=4)
-groups = st.lists(st.tuples(pictures, st.sampled_from(QUESTIONS), completions), min_size=1, max_size=4)
-few = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+pictures = st.integers(0, 3).flatmap(
+    lambda n: st.lists(st.sampled_from(PHOTO_SIZES), min_size=n, max_size=n)
+)
+completions = st.lists(
+    st.lists(st.integers(0, 255), min_size=1, max_size=9), min_size=1, max_size=4
+)
+groups = st.lists(
+    st.tuples(pictures, st.sampled_from(QUESTIONS), completions), min_size=1, max_size=4
+)
+few = settings(
+    max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
 
 
 def items_of(p: Policy, drawn: Sequence[tuple[Any, str, Any]]) -> list[PackItem]:
@@ -51,7 +64,9 @@ def items_of(p: Policy, drawn: Sequence[tuple[Any, str, Any]]) -> list[PackItem]
     return made
 
 
-def run(p: Policy, batches: Sequence[Batch], temperature: float = 1.0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def run(
+    p: Policy, batches: Sequence[Batch], temperature: float = 1.0
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Log-probs of all batches in order, and the gradients of a loss that weighs every token differently."""
     p.model.zero_grad(set_to_none=True)
     logps, offset = [], 0
@@ -61,7 +76,9 @@ def run(p: Policy, batches: Sequence[Batch], temperature: float = 1.0) -> tuple[
         (logp_N * weight_N).sum().backward()
         logps.append(logp_N.detach())
         offset += len(logp_N)
-    return torch.cat(logps), {n: q.grad.clone() for n, q in p.model.named_parameters() if q.grad is not None}
+    return torch.cat(logps), {
+        n: q.grad.clone() for n, q in p.model.named_parameters() if q.grad is not None
+    }
 
 
 def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -75,7 +92,9 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @given(drawn=groups, budget=st.integers(1, 400), temperature=st.sampled_from([1.0, 0.7, 1.6]))
 @few
-def test_packed_equals_padded_in_any_split(arch: str, drawn: Any, budget: int, temperature: float) -> None:
+def test_packed_equals_padded_in_any_split(
+    arch: str, drawn: Any, budget: int, temperature: float
+) -> None:
     p = policy(arch)
     items = items_of(p, drawn)
     split = [pack([items[i] for i in part]) for part in micro_batches(items, budget)]
@@ -90,12 +109,20 @@ def plain_model(arch: str, attention: str = "eager") -> Any:
     """The same weights as transformers itself loads them."""
     from transformers import AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText.from_pretrained(tiny_folder(arch), attn_implementation=attention,
-                                                       dtype=torch.float32).eval()
+    return AutoModelForImageTextToText.from_pretrained(
+        tiny_folder(arch), attn_implementation=attention, dtype=torch.float32
+    ).eval()
 
 
-def plain_logps(p: Policy, model: Any, sizes: Sequence[tuple[int, int]], question: str, number: int,
-                texts: Sequence[Sequence[int]], temperature: float) -> torch.Tensor:
+def plain_logps(
+    p: Policy,
+    model: Any,
+    sizes: Sequence[tuple[int, int]],
+    question: str,
+    number: int,
+    texts: Sequence[Sequence[int]],
+    temperature: float,
+) -> torch.Tensor:
     """Log-probs by transformers alone, one row at a time, positions and masks of its own making."""
     sample = sample_with([picture(size, number) for size in sizes], question, number)
     rows = []
@@ -112,14 +139,20 @@ def test_packed_equals_plain_transformers(arch: str, drawn: Any, temperature: fl
     p = policy(arch)
     packed = p.logp(pack(items_of(p, drawn)), temperature).logp_N.detach()
     with torch.no_grad():
-        plain = torch.cat([plain_logps(p, plain_model(arch), *group[:2], number, group[2], temperature)
-                           for number, group in enumerate(drawn)])
+        plain = torch.cat(
+            [
+                plain_logps(p, plain_model(arch), *group[:2], number, group[2], temperature)
+                for number, group in enumerate(drawn)
+            ]
+        )
     assert (packed - plain).abs().max() < LIMIT
 
 
-FIXED = [([(640, 427), (56, 56)], QUESTIONS[0], [[5, 9, 33], [7], [100, 2, 2, 2, 8]]),
-         ([], QUESTIONS[1], [[44], [45, 46]]),
-         ([(37, 211)], QUESTIONS[2], [[200, 3], [11, 12, 13, 14, 15, 16]])]
+FIXED = [
+    ([(640, 427), (56, 56)], QUESTIONS[0], [[5, 9, 33], [7], [100, 2, 2, 2, 8]]),
+    ([], QUESTIONS[1], [[44], [45, 46]]),
+    ([(37, 211)], QUESTIONS[2], [[200, 3], [11, 12, 13, 14, 15, 16]]),
+]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -127,10 +160,17 @@ def test_gradients_equal_plain_transformers(arch: str) -> None:
     p, model = policy(arch), plain_model(arch)
     logp, gradients = run(p, [pack(items_of(p, FIXED))])
     model.zero_grad(set_to_none=True)
-    plain = torch.cat([plain_logps(p, model, *group[:2], n, group[2], 1.0) for n, group in enumerate(FIXED)])
+    plain = torch.cat(
+        [plain_logps(p, model, *group[:2], n, group[2], 1.0) for n, group in enumerate(FIXED)]
+    )
     (plain * torch.sin(torch.arange(len(plain)) * 1.7 + 0.3)).sum().backward()
     assert (logp - plain.detach()).abs().max() < LIMIT
-    assert relative_error(gradients, {n: q.grad for n, q in model.named_parameters() if q.grad is not None}) < LIMIT
+    assert (
+        relative_error(
+            gradients, {n: q.grad for n, q in model.named_parameters() if q.grad is not None}
+        )
+        < LIMIT
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -141,7 +181,9 @@ def test_the_models_of_these_tests_notice_what_they_should(arch: str) -> None:
     base = p.logp(pack(items)).logp_N.detach()
     other = items_of(p, [([(640, 427), (112, 84)], *FIXED[0][1:]), *FIXED[1:]])
     changed = (p.logp(pack(other)).logp_N.detach() - base).abs()
-    assert changed[:9].min() > 100 * LIMIT and changed[9:].max() < LIMIT, "another picture matters to its group only"
+    assert changed[:9].min() > 100 * LIMIT and changed[9:].max() < LIMIT, (
+        "another picture matters to its group only"
+    )
     shifted = pack(items)
     shifted.positions_3 = shifted.positions_3.clone()
     shifted.positions_3[0, 0, 10:] += 3
@@ -176,12 +218,16 @@ def test_every_training_mode(arch: str, options: dict[str, Any]) -> None:
             for name, parameter in p.trainable():
                 parameter.copy_(0.2 * torch.randn_like(parameter)) if "lora_B" in name else None
     logp, gradients = run(p, [pack(items_of(p, FIXED))])
-    assert_same(lambda: run(p, [pack_padded(items_of(p, FIXED))]), (logp, gradients), p.model.parameters())
+    assert_same(
+        lambda: run(p, [pack_padded(items_of(p, FIXED))]), (logp, gradients), p.model.parameters()
+    )
     assert set(gradients) == {n for n, _ in p.trainable()}
     if not p.has_adapter:
         plain = run(policy(arch), [pack(items_of(p, FIXED))])
         assert (logp - plain[0]).abs().max() < LIMIT
-        assert relative_error(gradients, {n: g for n, g in plain[1].items() if n in gradients}) < LIMIT
+        assert (
+            relative_error(gradients, {n: g for n, g in plain[1].items() if n in gradients}) < LIMIT
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 900, 2000])
@@ -201,7 +247,13 @@ def test_media_tokens_are_impossible(arch: str) -> None:
     p = policy(arch)
     ids = {
         p.processor.tokenizer.convert_tokens_to_ids(t)
-        for t in ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+        for t in (
+            "<|image_pad|>",
+            "<|video_pad|>",
+            "<|vision_start|>",
+            "<|vision_end|>",
+            "<|vision_pad|>",
+        )
     }
     assert set(p.banned.tolist()) == ids
     item = items_of(p, FIXED[:1])[0]
@@ -209,7 +261,9 @@ def test_media_tokens_are_impossible(arch: str) -> None:
     media.target_N = torch.tensor(sorted(ids))
     with torch.no_grad():
         assert torch.isneginf(p.logp(media).logp_N).all()
-        every = PackItem(item.prompt, tuple((i,) for i in range(p.base.lm_head.weight.shape[0]) if i not in ids))
+        every = PackItem(
+            item.prompt, tuple((i,) for i in range(p.base.lm_head.weight.shape[0]) if i not in ids)
+        )
         result = p.logp(pack([every]), 0.7)
     p_V = result.logp_N.double().exp()
     assert p_V.sum() == pytest.approx(1, abs=1e-5), "what is left is a whole distribution"
@@ -223,7 +277,11 @@ def test_cost_is_one_prompt_per_group() -> None:
     expected = sum(i.prompt.length + sum(map(len, i.completions)) for i in items)
     assert pack(items).num_tokens == expected
     assert len(pack(items).visuals) == sum(len(i.prompt.visuals) for i in items)
-    assert len(pack_padded(items).visuals) == sum(len(i.prompt.visuals) * len(i.completions) for i in items)
+    assert len(pack_padded(items).visuals) == sum(
+        len(i.prompt.visuals) * len(i.completions) for i in items
+    )
     parts = list(micro_batches(items, 60))
     assert [i for part in parts for i in part] == [0, 1, 2], "in order, none lost"
-    assert all(len(part) == 1 or sum(pack([items[i]]).num_tokens for i in part) <= 60 for part in parts)
+    assert all(
+        len(part) == 1 or sum(pack([items[i]]).num_tokens for i in part) <= 60 for part in parts
+    )

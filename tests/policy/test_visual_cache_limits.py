@@ -1,4 +1,5 @@
 """The visual cache when room is short, files vanish and many entries are open: it may cost time, never the run."""
+
 from __future__ import annotations
 
 import os
@@ -35,14 +36,20 @@ def test_a_bound_smaller_than_the_data_evicts_and_trains_on(tmp_path: Path) -> N
     p = policy_of("qwen2_5_vl", cache=str(tmp_path / "cache"), limit=4 * CLIP_BYTES + 9000)
     free = policy_of("qwen2_5_vl")
     for own, other in zip(prompts_of(p, paths), prompts_of(free, paths), strict=True):
-        assert torch.equal(p.encoder.visuals.pixels(own.visuals[0]), free.encoder.visuals.pixels(other.visuals[0]))
+        assert torch.equal(
+            p.encoder.visuals.pixels(own.visuals[0]), free.encoder.visuals.pixels(other.visuals[0])
+        )
     counts = p.encoder.visuals.store.counts
-    assert counts["evicted"] > 0, "room is made: what the process holds open is only a part of the cache"
+    assert counts["evicted"] > 0, (
+        "room is made: what the process holds open is only a part of the cache"
+    )
 
 
 def test_features_that_find_no_room_stay_in_memory(tmp_path: Path) -> None:
     paths = clips(tmp_path / "clips", 3)
-    p = policy_of("qwen2_5_vl", freeze=("vision", "projector"), cache=str(tmp_path / "cache"), limit=1000)
+    p = policy_of(
+        "qwen2_5_vl", freeze=("vision", "projector"), cache=str(tmp_path / "cache"), limit=1000
+    )
     prompts = prompts_of(p, paths)
     found = p.encoder.visuals.features([v for x in prompts for v in x.visuals], p.tower())
     assert len(found) == 3 and p.encoder.visuals.stats.uncached == 3
@@ -87,8 +94,14 @@ def test_what_a_step_has_encoded_cannot_vanish_under_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_clip_that_vanishes_in_the_middle_of_training_is_one_failed_group(tmp_path: Path) -> None:
     data = mixed_file(tmp_path / "data")
-    tree = small_run(tmp_path / "runs", data, train={"steps": 3, "prompts_per_step": 5}, algorithm={"dynamic_sampling": False},
-                     data={"video": VIDEO, "prompt_cache_gib": 0.0, "on_error": "record"}, alarms={"stop": []})
+    tree = small_run(
+        tmp_path / "runs",
+        data,
+        train={"steps": 3, "prompts_per_step": 5},
+        algorithm={"dynamic_sampling": False},
+        data={"video": VIDEO, "prompt_cache_gib": 0.0, "on_error": "record"},
+        alarms={"stop": []},
+    )
     made: Trainer
 
     def on_event(kind: str, payload: Any) -> None:
@@ -98,15 +111,23 @@ def test_a_clip_that_vanishes_in_the_middle_of_training_is_one_failed_group(tmp_
     made = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)), on_event=on_event)
     made.fit()
     failures = read_jsonl(made.folder.path / "failures.jsonl")
-    assert {f["id"] for f in failures} == {"m0"} and all("MediaError" in f["reason"] for f in failures)
+    assert {f["id"] for f in failures} == {"m0"} and all(
+        "MediaError" in f["reason"] for f in failures
+    )
     assert len(read_jsonl(made.folder.path / "metrics.jsonl")) == 3
 
 
 def test_a_view_whose_pixels_are_gone_costs_the_view_and_not_the_run(tmp_path: Path) -> None:
     data = mixed_file(tmp_path / "data")
-    tree = small_run(tmp_path / "runs", data, train={"steps": 2, "prompts_per_step": 5}, model={"freeze": ["vision", "projector"]},
-                     algorithm={"dynamic_sampling": False, "contrast": {"kind": "shuffle", "skip": False}},
-                     data={"video": VIDEO, "on_error": "record"}, alarms={"stop": []})
+    tree = small_run(
+        tmp_path / "runs",
+        data,
+        train={"steps": 2, "prompts_per_step": 5},
+        model={"freeze": ["vision", "projector"]},
+        algorithm={"dynamic_sampling": False, "contrast": {"kind": "shuffle", "skip": False}},
+        data={"video": VIDEO, "on_error": "record"},
+        alarms={"stop": []},
+    )
     made: Trainer
 
     def on_event(kind: str, payload: Any) -> None:
@@ -117,15 +138,35 @@ def test_a_view_whose_pixels_are_gone_costs_the_view_and_not_the_run(tmp_path: P
     made = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)), on_event=on_event)
     made.fit()
     failures = read_jsonl(made.folder.path / "failures.jsonl")
-    assert [f["id"] for f in failures] == ["m0"] and "no shuffle view: MediaError" in failures[0]["reason"]
+    assert [f["id"] for f in failures] == ["m0"] and "no shuffle view: MediaError" in failures[0][
+        "reason"
+    ]
     lost = [g for g in made.rollouts.schedule.tally.groups if g.sample.id == "m0"]
     assert len(lost) == 1 and lost[0].rollouts and not lost[0].view and not lost[0].contrast
 
 
-@pytest.mark.parametrize(("bounds", "told"), [
-    ({"max_pixels": 50176}, r"data\.video\.min_pixels <= data\.video\.max_pixels, found 100352 > 50176: .*min_pixels \(default"),
-    ({"min_pixels": 5000, "max_pixels": 200}, r"found 5000 > 200: data\.video\.min_pixels \(configured\)"),
-    ({"min_pixels": 5000, "max_pixels": 6000, "total_pixels": 100}, r"total_pixels of at least data\.video\.min_pixels")])
-def test_budgets_no_frame_can_meet_are_refused_at_the_start(bounds: dict[str, int], told: str) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        (
+            {"max_pixels": 50176},
+            r"data\.video\.min_pixels <= data\.video\.max_pixels, found 100352 > 50176: .*min_pixels \(default",
+        ),
+        (
+            {"min_pixels": 5000, "max_pixels": 200},
+            r"found 5000 > 200: data\.video\.min_pixels \(configured\)",
+        ),
+        (
+            {"min_pixels": 5000, "max_pixels": 6000, "total_pixels": 100},
+            r"total_pixels of at least data\.video\.min_pixels",
+        ),
+    ],
+)
+def test_budgets_no_frame_can_meet_are_refused_at_the_start(
+    bounds: dict[str, int], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
-        policy_of("qwen2_5_vl", video=ALL.model_copy(update={"min_pixels": None, "max_pixels": None, **bounds}))
+        policy_of(
+            "qwen2_5_vl",
+            video=ALL.model_copy(update={"min_pixels": None, "max_pixels": None, **bounds}),
+        )

@@ -1,4 +1,5 @@
 """Devices and time limits of a run's processes: the GPU asked for is the one used, and waiting for rank 0 is allowed."""
+
 from __future__ import annotations
 
 import subprocess
@@ -32,9 +33,13 @@ def test_two_gpus_are_told_apart_by_their_index(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "set_device", happened.append)
     alone = SimpleNamespace(num_processes=1, device=torch.device("cuda"))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(world, "Accelerator", lambda **options: happened.append("accelerator") or alone)
+    monkeypatch.setattr(
+        world, "Accelerator", lambda **options: happened.append("accelerator") or alone
+    )
     World(torch.device("cuda:1"))
-    assert happened == [torch.device("cuda:1"), "accelerator"], "accelerate takes the GPU that is current when it starts"
+    assert happened == [torch.device("cuda:1"), "accelerator"], (
+        "accelerate takes the GPU that is current when it starts"
+    )
     happened.clear()
     for free in ("cuda", "cpu"):
         World(torch.device(free))
@@ -53,12 +58,27 @@ def test_launched_processes_are_one_run(device: str, tmp_path: Path) -> None:
     """Also where no device is named and there is no GPU: accelerate itself makes each a run of its own then."""
     file = tmp_path / "join.py"
     # each process tells in a file of its own: two that print at once may write into one line
-    file.write_text(f"import os, pathlib, torch; from mmrl.distributed.world import World; w = World({device}); "
-                    "ranks = w.gather([w.rank]); "
-                    "pathlib.Path(__file__).with_name('told' + os.environ['RANK']).write_text(str(ranks)); w.close()")
+    file.write_text(
+        f"import os, pathlib, torch; from mmrl.distributed.world import World; w = World({device}); "
+        "ranks = w.gather([w.rank]); "
+        "pathlib.Path(__file__).with_name('told' + os.environ['RANK']).write_text(str(ranks)); w.close()"
+    )
     environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(file)],
-                          cwd=REPO, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            str(file),
+        ],
+        cwd=REPO,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     told = [path.read_text() for path in sorted(tmp_path.glob("told*"))]
     assert told == ["[0, 1]"] * 2, done.stderr
 
@@ -68,23 +88,47 @@ def test_processes_that_do_not_join_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(world, "Accelerator", lambda **options: alone)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"expected a run of 2 processes .* found that they do not join: 1 on cpu"):
+    with pytest.raises(
+        ConfigError, match=r"expected a run of 2 processes .* found that they do not join: 1 on cpu"
+    ):
         World(None)
 
 
 @pytest.mark.gpu
 def test_the_last_gpu_is_used_when_asked_for() -> None:
     last = torch.cuda.device_count() - 1
-    code = ("import torch; from mmrl.distributed.world import World; "
-            f"print(torch.empty(1, device=World(torch.device('cuda:{last}')).device).device)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    code = (
+        "import torch; from mmrl.distributed.world import World; "
+        f"print(torch.empty(1, device=World(torch.device('cuda:{last}')).device).device)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stdout.strip() == f"cuda:{last}", done.stderr
 
 
 @pytest.mark.slow
 def test_processes_wait_two_hours_for_each_other() -> None:
-    environment = {**ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, "-c", _PRINT_TIMEOUT], cwd=REPO, env=environment, capture_output=True, text=True,
-                          timeout=120)
+    environment = {
+        **ENVIRONMENT,
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _PRINT_TIMEOUT],
+        cwd=REPO,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stdout.split() == ["1", "7200.0"], done.stderr

@@ -1,4 +1,5 @@
 """Drawing: ticks, gaps, thinning, and that a chart's embedded numbers are the run's."""
+
 from __future__ import annotations
 
 import json
@@ -58,8 +59,14 @@ def test_thinning_keeps_the_mean_and_the_last_step(values: list[float | None]) -
     assert size == max(1, math.ceil(len(values) / MAX_POINTS)) and (size > 1 or thin == points)
 
 
-@given(st.lists(st.tuples(st.one_of(st.none(), FINITE)), min_size=1, max_size=60), st.booleans(), st.booleans())
-def test_any_series_draws_well_formed_markup_inside_the_plot(rows: list[tuple], log: bool, zero: bool) -> None:
+@given(
+    st.lists(st.tuples(st.one_of(st.none(), FINITE)), min_size=1, max_size=60),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_series_draws_well_formed_markup_inside_the_plot(
+    rows: list[tuple], log: bool, zero: bool
+) -> None:
     points = [(float(i), v) for i, (v,) in enumerate(rows)]
     figure = line_chart("t", [Line("a", points, noisy=True, dots=True)], log=log, zero=zero)
     assert bool(figure) == any(v is not None for _, v in points)
@@ -90,7 +97,9 @@ def test_axis_is_logarithmic_only_for_wide_positive_ranges() -> None:
 
 def test_a_line_of_zeros_has_no_negative_half() -> None:
     """A KL of 0 in every step was drawn between -0.05 and 0.05."""
-    assert "−" not in line_chart("t", [Line("a", [(1, 0.0), (2, 0.0)])]), "labels have a minus of their own"
+    assert "−" not in line_chart("t", [Line("a", [(1, 0.0), (2, 0.0)])]), (
+        "labels have a minus of their own"
+    )
     assert "−" in line_chart("t", [Line("a", [(1, -1.0), (2, 0.0)])])
 
 
@@ -103,7 +112,13 @@ def test_bars_stack_to_their_sum() -> None:
 
 
 def test_nothing_to_draw_is_nothing() -> None:
-    assert line_chart("t", []) == line_chart("t", [Line("a", [(1, None)])]) == bar_chart("t", []) == sparkline([]) == ""
+    assert (
+        line_chart("t", [])
+        == line_chart("t", [Line("a", [(1, None)])])
+        == bar_chart("t", [])
+        == sparkline([])
+        == ""
+    )
 
 
 def test_hostile_names_stay_text() -> None:
@@ -114,14 +129,33 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_trailing_mean_and_its_note() -> None:
-    assert trailing_mean([(1, 1.0), (2, None), (3, 3.0), (4, 5.0)], 3) == [(1, 1.0), (2, None), (3, 2.0), (4, 4.0)]
+    assert trailing_mean([(1, 1.0), (2, None), (3, 3.0), (4, 5.0)], 3) == [
+        (1, 1.0),
+        (2, None),
+        (3, 2.0),
+        (4, 4.0),
+    ]
     assert smoothing_note(29) == "" and "each step, bold: mean of 10 steps" in smoothing_note(200)
     assert "mean of 4 steps" in smoothing_note(1000)
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (0, "0"), (0.04213, "0.0421"), (3.14159, "3.14"), (1234.5, "1,234"), (12, "12"), (1e-6, "1e−6"), (-0.5, "−0.5"),
-    (None, "–"), (math.nan, "–"), (2.5e9, "2.5e9"), (999.7, "1,000"), (0.1, "0.1")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.04213, "0.0421"),
+        (3.14159, "3.14"),
+        (1234.5, "1,234"),
+        (12, "12"),
+        (1e-6, "1e−6"),
+        (-0.5, "−0.5"),
+        (None, "–"),
+        (math.nan, "–"),
+        (2.5e9, "2.5e9"),
+        (999.7, "1,000"),
+        (0.1, "0.1"),
+    ],
+)
 def test_numbers_have_about_three_digits(value: float | None, text: str) -> None:
     assert short(value) == text
 
@@ -129,10 +163,18 @@ def test_numbers_have_about_three_digits(value: float | None, text: str) -> None
 def test_intervals_and_spans_read_well() -> None:
     e = {"mean": 0.58312, "low": 0.5514, "high": 0.6129, "n": 120}
     assert interval(e) == ("0.583", "[0.551, 0.613]")
-    assert interval({"mean": -0.01, "low": -0.03, "high": 0.01}, signed=True) == ("−0.010", "[−0.030, +0.010]")
+    assert interval({"mean": -0.01, "low": -0.03, "high": 0.01}, signed=True) == (
+        "−0.010",
+        "[−0.030, +0.010]",
+    )
     assert interval({"mean": 1.0, "low": math.nan, "high": math.nan}) == ("1.000", "")
     assert interval({}) == ("–", "")
-    assert (span(4.25), span(100), span(600), span(11100)) == ("4.25 s", "100 s", "10 min", "3 h 05 min")
+    assert (span(4.25), span(100), span(600), span(11100)) == (
+        "4.25 s",
+        "100 s",
+        "10 min",
+        "3 h 05 min",
+    )
 
 
 def test_text_is_escaped_and_cut() -> None:

@@ -1,4 +1,5 @@
 """AP of one picture: equal to pycocotools where it takes boxes in order, order-free and junk-proof where it does not."""
+
 from __future__ import annotations
 
 import contextlib
@@ -32,12 +33,26 @@ def _official(predicted: Labelled, true: Labelled) -> tuple[float, float, float]
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
         coco.dataset = {
-            "images": [{"id": 1}], "categories": [{"id": i} for i in ids.values()],
-            "annotations": [{"id": n + 1, "image_id": 1, "category_id": ids[label], "bbox": xywh(box), "iscrowd": 0,
-                             "area": (box[2] - box[0]) * (box[3] - box[1])} for n, (label, box) in enumerate(true)]}
+            "images": [{"id": 1}],
+            "categories": [{"id": i} for i in ids.values()],
+            "annotations": [
+                {
+                    "id": n + 1,
+                    "image_id": 1,
+                    "category_id": ids[label],
+                    "bbox": xywh(box),
+                    "iscrowd": 0,
+                    "area": (box[2] - box[0]) * (box[3] - box[1]),
+                }
+                for n, (label, box) in enumerate(true)
+            ],
+        }
         coco.createIndex()
-        rows = [{"image_id": 1, "category_id": ids[label], "bbox": xywh(box), "score": 1.0}
-                for label, box in predicted if label in names]
+        rows = [
+            {"image_id": 1, "category_id": ids[label], "bbox": xywh(box), "score": 1.0}
+            for label, box in predicted
+            if label in names
+        ]
         if not rows:
             return 0.0, 0.0, 0.0
         run = COCOeval(coco, coco.loadRes(rows), "bbox")
@@ -49,13 +64,19 @@ def _official(predicted: Labelled, true: Labelled) -> tuple[float, float, float]
 
 def _random(rng: np.random.Generator, count: int) -> Labelled:
     corner, side = rng.integers(0, 40, (count, 2)), rng.integers(8, 30, (count, 2))
-    return [(LABELS[int(rng.integers(3))], (*map(float, c), *map(float, c + s))) for c, s in zip(corner, side, strict=True)]
+    return [
+        (LABELS[int(rng.integers(3))], (*map(float, c), *map(float, c + s)))
+        for c, s in zip(corner, side, strict=True)
+    ]
 
 
 def _near(rng: np.random.Generator, true: Labelled) -> Labelled:
     """Some of the truth, moved a little, with wrong labels and junk among it."""
-    found = [(label if rng.random() < 0.9 else "b", tuple(v + float(rng.integers(-3, 4)) for v in box))
-             for label, box in true if rng.random() < 0.9]
+    found = [
+        (label if rng.random() < 0.9 else "b", tuple(v + float(rng.integers(-3, 4)) for v in box))
+        for label, box in true
+        if rng.random() < 0.9
+    ]
     found += _random(rng, int(rng.integers(0, 3)))
     return [found[i] for i in rng.permutation(len(found))]
 
@@ -73,26 +94,46 @@ def test_the_coco_rule_is_pycocotools_number(seed: int) -> None:
 
 def test_the_coco_rule_stops_at_100_boxes_per_label_as_pycocotools_does() -> None:
     true = [("a", (0.0, 0.0, 10.0, 10.0)), ("a", (20.0, 20.0, 30.0, 30.0))]
-    predicted: Labelled = [("a", (50.0, 50.0, 60.0, 60.0))] * 99 + [(label, tuple(box)) for label, box in true]
+    predicted: Labelled = [("a", (50.0, 50.0, 60.0, 60.0))] * 99 + [
+        (label, tuple(box)) for label, box in true
+    ]
     value = image_ap(predicted, true, rule="coco")
     assert value > 0 and value == pytest.approx(_official(predicted, true)[0], abs=1e-12)
 
 
 def test_equal_ious_choose_the_truth_pycocotools_chooses() -> None:
-    true = [("a", (0.0, 0.0, 10.0, 10.0)), ("a", (0.0, 0.0, 10.0, 10.0)), ("a", (5.0, 0.0, 15.0, 10.0))]
-    for predicted in itertools.product([(0, 0, 10, 10), (2.5, 0, 12.5, 10), (5, 0, 15, 10)], repeat=3):
+    true = [
+        ("a", (0.0, 0.0, 10.0, 10.0)),
+        ("a", (0.0, 0.0, 10.0, 10.0)),
+        ("a", (5.0, 0.0, 15.0, 10.0)),
+    ]
+    for predicted in itertools.product(
+        [(0, 0, 10, 10), (2.5, 0, 12.5, 10), (5, 0, 15, 10)], repeat=3
+    ):
         rows: Labelled = [("a", tuple(map(float, box))) for box in predicted]
-        assert image_ap(rows, true, rule="coco") == pytest.approx(_official(rows, true)[0], abs=1e-12)
+        assert image_ap(rows, true, rule="coco") == pytest.approx(
+            _official(rows, true)[0], abs=1e-12
+        )
 
 
-boxes = st.tuples(st.sampled_from(LABELS), st.tuples(*[st.integers(0, 20)] * 2, *[st.integers(5, 20)] * 2).map(
-    lambda v: (float(v[0]), float(v[1]), float(v[0] + v[2]), float(v[1] + v[3]))))
+boxes = st.tuples(
+    st.sampled_from(LABELS),
+    st.tuples(*[st.integers(0, 20)] * 2, *[st.integers(5, 20)] * 2).map(
+        lambda v: (float(v[0]), float(v[1]), float(v[0] + v[2]), float(v[1] + v[3]))
+    ),
+)
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(boxes, max_size=6), st.lists(boxes, min_size=1, max_size=5), boxes, st.randoms(use_true_random=False))
-def test_the_order_free_rule_ignores_order_and_junk_lowers_it(predicted: Labelled, true: Labelled,
-                                                              stranger: tuple[str, tuple[float, ...]], random) -> None:  # type: ignore[no-untyped-def]
+@given(
+    st.lists(boxes, max_size=6),
+    st.lists(boxes, min_size=1, max_size=5),
+    boxes,
+    st.randoms(use_true_random=False),
+)
+def test_the_order_free_rule_ignores_order_and_junk_lowers_it(
+    predicted: Labelled, true: Labelled, stranger: tuple[str, tuple[float, ...]], random
+) -> None:  # type: ignore[no-untyped-def]
     value = image_ap(predicted, true)
     mixed = random.sample(predicted, len(predicted))
     assert image_ap(mixed, random.sample(true, len(true))) == pytest.approx(value)
@@ -110,8 +151,12 @@ def test_the_order_free_rule_ignores_order_and_junk_lowers_it(predicted: Labelle
 def test_the_best_order_of_coco_never_beats_precision_free_recall(predicted: Labelled) -> None:
     """Where nothing is wrong both rules agree; with junk last the coco rule does not see it, the order-free one does."""
     labels = {label for label, _ in predicted}
-    once = [next(p for p in predicted if p[0] == label) for label in sorted(labels)]  # one per label: no overlap to decide
-    assert image_ap(once, once) == pytest.approx(image_ap(once, once, rule="coco")) == pytest.approx(1)
+    once = [
+        next(p for p in predicted if p[0] == label) for label in sorted(labels)
+    ]  # one per label: no overlap to decide
+    assert (
+        image_ap(once, once) == pytest.approx(image_ap(once, once, rule="coco")) == pytest.approx(1)
+    )
     junk = [(label, (900.0, 900.0, 910.0, 910.0)) for label, _ in once] * 3
     assert image_ap(once + junk, once, rule="coco") == pytest.approx(1)
     assert image_ap(once + junk, once) == pytest.approx(0.25)
@@ -125,7 +170,11 @@ def test_one_point_on_the_curve_by_hand() -> None:
 
 
 def test_empties_and_unknown_rules() -> None:
-    assert image_ap([], []) == 1 and image_ap([], [("a", (0, 0, 1, 1))]) == 0 and image_ap([("a", (0, 0, 1, 1))], []) == 0
+    assert (
+        image_ap([], []) == 1
+        and image_ap([], [("a", (0, 0, 1, 1))]) == 0
+        and image_ap([("a", (0, 0, 1, 1))], []) == 0
+    )
     with pytest.raises(ConfigError, match="Did you mean 'order_free'"):
         image_ap([], [], rule="order-free")
     assert len(COCO_THRESHOLDS) == 10 and COCO_THRESHOLDS[5] == 0.75
@@ -133,7 +182,9 @@ def test_empties_and_unknown_rules() -> None:
 
 def test_64_boxes_against_64_take_under_two_milliseconds() -> None:
     rng = np.random.default_rng(0)
-    true: Labelled = [("a", (*map(float, c), *map(float, c + 60))) for c in rng.integers(0, 900, (64, 2))]
+    true: Labelled = [
+        ("a", (*map(float, c), *map(float, c + 60))) for c in rng.integers(0, 900, (64, 2))
+    ]
     predicted: Labelled = [(label, tuple(v + 2.0 for v in box)) for label, box in true]
     image_ap(predicted, true)
     times = []

@@ -1,4 +1,5 @@
 """IoU: symmetric, bounded, scale and translation invariant, monotone towards the truth, defined for every input."""
+
 from __future__ import annotations
 
 import itertools
@@ -19,7 +20,9 @@ anything = st.tuples(*[st.floats(allow_nan=True, allow_infinity=True)] * 4)
 
 def test_hand_values() -> None:
     assert box_iou((0, 0, 2, 2), (1, 0, 3, 2)) == pytest.approx(1 / 3)
-    assert box_iou((0, 0, 10, 10), (0, 0, 10, 5)) == 0.5  # pixel-inclusive areas (+1) would give 66/121
+    assert (
+        box_iou((0, 0, 10, 10), (0, 0, 10, 5)) == 0.5
+    )  # pixel-inclusive areas (+1) would give 66/121
     assert box_iou((0, 0, 1, 1), (1, 0, 2, 1)) == 0.0
     assert box_giou((0, 0, 1, 1), (1, 0, 2, 1)) == 0.5
     assert box_giou((0, 0, 1, 1), (2, 0, 3, 1)) == pytest.approx((0 - 1 / 3 + 1) / 2)
@@ -37,7 +40,9 @@ def test_symmetric_and_bounded(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 
 @settings(deadline=None)
 @given(boxes, boxes, st.floats(1e-3, 1e3), whole, whole)
-def test_scale_and_translation_invariant(a: tuple[int, ...], b: tuple[int, ...], k: float, dx: int, dy: int) -> None:
+def test_scale_and_translation_invariant(
+    a: tuple[int, ...], b: tuple[int, ...], k: float, dx: int, dy: int
+) -> None:
     def moved(box: tuple[int, ...]) -> tuple[float, ...]:
         return tuple((v + (dy if i % 2 else dx)) * k for i, v in enumerate(box))
 
@@ -47,8 +52,13 @@ def test_scale_and_translation_invariant(a: tuple[int, ...], b: tuple[int, ...],
 
 @settings(deadline=None)
 @given(boxes, st.integers(0, 300), st.integers(0, 300), st.integers(1, 50))
-def test_sliding_towards_the_truth_never_lowers_it(box: tuple[int, ...], dx: int, dy: int, steps: int) -> None:
-    path = [tuple(v + (dy if i % 2 else dx) * (steps - s) / steps for i, v in enumerate(box)) for s in range(steps + 1)]
+def test_sliding_towards_the_truth_never_lowers_it(
+    box: tuple[int, ...], dx: int, dy: int, steps: int
+) -> None:
+    path = [
+        tuple(v + (dy if i % 2 else dx) * (steps - s) / steps for i, v in enumerate(box))
+        for s in range(steps + 1)
+    ]
     for measure in (box_iou, box_giou):
         values = [measure(p, box) for p in path]
         assert all(b >= a - 1e-9 for a, b in itertools.pairwise(values))
@@ -62,7 +72,9 @@ def test_any_numbers_give_a_bounded_value(a: tuple[float, ...], b: tuple[float, 
     assert 0 <= outside_share(a, 640, 480) <= 1
 
 
-@pytest.mark.parametrize("bad", [(5, 5, 5, 9), (9, 0, 1, 5), (0, 9, 5, 1), (math.nan, 0, 1, 1), (0, 0, math.inf, 1)])
+@pytest.mark.parametrize(
+    "bad", [(5, 5, 5, 9), (9, 0, 1, 5), (0, 9, 5, 1), (math.nan, 0, 1, 1), (0, 0, math.inf, 1)]
+)
 def test_degenerate_boxes_score_zero_even_against_themselves(bad: tuple[float, ...]) -> None:
     assert box_iou(bad, bad) == box_giou(bad, bad) == box_iou(bad, (0, 0, 9, 9)) == 0
     assert outside_share(bad, 100, 100) == 1
@@ -70,7 +82,9 @@ def test_degenerate_boxes_score_zero_even_against_themselves(bad: tuple[float, .
 
 @settings(deadline=None)
 @given(st.lists(boxes, max_size=5), st.lists(boxes, max_size=5))
-def test_batches_equal_single_pairs(many: list[tuple[int, ...]], others: list[tuple[int, ...]]) -> None:
+def test_batches_equal_single_pairs(
+    many: list[tuple[int, ...]], others: list[tuple[int, ...]]
+) -> None:
     many = [*many, (3, 3, 3, 8)]  # and a degenerate one
     for batch, single in ((pairwise_iou, box_iou), (pairwise_giou, box_giou)):
         table = batch(many, others)

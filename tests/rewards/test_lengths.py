@@ -2,6 +2,7 @@
 
 Run: pytest tests/rewards/test_lengths.py
 """
+
 from __future__ import annotations
 
 import math
@@ -24,7 +25,9 @@ from mmrl.tasks.base import Prediction
 from mmrl.tasks.ocr import OCR
 from mmrl.types import RewardContext, Sample
 
-SAMPLE = Sample("1", "ocr", "s", "q", "text", params={"reference_steps": ["look at the sign", "read the word"]})
+SAMPLE = Sample(
+    "1", "ocr", "s", "q", "text", params={"reference_steps": ["look at the sign", "read the word"]}
+)
 
 
 def _ctx(num_tokens: int = 10, max_tokens: int = 1000) -> RewardContext:
@@ -35,16 +38,29 @@ def _pred(text: str = "<answer>text</answer>", correct: bool = True) -> Predicti
     return Prediction("text", text, "text", correct)
 
 
-def _value(part: str, ctx: RewardContext, correct: bool = True, text: str = "some text", **params: Any) -> float:
+def _value(
+    part: str, ctx: RewardContext, correct: bool = True, text: str = "some text", **params: Any
+) -> float:
     return PARTS[part](**params)(_pred(text, correct), SAMPLE, ctx)
 
 
 # overlong
 
+
 def test_overlong_at_the_paper_s_corners() -> None:
     lengths = (1, 80, 85, 90, 100, 101, 500)
-    assert [_value("overlong", _ctx(n), max_length=100, cache=20) for n in lengths] == [1, 1, 0.75, 0.5, 0, 0, 0]
-    penalties = [_value("overlong", _ctx(n), max_length=100, cache=20, penalty=True) for n in lengths]
+    assert [_value("overlong", _ctx(n), max_length=100, cache=20) for n in lengths] == [
+        1,
+        1,
+        0.75,
+        0.5,
+        0,
+        0,
+        0,
+    ]
+    penalties = [
+        _value("overlong", _ctx(n), max_length=100, cache=20, penalty=True) for n in lengths
+    ]
     assert penalties == [soft_overlong_penalty(n, 100, 20) for n in lengths]
     assert (PARTS["overlong"](penalty=True).low, PARTS["overlong"](penalty=True).high) == (-1, 0)
 
@@ -53,17 +69,22 @@ def test_overlong_at_the_paper_s_corners() -> None:
 @given(st.integers(0, 3000), st.integers(1, 1000), st.data())
 def test_overlong_equals_the_trainer_s(length: int, max_length: int, data: Any) -> None:
     cache = data.draw(st.integers(1, max_length))
-    assert overlong_penalty(length, max_length, cache) == soft_overlong_penalty(length, max_length, cache)
+    assert overlong_penalty(length, max_length, cache) == soft_overlong_penalty(
+        length, max_length, cache
+    )
 
 
 def test_overlong_takes_the_run_s_limit() -> None:
     assert [_value("overlong", _ctx(n, 1000)) for n in (800, 900, 1000)] == [1, 0.5, 0]
-    assert _value("overlong", _ctx(1, 3), cache=500) == pytest.approx(2 / 3), "the cache is never longer than the limit"
+    assert _value("overlong", _ctx(1, 3), cache=500) == pytest.approx(2 / 3), (
+        "the cache is never longer than the limit"
+    )
     with pytest.raises(DataError, match=r"set parts\.overlong\.max_length"):
         _value("overlong", _ctx(5, 0))
 
 
 # cosine
+
 
 def test_cosine_at_vlm_r1_s_constants_with_the_wrong_branch_for_wrong_answers() -> None:
     right = [_value("cosine_length", _ctx(n), True) for n in (1, 512, 1024, 5000)]
@@ -77,18 +98,28 @@ def test_cosine_at_vlm_r1_s_constants_with_the_wrong_branch_for_wrong_answers() 
 
 @settings(deadline=None)
 @given(st.floats(0, 1e9), st.floats(1, 1e6), st.floats(-5, 5), st.floats(-5, 5))
-def test_cosine_stays_between_its_ends_and_is_monotone(length: float, limit: float, start: float, end: float) -> None:
-    here, further = cosine_value(length, limit, start, end), cosine_value(length + limit / 7, limit, start, end)
+def test_cosine_stays_between_its_ends_and_is_monotone(
+    length: float, limit: float, start: float, end: float
+) -> None:
+    here, further = (
+        cosine_value(length, limit, start, end),
+        cosine_value(length + limit / 7, limit, start, end),
+    )
     assert min(start, end) <= here <= max(start, end)
     assert (further - here) * (end - start) >= -1e-9
     share = min(1, length / limit)
-    assert here == pytest.approx(end + (start - end) * (1 + math.cos(math.pi * share)) / 2, abs=1e-9)
+    assert here == pytest.approx(
+        end + (start - end) * (1 + math.cos(math.pi * share)) / 2, abs=1e-9
+    )
 
 
 # window
 
-@pytest.mark.parametrize(("tokens", "correct", "value"), [
-    (319, True, 0), (320, True, 1), (512, True, 1), (513, True, 0), (400, False, 0)])
+
+@pytest.mark.parametrize(
+    ("tokens", "correct", "value"),
+    [(319, True, 0), (320, True, 1), (512, True, 1), (513, True, 0), (400, False, 0)],
+)
 def test_the_window_pays_correct_answers_only(tokens: int, correct: bool, value: float) -> None:
     assert _value("length_window", _ctx(tokens), correct) == value
 
@@ -105,6 +136,7 @@ def test_unknown_lengths_are_errors_not_free_rewards(part: str) -> None:
 
 
 # repetition
+
 
 def test_repetition_counts_ngrams() -> None:
     assert _value("repetition", _ctx(), text="a b c d e f g h") == 1
@@ -123,7 +155,7 @@ def test_repetition_counts_ngrams() -> None:
 @given(st.text("ab ", max_size=80), st.integers(1, 8), st.sampled_from(["word", "char"]))
 def test_repeated_share_equals_a_naive_count(text: str, n: int, unit: str) -> None:
     units = text.split() if unit == "word" else list(text)
-    grams = [tuple(units[i:i + n]) for i in range(len(units) - n + 1)]
+    grams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
     expected = 1 - len(set(grams)) / len(grams) if grams else 0
     assert repeated_share(text, n, unit) == pytest.approx(expected)
     assert repeated_share(text + " " + text, n, unit) >= 0
@@ -131,30 +163,57 @@ def test_repeated_share_equals_a_naive_count(text: str, n: int, unit: str) -> No
 
 # tags
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("<think>a</think><answer>b</answer>", 1), ("<answer>b</answer>", 0.5), ("<think>a<answer>b</answer>", 0.75), ("b", 0),
-    ("<answer>a</answer><answer>b</answer>", 0), ("<think><think>a</think><answer>b</answer>", 0.75)])
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>a</think><answer>b</answer>", 1),
+        ("<answer>b</answer>", 0.5),
+        ("<think>a<answer>b</answer>", 0.75),
+        ("b", 0),
+        ("<answer>a</answer><answer>b</answer>", 0),
+        ("<think><think>a</think><answer>b</answer>", 0.75),
+    ],
+)
 def test_tags_pay_a_quarter_each_when_they_stand_once(text: str, value: float) -> None:
     assert _value("tags", _ctx(), text=text) == value
 
 
 def test_v_triune_wants_tags_on_their_lines() -> None:
-    assert _value("tags", _ctx(), lines=True, text="<think>\na\n</think>\n<answer>\nb\n</answer>") == 1
-    assert _value("tags", _ctx(), lines=True, text="<think>\na\n</think> <answer>\nb\n</answer>") == 0.5
+    assert (
+        _value("tags", _ctx(), lines=True, text="<think>\na\n</think>\n<answer>\nb\n</answer>") == 1
+    )
+    assert (
+        _value("tags", _ctx(), lines=True, text="<think>\na\n</think> <answer>\nb\n</answer>")
+        == 0.5
+    )
     assert _value("tags", _ctx(), lines=True, text="<think>a</think><answer>b</answer>") == 0
     special = "<|object_ref_start|>"
-    assert _value("tags", _ctx(), expected=[special], text="<garbage object_ref_start") == 0, "bars are no alternation"
+    assert _value("tags", _ctx(), expected=[special], text="<garbage object_ref_start") == 0, (
+        "bars are no alternation"
+    )
 
 
 # all
 
-@pytest.mark.parametrize(("part", "params", "message"), [
-    ("overlong", {"cach": 3}, "Did you mean 'cache'"), ("overlong", {"max_length": 5, "cache": 6}, "cache <= max_length"),
-    ("overlong", {"max_length": 0}, "max_length"), ("cosine_length", {"correct": [1]}, "correct as"),
-    ("cosine_length", {"wrong": "x"}, "wrong as"), ("cosine_length", {"max_len": 3}, "Did you mean 'max_length'"),
-    ("length_window", {"low": 9, "high": 5}, "low <= high"), ("repetition", {"ngram": 0}, "ngram"),
-    ("repetition", {"unit": "line"}, "'word' or 'char'"), ("tags", {"expected": "<a>"}, "list of tags"),
-    ("tags", {"expected": []}, "list of tags"), ("process", {"distanc": "ned"}, "Did you mean 'distance'")])
+
+@pytest.mark.parametrize(
+    ("part", "params", "message"),
+    [
+        ("overlong", {"cach": 3}, "Did you mean 'cache'"),
+        ("overlong", {"max_length": 5, "cache": 6}, "cache <= max_length"),
+        ("overlong", {"max_length": 0}, "max_length"),
+        ("cosine_length", {"correct": [1]}, "correct as"),
+        ("cosine_length", {"wrong": "x"}, "wrong as"),
+        ("cosine_length", {"max_len": 3}, "Did you mean 'max_length'"),
+        ("length_window", {"low": 9, "high": 5}, "low <= high"),
+        ("repetition", {"ngram": 0}, "ngram"),
+        ("repetition", {"unit": "line"}, "'word' or 'char'"),
+        ("tags", {"expected": "<a>"}, "list of tags"),
+        ("tags", {"expected": []}, "list of tags"),
+        ("process", {"distanc": "ned"}, "Did you mean 'distance'"),
+    ],
+)
 def test_wrong_parameters_are_named(part: str, params: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PARTS[part](**params)
@@ -170,8 +229,18 @@ def test_every_part_stays_in_its_range(text: str, correct: bool, tokens: int) ->
             assert getattr(part, "low", 0) <= value <= getattr(part, "high", 1), name
 
 
-@pytest.mark.parametrize("text", ["a b " * 100_000, "ab" * 200_000, "<think>" * 57_000, "\n" * 400_000, "🙂" * 200_000,
-                                  "<think>" + "1. x\n" * 60_000 + "</think>", "<think>" + "a. " * 100_000 + "</think>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a b " * 100_000,
+        "ab" * 200_000,
+        "<think>" * 57_000,
+        "\n" * 400_000,
+        "🙂" * 200_000,
+        "<think>" + "1. x\n" * 60_000 + "</think>",
+        "<think>" + "a. " * 100_000 + "</think>",
+    ],
+)
 def test_hostile_texts_take_a_few_milliseconds(text: str) -> None:
     for name, factory in PARTS.items():
         part, times = factory(), []
@@ -183,22 +252,48 @@ def test_hostile_texts_take_a_few_milliseconds(text: str) -> None:
 
 
 def test_parts_join_a_task_s_rubric_and_survive_pickling_and_threads() -> None:
-    weights = {"accuracy": 1.0, "format": 0.1, "overlong": 0.2, "cosine_length": 0.3, "repetition": 0.1, "tags": 0.1}
-    task = OCR(weights=weights, normalise=False, parts={"overlong": {"cache": 100}, "repetition": {"penalty": True}})
+    weights = {
+        "accuracy": 1.0,
+        "format": 0.1,
+        "overlong": 0.2,
+        "cosine_length": 0.3,
+        "repetition": 0.1,
+        "tags": 0.1,
+    }
+    task = OCR(
+        weights=weights,
+        normalise=False,
+        parts={"overlong": {"cache": 100}, "repetition": {"penalty": True}},
+    )
     assert task.value_range == pytest.approx((-0.25, 1.7))
     ctx = _ctx(950)
     score = task.score(SAMPLE, "<answer>text</answer>", ctx)
-    assert score.parsed and score.parts["overlong"] == pytest.approx(0.5) and score.parts["repetition"] == 0
+    assert (
+        score.parsed
+        and score.parts["overlong"] == pytest.approx(0.5)
+        and score.parts["repetition"] == 0
+    )
     assert score.value == pytest.approx(sum(weights[k] * v for k, v in score.parts.items()))
     wrong = task.score(SAMPLE, "<answer>zzzz</answer>", ctx)
     assert wrong.parts["cosine_length"] < 0 < score.parts["cosine_length"]
     copy = pickle.loads(pickle.dumps(task))
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda _: copy.score(SAMPLE, "<answer>text</answer>", ctx).value, range(50))) == {score.value}
-    assert set(PARTS) == {"overlong", "cosine_length", "length_window", "repetition", "tags", "process"}
+        assert set(
+            pool.map(lambda _: copy.score(SAMPLE, "<answer>text</answer>", ctx).value, range(50))
+        ) == {score.value}
+    assert set(PARTS) == {
+        "overlong",
+        "cosine_length",
+        "length_window",
+        "repetition",
+        "tags",
+        "process",
+    }
 
 
 def test_a_part_that_cannot_judge_is_a_recorded_error() -> None:
     rubric = Rubric({"overlong": PARTS["overlong"]}, {"overlong": 1.0})
     score = rubric.score(_pred(), SAMPLE, _ctx(0))
-    assert not score.parsed and (score.reason or "").startswith("reward_error: overlong: expected ctx.num_tokens")
+    assert not score.parsed and (score.reason or "").startswith(
+        "reward_error: overlong: expected ctx.num_tokens"
+    )

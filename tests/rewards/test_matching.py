@@ -1,4 +1,5 @@
 """Matching equals brute force, ignores order, and copies never earn a second truth."""
+
 from __future__ import annotations
 
 import itertools
@@ -26,8 +27,14 @@ value = st.sampled_from([0.0, 0.0, 0.25, 0.36, 0.5, 0.5, 0.75, 0.9, 1.0]) | st.f
 @st.composite
 def matrices(draw: st.DrawFn) -> np.ndarray:
     rows, columns = draw(st.integers(0, 5)), draw(st.integers(0, 5))
-    return np.array(draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows)),
-                    dtype=np.float64).reshape(rows, columns)
+    return np.array(
+        draw(
+            st.lists(
+                st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows
+            )
+        ),
+        dtype=np.float64,
+    ).reshape(rows, columns)
 
 
 def _all_matchings(matrix: np.ndarray) -> list[list[tuple[int, int]]]:
@@ -36,7 +43,9 @@ def _all_matchings(matrix: np.ndarray) -> list[list[tuple[int, int]]]:
     found = []
     for choice in itertools.product([None, *range(columns)], repeat=rows):
         used = [j for j in choice if j is not None]
-        if len(set(used)) == len(used) and all(j is None or matrix[i, j] > 0 for i, j in enumerate(choice)):
+        if len(set(used)) == len(used) and all(
+            j is None or matrix[i, j] > 0 for i, j in enumerate(choice)
+        ):
             found.append([(i, j) for i, j in enumerate(choice) if j is not None])
     return found
 
@@ -112,13 +121,27 @@ def test_the_copy_threshold_is_midway_from_the_truths_likeness_to_one() -> None:
     def of(m: float) -> float:
         return copy_threshold(_square([[1, m], [m, 1]]))
 
-    assert of(0) == of(0.4) == copy_threshold(np.ones((1, 1))) == copy_threshold(np.zeros((0, 0))) == 0.7
+    assert (
+        of(0)
+        == of(0.4)
+        == copy_threshold(np.ones((1, 1)))
+        == copy_threshold(np.zeros((0, 0)))
+        == 0.7
+    )
     assert of(0.6) == pytest.approx(0.8) and of(0.89) == pytest.approx(0.945)
     assert of(0.95) == 0.7, "twins have their own rule"
 
 
-def _near(iou_NN: np.ndarray, iou_MM: np.ndarray, codes_N: list[int], codes_M: list[int]) -> list[tuple[list[int], int]]:
-    return near_copies(iou_NN, iou_MM, np.ones((len(codes_N), len(codes_M)), dtype=bool), np.array(codes_N), np.array(codes_M))
+def _near(
+    iou_NN: np.ndarray, iou_MM: np.ndarray, codes_N: list[int], codes_M: list[int]
+) -> list[tuple[list[int], int]]:
+    return near_copies(
+        iou_NN,
+        iou_MM,
+        np.ones((len(codes_N), len(codes_M)), dtype=bool),
+        np.array(codes_N),
+        np.array(codes_M),
+    )
 
 
 def test_copies_are_chained_within_a_label_and_twins_give_them_room() -> None:
@@ -134,7 +157,9 @@ def test_copies_are_chained_within_a_label_and_twins_give_them_room() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(matrices(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 1000))
-def test_merged_copies_are_worth_their_best_choice(matrix: np.ndarray, size: int, room: int, seed: int) -> None:
+def test_merged_copies_are_worth_their_best_choice(
+    matrix: np.ndarray, size: int, room: int, seed: int
+) -> None:
     members = list(range(min(size, len(matrix))))
     if len(members) <= room:
         return
@@ -145,7 +170,11 @@ def test_merged_copies_are_worth_their_best_choice(matrix: np.ndarray, size: int
     merged = merge_copies(matrix, [(members, room)])
     rest = list(range(len(members), len(matrix)))
     choices = [best(matrix[[*chosen, *rest]]) for chosen in itertools.combinations(members, room)]
-    whole = max(math.fsum(matrix[i, j] for i, j in m) for m in _all_matchings(matrix) if sum(i in members for i, _ in m) <= room)
+    whole = max(
+        math.fsum(matrix[i, j] for i, j in m)
+        for m in _all_matchings(matrix)
+        if sum(i in members for i, _ in m) <= room
+    )
     assert merged.shape == matrix.shape and max(choices) == pytest.approx(whole)
     assert best(merged) <= whole + 1e-9 and (room > 1 or best(merged) == pytest.approx(whole))
     mixed = matrix[[*np.random.default_rng(seed).permutation(members), *rest]]

@@ -4,6 +4,7 @@ native_spellings.json: family, source (a URL), task, text, answer (the truth as 
 text stands in the source; else its form does, with other words and numbers), `other` (another answer in the same dialect; default:
 the text with other numbers). Coordinates are thousandths of the picture.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,15 +27,25 @@ def score(row: dict[str, Any], text: str, level: str) -> Score:
     task = task_from_spec(row["task"], {"answer_format": "bare", "answers": level})
     params = {"width": 1000, "height": 1000, **row.get("params", {})}
     video = row["task"] in ("tracking", "temporal_grounding")
-    sample = Sample("1", row["task"], "s", "q", row["answer"], () if video else ("a.png",), params=params,
-                    videos=("a.mp4",) if video else ())
+    sample = Sample(
+        "1",
+        row["task"],
+        "s",
+        "q",
+        row["answer"],
+        () if video else ("a.png",),
+        params=params,
+        videos=("a.mp4",) if video else (),
+    )
     ctx = RewardContext(1, 1, CoordFrame.REL1000, (ImageSize((1000, 1000), (1000, 1000)),))
     return task.score(sample, text, ctx)
 
 
 def other(row: dict[str, Any]) -> str:
     """Another answer in the same dialect."""
-    return str(row.get("other") or _DIGIT.sub(lambda found: str((int(found[1]) + 3) % 9 + 1), row["text"]))
+    return str(
+        row.get("other") or _DIGIT.sub(lambda found: str((int(found[1]) + 3) % 9 + 1), row["text"])
+    )
 
 
 def test_many_families_with_their_sources() -> None:
@@ -45,7 +56,10 @@ def test_many_families_with_their_sources() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
 def test_a_released_models_spelling_is_read_to_its_value(row: dict[str, Any]) -> None:
     found = score(row, row["text"], "native")
-    assert found.parsed and found.parts["accuracy"] == pytest.approx(1), (found.reason, dict(found.detail))
+    assert found.parsed and found.parts["accuracy"] == pytest.approx(1), (
+        found.reason,
+        dict(found.detail),
+    )
     wrong = score(row, other(row), "native")
     assert wrong.parts["accuracy"] < 0.9, ("another answer is another value", other(row))
 
@@ -56,8 +70,17 @@ def test_two_answers_are_none(row: dict[str, Any]) -> None:
     lists = row["task"] in ("detection", "temporal_grounding", "counting", "tracking")
     for between in (" or ", "\n", " and "):
         texts = [row["text"] + between + other(row), other(row) + between + row["text"]]
-        for text in texts[:1] if "<think>" in row["text"] else texts:  # what stands before the thoughts is no answer
+        for text in (
+            texts[:1] if "<think>" in row["text"] else texts
+        ):  # what stands before the thoughts is no answer
             for level in ("strict", "native"):
                 found = score(row, text, level)
-                limit = 0.75 if lists and found.parsed else 0.0  # a list of two is an answer where lists are asked for, no better
-                assert found.parts["accuracy"] <= limit, (level, text, found.reason, dict(found.detail))
+                limit = (
+                    0.75 if lists and found.parsed else 0.0
+                )  # a list of two is an answer where lists are asked for, no better
+                assert found.parts["accuracy"] <= limit, (
+                    level,
+                    text,
+                    found.reason,
+                    dict(found.detail),
+                )

@@ -1,4 +1,5 @@
 """The one scanner of brackets: strings, apostrophes, mismatched brackets, and what blocks, calls and cut lists make of them."""
+
 from __future__ import annotations
 
 import json
@@ -13,14 +14,27 @@ from mmrl.rewards.reading.blocks import blocks, json_block
 from mmrl.rewards.reading.calls import one_call
 from mmrl.rewards.reading.scanner import CLOSING, marks
 
-VALUE = st.recursive(st.integers() | st.text('a\'"[]{}(),:\\ ', max_size=6),
-                     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text("ab']}", max_size=3), x, max_size=3))
+VALUE = st.recursive(
+    st.integers() | st.text("a'\"[]{}(),:\\ ", max_size=6),
+    lambda x: (
+        st.lists(x, max_size=3) | st.dictionaries(st.text("ab']}", max_size=3), x, max_size=3)
+    ),
+)
 
 
-@pytest.mark.parametrize(("text", "places"), [
-    ("see [1, 2].", [(4, "[", 1), (6, ",", 1), (9, "]", 0)]), ("a, b (c)", [(5, "(", 1), (7, ")", 0)]),
-    ('["]"]', [(0, "[", 1), (4, "]", 0)]), (r'["\"]"]', [(0, "[", 1), (6, "]", 0)]), ("['it's ]']", [(0, "[", 1), (9, "]", 0)]),
-    ("[the dog's]", [(0, "[", 1), (10, "]", 0)]), ("[1}]", [(0, "[", 1), (3, "]", 0)]), ("it's [1]", [(5, "[", 1), (7, "]", 0)])])
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("see [1, 2].", [(4, "[", 1), (6, ",", 1), (9, "]", 0)]),
+        ("a, b (c)", [(5, "(", 1), (7, ")", 0)]),
+        ('["]"]', [(0, "[", 1), (4, "]", 0)]),
+        (r'["\"]"]', [(0, "[", 1), (6, "]", 0)]),
+        ("['it's ]']", [(0, "[", 1), (9, "]", 0)]),
+        ("[the dog's]", [(0, "[", 1), (10, "]", 0)]),
+        ("[1}]", [(0, "[", 1), (3, "]", 0)]),
+        ("it's [1]", [(5, "[", 1), (7, "]", 0)]),
+    ],
+)
 def test_marks_outside_of_strings(text: str, places: list[tuple[int, str, int]]) -> None:
     assert list(marks(text)) == places
 
@@ -33,7 +47,9 @@ def test_the_block_of_any_json_is_found_in_prose(value: list[object], before: st
     assert [depth for _, _, depth in marks(text)][-1:] == [0]
 
 
-@pytest.mark.parametrize("label", ["a [stop sign", "a smile :}", "it's (left", "dog's ]", 'a 5" pipe ['])
+@pytest.mark.parametrize(
+    "label", ["a [stop sign", "a smile :}", "it's (left", "dog's ]", 'a 5" pipe [']
+)
 def test_brackets_in_single_quotes_are_text(label: str) -> None:
     """A label in Python's quotes once made the list of a sentence unreadable: only double quotes were strings there."""
     item = f"{{'bbox_2d': [1, 2, 3, 4], 'label': {label!r}}}"
@@ -43,11 +59,16 @@ def test_brackets_in_single_quotes_are_text(label: str) -> None:
     assert cut.truncated and len(cut.objects) == 2
 
 
-@pytest.mark.parametrize(("text", "action"), [
-    ("type(content='it's (here', submit=[1, 2])", {"action": "type", "text": "it's (here"}),
-    ("type(content='a: \\'b\\')')", {"action": "type", "text": "a: 'b')"}),
-    ("click(point=(5, 4), note={\"a)\": 1})", {"action": "click", "point": [5, 4]}), ("click(point=(5, 4]", None),
-    ("open_app(app, 16]] and more", None)])
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("type(content='it's (here', submit=[1, 2])", {"action": "type", "text": "it's (here"}),
+        ("type(content='a: \\'b\\')')", {"action": "type", "text": "a: 'b')"}),
+        ('click(point=(5, 4), note={"a)": 1})', {"action": "click", "point": [5, 4]}),
+        ("click(point=(5, 4]", None),
+        ("open_app(app, 16]] and more", None),
+    ],
+)
 def test_a_call_ends_at_its_own_bracket(text: str, action: dict[str, object] | None) -> None:
     found = one_call(text)
     assert (None if found is None else json.loads(found)) == action
@@ -57,5 +78,7 @@ def test_a_call_ends_at_its_own_bracket(text: str, action: dict[str, object] | N
 def test_the_scan_is_linear(piece: str) -> None:
     text = piece * (200_000 // len(piece))
     began = time.thread_time()
-    assert all(char in "[{(,]})" and depth >= 0 for _, char, depth in marks(text)) and set(CLOSING.values()) == set("]})")
+    assert all(char in "[{(,]})" and depth >= 0 for _, char, depth in marks(text)) and set(
+        CLOSING.values()
+    ) == set("]})")
     assert time.thread_time() - began < 2.0, "a quadratic scan takes minutes"

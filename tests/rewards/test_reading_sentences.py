@@ -31,7 +31,9 @@ CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, (ImageSize((1000, 1000), (1000, 1
 OPTIONS = ["dog", "red cat", "bird", "horse"]
 
 
-def score(task: str, truth: object, text: str, level: str, params: dict[str, object] | None = None) -> Score:
+def score(
+    task: str, truth: object, text: str, level: str, params: dict[str, object] | None = None
+) -> Score:
     video = task == "temporal_grounding"
     sample = Sample(
         "1",
@@ -43,12 +45,24 @@ def score(task: str, truth: object, text: str, level: str, params: dict[str, obj
         videos=("a.mp4",) if video else (),
         params={"width": 1000, "height": 1000, **(params or {})},
     )
-    return task_from_spec(task, {"answer_format": "bare", "answers": level}).score(sample, text, CTX)
+    return task_from_spec(task, {"answer_format": "bare", "answers": level}).score(
+        sample, text, CTX
+    )
 
 
 READ = [  # task, truth, params, texts
-    ("numeric", 5, {"unit": "m"}, ["5 meters", "5 metres", "It is 5 m.", "The distance is 5 m", "x = 5"]),
-    ("numeric", 5, {}, ["$5", "5 dollars", "five", "x = 5", "The answer is 5.", "\\boxed{5}", "It costs $5."]),
+    (
+        "numeric",
+        5,
+        {"unit": "m"},
+        ["5 meters", "5 metres", "It is 5 m.", "The distance is 5 m", "x = 5"],
+    ),
+    (
+        "numeric",
+        5,
+        {},
+        ["$5", "5 dollars", "five", "x = 5", "The answer is 5.", "\\boxed{5}", "It costs $5."],
+    ),
     ("numeric", 200, {}, ["two hundred", "two hundred apples", "There are two hundred of them"]),
     ("numeric", 0.5, {}, ["50%", "50 percent", "It is 50%."]),
     ("numeric", 50, {"unit": "%"}, ["50%", "It is 50 percent."]),
@@ -58,7 +72,13 @@ READ = [  # task, truth, params, texts
         "counting",
         0,
         {},
-        ["There are no cats", "None", "There are no cats in the image.", "I see no cats", "There aren't any cats."],
+        [
+            "There are no cats",
+            "None",
+            "There are no cats in the image.",
+            "I see no cats",
+            "There aren't any cats.",
+        ],
     ),
     ("counting", 200, {}, ["two hundred", "There are two hundred."]),
     ("counting", 7, {}, ["seven", "\\boxed{7}", "Answer: 7", "x = 7"]),
@@ -80,7 +100,19 @@ READ = [  # task, truth, params, texts
             "\\boxed{\\text{B}}",
         ],
     ),
-    ("boolean", True, {}, ["Yes, there is a dog.", "Yes!", "The answer is yes.", "Yes it is", "是的", "**Yes**, clearly."]),
+    (
+        "boolean",
+        True,
+        {},
+        [
+            "Yes, there is a dog.",
+            "Yes!",
+            "The answer is yes.",
+            "Yes it is",
+            "是的",
+            "**Yes**, clearly.",
+        ],
+    ),
     ("boolean", False, {}, ["No, the room is empty.", "No!", "The statement is false.", "否"]),
     (
         "temporal_grounding",
@@ -126,9 +158,30 @@ HEDGES = [
         "counting",
         3,
         {},
-        ["3 or 4", "between 3 and 4", "about 3", "not 3", "at least three", "three, no, four", "3 4", "No more than 3"],
+        [
+            "3 or 4",
+            "between 3 and 4",
+            "about 3",
+            "not 3",
+            "at least three",
+            "three, no, four",
+            "3 4",
+            "No more than 3",
+        ],
     ),
-    ("counting", 0, {}, ["No idea", "There is no way to tell", "no", "none or one", "There are no clear answers", "No answer"]),
+    (
+        "counting",
+        0,
+        {},
+        [
+            "No idea",
+            "There is no way to tell",
+            "no",
+            "none or one",
+            "There are no clear answers",
+            "No answer",
+        ],
+    ),
     (
         "choice",
         "B",
@@ -171,7 +224,13 @@ HEDGES = [
         "temporal_grounding",
         [[10, 20]],
         {"duration": 100},
-        ["10 to 20 or 30 to 40", "maybe 10 to 20", "10 to 20, or at 50", "not 10 to 20", "[10, 20] or [30, 40]"],
+        [
+            "10 to 20 or 30 to 40",
+            "maybe 10 to 20",
+            "10 to 20, or at 50",
+            "not 10 to 20",
+            "[10, 20] or [30, 40]",
+        ],
     ),
     (
         "grounding",
@@ -212,30 +271,49 @@ HEDGES = [
             '<tool_call>{"name": "mobile_use", "arguments": {"action": "wait"}}</tool_call>',
         ],
     ),
-    ("classification", "cat", {"labels": ["cat", "dog"]}, ["a cat or a dog", "not a cat", "maybe a cat"]),
+    (
+        "classification",
+        "cat",
+        {"labels": ["cat", "dog"]},
+        ["a cat or a dog", "not a cat", "maybe a cat"],
+    ),
     ("spatial", "left", {}, ["left or right", "not left", "It is left, or above it"]),
 ]
 
 
 @pytest.mark.parametrize(("task", "truth", "params", "texts"), READ)
-def test_one_value_is_read(task: str, truth: object, params: dict[str, object], texts: list[str]) -> None:
+def test_one_value_is_read(
+    task: str, truth: object, params: dict[str, object], texts: list[str]
+) -> None:
     for text in texts:
         found = score(task, truth, text, "native", params)
-        assert found.parsed and found.parts["accuracy"] == pytest.approx(1), (text, found.reason, dict(found.detail))
+        assert found.parsed and found.parts["accuracy"] == pytest.approx(1), (
+            text,
+            found.reason,
+            dict(found.detail),
+        )
 
 
 @pytest.mark.parametrize(("task", "truth", "params", "texts"), HEDGES)
-def test_hedges_pay_at_no_level(task: str, truth: object, params: dict[str, object], texts: list[str]) -> None:
+def test_hedges_pay_at_no_level(
+    task: str, truth: object, params: dict[str, object], texts: list[str]
+) -> None:
     for text in texts:
         for level in ("strict", "native"):
             found = score(task, truth, text, level, params)
-            assert found.reason is not None and found.parts["accuracy"] == 0, (level, text, dict(found.detail))
+            assert found.reason is not None and found.parts["accuracy"] == 0, (
+                level,
+                text,
+                dict(found.detail),
+            )
 
 
 def test_the_level_that_reads_an_answer_is_told() -> None:
     task = task_from_spec("numeric", {"answer_format": "bare"})
     sample = Sample("1", "numeric", "s", "q", 5, ("a.png",), params={})
-    assert [task.readable_at(sample, text, CTX) for text in ("5", "\\boxed{5}", "5 apples", "5 or 6")] == [  # type: ignore[attr-defined]
+    assert [
+        task.readable_at(sample, text, CTX) for text in ("5", "\\boxed{5}", "5 apples", "5 or 6")
+    ] == [  # type: ignore[attr-defined]
         "strict",
         "strict",
         "native",
@@ -375,14 +453,28 @@ def test_hostile_texts_take_no_time(text: str) -> None:
 def test_every_hedge_is_found_by_its_first_letter(pattern: re.Pattern[str]) -> None:
     """The search looks at first letters before it compares words: one that is not among them would never be found."""
     inner = pattern.pattern.rpartition("(?:not|")[2].removesuffix(r")\b")
-    known = ["not", *re.sub(r"\(\?:[^)]*\)\?|\w\?", "", inner).split("|")]  # without endings that a word may have
-    assert len(known) > 25 and not [word for word in known if not pattern.search(f"I say {word} this")]
-    assert all(pattern.search(f"it is{end} so") for end in ("n't", "n’t", "N'T")) and not pattern.search("n't")
+    known = [
+        "not",
+        *re.sub(r"\(\?:[^)]*\)\?|\w\?", "", inner).split("|"),
+    ]  # without endings that a word may have
+    assert len(known) > 25 and not [
+        word for word in known if not pattern.search(f"I say {word} this")
+    ]
+    assert all(
+        pattern.search(f"it is{end} so") for end in ("n't", "n’t", "N'T")
+    ) and not pattern.search("n't")
 
 
 def test_a_value_is_read_once_for_its_content_and_its_form() -> None:
-    text, form = "[{'action': 'click', 'point': [3, 4], 'input_text': 'no input text'}]", make_format_rule("gui_r1", "think")
+    text, form = (
+        "[{'action': 'click', 'point': [3, 4], 'input_text': 'no input text'}]",
+        make_format_rule("gui_r1", "think"),
+    )
     json_once.cache_clear()
-    assert parse_point(text).point == (3, 4) and form(f"<think>x</think><answer>{text}</answer>") == 1
+    assert (
+        parse_point(text).point == (3, 4) and form(f"<think>x</think><answer>{text}</answer>") == 1
+    )
     assert (json_once.cache_info().misses, json_once.cache_info().hits) == (1, 1)
-    assert parse_action(text, "mobile").action is not None and json_once(text) == load_json(text), "nobody changed what is shared"
+    assert parse_action(text, "mobile").action is not None and json_once(text) == load_json(text), (
+        "nobody changed what is shared"
+    )

@@ -1,4 +1,5 @@
 """The pool for real: hangs killed, crashes survived, threads, forks, daemonic processes, bounded failures, no SIGALRM."""
+
 from __future__ import annotations
 
 import ast
@@ -17,7 +18,7 @@ from mmrl.errors import ConfigError, RewardError
 from mmrl.rewards import verifier_pool
 from mmrl.rewards.verifier_pool import VerifierPool
 
-_VERIFIERS = '''
+_VERIFIERS = """
 import os, sys, time
 
 def act(what, value=None):
@@ -47,7 +48,7 @@ def act(what, value=None):
     if what == "big":
         return "x" * value
     return [os.getpid(), value]
-'''
+"""
 
 pytestmark = pytest.mark.slow  # processes hang, crash and start again for real
 
@@ -77,14 +78,19 @@ def _gone(pid: int) -> bool:
 def test_one_process_answers_many_questions(target: str) -> None:
     with VerifierPool(target) as pool:
         answers = [pool.call("echo", {"text": "é\n\u2028", "n": i}).value for i in range(20)]
-        assert len({pid for pid, _ in answers}) == 1 and answers[7][1] == {"text": "é\n\u2028", "n": 7}
+        assert len({pid for pid, _ in answers}) == 1 and answers[7][1] == {
+            "text": "é\n\u2028",
+            "n": 7,
+        }
         assert answers[0][0] != os.getpid()
         assert pool.stats == (20, 0, 0, 0, 0)
     assert _gone(answers[0][0])
 
 
 @pytest.mark.parametrize("hang", ["sleep", "spin"])
-def test_a_hang_is_killed_at_its_deadline_and_the_next_question_is_answered(target: str, hang: str) -> None:
+def test_a_hang_is_killed_at_its_deadline_and_the_next_question_is_answered(
+    target: str, hang: str
+) -> None:
     with VerifierPool(target, deadline_s=0.3) as pool:
         pid = pool.call("echo").value[0]
         start = time.monotonic()
@@ -113,7 +119,9 @@ def test_a_process_that_died_while_idle_costs_nothing(target: str) -> None:
         assert (pool.stats.crashes, pool.stats.restarts) == (0, 1)
 
 
-def test_exceptions_recursion_memory_and_odd_values_are_reported_without_a_restart(target: str) -> None:
+def test_exceptions_recursion_memory_and_odd_values_are_reported_without_a_restart(
+    target: str,
+) -> None:
     with VerifierPool(target, deadline_s=5) as pool:
         assert pool.call("raise").reason == "verifier_error: ArithmeticError: no such luck"
         assert str(pool.call("recurse").reason).startswith("verifier_error: RecursionError")
@@ -124,12 +132,16 @@ def test_exceptions_recursion_memory_and_odd_values_are_reported_without_a_resta
 
 def test_prints_and_large_texts_pass(target: str) -> None:
     with VerifierPool(target, deadline_s=5) as pool:
-        assert pool.call("print", 4).value[1] == 4, "what a verifier prints is not taken for an answer"
+        assert pool.call("print", 4).value[1] == 4, (
+            "what a verifier prints is not taken for an answer"
+        )
         assert pool.call("echo", "y" * 1_000_000).value[1] == "y" * 1_000_000
         assert len(pool.call("big", 1_000_000).value) == 1_000_000
 
 
-def test_an_answer_without_end_is_cut_off_and_the_next_question_is_answered(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_end_is_cut_off_and_the_next_question_is_answered(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything up to the deadline was taken into memory: a gigabyte in two seconds."""
     monkeypatch.setattr(verifier_pool, "MOST_BYTES", 2_000_000)
     with VerifierPool(target, deadline_s=20) as pool:
@@ -140,8 +152,11 @@ def test_an_answer_without_end_is_cut_off_and_the_next_question_is_answered(targ
         assert pool.stats == (4, 0, 1, 0, 1)
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000 + "\n", "\xff\n", "{\n", '{"id": 7, "value": 1}\n'],
-                         ids=["deep", "bytes", "half", "other"])
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000 + "\n", "\xff\n", "{\n", '{"id": 7, "value": 1}\n'],
+    ids=["deep", "bytes", "half", "other"],
+)
 def test_what_is_no_answer_is_a_crash(target: str, line: str) -> None:
     """A verifier may write where its answers go: RecursionError of JSON that is too deep went to whoever asked."""
     with VerifierPool(target, deadline_s=20) as pool:
@@ -152,30 +167,43 @@ def test_what_is_no_answer_is_a_crash(target: str, line: str) -> None:
 def test_threads_share_the_processes(target: str) -> None:
     with VerifierPool(target, size=2) as pool, ThreadPoolExecutor(8) as threads:
         jobs = ["echo"] * 30 + ["die"] + ["echo"] * 30
-        answers = list(threads.map(lambda job: pool.call(*job), [(what, i) for i, what in enumerate(jobs)]))
-        assert [a.value[1] for i, a in enumerate(answers) if i != 30] == [i for i in range(61) if i != 30]
+        answers = list(
+            threads.map(lambda job: pool.call(*job), [(what, i) for i, what in enumerate(jobs)])
+        )
+        assert [a.value[1] for i, a in enumerate(answers) if i != 30] == [
+            i for i in range(61) if i != 30
+        ]
         assert answers[30].reason == "verifier_crash"
         assert len({a.value[0] for a in answers if a.value}) <= 3
 
 
-def test_after_many_failures_a_known_good_question_decides(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_many_failures_a_known_good_question_decides(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verifier_pool, "MAX_FAILURES_IN_A_ROW", 3)
     with VerifierPool(target, probe=("echo", 1)) as pool:
         assert [pool.call("die").reason for _ in range(2)] == ["verifier_crash"] * 2
         assert pool.call("echo").reason is None, "an answer starts the count again"
-        assert [pool.call("die").reason for _ in range(7)] == ["verifier_crash"] * 7, "hostile texts alone never stop the pool"
+        assert [pool.call("die").reason for _ in range(7)] == ["verifier_crash"] * 7, (
+            "hostile texts alone never stop the pool"
+        )
         assert pool.call("echo", 2).value[1] == 2
         assert pool.stats.calls == 11 and pool.stats.crashes == 9
     with VerifierPool(target) as pool:  # without a probe, a fresh start is enough
         assert [pool.call("die").reason for _ in range(4)] == ["verifier_crash"] * 4
 
 
-def test_a_probe_that_fails_stops_the_pool_until_one_is_answered(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fails_stops_the_pool_until_one_is_answered(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verifier_pool, "MAX_FAILURES_IN_A_ROW", 2)
     with VerifierPool(target, probe=("die",)) as pool:
         assert [pool.call("die").reason for _ in range(2)] == ["verifier_crash"] * 2
         for _ in range(2):  # the second time within the pause: no process is started for it
-            with pytest.raises(RewardError, match=r"failed 2 times in a row and fails a question that it should answer"):
+            with pytest.raises(
+                RewardError,
+                match=r"failed 2 times in a row and fails a question that it should answer",
+            ):
                 pool.call("echo")
         assert pool.stats.restarts == 3
         pool.probe, pool._paused_until = ("echo",), 0.0
@@ -194,9 +222,15 @@ def test_a_probe_that_hangs_is_killed(target: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_verifier_that_cannot_start_says_why() -> None:
-    with VerifierPool("no_such_module_here:act") as pool, pytest.raises(RewardError, match="ModuleNotFoundError: No module"):
+    with (
+        VerifierPool("no_such_module_here:act") as pool,
+        pytest.raises(RewardError, match="ModuleNotFoundError: No module"),
+    ):
         pool.call("echo")
-    with VerifierPool("json:no_such_function") as pool, pytest.raises(RewardError, match="no_such_function"):
+    with (
+        VerifierPool("json:no_such_function") as pool,
+        pytest.raises(RewardError, match="no_such_function"),
+    ):
         pool.call("echo")
     for wrong in ("json", ":dumps", "json:"):
         with pytest.raises(ConfigError, match="module:function"):
@@ -261,7 +295,21 @@ def test_no_reward_uses_sigalrm_or_evaluates_text() -> None:
     for path in Path(next(iter(mmrl.rewards.__path__))).glob("*.py"):
         tree = ast.parse(path.read_text())
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
-            n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        imported = {alias.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for alias in n.names}
-        assert not names & {"SIGALRM", "alarm", "setitimer", "eval", "exec", "parse_expr", "sympify"}, path
+            n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+        }
+        imported = {
+            alias.name
+            for n in ast.walk(tree)
+            if isinstance(n, (ast.Import, ast.ImportFrom))
+            for alias in n.names
+        }
+        assert not names & {
+            "SIGALRM",
+            "alarm",
+            "setitimer",
+            "eval",
+            "exec",
+            "parse_expr",
+            "sympify",
+        }, path
         assert not imported & {"signal", "pickle", "parse_expr", "sympify"}, path

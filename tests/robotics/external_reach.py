@@ -5,6 +5,7 @@
 Speaks the messages described in mmrl.robotics.openvla_server with code of its own: standard library and numpy, no mmrl. A fault is
 something a policy process may do wrong, in its second answer; hello_* in its hello.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,7 +19,12 @@ import time
 
 import numpy as np
 
-COLOURS = {"red": (214, 40, 40), "green": (52, 168, 83), "blue": (44, 92, 214), "yellow": (240, 190, 20)}
+COLOURS = {
+    "red": (214, 40, 40),
+    "green": (52, 168, 83),
+    "blue": (44, 92, 214),
+    "yellow": (240, 190, 20),
+}
 ARM = (40, 36, 60)
 SPEED, CHUNK = 0.15, 2
 
@@ -44,11 +50,15 @@ def decide(picture: np.ndarray, instruction: str) -> np.ndarray:
 
 def send(header: dict, actions: np.ndarray | None = None) -> None:
     body = b"" if actions is None else actions.tobytes()
-    listed = [] if actions is None else [{"name": "actions", "dtype": str(actions.dtype), "shape": actions.shape}]
+    listed = (
+        []
+        if actions is None
+        else [{"name": "actions", "dtype": str(actions.dtype), "shape": actions.shape}]
+    )
     text = json.dumps({**header, "arrays": listed}).encode()
     out = struct.pack("<4sIQ", b"MXP1", len(text), len(body)) + text + body
     while out:
-        out = out[os.write(1, out):]
+        out = out[os.write(1, out) :]
 
 
 def receive() -> tuple[dict, dict[str, np.ndarray]]:
@@ -59,7 +69,9 @@ def receive() -> tuple[dict, dict[str, np.ndarray]]:
     arrays = {}
     for entry in header["arrays"]:
         count = int(np.prod(entry["shape"]))
-        arrays[entry["name"]] = np.frombuffer(body, entry["dtype"], count, at).reshape(entry["shape"])
+        arrays[entry["name"]] = np.frombuffer(body, entry["dtype"], count, at).reshape(
+            entry["shape"]
+        )
         at += arrays[entry["name"]].nbytes
     assert at == len(body)
     return header, arrays
@@ -74,15 +86,37 @@ def main() -> None:
     if fault == "hello_garbage":
         print("Loading checkpoint shards: 100%", flush=True)
     if fault == "hello_error":
-        send({"kind": "error", "message": "expected timm 0.9.16, found none: pip install timm==0.9.16"})
+        send(
+            {
+                "kind": "error",
+                "message": "expected timm 0.9.16, found none: pip install timm==0.9.16",
+            }
+        )
         sys.exit(2)
     if fault == "child":  # a process of its own, which would outlive it
-        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, file=sys.stderr, flush=True)
-    policy = {"chunk": 0 if fault == "hello_chunk" else CHUNK, "action_dim": 2, "bins": 0, "greedy_only": fault == "greedy",
-              "cameras": ["base", "wrist"] if fault == "wrist" else ["base"], "proprio_dim": 8 if fault == "proprio" else 0,
-              "image": None}
-    send({"kind": "hello", "protocol": 2 if fault == "hello_protocol" else 1, "name": "reach by colour", "policy": policy,
-          "versions": {"numpy": np.__version__}})
+        print(
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid,
+            file=sys.stderr,
+            flush=True,
+        )
+    policy = {
+        "chunk": 0 if fault == "hello_chunk" else CHUNK,
+        "action_dim": 2,
+        "bins": 0,
+        "greedy_only": fault == "greedy",
+        "cameras": ["base", "wrist"] if fault == "wrist" else ["base"],
+        "proprio_dim": 8 if fault == "proprio" else 0,
+        "image": None,
+    }
+    send(
+        {
+            "kind": "hello",
+            "protocol": 2 if fault == "hello_protocol" else 1,
+            "name": "reach by colour",
+            "policy": policy,
+            "versions": {"numpy": np.__version__},
+        }
+    )
     count = 0
     while True:
         header, arrays = receive()
@@ -90,7 +124,9 @@ def main() -> None:
             return
         count += 1
         seen = [arrays[f"{i}/base"] for i in range(len(header["instructions"]))]
-        actions = np.stack([decide(p, text) for p, text in zip(seen, header["instructions"], strict=True)])
+        actions = np.stack(
+            [decide(p, text) for p, text in zip(seen, header["instructions"], strict=True)]
+        )
         answer = {"kind": "actions", "number": header["number"]}
         if fault and count == 2:
             if fault == "die":
@@ -114,7 +150,13 @@ def main() -> None:
             elif fault == "huge":
                 os.write(1, struct.pack("<4sIQ", b"MXP1", 10, 1 << 50))
             elif fault == "refuse":
-                send({"kind": "error", "number": header["number"], "message": "ValueError: no such statistics"})
+                send(
+                    {
+                        "kind": "error",
+                        "number": header["number"],
+                        "message": "ValueError: no such statistics",
+                    }
+                )
                 continue
         send(answer, actions)
 

@@ -6,6 +6,7 @@ builds (a path that counts how often a simulator of this spec was opened, by any
 first, fail as a driver without a GL context does), chaos (probability that an episode has a fault drawn from `faults` by its
 seed and by its row, which counts attempts).
 """
+
 from __future__ import annotations
 
 import os
@@ -21,10 +22,32 @@ from mmrl.errors import MissingExtraError
 from mmrl.robotics.contract import EnvSpec, InitialState, Observation, StepResult
 from mmrl.robotics.tiny import TinySimulator
 
-FAULTS = ("kill", "exit", "hang", "raise", "memory", "kill_reset", "hang_reset", "raise_reset", "leak", "leak_object",
-          "bad_picture", "noise", "raise_close")
-_OWN = {"fault": "", "at": 1, "states": None, "once": "", "chaos": 0.0, "faults": FAULTS, "leak_mib": 24,
-        "builds": "", "no_build": ()}
+FAULTS = (
+    "kill",
+    "exit",
+    "hang",
+    "raise",
+    "memory",
+    "kill_reset",
+    "hang_reset",
+    "raise_reset",
+    "leak",
+    "leak_object",
+    "bad_picture",
+    "noise",
+    "raise_close",
+)
+_OWN = {
+    "fault": "",
+    "at": 1,
+    "states": None,
+    "once": "",
+    "chaos": 0.0,
+    "faults": FAULTS,
+    "leak_mib": 24,
+    "builds": "",
+    "no_build": (),
+}
 _leaked: list[bytearray] = []
 
 
@@ -42,7 +65,9 @@ class FaultySimulator(TinySimulator):
     def __init__(self, spec: EnvSpec) -> None:
         self.own = {**_OWN, **{k: v for k, v in spec.options.items() if k in _OWN}}
         assert self.own["fault"] in ("", *FAULTS)
-        super().__init__(replace(spec, options={k: v for k, v in spec.options.items() if k not in _OWN}))
+        super().__init__(
+            replace(spec, options={k: v for k, v in spec.options.items() if k not in _OWN})
+        )
         self.spec = spec
         self.fault = ""
         self.opened = False
@@ -68,7 +93,9 @@ class FaultySimulator(TinySimulator):
                 file.flush()
                 number = file.tell()
             if number in self.own["no_build"]:
-                raise MissingExtraError(f"expected a GL context, found none for simulator {number}; run `mmrl doctor`")
+                raise MissingExtraError(
+                    f"expected a GL context, found none for simulator {number}; run `mmrl doctor`"
+                )
         self.opened = True
 
     def reset(self, state: InitialState) -> None:
@@ -91,7 +118,9 @@ class FaultySimulator(TinySimulator):
     def observe(self) -> Observation:
         seen = super().observe()
         if self.fault == "bad_picture" and self.steps:
-            return replace(seen, images={name: picture[:-1] for name, picture in seen.images.items()})
+            return replace(
+                seen, images={name: picture[:-1] for name, picture in seen.images.items()}
+            )
         return seen
 
     def close(self) -> None:

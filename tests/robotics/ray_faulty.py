@@ -1,4 +1,5 @@
 """The faulty simulator on Ray: option kill_host (a path): the first training episode to make this file kills its actor."""
+
 from __future__ import annotations
 
 import os
@@ -14,7 +15,9 @@ from tests.robotics.faulty import FaultySimulator
 class HostKiller(FaultySimulator):
     def __init__(self, spec: EnvSpec) -> None:
         self.kill_host = str(spec.options.get("kill_host", ""))
-        super().__init__(replace(spec, options={k: v for k, v in spec.options.items() if k != "kill_host"}))
+        super().__init__(
+            replace(spec, options={k: v for k, v in spec.options.items() if k != "kill_host"})
+        )
         self.spec = spec
         self.split = ""
 

@@ -8,6 +8,7 @@ that step.
 Each process writes what became of its runs to PLAN.json.RANK: for each "ok", or its error. Arguments after the plan are those of an
 `mmrl` command that the processes end with.
 """
+
 from __future__ import annotations
 
 import json
@@ -51,7 +52,11 @@ def main(plan: Path) -> None:
                 if rank == 0:
                     copy_up_to(Path(continues[0]), continues[1], Path(config.dir) / config.name)
                 torch.distributed.barrier()
-            trainer = Trainer(config, resume=bool(continues), on_event=disk_full if run.get("full") == rank else None)
+            trainer = Trainer(
+                config,
+                resume=bool(continues),
+                on_event=disk_full if run.get("full") == rank else None,
+            )
             if run.get("broken") == rank:
                 with torch.no_grad():
                     for _, parameter in trainer.policy.trainable():

@@ -1,4 +1,5 @@
 """ActionCodec: round trips, OpenVLA's layout against an independent implementation, grippers, masks, statistics."""
+
 from __future__ import annotations
 
 import json
@@ -11,12 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.robotics.actions import ActionCodec, ActionStatistics, openvla_indices, openvla_logit_slice, openvla_token_ids
+from mmrl.robotics.actions import (
+    ActionCodec,
+    ActionStatistics,
+    openvla_indices,
+    openvla_logit_slice,
+    openvla_token_ids,
+)
 from mmrl.robotics.contract import ActionError, ActionSpace
 
 SPACE = ActionSpace((-1.0, -0.5, -1.0), (1.0, 0.25, 1.0), ("x", "y", "gripper"), gripper=2)
-STATS = ActionStatistics((-0.7, -0.2, 0.0), (0.9, 0.3, 1.0), (-1.0, -0.4, 0.0), (1.0, 0.4, 1.0), (0.0,) * 3, (0.5,) * 3,
-                         (True, True, False), transitions=9, trajectories=2)
+STATS = ActionStatistics(
+    (-0.7, -0.2, 0.0),
+    (0.9, 0.3, 1.0),
+    (-1.0, -0.4, 0.0),
+    (1.0, 0.4, 1.0),
+    (0.0,) * 3,
+    (0.5,) * 3,
+    (True, True, False),
+    transitions=9,
+    trajectories=2,
+)
 
 
 def bounded() -> st.SearchStrategy[tuple[float, float]]:
@@ -24,18 +40,30 @@ def bounded() -> st.SearchStrategy[tuple[float, float]]:
     return st.tuples(low, st.floats(1e-3, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
-@given(bounds=st.lists(bounded(), min_size=1, max_size=4), bins=st.integers(2, 300), repeat=st.integers(1, 3))
+@given(
+    bounds=st.lists(bounded(), min_size=1, max_size=4),
+    bins=st.integers(2, 300),
+    repeat=st.integers(1, 3),
+)
 def test_every_index_comes_back(bounds: list[tuple[float, float]], bins: int, repeat: int) -> None:
-    codec = ActionCodec(tuple(b[0] for b in bounds), tuple(b[1] for b in bounds), bins=bins, repeat=repeat)
+    codec = ActionCodec(
+        tuple(b[0] for b in bounds), tuple(b[1] for b in bounds), bins=bins, repeat=repeat
+    )
     indices = np.tile(np.arange(bins)[:, None], (1, len(bounds)))
     actions = codec.decode(indices)
     assert actions.shape == (bins * repeat, len(bounds))
     np.testing.assert_array_equal(codec.encode(actions), np.repeat(indices, repeat, axis=0))
 
 
-@given(bounds=bounded(), bins=st.integers(3, 300), part=st.floats(0, 1), layout=st.sampled_from(["even", "openvla"]))
-def test_rounding_is_at_most_half_a_bin_inside_and_clips_outside(bounds: tuple[float, float], bins: int, part: float,
-                                                                     layout) -> None:
+@given(
+    bounds=bounded(),
+    bins=st.integers(3, 300),
+    part=st.floats(0, 1),
+    layout=st.sampled_from(["even", "openvla"]),
+)
+def test_rounding_is_at_most_half_a_bin_inside_and_clips_outside(
+    bounds: tuple[float, float], bins: int, part: float, layout
+) -> None:
     low, high = bounds
     codec = ActionCodec((low,), (high,), bins=bins, layout=layout)
     action = low + part * (high - low)
@@ -47,7 +75,9 @@ def test_rounding_is_at_most_half_a_bin_inside_and_clips_outside(bounds: tuple[f
     assert low <= far[0] <= low + 2 * half and high - 2 * half <= far[1] <= high
 
 
-def independent_openvla(action: float, low: float, high: float, rescaled: bool) -> tuple[int, float]:
+def independent_openvla(
+    action: float, low: float, high: float, rescaled: bool
+) -> tuple[int, float]:
     """Token id and decoded action by plain loops: 256 edges from -1 to 1, id 32000 - (number of edges not above the value)."""
     value = min(1.0, max(-1.0, 2 * (action - low) / (high - low) - 1 if rescaled else action))
     edges = [-1 + 2 * i / 255 for i in range(255)] + [1.0]
@@ -66,7 +96,9 @@ def test_openvla_layout_agrees_with_plain_loops(action: list[float]) -> None:
         token, value = independent_openvla(action[d], STATS.q01[d], STATS.q99[d], STATS.mask[d])
         if abs(decoded[d] - value) > 1e-9:  # the action lies on an edge to rounding
             half = codec.half_bins()[d]
-            assert abs(decoded[d] - value) < 2.01 * half and abs(decoded[d] - action[d]) <= half + 1e-9
+            assert (
+                abs(decoded[d] - value) < 2.01 * half and abs(decoded[d] - action[d]) <= half + 1e-9
+            )
             continue
         assert openvla_token_ids(indices)[0, d] == token or token == 31744
 
@@ -75,7 +107,9 @@ def test_openvla_ids_span_the_last_256_words_before_the_padding() -> None:
     codec = ActionCodec.openvla(STATS, chunk=8)
     ids = openvla_token_ids(codec.encode([[9.0, 9.0, 1.0], [-9.0, -9.0, -1.0]], executed=False))
     assert ids.tolist() == [[31744] * 3, [31999] * 3]
-    np.testing.assert_array_equal(openvla_indices(openvla_token_ids(np.arange(256))), np.arange(256))
+    np.testing.assert_array_equal(
+        openvla_indices(openvla_token_ids(np.arange(256))), np.arange(256)
+    )
     columns = np.arange(32064)[openvla_logit_slice()]
     assert columns[0] == 31744 and columns[-1] == 31999 and len(columns) == 256
     np.testing.assert_array_equal(openvla_indices(columns), 255 - np.arange(256))
@@ -91,8 +125,10 @@ def test_openvla_has_255_centres_so_the_last_index_is_decoded_like_the_one_befor
     np.testing.assert_array_equal(codec.encode(every[:255, None])[:, 0], np.arange(255))
 
 
-@pytest.mark.parametrize("convention, opening, closing", [
-    ("binary_sign", 1.0, -1.0), ("openvla", -1.0, 1.0), ("maniskill", 1.0, -1.0)])
+@pytest.mark.parametrize(
+    "convention, opening, closing",
+    [("binary_sign", 1.0, -1.0), ("openvla", -1.0, 1.0), ("maniskill", 1.0, -1.0)],
+)
 def test_gripper_conventions(convention, opening: float, closing: float) -> None:
     codec = ActionCodec.from_space(SPACE, bins=21, gripper_convention=convention)
     both = np.array([[0.0, 0.0, opening], [0.0, 0.0, closing]])
@@ -100,11 +136,15 @@ def test_gripper_conventions(convention, opening: float, closing: float) -> None
     every = np.tile(np.arange(21)[:, None], (1, 3))
     executed = codec.decode(every)
     assert set(executed[:, 2].tolist()) == {-1.0, 1.0}
-    np.testing.assert_array_equal(codec.decode(codec.encode(executed)), executed)  # the decision survives
+    np.testing.assert_array_equal(
+        codec.decode(codec.encode(executed)), executed
+    )  # the decision survives
     policy = codec.decode(every, executed=False)[:, 2]
     threshold = 0.0 if convention == "binary_sign" else 0.5
     np.testing.assert_array_equal(executed[:, 2] == opening, policy > threshold)
-    np.testing.assert_array_equal(codec.encode(codec.decode(every, executed=False), executed=False), every)
+    np.testing.assert_array_equal(
+        codec.encode(codec.decode(every, executed=False), executed=False), every
+    )
 
 
 def test_openvla_gripper_is_normalised_then_inverted() -> None:
@@ -117,7 +157,9 @@ def test_openvla_gripper_is_normalised_then_inverted() -> None:
 def test_raw_gripper_is_a_dimension_like_another() -> None:
     codec = ActionCodec.from_space(SPACE, bins=21)
     assert codec.gripper == 2
-    np.testing.assert_allclose(codec.decode(codec.encode([[0.0, 0.0, 0.3]]))[0, 2], 0.3, atol=1 / 21)
+    np.testing.assert_allclose(
+        codec.decode(codec.encode([[0.0, 0.0, 0.3]]))[0, 2], 0.3, atol=1 / 21
+    )
 
 
 def test_masked_dimensions_are_not_rescaled() -> None:
@@ -181,21 +223,45 @@ def test_targets_average_repeated_steps_and_mark_what_lies_after_the_end() -> No
         codec.targets(actions, 5)
 
 
-@given(bins=st.integers(3, 400), chunk=st.integers(1, 9), bounds=st.lists(bounded(), min_size=1, max_size=3))
+@given(
+    bins=st.integers(3, 400),
+    chunk=st.integers(1, 9),
+    bounds=st.lists(bounded(), min_size=1, max_size=3),
+)
 @settings(max_examples=40)
-def test_json_and_pickle_give_the_same_codec(bins: int, chunk: int, bounds: list[tuple[float, float]]) -> None:
-    codec = ActionCodec(tuple(b[0] for b in bounds), tuple(b[1] for b in bounds), bins=bins, chunk=chunk, gripper=0,
-                        gripper_convention="maniskill", layout="openvla")
+def test_json_and_pickle_give_the_same_codec(
+    bins: int, chunk: int, bounds: list[tuple[float, float]]
+) -> None:
+    codec = ActionCodec(
+        tuple(b[0] for b in bounds),
+        tuple(b[1] for b in bounds),
+        bins=bins,
+        chunk=chunk,
+        gripper=0,
+        gripper_convention="maniskill",
+        layout="openvla",
+    )
     assert ActionCodec.from_json(codec.to_json()) == codec == pickle.loads(pickle.dumps(codec))
     assert hash(ActionCodec.from_dict(json.loads(codec.to_json()))) == hash(codec)
 
 
-@pytest.mark.parametrize("change, text", [
-    ({"bins": 1}, "bins"), ({"bins": True}, "bins"), ({"chunk": 0}, "chunk"), ({"repeat": 0}, "repeat"),
-    ({"low": [1, 1, 1]}, "low <= high"), ({"high": [float("nan")] * 3}, "finite"), ({"mask": [True]}, "same length"),
-    ({"gripper": 3}, "0 to 2"), ({"gripper": None, "gripper_convention": "openvla"}, "needs gripper"),
-    ({"gripper_convention": "openvl"}, "Did you mean 'openvla'"), ({"layout": "evn"}, "Did you mean 'even'"),
-    ({"chunks": 2}, "Did you mean 'chunk'")])
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"bins": 1}, "bins"),
+        ({"bins": True}, "bins"),
+        ({"chunk": 0}, "chunk"),
+        ({"repeat": 0}, "repeat"),
+        ({"low": [1, 1, 1]}, "low <= high"),
+        ({"high": [float("nan")] * 3}, "finite"),
+        ({"mask": [True]}, "same length"),
+        ({"gripper": 3}, "0 to 2"),
+        ({"gripper": None, "gripper_convention": "openvla"}, "needs gripper"),
+        ({"gripper_convention": "openvl"}, "Did you mean 'openvla'"),
+        ({"layout": "evn"}, "Did you mean 'even'"),
+        ({"chunks": 2}, "Did you mean 'chunk'"),
+    ],
+)
 def test_wrong_settings_say_what_was_expected(change: dict, text: str) -> None:
     data = {**ActionCodec.from_space(SPACE).to_dict(), **change}
     with pytest.raises(ConfigError, match=text):
@@ -215,7 +281,9 @@ def test_statistics_match_numpy_and_survive_the_file(tmp_path) -> None:
     position = 0.01 * 499
     low = ordered[4] + (position - 4) * (ordered[5] - ordered[4])
     np.testing.assert_allclose(stats.q01, low, rtol=1e-12)
-    np.testing.assert_allclose(stats.std, np.sqrt(((actions - actions.mean(0)) ** 2).mean(0)), atol=1e-12)
+    np.testing.assert_allclose(
+        stats.std, np.sqrt(((actions - actions.mean(0)) ** 2).mean(0)), atol=1e-12
+    )
     path = tmp_path / "dataset_statistics.json"
     stats.write(path, "a_no_noops")
     assert ActionStatistics.read(path) == stats == ActionStatistics.read(path, "a")
@@ -236,9 +304,13 @@ def test_statistics_of_nothing_or_of_nan_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match="no file"):
         ActionStatistics.read(tmp_path / "none.json")
     path = tmp_path / "bad.json"
-    for text, message in (("{", "expected JSON"), ("[]", "object by data set"), ('{"a": {}}', "'action'"),
-                          ('{"a": {"action": {"q01": [0.0]}}}', "q99"),
-                          ('{"a": {"action": {"q01": [0.0], "q99": [1.0, 2.0]}}}', "found another number in q99")):
+    for text, message in (
+        ("{", "expected JSON"),
+        ("[]", "object by data set"),
+        ('{"a": {}}', "'action'"),
+        ('{"a": {"action": {"q01": [0.0]}}}', "q99"),
+        ('{"a": {"action": {"q01": [0.0], "q99": [1.0, 2.0]}}}', "found another number in q99"),
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             ActionStatistics.read(path)

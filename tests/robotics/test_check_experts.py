@@ -1,4 +1,5 @@
 """scripts/check_experts.py: real episodes of the scripted experts, recorded task by task."""
+
 from __future__ import annotations
 
 import json
@@ -41,7 +42,9 @@ def by_hand(task: str, horizon: int, episodes: int) -> list[tuple[bool, int]]:
 def test_counts_are_those_of_episodes_played_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_experts.main(["tiny", "--episodes", "3", "--workers", "1"]) == 0
     found = recorded("tiny")
-    assert [row["task"] for row in found["tasks"]] == ["push", "reach", "pick"] and found["missing"] == []
+    assert [row["task"] for row in found["tasks"]] == ["push", "reach", "pick"] and found[
+        "missing"
+    ] == []
     for row in found["tasks"]:
         played = by_hand(row["task"], row["horizon"], 3)
         assert row["horizon"] == load_robot_suites().suites[f"tiny_{row['task']}"].horizon
@@ -52,11 +55,25 @@ def test_counts_are_those_of_episodes_played_by_hand(capsys: pytest.CaptureFixtu
     assert "| tiny push | 3/3 |" in update_readme.experts()
 
 
-def test_unsolved_episodes_are_named_and_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsolved_episodes_are_named_and_filmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import av
 
     clips = tmp_path / "clips"
-    arguments = ["tiny", "--tasks", "pick", "--episodes", "2", "--workers", "1", "--noise", "30", "--clips", str(clips)]
+    arguments = [
+        "tiny",
+        "--tasks",
+        "pick",
+        "--episodes",
+        "2",
+        "--workers",
+        "1",
+        "--noise",
+        "30",
+        "--clips",
+        str(clips),
+    ]
     assert check_experts.main(arguments) == 1
     (row,) = recorded("tiny")["tasks"]
     assert row["solved"] == 0 and row["steps"] is None and row["share"]["high"] < 1
@@ -66,12 +83,18 @@ def test_unsolved_episodes_are_named_and_filmed(tmp_path: Path, capsys: pytest.C
     assert sorted(path.name for path in clips.iterdir()) == ["pick_eval-0.mp4", "pick_eval-1.mp4"]
     with av.open(str(clips / "pick_eval-0.mp4")) as clip:
         pictures = [frame.to_ndarray(format="rgb24") for frame in clip.decode(video=0)]
-    assert len(pictures) == row["horizon"] and pictures[0].std() > 10 and (pictures[0] != pictures[-1]).any()
+    assert (
+        len(pictures) == row["horizon"]
+        and pictures[0].std() > 10
+        and (pictures[0] != pictures[-1]).any()
+    )
     assert "| tiny pick | 0/2 | - |" in update_readme.experts()
 
 
 @pytest.mark.slow
-def test_tasks_done_survive_an_interrupt_and_missing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_done_survive_an_interrupt_and_missing_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real, done = check_experts._row, []
 
     def interrupted(*arguments: Any) -> dict[str, Any]:
@@ -82,30 +105,62 @@ def test_tasks_done_survive_an_interrupt_and_missing_goes_on(monkeypatch: pytest
 
     monkeypatch.setattr(check_experts, "_row", interrupted)
     assert check_experts.main(["tiny", "--episodes", "1", "--workers", "1"]) == 130
-    assert [row["task"] for row in recorded("tiny")["tasks"]] == ["push"] and recorded("tiny")["missing"] == ["reach", "pick"]
+    assert [row["task"] for row in recorded("tiny")["tasks"]] == ["push"] and recorded("tiny")[
+        "missing"
+    ] == ["reach", "pick"]
     monkeypatch.setattr(check_experts, "_row", real)
     first = recorded("tiny")["tasks"][0]
     assert check_experts.main(["tiny", "--episodes", "1", "--workers", "1", "--missing"]) == 0
-    assert [row["task"] for row in recorded("tiny")["tasks"]] == ["push", "reach", "pick"] and recorded("tiny")["tasks"][0] == first
-    assert check_experts.main(["tiny", "--episodes", "2", "--workers", "1", "--tasks", "reach"]) == 0
-    assert [(r["task"], r["episodes"]) for r in recorded("tiny")["tasks"]] == [("reach", 2)]  # rows of another setting do not mix
+    assert [row["task"] for row in recorded("tiny")["tasks"]] == [
+        "push",
+        "reach",
+        "pick",
+    ] and recorded("tiny")["tasks"][0] == first
+    assert (
+        check_experts.main(["tiny", "--episodes", "2", "--workers", "1", "--tasks", "reach"]) == 0
+    )
+    assert [(r["task"], r["episodes"]) for r in recorded("tiny")["tasks"]] == [
+        ("reach", 2)
+    ]  # rows of another setting do not mix
 
 
 def test_a_task_without_an_expert_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"expected tasks among .* found 'libero_object/10'\. Did you mean 'libero_object/1'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"expected tasks among .* found 'libero_object/10'\. Did you mean 'libero_object/1'\?",
+    ):
         check_experts.expert_specs("libero", ["libero_object/10"])
     assert check_experts.main(["tiny", "--tasks", "pusch"]) == 2
     assert "error: expected tasks among push, reach, pick, found 'pusch'" in capsys.readouterr().err
-    assert not _bench.RESULTS.exists() and "No number has been recorded yet" in update_readme.experts()
+    assert (
+        not _bench.RESULTS.exists() and "No number has been recorded yet" in update_readme.experts()
+    )
 
 
 @pytest.mark.slow
 def test_maniskill_without_pictures() -> None:
-    assert check_experts.main(["maniskill", "--tasks", "PushCube-v1,StackCube-v1", "--episodes", "2", "--workers", "1"]) == 0
+    assert (
+        check_experts.main(
+            [
+                "maniskill",
+                "--tasks",
+                "PushCube-v1,StackCube-v1",
+                "--episodes",
+                "2",
+                "--workers",
+                "1",
+            ]
+        )
+        == 0
+    )
     found = recorded("maniskill")
     assert [(r["task"], r["solved"], r["simulator"]["render"]) for r in found["tasks"]] == [
-        ("PushCube-v1", 2, "none"), ("StackCube-v1", 2, "none")]
-    assert all(r["states"] == f"held out: 2 of split eval, from seed {1 << 30}" for r in found["tasks"])
+        ("PushCube-v1", 2, "none"),
+        ("StackCube-v1", 2, "none"),
+    ]
+    assert all(
+        r["states"] == f"held out: 2 of split eval, from seed {1 << 30}" for r in found["tasks"]
+    )
 
 
 @pytest.mark.slow
@@ -115,9 +170,19 @@ def test_libero_says_stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))  # no official meshes there
     monkeypatch.delenv("MMRL_LIBERO_ASSETS", raising=False)
-    assert check_experts.main(["libero", "--tasks", "libero_object/6", "--episodes", "2", "--workers", "1"]) == 0
+    assert (
+        check_experts.main(
+            ["libero", "--tasks", "libero_object/6", "--episodes", "2", "--workers", "1"]
+        )
+        == 0
+    )
     found = recorded("libero")
     (row,) = found["tasks"]
     assert (row["solved"], row["horizon"], row["states"]) == (2, 280, "rows 40-41, held out")
-    assert found["assets"] == row["assets"] == "stand-ins" and row["simulator"]["assets"] == "stand-in"
-    assert "| libero_object, 1 tasks | 2/2 |" in update_readme.experts() and "| stand-ins |" in update_readme.experts()
+    assert (
+        found["assets"] == row["assets"] == "stand-ins" and row["simulator"]["assets"] == "stand-in"
+    )
+    assert (
+        "| libero_object, 1 tasks | 2/2 |" in update_readme.experts()
+        and "| stand-ins |" in update_readme.experts()
+    )

@@ -2,6 +2,7 @@
 
 Run: pytest tests/robotics/test_critic.py
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -32,10 +33,24 @@ from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
-PPO = ("algorithm.advantage=gae", "vla.value_head=true", "rl.reward=shaped", "algorithm.critic.gamma=0.9",
-       "algorithm.critic.gae_lambda=0.7")
-CHUNK, REPEAT, DIM = 2, 2, 2  # of tests.robot_kit.BASE: two actions of two control steps, two dimensions
-LENGTHS = (4, 7, 9, 2)  # control steps of the episodes: whole decisions, and chunks cut off inside and between actions
+PPO = (
+    "algorithm.advantage=gae",
+    "vla.value_head=true",
+    "rl.reward=shaped",
+    "algorithm.critic.gamma=0.9",
+    "algorithm.critic.gae_lambda=0.7",
+)
+CHUNK, REPEAT, DIM = (
+    2,
+    2,
+    2,
+)  # of tests.robot_kit.BASE: two actions of two control steps, two dimensions
+LENGTHS = (
+    4,
+    7,
+    9,
+    2,
+)  # control steps of the episodes: whole decisions, and chunks cut off inside and between actions
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +75,44 @@ def played(vla: VLAPolicy) -> list[RolloutGroup]:
         for start in range(0, length, CHUNK * REPEAT):
             choice = vla.act([seen[(member + start) % 6]], [(member, start)])[0]
             valid = tuple(start + c < length for c in range(CHUNK * REPEAT))
-            rewards = tuple(float(r) if v else 99.0 for r, v in zip(torch.rand(CHUNK * REPEAT, generator=g), valid, strict=True))
-            turns.append(Turn(choice.tokens, "", choice.logps, StopReason.EOS, 0, choice.prompt, choice.values_V, rewards, valid))
+            rewards = tuple(
+                float(r) if v else 99.0
+                for r, v in zip(torch.rand(CHUNK * REPEAT, generator=g), valid, strict=True)
+            )
+            turns.append(
+                Turn(
+                    choice.tokens,
+                    "",
+                    choice.logps,
+                    StopReason.EOS,
+                    0,
+                    choice.prompt,
+                    choice.values_V,
+                    rewards,
+                    valid,
+                )
+            )
         cut = member == 1
         turns[-1] = dataclasses.replace(turns[-1], terminated=not cut, truncated=cut)
-        episodes.append(Rollout(tuple(turns), info={"success_once": 1.0, "success_at_end": 1.0},
-                                final=vla.prompt(seen[5]) if cut else None))
+        episodes.append(
+            Rollout(
+                tuple(turns),
+                info={"success_once": 1.0, "success_at_end": 1.0},
+                final=vla.prompt(seen[5]) if cut else None,
+            )
+        )
     episodes.append(dataclasses.replace(episodes[0], error="worker died"))
     rollouts = tuple(scored(e, ReturnSettings(kind="shaped")) for e in episodes)
-    return [RolloutGroup(GroupRequest((1, 0, 0), spec, state, len(episodes)).sample, rollouts, key=(1, 0, 0))]
+    return [
+        RolloutGroup(
+            GroupRequest((1, 0, 0), spec, state, len(episodes)).sample, rollouts, key=(1, 0, 0)
+        )
+    ]
 
 
-def judged_by_loops(vla: VLAPolicy, level: str, episode: Rollout) -> tuple[list[float], list[float], list[float]]:
+def judged_by_loops(
+    vla: VLAPolicy, level: str, episode: Rollout
+) -> tuple[list[float], list[float], list[float]]:
     """Advantages, targets and old values of what was executed, before normalisation: from the rewards and values alone."""
     rewards: list[float] = []
     values: list[float] = []
@@ -83,8 +124,13 @@ def judged_by_loops(vla: VLAPolicy, level: str, episode: Rollout) -> tuple[list[
                 rewards.append(sum(ran))
                 values.append(decision.values[number])
     after = vla.values([episode.final])[0] if episode.final is not None else 0.0
-    deltas = [r + 0.9 * v - u for r, u, v in zip(rewards, values, [*values[1:], after], strict=True)]
-    advantages = [math.fsum((0.9 * 0.7) ** (k - n) * deltas[k] for k in range(n, len(deltas))) for n in range(len(deltas))]
+    deltas = [
+        r + 0.9 * v - u for r, u, v in zip(rewards, values, [*values[1:], after], strict=True)
+    ]
+    advantages = [
+        math.fsum((0.9 * 0.7) ** (k - n) * deltas[k] for k in range(n, len(deltas)))
+        for n in range(len(deltas))
+    ]
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)], values
 
 
@@ -93,21 +139,30 @@ def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -
     config, vla = critic(model, level)
     groups = played(vla)
     found = critic_advantages(config, vla, World(vla.device)).targets(groups)[(1, 0, 0)]
-    expected = {m: judged_by_loops(vla, level, e) for m, e in enumerate(groups[0].rollouts) if e.error is None}
+    expected = {
+        m: judged_by_loops(vla, level, e)
+        for m, e in enumerate(groups[0].rollouts)
+        if e.error is None
+    }
     steps = {"turn": 7, "action": 12}[level]  # decisions, or actions that at least began
     everything = [a for advantages, _, _ in expected.values() for a in advantages]
-    assert len(everything) == steps and [t is not None for t in found] == [True] * len(LENGTHS) + [False], "one crashed"
+    assert len(everything) == steps and [t is not None for t in found] == [True] * len(LENGTHS) + [
+        False
+    ], "one crashed"
     mean, std = statistics.mean(everything), statistics.stdev(everything)
     for member, (advantages, targets, values) in expected.items():
         mine = found[member]
         assert mine is not None
-        for table, wanted in ((mine.advantages, [(a - mean) / (std + 1e-5) for a in advantages]), (mine.returns, targets),
-                              (mine.values, values)):
+        for table, wanted in (
+            (mine.advantages, [(a - mean) / (std + 1e-5) for a in advantages]),
+            (mine.returns, targets),
+            (mine.values, values),
+        ):
             flat = [x for decision in table for x in decision]
             assert {len(d) for d in table} == {1 if level == "turn" else CHUNK}
-            assert flat[:len(wanted)] == pytest.approx(wanted, abs=1e-4)
+            assert flat[: len(wanted)] == pytest.approx(wanted, abs=1e-4)
             assert len(flat) - len(wanted) < CHUNK  # what was never executed stands last
-            assert table is mine.values or flat[len(wanted):] == [0.0] * (len(flat) - len(wanted))
+            assert table is mine.values or flat[len(wanted) :] == [0.0] * (len(flat) - len(wanted))
 
 
 @pytest.mark.check_takes(1)
@@ -117,7 +172,10 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
     """Every executed token is pushed by the advantage of its decision, or of its action step, and each value towards its target,
     once for every token it judges. On-policy: ratio 1."""
     config, vla = critic(model, level)
-    own = {"aggregate": norm, "critic": config.algorithm.critic.model_copy(update={"value_clip": None})}
+    own = {
+        "aggregate": norm,
+        "critic": config.algorithm.critic.model_copy(update={"value_clip": None}),
+    }
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=own)})
     groups = played(vla)
     judged_G = critic_advantages(config, vla, World(vla.device)).targets(groups)[(1, 0, 0)]
@@ -133,20 +191,31 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
             began = [decision.valid[k * REPEAT] for k in range(CHUNK)]
             for n in range(CHUNK * DIM):
                 if began[n // DIM]:
-                    expected = expected - weight * judged[n // DIM if level == "action" else 0] * out.logp_N[n]
+                    expected = (
+                        expected
+                        - weight * judged[n // DIM if level == "action" else 0] * out.logp_N[n]
+                    )
             for v in range(len(out.values_M)):
                 tokens = DIM * (sum(began) if level == "turn" else began[v])
                 if tokens:
                     error = 0.5 * (next(rows) - out.values_M[v]) ** 2
                     squares += weight * tokens * error.item()
-                    expected = expected + config.algorithm.critic.value_coef * weight * tokens * error
+                    expected = (
+                        expected + config.algorithm.critic.value_coef * weight * tokens * error
+                    )
     parameters = [p for _, p in vla.trainable()]
     wanted = torch.autograd.grad(expected / total, parameters, allow_unused=True)
     optimizer = build_optimizer(vla.trainable(), config.optim)
-    updater = robot_learner(config, vla, build_train_engine(config, World(vla.device), vla, optimizer), World(vla.device))
+    updater = robot_learner(
+        config,
+        vla,
+        build_train_engine(config, World(vla.device), vla, optimizer),
+        World(vla.device),
+    )
     taken: list[torch.Tensor | None] = []
     optimizer.register_step_pre_hook(
-        lambda *_: taken.extend(None if p.grad is None else p.grad.clone() for p in parameters))
+        lambda *_: taken.extend(None if p.grad is None else p.grad.clone() for p in parameters)
+    )
     updater.begin(1)
     for group in groups:
         updater.add(group)
@@ -166,25 +235,65 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
     """No weight decay, no moments, no count of steps: the policy's first step is that of a fresh AdamW. And a policy term that is
     not finite is left out, not multiplied by 0."""
     _, vla = critic(model, "turn")
-    config = config_of(model, *PPO, "algorithm.critic.warmup=2", "algorithm.epochs=2", "algorithm.kl.coef=0.1",
-                       "algorithm.entropy.coef=0.01",
-                       "optim.weight_decay=0.1", "optim.eps=1e-12", "algorithm.critic.value_clip=null")
+    config = config_of(
+        model,
+        *PPO,
+        "algorithm.critic.warmup=2",
+        "algorithm.epochs=2",
+        "algorithm.kl.coef=0.1",
+        "algorithm.entropy.coef=0.01",
+        "optim.weight_decay=0.1",
+        "optim.eps=1e-12",
+        "algorithm.critic.value_clip=null",
+    )
     groups = played(vla)
-    broken = [dataclasses.replace(g, rollouts=tuple(dataclasses.replace(e, turns=tuple(
-        dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.turns)) for e in g.rollouts)) for g in groups]
+    broken = [
+        dataclasses.replace(
+            g,
+            rollouts=tuple(
+                dataclasses.replace(
+                    e,
+                    turns=tuple(
+                        dataclasses.replace(d, logps=(float("nan"),) * len(d.logps))
+                        for d in e.turns
+                    ),
+                )
+                for e in g.rollouts
+            ),
+        )
+        for g in groups
+    ]
     optimizer = build_optimizer(vla.trainable(), config.optim)
-    updater = robot_learner(config, vla, build_train_engine(config, World(vla.device), vla, optimizer), World(vla.device))
+    updater = robot_learner(
+        config,
+        vla,
+        build_train_engine(config, World(vla.device), vla, optimizer),
+        World(vla.device),
+    )
     before = {name: p.detach().clone() for name, p in vla.trainable()}
     for step in (1, 2):
         updater.begin(step)
         updater.add(broken[0])
         result = updater.finish()
-        assert len(result.grad_norms) == 2 and math.isfinite(result.grad_norms[0]) and result.grad_norms[0] > 0
+        assert (
+            len(result.grad_norms) == 2
+            and math.isfinite(result.grad_norms[0])
+            and result.grad_norms[0] > 0
+        )
     counted = {id(p) for p in optimizer.state}
     for name, p in vla.trainable():
-        assert (id(p) in counted) == (not torch.equal(p, before[name])) == name.startswith("value_head."), name
-    updater.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={
-        "epochs": 1, "kl": config.algorithm.kl.model_copy(update={"coef": 0.0})})})
+        assert (
+            (id(p) in counted)
+            == (not torch.equal(p, before[name]))
+            == name.startswith("value_head.")
+        ), name
+    updater.config = config.model_copy(
+        update={
+            "algorithm": config.algorithm.model_copy(
+                update={"epochs": 1, "kl": config.algorithm.kl.model_copy(update={"coef": 0.0})}
+            )
+        }
+    )
     updater.settings = dataclasses.replace(updater.settings, kl_coef=0.0)
     updater.begin(3)
     updater.add(groups[0])
@@ -193,36 +302,67 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
     for name, p in vla.trainable():
         if not name.startswith("value_head."):
             largest = ((p - before[name] * (1 - lr * 0.1 * (p.ndim > 1))).abs().max() / lr).item()
-            assert largest <= 1.01, f"{name}: the first step of AdamW moves no weight by more than its learning rate"
+            assert largest <= 1.01, (
+                f"{name}: the first step of AdamW moves no weight by more than its learning rate"
+            )
             moved += largest > 0.5
     assert moved > 10
     updater.engine.lockstep = True  # others would wait inside of a backward: the error comes with the step, which all take
     updater.begin(4)
     updater.add(broken[0])
-    with pytest.raises(NonFiniteError, match=r"the loss is nan in step 4; .*the gradient norm is nan in optimizer step 6"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"the loss is nan in step 4; .*the gradient norm is nan in optimizer step 6",
+    ):
         updater.finish()
 
 
 def test_what_means_nothing_to_the_kind_of_run_is_refused(model: Path) -> None:
-    for key, value in (("gamma", 0.9), ("gae_lambda", 0.9), ("value_coef", 1.0), ("value_clip", "null"), ("huber_delta", 1.0),
-                       ("lr", 1e-3), ("warmup", 3), ("bootstrap", "never"), ("level", "action")):
-        with pytest.raises(ConfigError, match=rf"algorithm\.critic\.{key}: only advantage gae has a critic, found grpo"):
+    for key, value in (
+        ("gamma", 0.9),
+        ("gae_lambda", 0.9),
+        ("value_coef", 1.0),
+        ("value_clip", "null"),
+        ("huber_delta", 1.0),
+        ("lr", 1e-3),
+        ("warmup", 3),
+        ("bootstrap", "never"),
+        ("level", "action"),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=rf"algorithm\.critic\.{key}: only advantage gae has a critic, found grpo",
+        ):
             config_of(model, f"algorithm.critic.{key}={value}")
         config_of(model, *PPO, f"algorithm.critic.{key}={value}")
-    for setting, words in (("filter.low=0.1", "with advantage gae groups teach whatever"), ("filter.high=0.9", "set both to null"),
-                           ("dynamic_sampling=true", "a critic judges each turn"),
-                           ("difficulty=softmax", "advantages come from no group"),
-                           ("advantage_scale=none", r"gae is defined with algorithm\.advantage_scale batch, found none"),
-                           ("aggregation=gdpo", "gdpo normalises by itself"),
-                           ("critic.level=token", "bins of one decision"), ("critic.hidden=64", r"set vla\.value_hidden")):
+    for setting, words in (
+        ("filter.low=0.1", "with advantage gae groups teach whatever"),
+        ("filter.high=0.9", "set both to null"),
+        ("dynamic_sampling=true", "a critic judges each turn"),
+        ("difficulty=softmax", "advantages come from no group"),
+        (
+            "advantage_scale=none",
+            r"gae is defined with algorithm\.advantage_scale batch, found none",
+        ),
+        ("aggregation=gdpo", "gdpo normalises by itself"),
+        ("critic.level=token", "bins of one decision"),
+        ("critic.hidden=64", r"set vla\.value_hidden"),
+    ):
         with pytest.raises(ConfigError, match=words):
             config_of(model, *PPO, f"algorithm.{setting}")
         if "critic" not in setting:
             config_of(model, f"algorithm.{setting}")
-    with pytest.raises(ConfigError, match=r"reward\.shuffle .* have no counterpart in another episode"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.shuffle .* have no counterpart in another episode"
+    ):
         config_of(model, *PPO, "reward.shuffle=true")
-    assert config_of(model, *PPO, "rollout.group_size=1").rollout.group_size == 1, "a critic needs nobody to compare with"
-    for settings in ((), PPO):  # the file that a run writes names every key, most with their defaults
+    assert config_of(model, *PPO, "rollout.group_size=1").rollout.group_size == 1, (
+        "a critic needs nobody to compare with"
+    )
+    for settings in (
+        (),
+        PPO,
+    ):  # the file that a run writes names every key, most with their defaults
         whole = config_of(model, *settings).model_dump(mode="json")
         assert type(config_of(model)).model_validate(whole).model_dump(mode="json") == whole
 
@@ -241,14 +381,24 @@ class _Asked:
 
 def test_a_place_rolled_out_again_keeps_the_rounds_it_has_left(model: Path) -> None:
     asked = _Asked()
-    source = EpisodeSource(config_of(model, "train.prompts_per_step=1", "algorithm.max_rounds=3"), cast(Driver, asked))
+    source = EpisodeSource(
+        config_of(model, "train.prompts_per_step=1", "algorithm.max_rounds=3"), cast(Driver, asked)
+    )
     decision = played(make_vla(model))[0].rollouts[0].turns[0]
 
     def judge(*successes: bool) -> Closed[RolloutGroup] | None:
         request = asked.requests[-1]
         turn = dataclasses.replace(decision, terminated=True)
-        return source._judge(RolloutGroup(request.sample, tuple(
-            Rollout((turn,), info={"success_once": won, "success_at_end": won}) for won in successes), key=request.key))
+        return source._judge(
+            RolloutGroup(
+                request.sample,
+                tuple(
+                    Rollout((turn,), info={"success_once": won, "success_at_end": won})
+                    for won in successes
+                ),
+                key=request.key,
+            )
+        )
 
     source.start(2)
     own = [source._request(2, 0, attempt).state for attempt in range(3)]
@@ -267,30 +417,51 @@ def test_a_place_rolled_out_again_keeps_the_rounds_it_has_left(model: Path) -> N
 
 
 @pytest.mark.slow
-def test_ppo_at_action_level_trains_a_value_for_every_action_step(model: Path, tmp_path: Path) -> None:
+def test_ppo_at_action_level_trains_a_value_for_every_action_step(
+    model: Path, tmp_path: Path
+) -> None:
     make_vla(model).save(tmp_path / "vla")
-    config = config_of(tmp_path / "vla", *PPO, "algorithm.critic.level=action", f"dir={tmp_path}", "name=run", "algorithm.epochs=2",
-                       "train.steps=3", "env.options={tolerance: 0.5, reward: shaped}")
+    config = config_of(
+        tmp_path / "vla",
+        *PPO,
+        "algorithm.critic.level=action",
+        f"dir={tmp_path}",
+        "name=run",
+        "algorithm.epochs=2",
+        "train.steps=3",
+        "env.options={tolerance: 0.5, reward: shaped}",
+    )
     row = Trainer(config).fit()
     saved = tmp_path / "run" / "checkpoints" / "step_000003"
     head = load_file(str(saved / "value_head.safetensors"))
     assert head["2.weight"].shape[0] == CHUNK and (head["2.weight"].abs().sum(1) > 0).all()
-    assert not torch.allclose(head["2.weight"][0], head["2.weight"][1], atol=1e-4), "each step has its own value"
+    assert not torch.allclose(head["2.weight"][0], head["2.weight"][1], atol=1e-4), (
+        "each step has its own value"
+    )
     assert json.loads((saved / "vla.json").read_text())["vla"]["value_steps"] == CHUNK
     assert row["train/grad_norm"] > 0 and math.isfinite(row["train/critic/explained_variance"])
     again = load_vla(config_of(saved, "action.chunk=2"), trainable=False)
-    assert again.settings.value_steps == CHUNK and len(again.act(observations(1), [(1,)])[0].values_V) == CHUNK
+    assert (
+        again.settings.value_steps == CHUNK
+        and len(again.act(observations(1), [(1,)])[0].values_V) == CHUNK
+    )
 
 
 def test_a_critic_of_the_other_level_is_named(model: Path, tmp_path: Path) -> None:
     make_vla(model, *PPO, "algorithm.critic.level=action").save(tmp_path / "saved")
-    with pytest.raises(ConfigError, match=r"has a critic with 2 values for each decision \(vla\.json\), "
-                                          r"algorithm\.critic\.level turn needs 1: set it to action, or start from"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has a critic with 2 values for each decision \(vla\.json\), "
+        r"algorithm\.critic\.level turn needs 1: set it to action, or start from",
+    ):
         load_vla(config_of(tmp_path / "saved", *PPO))
     with pytest.raises(ConfigError, match=r"algorithm\.critic\.level: only advantage gae"):
         config_of(model, "algorithm.critic.level=action")
     described = json.loads((tmp_path / "saved" / "vla.json").read_text())
     described["vla"]["value_steps"] = 1
     (tmp_path / "saved" / "vla.json").write_text(json.dumps(described))
-    with pytest.raises(CheckpointError, match=r"value_head\.safetensors: expected the value head of this model, found another"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"value_head\.safetensors: expected the value head of this model, found another",
+    ):
         load_vla(config_of(tmp_path / "saved", *PPO))

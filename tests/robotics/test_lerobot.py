@@ -1,4 +1,5 @@
 """LeRobot data sets: what is written comes back, others' readers agree, v2.1 and v3.0 say the same, damage is named."""
+
 from __future__ import annotations
 
 import json
@@ -27,7 +28,11 @@ def test_what_was_written_comes_back(written: Path) -> None:
     demos = LeRobotDataset(written)
     assert len(demos) == 3 and demos.cameras == ("base", "wrist") and demos.fps == 20
     for demo, item in zip(demos, EPISODES, strict=True):
-        assert demo.instruction == item.instruction and demo.success == item.success and demo.state == item.state
+        assert (
+            demo.instruction == item.instruction
+            and demo.success == item.success
+            and demo.state == item.state
+        )
         np.testing.assert_array_equal(demo.actions_TA, item.actions_TA)
         np.testing.assert_array_equal(demo.executed_TA, item.executed_TA)
         np.testing.assert_array_equal(demo.steps_P, item.steps_P)
@@ -60,9 +65,13 @@ def test_the_error_of_each_video_setting(tmp_path: Path, name: str, limit: float
     item = episode(5, 8)
     with LeRobotWriter(tmp_path / name, fps=10, video=name) as writer:
         writer.add(item)
-    error = np.abs(LeRobotDataset(tmp_path / name)[0].pictures("base").astype(int) - item.images["base"]).mean()
+    error = np.abs(
+        LeRobotDataset(tmp_path / name)[0].pictures("base").astype(int) - item.images["base"]
+    ).mean()
     assert error <= limit and (limit == 0.0) == VIDEO_SETTINGS[name].lossless
-    info = json.loads((tmp_path / name / "meta/info.json").read_text())["features"]["observation.images.base"]["info"]
+    info = json.loads((tmp_path / name / "meta/info.json").read_text())["features"][
+        "observation.images.base"
+    ]["info"]
     assert info["video.lossless"] == (limit == 0.0) and info["video.codec"] == "h264"
 
 
@@ -72,11 +81,20 @@ def test_layout_is_that_of_lerobot_v3(written: Path) -> None:
     assert info["total_episodes"] == 3 and info["total_frames"] == 21
     assert info["data_path"] == "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     assert info["splits"] == {"train": "0:3"} and info["mmrl"] == {"by": "a test"}
-    for path in ("data/chunk-000/file-000.parquet", "meta/stats.json", "meta/tasks.parquet",
-                 "meta/episodes/chunk-000/file-000.parquet", "videos/observation.images.base/chunk-000/file-000.mp4"):
+    for path in (
+        "data/chunk-000/file-000.parquet",
+        "meta/stats.json",
+        "meta/tasks.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "videos/observation.images.base/chunk-000/file-000.mp4",
+    ):
         assert (written / path).is_file()
-    assert not any(name.startswith(("observation", "action")) for name in info["features"]
-                   if name not in ("action", "observation.state") and not name.startswith("observation.images."))
+    assert not any(
+        name.startswith(("observation", "action"))
+        for name in info["features"]
+        if name not in ("action", "observation.state")
+        and not name.startswith("observation.images.")
+    )
 
 
 @pytest.mark.slow
@@ -91,14 +109,29 @@ def test_pandas_and_datasets_read_it_as_lerobot_does(written: Path) -> None:
     for key, feature in info["features"].items():
         if feature["dtype"] != "video":
             value = datasets.Value(feature["dtype"])
-            features[key] = value if feature["shape"] == [1] else datasets.Sequence(value, length=feature["shape"][0])
-    rows = datasets.Dataset.from_parquet(str(written / "data/chunk-000/file-000.parquet"), features=datasets.Features(features),
-                                         cache_dir=str(written.parent / "cache"))
+            features[key] = (
+                value
+                if feature["shape"] == [1]
+                else datasets.Sequence(value, length=feature["shape"][0])
+            )
+    rows = datasets.Dataset.from_parquet(
+        str(written / "data/chunk-000/file-000.parquet"),
+        features=datasets.Features(features),
+        cache_dir=str(written.parent / "cache"),
+    )
     np.testing.assert_allclose(rows[7]["action"], EPISODES[1].actions_TA[0])
-    assert rows["episode_index"][:] == [0] * 7 + [1] * 5 + [2] * 9 and rows["index"][:] == list(range(21))
-    episodes = datasets.Dataset.from_parquet(str(written / "meta/episodes/chunk-000/file-000.parquet"),
-                                             cache_dir=str(written.parent / "cache"))
-    assert episodes[2]["dataset_from_index"] == 12 and episodes[2]["dataset_to_index"] == 21 and episodes[2]["tasks"] == ["lift it"]
+    assert rows["episode_index"][:] == [0] * 7 + [1] * 5 + [2] * 9 and rows["index"][:] == list(
+        range(21)
+    )
+    episodes = datasets.Dataset.from_parquet(
+        str(written / "meta/episodes/chunk-000/file-000.parquet"),
+        cache_dir=str(written.parent / "cache"),
+    )
+    assert (
+        episodes[2]["dataset_from_index"] == 12
+        and episodes[2]["dataset_to_index"] == 21
+        and episodes[2]["tasks"] == ["lift it"]
+    )
     assert episodes[1]["videos/observation.images.base/from_timestamp"] == pytest.approx(7 / 20)
 
 
@@ -108,8 +141,12 @@ def test_torchcodec_finds_the_same_pictures_by_time(written: Path) -> None:
     decoders = pytest.importorskip("torchcodec.decoders")
     video = written / "videos/observation.images.wrist/chunk-000/file-000.mp4"
     decoder = decoders.VideoDecoder(str(video), seek_mode="approximate")
-    frames = decoder.get_frames_at(indices=[round((7 / 20 + 2 / 20) * decoder.metadata.average_fps)])
-    np.testing.assert_array_equal(frames.data[0].permute(1, 2, 0).numpy(), EPISODES[1].images["wrist"][1])
+    frames = decoder.get_frames_at(
+        indices=[round((7 / 20 + 2 / 20) * decoder.metadata.average_fps)]
+    )
+    np.testing.assert_array_equal(
+        frames.data[0].permute(1, 2, 0).numpy(), EPISODES[1].images["wrist"][1]
+    )
     assert frames.pts_seconds[0].item() == pytest.approx(9 / 20, abs=1e-4)
 
 
@@ -118,13 +155,31 @@ def test_statistics_are_those_of_all_rows(written: Path) -> None:
     actions = np.concatenate([item.actions_TA for item in EPISODES]).astype(np.float64)
     np.testing.assert_allclose(stats["action"]["mean"], actions.mean(axis=0))
     np.testing.assert_allclose(stats["action"]["q99"], np.quantile(actions, 0.99, axis=0))
-    shown = np.concatenate([item.images["base"][np.searchsorted(item.steps_P, np.arange(len(item.actions_TA)), "right") - 1]
-                            for item in EPISODES]) / 255.0
-    np.testing.assert_allclose(np.ravel(stats["observation.images.base"]["mean"]), shown.mean(axis=(0, 1, 2)))
-    np.testing.assert_allclose(np.ravel(stats["observation.images.base"]["std"]), shown.std(axis=(0, 1, 2)))
-    np.testing.assert_allclose(np.ravel(stats["observation.images.base"]["q10"]), np.quantile(shown, 0.1, axis=(0, 1, 2)),
-                               atol=1 / 255)
-    assert np.shape(stats["observation.images.base"]["max"]) == (3, 1, 1) and stats["observation.images.base"]["count"] == [21]
+    shown = (
+        np.concatenate(
+            [
+                item.images["base"][
+                    np.searchsorted(item.steps_P, np.arange(len(item.actions_TA)), "right") - 1
+                ]
+                for item in EPISODES
+            ]
+        )
+        / 255.0
+    )
+    np.testing.assert_allclose(
+        np.ravel(stats["observation.images.base"]["mean"]), shown.mean(axis=(0, 1, 2))
+    )
+    np.testing.assert_allclose(
+        np.ravel(stats["observation.images.base"]["std"]), shown.std(axis=(0, 1, 2))
+    )
+    np.testing.assert_allclose(
+        np.ravel(stats["observation.images.base"]["q10"]),
+        np.quantile(shown, 0.1, axis=(0, 1, 2)),
+        atol=1 / 255,
+    )
+    assert np.shape(stats["observation.images.base"]["max"]) == (3, 1, 1) and stats[
+        "observation.images.base"
+    ]["count"] == [21]
     found = LeRobotDataset(written).action_statistics()
     np.testing.assert_allclose(found.q01, np.quantile(actions, 0.01, axis=0))
     assert found.transitions == 21 and found.trajectories == 3
@@ -155,19 +210,25 @@ def test_only_successes_and_chosen_cameras(written: Path) -> None:
     assert len(open_demonstrations(written)) == 3
 
 
-
 @pytest.mark.parametrize("images", [False, True])
 def test_v21_and_v30_give_equal_demonstrations(written: Path, tmp_path: Path, images: bool) -> None:
     as_v21(written, tmp_path / "old", images)
     old = LeRobotDataset(tmp_path / "old")
     assert old.version == (2, 1) and len(old) == 3
     for a, b in zip(old, LeRobotDataset(written), strict=True):
-        assert (a.instruction, a.success, a.cameras, a.fps) == (b.instruction, b.success, b.cameras, b.fps)
+        assert (a.instruction, a.success, a.cameras, a.fps) == (
+            b.instruction,
+            b.success,
+            b.cameras,
+            b.fps,
+        )
         np.testing.assert_array_equal(a.actions_TA, b.actions_TA)
         np.testing.assert_array_equal(a.proprio_TS, b.proprio_TS)
         np.testing.assert_array_equal(a.steps_P, b.steps_P)
         np.testing.assert_array_equal(a.pictures("wrist"), b.pictures("wrist"))
-    np.testing.assert_allclose(old.action_statistics().q99, LeRobotDataset(written).action_statistics().q99, rtol=1e-6)
+    np.testing.assert_allclose(
+        old.action_statistics().q99, LeRobotDataset(written).action_statistics().q99, rtol=1e-6
+    )
 
 
 # -- the writer's promises ----------------------------------------------------------------------------------------------------
@@ -193,7 +254,10 @@ def test_a_killed_recording_leaves_no_data_set_and_the_next_one_cleans_up(tmp_pa
 
 
 def test_an_empty_recording_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="at least one episode"), LeRobotWriter(tmp_path / "s", fps=20):
+    with (
+        pytest.raises(DataError, match="at least one episode"),
+        LeRobotWriter(tmp_path / "s", fps=20),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -205,7 +269,9 @@ def test_existing_data_are_kept_unless_told_otherwise(written: Path, tmp_path: P
     with LeRobotWriter(tmp_path / "s", fps=20, overwrite=True) as writer:
         writer.add(EPISODES[2])
         assert len(LeRobotDataset(tmp_path / "s")) == 3  # the old one stays readable meanwhile
-    assert len(LeRobotDataset(tmp_path / "s")) == 1 and [p.name for p in tmp_path.iterdir()] == ["s"]
+    assert len(LeRobotDataset(tmp_path / "s")) == 1 and [p.name for p in tmp_path.iterdir()] == [
+        "s"
+    ]
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("do not lose me")
     with pytest.raises(ConfigError, match="no data set"):
@@ -215,10 +281,13 @@ def test_existing_data_are_kept_unless_told_otherwise(written: Path, tmp_path: P
 def test_episodes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     good = episode(0, 4)
     change = pickle.loads(pickle.dumps(good.__dict__))
-    cases = [({"rewards_T": np.zeros(3, np.float32)}, "rewards_T 3"), ({"steps_P": np.array([0, 1, 2, 4])}, "ascending from 0"),
-             ({"actions_TA": np.full((4, 3), np.nan, np.float32)}, "finite actions"),
-             ({"images": {"base": good.images["base"].astype(np.float32)}}, "uint8 pictures"),
-             ({"images": {"base": good.images["base"]}}, "shapes of the first episode")]
+    cases = [
+        ({"rewards_T": np.zeros(3, np.float32)}, "rewards_T 3"),
+        ({"steps_P": np.array([0, 1, 2, 4])}, "ascending from 0"),
+        ({"actions_TA": np.full((4, 3), np.nan, np.float32)}, "finite actions"),
+        ({"images": {"base": good.images["base"].astype(np.float32)}}, "uint8 pictures"),
+        ({"images": {"base": good.images["base"]}}, "shapes of the first episode"),
+    ]
     with LeRobotWriter(tmp_path / "s", fps=20) as writer:
         writer.add(good)
         for values, text in cases:
@@ -233,6 +302,9 @@ def test_wrong_settings_of_the_writer(tmp_path: Path) -> None:
             LeRobotWriter(tmp_path / "s", fps=fps)
     with pytest.raises(ConfigError, match="Did you mean 'lossless'"):
         video_settings("losless")
-    with pytest.raises(DataError, match="camera names"), LeRobotWriter(tmp_path / "s", fps=20) as writer:
+    with (
+        pytest.raises(DataError, match="camera names"),
+        LeRobotWriter(tmp_path / "s", fps=20) as writer,
+    ):
         item = episode(0, 3)
         writer.add(RecordedEpisode(**{**item.__dict__, "images": {"a/b": item.images["base"]}}))

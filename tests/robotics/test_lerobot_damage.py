@@ -1,4 +1,5 @@
 """Damaged and foreign LeRobot data sets: every fault is named."""
+
 from __future__ import annotations
 
 import json
@@ -32,23 +33,37 @@ def change_info(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("changes, text", [
-    ({"codebase_version": "v4.2"}, "v2.0, v2.1 or v3.0, found 'v4.2'"), ({"codebase_version": 3}, "codebase_version"),
-    ({"fps": 0}, "fps as a number"), ({"fps": None}, "fps"), ({"features": []}, "features as an object"),
-    ({"features": {"actions": {"dtype": "float32", "shape": [3]}}}, "Did you mean 'actions'"),
-    ({"data_path": "../../{chunk_index:03d}"}, "inside the data set"), ({"data_path": "/etc/{file_index}"}, "inside the data set"),
-    ({"data_path": "{chunk_index.__class__}"}, "path template"), ({"data_path": "{nothing}"}, "path template of"),
-    ({"video_path": None}, "path template")])
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"codebase_version": "v4.2"}, "v2.0, v2.1 or v3.0, found 'v4.2'"),
+        ({"codebase_version": 3}, "codebase_version"),
+        ({"fps": 0}, "fps as a number"),
+        ({"fps": None}, "fps"),
+        ({"features": []}, "features as an object"),
+        ({"features": {"actions": {"dtype": "float32", "shape": [3]}}}, "Did you mean 'actions'"),
+        ({"data_path": "../../{chunk_index:03d}"}, "inside the data set"),
+        ({"data_path": "/etc/{file_index}"}, "inside the data set"),
+        ({"data_path": "{chunk_index.__class__}"}, "path template"),
+        ({"data_path": "{nothing}"}, "path template of"),
+        ({"video_path": None}, "path template"),
+    ],
+)
 def test_wrong_info(copied: Path, changes: dict, text: str) -> None:
     change_info(copied, **changes)
     with pytest.raises(DataError, match=text):
         list(LeRobotDataset(copied))
 
 
-@pytest.mark.parametrize("missing, text", [
-    ("meta/info.json", "meta/info.json, found none"), ("meta/tasks.parquet", "tasks.parquet, found none"),
-    ("meta/episodes/chunk-000/file-000.parquet", "under meta/episodes, found none"),
-    ("data/chunk-000/file-000.parquet", "found none; copy")])
+@pytest.mark.parametrize(
+    "missing, text",
+    [
+        ("meta/info.json", "meta/info.json, found none"),
+        ("meta/tasks.parquet", "tasks.parquet, found none"),
+        ("meta/episodes/chunk-000/file-000.parquet", "under meta/episodes, found none"),
+        ("data/chunk-000/file-000.parquet", "found none; copy"),
+    ],
+)
 def test_missing_files(copied: Path, missing: str, text: str) -> None:
     (copied / missing).unlink()
     with pytest.raises(DataError, match=text):
@@ -59,7 +74,7 @@ def test_files_that_were_cut_short(copied: Path) -> None:
     demos = LeRobotDataset(copied)
     for name, part in (("base", 0.5), ("wrist", 0.0)):
         video = copied / f"videos/observation.images.{name}/chunk-000/file-000.mp4"
-        video.write_bytes(video.read_bytes()[:int(video.stat().st_size * part)])
+        video.write_bytes(video.read_bytes()[: int(video.stat().st_size * part)])
         with pytest.raises(DataError, match="readable video"):
             demos[2].pictures(name)
     (copied / "videos/observation.images.base/chunk-000/file-000.mp4").unlink()
@@ -94,15 +109,25 @@ def test_lengths_that_do_not_match(copied: Path) -> None:
     assert len(demos[0]) == 7
     with pytest.raises(DataError, match="found 18 rows"):
         demos[2]
-    wrong = table.set_column(table.column_names.index("episode_index"), "episode_index", pa.array([0] * 8 + [1] * 4 + [2] * 9))
+    wrong = table.set_column(
+        table.column_names.index("episode_index"),
+        "episode_index",
+        pa.array([0] * 8 + [1] * 4 + [2] * 9),
+    )
     pq.write_table(wrong, data)
     with pytest.raises(DataError, match=r"expected only episode 1 .* found \[0, 1\]"):
         LeRobotDataset(copied)[1]
-    ragged = table.set_column(table.column_names.index("action"), "action", pa.array([[0.0] * (3 - (i == 2)) for i in range(21)]))
+    ragged = table.set_column(
+        table.column_names.index("action"),
+        "action",
+        pa.array([[0.0] * (3 - (i == 2)) for i in range(21)]),
+    )
     pq.write_table(ragged, data)
     with pytest.raises(DataError, match="rows of equal length"):
         LeRobotDataset(copied)[0]
-    nan = table.set_column(table.column_names.index("action"), "action", pa.array([[0.0, float("nan"), 0.0]] * 21))
+    nan = table.set_column(
+        table.column_names.index("action"), "action", pa.array([[0.0, float("nan"), 0.0]] * 21)
+    )
     pq.write_table(nan, data)
     with pytest.raises(DataError, match="finite action"):
         LeRobotDataset(copied)[0]
@@ -111,10 +136,13 @@ def test_lengths_that_do_not_match(copied: Path) -> None:
 def test_jsonl_that_is_damaged(written: Path, tmp_path: Path) -> None:
     as_v21(written, tmp_path / "old", images=True)
     file = tmp_path / "old/meta/episodes.jsonl"
-    for text, message in (("{", "line 1: expected JSON"), ('{"episode_index": 0}', "expected keys"),
-                          ('{"episode_index": "0", "length": 6}', "whole numbers in episode_index"),
-                          ('{"episode_index": 0, "length": 6}', "expected rows 0 to 6"),
-                          ('{"episode_index": 0, "length": 0}', "at least one control step")):
+    for text, message in (
+        ("{", "line 1: expected JSON"),
+        ('{"episode_index": 0}', "expected keys"),
+        ('{"episode_index": "0", "length": 6}', "whole numbers in episode_index"),
+        ('{"episode_index": 0, "length": 6}', "expected rows 0 to 6"),
+        ('{"episode_index": 0, "length": 0}', "at least one control step"),
+    ):
         file.write_text(text)
         with pytest.raises(DataError, match=message):
             LeRobotDataset(tmp_path / "old")[0]

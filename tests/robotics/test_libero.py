@@ -4,6 +4,7 @@
 
 Everything that needs GL runs in the tests' own process with osmesa: one backend per process.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -22,13 +23,28 @@ import pytest
 
 from mmrl.errors import CacheError, ConfigError, DataError, MissingExtraError
 from mmrl.robotics import libero_assets
-from mmrl.robotics.contract import ActionError, EnvSpec, InitialState, Simulator, initial_states, make_simulator, run_chunk
+from mmrl.robotics.contract import (
+    ActionError,
+    EnvSpec,
+    InitialState,
+    Simulator,
+    initial_states,
+    make_simulator,
+    run_chunk,
+)
 from mmrl.robotics.libero_standins import GROCERIES, stand_in_files
 
 if importlib.util.find_spec("libero") is None or importlib.util.find_spec("robosuite") is None:
     pytest.skip("needs LIBERO: see mmrl.robotics.libero_assets.INSTALL", allow_module_level=True)
 
-from mmrl.robotics.libero import EVAL_ROWS, TRAIN_ROWS, describe_rows, libero_states, libero_tasks, resolve_task
+from mmrl.robotics.libero import (
+    EVAL_ROWS,
+    TRAIN_ROWS,
+    describe_rows,
+    libero_states,
+    libero_tasks,
+    resolve_task,
+)
 
 OBJECT_TASKS = 10
 OPEN = np.array([0.0] * 6 + [-1.0])
@@ -42,7 +58,13 @@ def _settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 def _spec(task: str, **changes: Any) -> EnvSpec:
     options = {"assets": "stand-in", "gl": "osmesa", **changes.pop("options", {})}
-    settings = {"horizon": 280, "image_size": 64, "cameras": ("base", "wrist"), "options": options, **changes}
+    settings = {
+        "horizon": 280,
+        "image_size": 64,
+        "cameras": ("base", "wrist"),
+        "options": options,
+        **changes,
+    }
     return EnvSpec("libero", task, **settings)
 
 
@@ -56,7 +78,10 @@ def milk() -> Iterator[Simulator]:
 
 def _picture_bytes(simulator: Simulator) -> list[bytes]:
     seen = simulator.observe()
-    return [*(seen.images[name].tobytes() for name in simulator.spec.cameras), seen.proprio.tobytes()]
+    return [
+        *(seen.images[name].tobytes() for name in simulator.spec.cameras),
+        seen.proprio.tobytes(),
+    ]
 
 
 def _play(simulator: Simulator, state: InitialState, actions: np.ndarray) -> list[bytes]:
@@ -75,24 +100,41 @@ def _random_actions(steps: int) -> np.ndarray:
 class TestNamesAndRows:
     def test_tasks_by_number_by_name_and_by_short_suite(self) -> None:
         names = libero_tasks("object")
-        assert len(names) == OBJECT_TASKS == len(set(names)) and len(libero_tasks("libero_90")) == 90
-        assert resolve_task("libero_object/3") == resolve_task("object/3") == resolve_task(f"libero_object/{names[3]}")
+        assert (
+            len(names) == OBJECT_TASKS == len(set(names)) and len(libero_tasks("libero_90")) == 90
+        )
+        assert (
+            resolve_task("libero_object/3")
+            == resolve_task("object/3")
+            == resolve_task(f"libero_object/{names[3]}")
+        )
 
     def test_every_task_has_a_definition_and_states(self) -> None:
         for suite in ("spatial", "object", "goal", "10", "90"):
             for name in libero_tasks(suite):
-                assert (libero_assets.libero_folder() / "bddl_files" / f"libero_{suite}" / f"{name}.bddl").is_file()
+                assert (
+                    libero_assets.libero_folder()
+                    / "bddl_files"
+                    / f"libero_{suite}"
+                    / f"{name}.bddl"
+                ).is_file()
                 assert len(libero_assets.init_states(f"libero_{suite}", name)) == 50
 
-    @pytest.mark.parametrize(("task", "words"), [
-        ("libero_object/99", "expected a task number 0 to 9 of libero_object, found 99"),
-        ("libero_objekt/1", "Did you mean 'libero_object'?"),
-        ("object/pick_up_the_milk_and_place_it_in_the_baskett", "Did you mean 'pick_up_the_milk_and_place_it_in_the_basket'?"),
-        ("libero_object", "expected a task suite/number or suite/name"),
-        ("libero_object/", "expected a task of libero_object"),
-        ("libero_object/-1", "expected a task of libero_object"),
-        ("libero_object/²", "expected a task of libero_object"),
-    ])
+    @pytest.mark.parametrize(
+        ("task", "words"),
+        [
+            ("libero_object/99", "expected a task number 0 to 9 of libero_object, found 99"),
+            ("libero_objekt/1", "Did you mean 'libero_object'?"),
+            (
+                "object/pick_up_the_milk_and_place_it_in_the_baskett",
+                "Did you mean 'pick_up_the_milk_and_place_it_in_the_basket'?",
+            ),
+            ("libero_object", "expected a task suite/number or suite/name"),
+            ("libero_object/", "expected a task of libero_object"),
+            ("libero_object/-1", "expected a task of libero_object"),
+            ("libero_object/²", "expected a task of libero_object"),
+        ],
+    )
     def test_unknown_tasks(self, task: str, words: str) -> None:
         with pytest.raises(ConfigError) as caught:
             make_simulator(_spec(task))
@@ -112,7 +154,11 @@ class TestNamesAndRows:
             libero_states("object/0", "train", rows="all")
 
     def test_counts_wrap_and_wrong_rows_are_refused(self) -> None:
-        assert [s.row for s in libero_states("object/0", "eval", count=12)] == [*range(40, 50), 40, 41]
+        assert [s.row for s in libero_states("object/0", "eval", count=12)] == [
+            *range(40, 50),
+            40,
+            41,
+        ]
         assert [s.row for s in libero_states("object/0", "eval", rows=[3, 1])] == [3, 1]
         for rows in ([50], [-1], []):
             with pytest.raises(ConfigError, match="expected rows 0 to 49"):
@@ -131,8 +177,12 @@ class TestFiles:
         """The restricted reader against torch.load of the same file."""
         torch = pytest.importorskip("torch")
         name = libero_tasks("object")[0]
-        path = libero_assets.libero_folder() / "init_files" / "libero_object" / f"{name}.pruned_init"
-        assert np.array_equal(libero_assets.init_states("libero_object", name), torch.load(path, weights_only=False))
+        path = (
+            libero_assets.libero_folder() / "init_files" / "libero_object" / f"{name}.pruned_init"
+        )
+        assert np.array_equal(
+            libero_assets.init_states("libero_object", name), torch.load(path, weights_only=False)
+        )
 
     def test_a_crafted_init_file_runs_nothing(self, tmp_path: Path) -> None:
         class Attack:
@@ -146,7 +196,9 @@ class TestFiles:
     @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 not a zip", None])
     def test_broken_init_files_say_so(self, data: bytes | None, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="expected an init-state file of LIBERO"):
-            libero_assets._read_init_file(_archive(b"\x80\x04") if data is None else data, tmp_path / "x")
+            libero_assets._read_init_file(
+                _archive(b"\x80\x04") if data is None else data, tmp_path / "x"
+            )
 
     @pytest.mark.parametrize("states", [np.zeros(3), np.zeros((0, 4)), np.full((2, 2), np.nan)])
     def test_states_that_are_none(self, states: np.ndarray, tmp_path: Path) -> None:
@@ -156,47 +208,74 @@ class TestFiles:
     def test_stand_ins_appear_once_whoever_writes_them(self, tmp_path: Path) -> None:
         """Four processes at once: one folder, complete, nothing left over."""
         command = [sys.executable, "-m", "mmrl.robotics.libero_assets", "stand-ins"]
-        writers = [subprocess.Popen(command, env={**os.environ, "MMRL_CACHE": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
-                   for _ in range(4)]
+        writers = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, "MMRL_CACHE": str(tmp_path)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(4)
+        ]
         folders = {writer.communicate()[0].strip() for writer in writers}
         assert len(folders) == 1 and all(writer.returncode == 0 for writer in writers)
         folder = Path(folders.pop())
         assert {path.name for path in folder.parent.iterdir()} == {folder.name}
-        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(stand_in_files())
+        assert {
+            str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+        } == set(stand_in_files())
 
     def test_groceries_fit_between_the_fingers(self) -> None:
         """The Panda's fingers open 8 cm along y."""
         assert all(2 * thing.half[1] < 0.07 for thing in GROCERIES.values())
 
-    def test_a_cache_that_cannot_be_written_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cache_that_cannot_be_written_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "file"))
         with pytest.raises(CacheError, match="point MMRL_CACHE at a folder that can be written"):
             libero_assets.find_assets("stand-in")
 
-    def test_a_users_configuration_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_users_configuration_is_left_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("LIBERO_CONFIG_PATH", raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
         (tmp_path / ".libero").mkdir()
         (tmp_path / ".libero" / "config.yaml").write_text("mine: 1\n")
         libero_assets.write_config()
-        assert "LIBERO_CONFIG_PATH" not in os.environ and (tmp_path / ".libero" / "config.yaml").read_text() == "mine: 1\n"
+        assert (
+            "LIBERO_CONFIG_PATH" not in os.environ
+            and (tmp_path / ".libero" / "config.yaml").read_text() == "mine: 1\n"
+        )
 
-    def test_without_one_ours_is_written_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_one_ours_is_written_elsewhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         import yaml
 
         monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "none"))
         monkeypatch.setenv("HOME", str(tmp_path))
         libero_assets.write_config()
         assert not (tmp_path / ".libero").exists()
-        config = yaml.safe_load((Path(os.environ["LIBERO_CONFIG_PATH"]) / "config.yaml").read_text())
+        config = yaml.safe_load(
+            (Path(os.environ["LIBERO_CONFIG_PATH"]) / "config.yaml").read_text()
+        )
         assert Path(config["bddl_files"]) == libero_assets.libero_folder() / "bddl_files"
 
-    def test_official_assets_are_asked_for_by_command(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_official_assets_are_asked_for_by_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
-        with pytest.raises(MissingExtraError, match=r"python -m mmrl\.robotics\.libero_assets download FOLDER"):
+        with pytest.raises(
+            MissingExtraError, match=r"python -m mmrl\.robotics\.libero_assets download FOLDER"
+        ):
             libero_assets.find_assets("official")
-        with pytest.raises(ConfigError, match=r"expected a folder with LIBERO's assets .* without articulated_objects"):
+        with pytest.raises(
+            ConfigError,
+            match=r"expected a folder with LIBERO's assets .* without articulated_objects",
+        ):
             libero_assets.find_assets(tmp_path)
         monkeypatch.setenv("MMRL_LIBERO_ASSETS", str(tmp_path / "gone"))
         with pytest.raises(ConfigError, match="MMRL_LIBERO_ASSETS"):
@@ -205,12 +284,19 @@ class TestFiles:
     def test_a_folder_of_official_assets_is_taken(self, tmp_path: Path) -> None:
         for name in libero_assets.OFFICIAL_FOLDERS:
             (tmp_path / name).mkdir()
-        assert libero_assets.find_assets(tmp_path) == libero_assets.Assets(tmp_path.resolve(), "official")
+        assert libero_assets.find_assets(tmp_path) == libero_assets.Assets(
+            tmp_path.resolve(), "official"
+        )
 
     def test_a_download_without_a_network_says_what_to_do(self, tmp_path: Path) -> None:
         code = "import sys; from mmrl.robotics.libero_assets import download_assets; download_assets(sys.argv[1])"
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "HF_HUB_OFFLINE": "1"},
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert "copy the folder from a machine that has one, or use stand-ins" in done.stderr
 
 
@@ -222,12 +308,15 @@ def _archive(pickled: bytes) -> bytes:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(("changes", "words"), [
-        ({"cameras": ("base", "wirst")}, "Did you mean 'wrist'?"),
-        ({"options": {"wait_step": 3}}, "Did you mean 'wait_steps'?"),
-        ({"options": {"wait_steps": -1}}, "expected wait_steps >= 0"),
-        ({"options": {"settle_gripper": 2}}, "settle_gripper -1 (open)"),
-    ])
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"cameras": ("base", "wirst")}, "Did you mean 'wrist'?"),
+            ({"options": {"wait_step": 3}}, "Did you mean 'wait_steps'?"),
+            ({"options": {"wait_steps": -1}}, "expected wait_steps >= 0"),
+            ({"options": {"settle_gripper": 2}}, "settle_gripper -1 (open)"),
+        ],
+    )
     def test_settings(self, changes: dict[str, Any], words: str) -> None:
         with pytest.raises(ConfigError) as caught:
             make_simulator(_spec("libero_object/0", **changes))
@@ -240,8 +329,12 @@ class TestRefusals:
             make_simulator(_spec("libero_object/0")).reset(InitialState("eval", 0, 0, 50))
 
     def test_render_backends(self) -> None:
-        with pytest.raises(ConfigError, match=r"expected auto, osmesa or egl .* Did you mean 'osmesa'"):
-            make_simulator(_spec("libero_object/0", options={"gl": "osmsea"})).reset(InitialState("eval", 0, 0, 0))
+        with pytest.raises(
+            ConfigError, match=r"expected auto, osmesa or egl .* Did you mean 'osmesa'"
+        ):
+            make_simulator(_spec("libero_object/0", options={"gl": "osmsea"})).reset(
+                InitialState("eval", 0, 0, 0)
+            )
 
 
 @pytest.mark.slow
@@ -259,8 +352,14 @@ class TestEpisodes:
             finally:
                 simulator.close()
             for picture in observation.images.values():
-                assert picture.shape == (64, 64, 3) and picture.dtype == np.uint8 and picture.std() > 20
-            assert observation.proprio.shape == (8,) and observation.instruction.startswith("pick up the ")
+                assert (
+                    picture.shape == (64, 64, 3)
+                    and picture.dtype == np.uint8
+                    and picture.std() > 20
+                )
+            assert observation.proprio.shape == (8,) and observation.instruction.startswith(
+                "pick up the "
+            )
             seen.add((observation.instruction, observation.images["base"].tobytes()))
         assert len(seen) == OBJECT_TASKS
 
@@ -286,7 +385,9 @@ class TestEpisodes:
         actions = _random_actions(6)
         milk.reset(state)
         chunk = run_chunk(milk, actions)
-        own = OffScreenRenderEnv(bddl_file_name=str(milk.bddl_file), camera_heights=64, camera_widths=64)  # type: ignore[attr-defined]
+        own = OffScreenRenderEnv(
+            bddl_file_name=str(milk.bddl_file), camera_heights=64, camera_widths=64
+        )  # type: ignore[attr-defined]
         own.seed(0)
         own.reset()
         own.set_init_state(libero_assets.init_states(*resolve_task(milk.spec.task))[state.row])
@@ -335,10 +436,16 @@ class TestEpisodes:
         chunk = run_chunk(simulator, np.zeros((5, 7)))
         simulator.close()
         simulator.close()
-        assert chunk.valid_C.tolist() == [True] * 3 + [False] * 2 and chunk.truncated_C[2] and not chunk.terminated_C.any()
+        assert (
+            chunk.valid_C.tolist() == [True] * 3 + [False] * 2
+            and chunk.truncated_C[2]
+            and not chunk.terminated_C.any()
+        )
 
-    @pytest.mark.parametrize(("task", "row", "noise"), [("libero_object/2", 0, 0.1), ("libero_object/6", 0, 0.1),
-                                                        ("libero_object/1", 49, 0.0)])
+    @pytest.mark.parametrize(
+        ("task", "row", "noise"),
+        [("libero_object/2", 0, 0.1), ("libero_object/6", 0, 0.1), ("libero_object/1", 49, 0.0)],
+    )
     def test_the_expert_puts_it_into_the_basket(self, task: str, row: int, noise: float) -> None:
         """With noise on what is executed and clean labels inside the bounds. In row 49 a can beside the wanted box carries the hand
         before the fingers are where they should be (noise would shake it off)."""
@@ -347,7 +454,9 @@ class TestEpisodes:
         expert = simulator.expert(np.random.default_rng(0), noise=noise)
         for _ in range(simulator.spec.horizon):
             execute, label = expert()
-            assert np.abs(label).max() <= 1 and np.abs(execute).max() <= 1 and execute[6] == label[6]
+            assert (
+                np.abs(label).max() <= 1 and np.abs(execute).max() <= 1 and execute[6] == label[6]
+            )
             result = simulator.step(execute)
             if result.terminated or result.truncated:
                 break
@@ -357,4 +466,6 @@ class TestEpisodes:
     def test_one_backend_per_process(self, milk: Simulator) -> None:
         milk.reset(libero_states(milk.spec.task, "train", count=1)[0])
         with pytest.raises(ConfigError, match="already renders with osmesa, found a wish for egl"):
-            make_simulator(_spec("libero_object/0", options={"gl": "egl"})).reset(InitialState("train", 0, 0, 0))
+            make_simulator(_spec("libero_object/0", options={"gl": "egl"})).reset(
+                InitialState("train", 0, 0, 0)
+            )

@@ -1,4 +1,5 @@
 """LIBERO's hdf5 demonstrations, written here by hand in robomimic's layout."""
+
 from __future__ import annotations
 
 import json
@@ -16,20 +17,31 @@ LENGTHS = {0: 4, 1: 6, 2: 3, 10: 5}
 NAME = "KITCHEN_SCENE3_turn_on_the_stove_demo.hdf5"
 
 
-def write(path: Path, instruction: object = "turn on the stove", failing: int = 2) -> dict[int, dict[str, np.ndarray]]:
+def write(
+    path: Path, instruction: object = "turn on the stove", failing: int = 2
+) -> dict[int, dict[str, np.ndarray]]:
     rng = np.random.default_rng(1)
     written: dict[int, dict[str, np.ndarray]] = {}
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         if instruction is not None:
-            data.attrs["problem_info"] = json.dumps({"problem_name": "x", "language_instruction": instruction})
+            data.attrs["problem_info"] = json.dumps(
+                {"problem_name": "x", "language_instruction": instruction}
+            )
         for number, T in LENGTHS.items():
             demo = data.create_group(f"demo_{number}")
-            values = {"actions": rng.uniform(-1, 1, (T, 7)), "ee_pos": rng.normal(size=(T, 3)), "ee_ori": rng.normal(size=(T, 3)),
-                      "gripper_states": rng.normal(size=(T, 2)), "base": rng.integers(0, 256, (T, 16, 16, 3)).astype(np.uint8),
-                      "wrist": rng.integers(0, 256, (T, 16, 16, 3)).astype(np.uint8)}
+            values = {
+                "actions": rng.uniform(-1, 1, (T, 7)),
+                "ee_pos": rng.normal(size=(T, 3)),
+                "ee_ori": rng.normal(size=(T, 3)),
+                "gripper_states": rng.normal(size=(T, 2)),
+                "base": rng.integers(0, 256, (T, 16, 16, 3)).astype(np.uint8),
+                "wrist": rng.integers(0, 256, (T, 16, 16, 3)).astype(np.uint8),
+            }
             demo["actions"] = values["actions"]
-            demo["dones"] = demo["rewards"] = np.eye(1, T, T - 1, dtype=np.uint8)[0] * (number != failing)
+            demo["dones"] = demo["rewards"] = np.eye(1, T, T - 1, dtype=np.uint8)[0] * (
+                number != failing
+            )
             demo["states"] = rng.normal(size=(T, 11))
             for key in ("ee_pos", "ee_ori", "gripper_states"):
                 demo[f"obs/{key}"] = values[key]
@@ -51,19 +63,32 @@ def test_demonstrations_come_in_the_order_of_their_numbers(tmp_path: Path) -> No
     for demo, number in zip(demos, LENGTHS, strict=True):
         values = written[number]
         np.testing.assert_allclose(demo.actions_TA, values["actions"], rtol=1e-6)
-        proprio = np.concatenate([values["ee_pos"], values["ee_ori"], values["gripper_states"]], axis=1)
+        proprio = np.concatenate(
+            [values["ee_pos"], values["ee_ori"], values["gripper_states"]], axis=1
+        )
         np.testing.assert_allclose(demo.proprio_TS, proprio, rtol=1e-6)
-        assert demo.actions_TA.dtype == demo.proprio_TS.dtype == np.float32 and demo.proprio_TS.shape[1] == 8
+        assert (
+            demo.actions_TA.dtype == demo.proprio_TS.dtype == np.float32
+            and demo.proprio_TS.shape[1] == 8
+        )
         np.testing.assert_array_equal(demo.pictures("base"), values["base"])
         np.testing.assert_array_equal(demo.pictures("wrist", [2, 0, 2]), values["wrist"][[2, 0, 2]])
-        assert demo.instruction == "turn on the stove" and demo.success == (number != 2) and demo.source.endswith(f"demo_{number}")
+        assert (
+            demo.instruction == "turn on the stove"
+            and demo.success == (number != 2)
+            and demo.source.endswith(f"demo_{number}")
+        )
 
 
 def test_pictures_are_turned_by_180_degrees_unless_told_otherwise(tmp_path: Path) -> None:
     written = write(tmp_path / NAME)
     demo = LiberoHdf5(tmp_path / NAME)[0]
-    np.testing.assert_array_equal(demo.pictures("base"), np.rot90(written[0]["base"], 2, axes=(1, 2)))
-    np.testing.assert_array_equal(demo.observation(3).images["wrist"], np.rot90(written[0]["wrist"][3], 2))
+    np.testing.assert_array_equal(
+        demo.pictures("base"), np.rot90(written[0]["base"], 2, axes=(1, 2))
+    )
+    np.testing.assert_array_equal(
+        demo.observation(3).images["wrist"], np.rot90(written[0]["wrist"][3], 2)
+    )
 
 
 def test_only_successes_and_chosen_cameras(file: Path) -> None:
@@ -77,8 +102,15 @@ def test_only_successes_and_chosen_cameras(file: Path) -> None:
         LiberoHdf5(file, keep="some")
 
 
-@pytest.mark.parametrize("told, expected", [
-    (["turn", " on"], "turn on"), ('"open the drawer"', "open the drawer"), ("", "turn on the stove"), (None, "turn on the stove")])
+@pytest.mark.parametrize(
+    "told, expected",
+    [
+        (["turn", " on"], "turn on"),
+        ('"open the drawer"', "open the drawer"),
+        ("", "turn on the stove"),
+        (None, "turn on the stove"),
+    ],
+)
 def test_instructions_in_all_their_spellings(tmp_path: Path, told: object, expected: str) -> None:
     write(tmp_path / NAME, told)
     assert LiberoHdf5(tmp_path / NAME)[0].instruction == expected
@@ -116,12 +148,18 @@ def replace(file: Path, key: str, value: np.ndarray | None) -> None:
             opened["data/demo_0"][key] = value
 
 
-@pytest.mark.parametrize("key, value, text", [
-    ("actions", None, "expected actions, found"), ("actions", np.zeros((0, 7)), r"shape \(T, D\)"),
-    ("actions", np.full((4, 7), np.nan), "finite actions"), ("obs", None, "expected a group obs"),
-    ("obs/ee_pos", np.zeros((3, 3)), r"ee_pos of shape \(4, D\)"),
-    ("obs/agentview_rgb", np.zeros((3, 16, 16, 3), np.uint8), r"pictures \(4, H, W, 3\)"),
-    ("obs/agentview_rgb", np.zeros((4, 16, 16, 3), np.float32), "found float32")])
+@pytest.mark.parametrize(
+    "key, value, text",
+    [
+        ("actions", None, "expected actions, found"),
+        ("actions", np.zeros((0, 7)), r"shape \(T, D\)"),
+        ("actions", np.full((4, 7), np.nan), "finite actions"),
+        ("obs", None, "expected a group obs"),
+        ("obs/ee_pos", np.zeros((3, 3)), r"ee_pos of shape \(4, D\)"),
+        ("obs/agentview_rgb", np.zeros((3, 16, 16, 3), np.uint8), r"pictures \(4, H, W, 3\)"),
+        ("obs/agentview_rgb", np.zeros((4, 16, 16, 3), np.float32), "found float32"),
+    ],
+)
 def test_demos_that_do_not_fit(file: Path, key: str, value: np.ndarray | None, text: str) -> None:
     replace(file, key, value)
     demos = LiberoHdf5(file)

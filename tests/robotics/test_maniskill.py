@@ -1,4 +1,5 @@
 """ManiSkill as a simulator of the bridge: resets, chunks, pictures, options, errors and experts, on the real simulator."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -30,8 +31,10 @@ from mmrl.robotics.contract import (
 )
 from mmrl.robotics.maniskill import ManiSkillOptions, ManiSkillSimulator, instruction_of
 
-needs_it = pytest.mark.skipif(importlib.util.find_spec("mani_skill") is None,
-                              reason="ManiSkill is not installed (it needs Python 3.10 to 3.12): pip install -e '.[robotics]'")
+needs_it = pytest.mark.skipif(
+    importlib.util.find_spec("mani_skill") is None,
+    reason="ManiSkill is not installed (it needs Python 3.10 to 3.12): pip install -e '.[robotics]'",
+)
 
 
 def real(test: Any) -> Any:
@@ -43,7 +46,12 @@ BLIND = {"render_backend": "none"}
 STATES = initial_states("eval", 8)
 
 
-def make(task: str = "PushCube-v1", horizon: int = 50, cameras: tuple[str, ...] = ("base",), **options: Any) -> ManiSkillSimulator:
+def make(
+    task: str = "PushCube-v1",
+    horizon: int = 50,
+    cameras: tuple[str, ...] = ("base",),
+    **options: Any,
+) -> ManiSkillSimulator:
     simulator = make_simulator(EnvSpec("maniskill", task, horizon, 64, cameras, options))
     assert isinstance(simulator, ManiSkillSimulator)
     return simulator
@@ -64,10 +72,16 @@ def blind() -> Iterator[ManiSkillSimulator]:
     simulator.close()
 
 
-def play(simulator: Simulator, state: InitialState, noise: float = 0.2) -> tuple[Observation, list[ChunkResult]]:
+def play(
+    simulator: Simulator, state: InitialState, noise: float = 0.2
+) -> tuple[Observation, list[ChunkResult]]:
     """The first observation and the chunks of an episode of the noisy expert, who pushes the cube about."""
     simulator.reset(state)
-    first, expert, chunks = simulator.observe(), simulator.expert(np.random.default_rng(state.seed), noise), []
+    first, expert, chunks = (
+        simulator.observe(),
+        simulator.expert(np.random.default_rng(state.seed), noise),
+        [],
+    )
     for _ in range(3):
         rows = [expert()[0]]
         chunks.append(run_chunk(simulator, rows * 4))
@@ -76,9 +90,15 @@ def play(simulator: Simulator, state: InitialState, noise: float = 0.2) -> tuple
     return first, chunks
 
 
-def assert_same(one: tuple[Observation, list[ChunkResult]], other: tuple[Observation, list[ChunkResult]]) -> None:
+def assert_same(
+    one: tuple[Observation, list[ChunkResult]], other: tuple[Observation, list[ChunkResult]]
+) -> None:
     assert len(one[1]) == len(other[1])
-    for a, b in zip([one[0], *(c.observation for c in one[1])], [other[0], *(c.observation for c in other[1])], strict=True):
+    for a, b in zip(
+        [one[0], *(c.observation for c in one[1])],
+        [other[0], *(c.observation for c in other[1])],
+        strict=True,
+    ):
         assert np.array_equal(a.proprio, b.proprio) and a.images.keys() == b.images.keys()
         assert all(np.array_equal(a.images[camera], b.images[camera]) for camera in a.images)
     for x, y in zip(one[1], other[1], strict=True):
@@ -89,17 +109,28 @@ def assert_same(one: tuple[Observation, list[ChunkResult]], other: tuple[Observa
 
 
 def test_making_one_opens_nothing() -> None:
-    code = ("import sys; from mmrl.robotics.contract import EnvSpec, make_simulator; "
-            "s = make_simulator(EnvSpec('maniskill', 'x', 5)); s.close(); "
-            "print(sorted({'sapien', 'mani_skill', 'torch', 'gymnasium'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        "import sys; from mmrl.robotics.contract import EnvSpec, make_simulator; "
+        "s = make_simulator(EnvSpec('maniskill', 'x', 5)); s.close(); "
+        "print(sorted({'sapien', 'mani_skill', 'torch', 'gymnasium'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"controlmode": "x"}, "Did you mean 'control_mode'"), ({"reward": "spares"}, "Did you mean 'sparse'"),
-    ({"dims": 5}, "dims among None, 4, 7"), ({"proprio": "tpc"}, "Did you mean 'tcp'"),
-    ({"camera_eye": (1.0, 2.0)}, "three finite numbers"), ({"camera_eye": (1.0, 2.0, math.nan)}, "three finite numbers")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"controlmode": "x"}, "Did you mean 'control_mode'"),
+        ({"reward": "spares"}, "Did you mean 'sparse'"),
+        ({"dims": 5}, "dims among None, 4, 7"),
+        ({"proprio": "tpc"}, "Did you mean 'tcp'"),
+        ({"camera_eye": (1.0, 2.0)}, "three finite numbers"),
+        ({"camera_eye": (1.0, 2.0, math.nan)}, "three finite numbers"),
+    ],
+)
 def test_an_option_or_value_there_is_not_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make(**options)
@@ -109,7 +140,10 @@ def test_tasks_say_what_to_do_in_words() -> None:
     assert instruction_of("PushCube-v1") == "push the cube to the goal"
     assert instruction_of("TurnFaucet-v1") == "turn faucet"
     assert instruction_of("MS-AntRun-v1") == "ms ant run"
-    assert all(text == text.lower() or text == "push the T onto its outline" for text in maniskill._INSTRUCTIONS.values())
+    assert all(
+        text == text.lower() or text == "push the T onto its outline"
+        for text in maniskill._INSTRUCTIONS.values()
+    )
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.3, -0.3, 3.0])
@@ -130,7 +164,11 @@ def test_the_experts_turn_leads_straight_down_at_the_nearest_quarter(yaw: float)
 
     from mmrl.robotics.maniskill_experts import _turn_to_down
 
-    now = Rotation.from_rotvec([0.1, -0.2, 0]) * Rotation.from_rotvec([0, 0, yaw]) * Rotation.from_quat([1, 0, 0, 0])
+    now = (
+        Rotation.from_rotvec([0.1, -0.2, 0])
+        * Rotation.from_rotvec([0, 0, yaw])
+        * Rotation.from_quat([1, 0, 0, 0])
+    )
     x, y, z, w = now.as_quat()
     turn = _turn_to_down((w, x, y, z))
     there = Rotation.from_rotvec(turn) * now
@@ -164,9 +202,17 @@ def test_reset_is_bit_equal_whatever_ran_between(blind: ManiSkillSimulator) -> N
 
 
 @real
-def test_actions_that_must_not_reach_it_are_refused_and_the_rest_is_clipped(blind: ManiSkillSimulator) -> None:
+def test_actions_that_must_not_reach_it_are_refused_and_the_rest_is_clipped(
+    blind: ManiSkillSimulator,
+) -> None:
     blind.reset(STATES[0])
-    for wrong in (np.full(7, np.nan), np.full(7, np.inf), np.zeros(6), np.zeros(0), np.zeros((1, 7))):
+    for wrong in (
+        np.full(7, np.nan),
+        np.full(7, np.inf),
+        np.zeros(6),
+        np.zeros(0),
+        np.zeros((1, 7)),
+    ):
         with pytest.raises(ActionError):
             blind.step(wrong)
     blind.step(np.array([9.0, 0, 0, 0, 0, 0, 9.0]))
@@ -180,13 +226,19 @@ def test_actions_that_must_not_reach_it_are_refused_and_the_rest_is_clipped(blin
 def test_the_episode_ends_with_the_horizon_and_stays_ended(blind: ManiSkillSimulator) -> None:
     blind.reset(STATES[0])
     result = run_chunk(blind, np.zeros((60, 7)))
-    assert result.valid_C.sum() == 50 and result.truncated_C.nonzero()[0].tolist() == [49] and not result.terminated_C.any()
+    assert (
+        result.valid_C.sum() == 50
+        and result.truncated_C.nonzero()[0].tolist() == [49]
+        and not result.terminated_C.any()
+    )
     with pytest.raises(ActionError, match="over"):
         blind.step(np.zeros(7))
 
 
 @real
-def test_success_ends_the_episode_unless_it_shall_run_to_the_horizon(blind: ManiSkillSimulator) -> None:
+def test_success_ends_the_episode_unless_it_shall_run_to_the_horizon(
+    blind: ManiSkillSimulator,
+) -> None:
     _, chunks = play(blind, STATES[0], noise=0.0)
     rewards = np.concatenate([c.rewards_C[c.valid_C] for c in chunks])
     expert_steps = _steps_to_success(blind, STATES[0])
@@ -197,7 +249,9 @@ def test_success_ends_the_episode_unless_it_shall_run_to_the_horizon(blind: Mani
     results = [fixed.step(expert()[0]) for _ in range(50)]
     fixed.close()
     assert [r.success for r in results].index(True) + 1 == expert_steps
-    assert not any(r.terminated for r in results) and [r.truncated for r in results] == [False] * 49 + [True]
+    assert not any(r.terminated for r in results) and [r.truncated for r in results] == [
+        False
+    ] * 49 + [True]
 
 
 def _steps_to_success(simulator: Simulator, state: InitialState, noise: float = 0.0) -> int:
@@ -213,7 +267,10 @@ def _steps_to_success(simulator: Simulator, state: InitialState, noise: float = 
 
 
 @real
-@pytest.mark.parametrize(("task", "dims"), [("PushCube-v1", 4), ("PullCube-v1", 7), ("PickCube-v1", 4), ("StackCube-v1", 7)])
+@pytest.mark.parametrize(
+    ("task", "dims"),
+    [("PushCube-v1", 4), ("PullCube-v1", 7), ("PickCube-v1", 4), ("StackCube-v1", 7)],
+)
 def test_experts_succeed_also_with_noise(task: str, dims: int) -> None:
     simulator = make(task, horizon=80, dims=dims, **BLIND)
     steps = [_steps_to_success(simulator, state, noise=0.1) for state in STATES]
@@ -225,7 +282,10 @@ def test_experts_succeed_also_with_noise(task: str, dims: int) -> None:
 @real
 def test_noise_changes_what_is_executed_and_never_the_gripper(blind: ManiSkillSimulator) -> None:
     blind.reset(STATES[0])
-    clean, noisy = blind.expert(np.random.default_rng(0)), blind.expert(np.random.default_rng(0), 0.3)
+    clean, noisy = (
+        blind.expert(np.random.default_rng(0)),
+        blind.expert(np.random.default_rng(0), 0.3),
+    )
     for executed, label in (clean() for _ in range(3)):
         assert np.array_equal(executed, label)
     executed, label = noisy()
@@ -236,11 +296,19 @@ def test_noise_changes_what_is_executed_and_never_the_gripper(blind: ManiSkillSi
 def test_four_dimensions_leave_the_rotation_alone() -> None:
     short, full = make(dims=4, **BLIND), make(**BLIND)
     ends = []
-    for simulator, action in ((short, [0.5, -0.3, -0.2, -1]), (full, [0.5, -0.3, -0.2, 0, 0, 0, -1])):
+    for simulator, action in (
+        (short, [0.5, -0.3, -0.2, -1]),
+        (full, [0.5, -0.3, -0.2, 0, 0, 0, -1]),
+    ):
         simulator.reset(STATES[2])
         ends.append(run_chunk(simulator, [action] * 5).observation.proprio)
-    assert short.action_space == ActionSpace((-1.0,) * 4, (1.0,) * 4, ("x", "y", "z", "gripper"), 3, 1.0)
-    assert full.action_space.names == ("x", "y", "z", "rx", "ry", "rz", "gripper") and full.action_space.gripper == 6
+    assert short.action_space == ActionSpace(
+        (-1.0,) * 4, (1.0,) * 4, ("x", "y", "z", "gripper"), 3, 1.0
+    )
+    assert (
+        full.action_space.names == ("x", "y", "z", "rx", "ry", "rz", "gripper")
+        and full.action_space.gripper == 6
+    )
     assert np.array_equal(*ends) and np.abs(ends[0][3:6]).max() < 0.2
     short.close()
     full.close()
@@ -250,7 +318,9 @@ def test_four_dimensions_leave_the_rotation_alone() -> None:
 def test_the_gripper_opens_at_the_value_that_opens_it(blind: ManiSkillSimulator) -> None:
     blind.reset(STATES[0])
     low = run_chunk(blind, [[0, 0, 0, 0, 0, 0, -1.0]] * 8).observation.proprio[6:]
-    high = run_chunk(blind, [[0, 0, 0, 0, 0, 0, blind.action_space.gripper_open]] * 8).observation.proprio[6:]
+    high = run_chunk(
+        blind, [[0, 0, 0, 0, 0, 0, blind.action_space.gripper_open]] * 8
+    ).observation.proprio[6:]
     assert (low < 0.005).all() and (high > 0.035).all()
 
 
@@ -266,16 +336,35 @@ def test_dense_rewards_where_the_task_has_them() -> None:
 
 
 @real
-@pytest.mark.parametrize(("task", "options", "error", "words"), [
-    ("PushCub-v1", {}, ConfigError, "Did you mean 'PushCube-v1'"),
-    ("PickSingleYCB-v1", {}, MissingExtraError, "python -m mani_skill.utils.download_asset ycb"),
-    ("TwoRobotPickCube-v1", {}, ConfigError, "a task with one robot"),
-    ("PushCube-v1", {"robot": "pandas"}, ConfigError, "Did you mean 'panda'"),
-    ("PushCube-v1", {"control_mode": "pd_ee_delta"}, ConfigError, "control_mode pd_ee_delta"),
-    ("PushCube-v1", {"control_mode": "pd_joint_delta_pos", "dims": 4}, ConfigError, "expected dims 8"),
-])
-def test_what_cannot_be_built_says_why(task: str, options: dict[str, Any], error: type[Exception], words: str,
-                                       tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("task", "options", "error", "words"),
+    [
+        ("PushCub-v1", {}, ConfigError, "Did you mean 'PushCube-v1'"),
+        (
+            "PickSingleYCB-v1",
+            {},
+            MissingExtraError,
+            "python -m mani_skill.utils.download_asset ycb",
+        ),
+        ("TwoRobotPickCube-v1", {}, ConfigError, "a task with one robot"),
+        ("PushCube-v1", {"robot": "pandas"}, ConfigError, "Did you mean 'panda'"),
+        ("PushCube-v1", {"control_mode": "pd_ee_delta"}, ConfigError, "control_mode pd_ee_delta"),
+        (
+            "PushCube-v1",
+            {"control_mode": "pd_joint_delta_pos", "dims": 4},
+            ConfigError,
+            "expected dims 8",
+        ),
+    ],
+)
+def test_what_cannot_be_built_says_why(
+    task: str,
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(error, match=words):
         simulator = make(task, **BLIND, **options)
         simulator.reset(STATES[0])
@@ -298,18 +387,26 @@ def test_a_task_without_an_expert_and_a_mode_without_one_say_so(blind: ManiSkill
 def test_pictures_and_proprioception_have_the_promised_shapes(seeing: ManiSkillSimulator) -> None:
     seeing.reset(STATES[0])
     seen = seeing.observe()
-    assert list(seen.images) == ["base", "wrist"] and seen.instruction == "push the cube to the goal"
+    assert (
+        list(seen.images) == ["base", "wrist"] and seen.instruction == "push the cube to the goal"
+    )
     for picture in seen.images.values():
         assert picture.shape == (64, 64, 3) and picture.dtype == np.uint8 and picture.std() > 5
     assert not np.array_equal(seen.images["base"], seen.images["wrist"])
     assert seen.proprio.shape == (seeing.proprio_dim,) == (8,) and seen.proprio.dtype == np.float32
     versions = seeing.versions()
-    assert versions["mani_skill"][0] == "3" and versions["robot"] == "panda_wristcam" and versions["render"][:4] in ("cpu:", "gpu:")
+    assert (
+        versions["mani_skill"][0] == "3"
+        and versions["robot"] == "panda_wristcam"
+        and versions["render"][:4] in ("cpu:", "gpu:")
+    )
 
 
 @real
 @render
-def test_pictures_after_a_reset_are_bit_equal_and_show_what_happened(seeing: ManiSkillSimulator) -> None:
+def test_pictures_after_a_reset_are_bit_equal_and_show_what_happened(
+    seeing: ManiSkillSimulator,
+) -> None:
     a = play(seeing, STATES[3])
     play(seeing, STATES[4])
     assert_same(a, play(seeing, STATES[3]))
@@ -318,7 +415,9 @@ def test_pictures_after_a_reset_are_bit_equal_and_show_what_happened(seeing: Man
 
 @real
 @render
-def test_a_chunk_takes_one_picture_unless_frames_are_wanted(seeing: ManiSkillSimulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_takes_one_picture_unless_frames_are_wanted(
+    seeing: ManiSkillSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = []
     picture = maniskill._picture
     monkeypatch.setattr(maniskill, "_picture", lambda sensor: (taken.append(1), picture(sensor))[1])
@@ -333,7 +432,9 @@ def test_a_chunk_takes_one_picture_unless_frames_are_wanted(seeing: ManiSkillSim
 @real
 @render
 def test_a_camera_there_is_not_is_named_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"among base, base_camera, found 'bse'\. Did you mean 'base'"):
+    with pytest.raises(
+        ConfigError, match=r"among base, base_camera, found 'bse'\. Did you mean 'base'"
+    ):
         make(cameras=("bse",)).reset(STATES[0])
 
 
@@ -346,7 +447,10 @@ def test_goal_markers_are_seen_unless_hidden_and_the_view_can_be_chosen() -> Non
         simulator.reset(STATES[2])
         pictures.append(simulator.observe().images["base"].astype(int))
         simulator.close()
-    green = [int(((p[..., 1] > 100) & (p[..., 1] > p[..., 0] + 50) & (p[..., 1] > p[..., 2] + 50)).sum()) for p in pictures]
+    green = [
+        int(((p[..., 1] > 100) & (p[..., 1] > p[..., 0] + 50) & (p[..., 1] > p[..., 2] + 50)).sum())
+        for p in pictures
+    ]
     assert green[0] >= 1 and green[1] == 0 and not np.array_equal(pictures[0], pictures[1])
     assert np.abs(pictures[2] - pictures[0]).mean() > 5
 
@@ -354,7 +458,13 @@ def test_goal_markers_are_seen_unless_hidden_and_the_view_can_be_chosen() -> Non
 def _observe(seed: int, found: Any) -> None:
     simulator = make()
     first, chunks = play(simulator, STATES[seed])
-    found.put((first.images["base"], chunks[-1].observation.images["base"], chunks[-1].observation.proprio))
+    found.put(
+        (
+            first.images["base"],
+            chunks[-1].observation.images["base"],
+            chunks[-1].observation.proprio,
+        )
+    )
 
 
 @real
@@ -365,25 +475,43 @@ def test_another_process_starts_and_plays_the_same() -> None:
     worker = context.Process(target=_observe, args=(5, there))
     worker.start()
     _observe(5, here)
-    assert all(np.array_equal(x, y) for x, y in zip(there.get(timeout=240), here.get(), strict=True))
+    assert all(
+        np.array_equal(x, y) for x, y in zip(there.get(timeout=240), here.get(), strict=True)
+    )
     worker.join(60)
 
 
 @real
 @render
-@pytest.mark.parametrize("variables", [{"VK_DRIVER_FILES": "/no/such.json", "VK_ICD_FILENAMES": "/no/such.json"}])
-def test_broken_vulkan_is_an_error_with_a_mend_and_never_an_abort(variables: dict[str, str]) -> None:
-    code = ("from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator\n"
-            "from mmrl.errors import MissingExtraError\n"
-            "s = make_simulator(EnvSpec('maniskill', 'PushCube-v1', 5))\n"
-            "try: s.reset(initial_states('eval', 1)[0])\n"
-            "except MissingExtraError as e: print('SAID', e)\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240,
-                          env={**os.environ, **variables}, check=False)
+@pytest.mark.parametrize(
+    "variables", [{"VK_DRIVER_FILES": "/no/such.json", "VK_ICD_FILENAMES": "/no/such.json"}]
+)
+def test_broken_vulkan_is_an_error_with_a_mend_and_never_an_abort(
+    variables: dict[str, str],
+) -> None:
+    code = (
+        "from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator\n"
+        "from mmrl.errors import MissingExtraError\n"
+        "s = make_simulator(EnvSpec('maniskill', 'PushCube-v1', 5))\n"
+        "try: s.reset(initial_states('eval', 1)[0])\n"
+        "except MissingExtraError as e: print('SAID', e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **variables},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "SAID pictures from ManiSkill" in done.stdout and "mesa-vulkan-drivers" in done.stdout
 
 
 def test_options_have_the_defaults_the_documentation_names() -> None:
     options = ManiSkillOptions.read(EnvSpec("maniskill", "PushCube-v1", 5))
-    assert (options.control_mode, options.reward, options.stop_at_success) == ("pd_ee_delta_pose", "sparse", True)
+    assert (options.control_mode, options.reward, options.stop_at_success) == (
+        "pd_ee_delta_pose",
+        "sparse",
+        True,
+    )

@@ -1,4 +1,5 @@
 """The pool of simulators, with real processes: what it returns equals direct play, whatever dies; nothing is lost or left."""
+
 from __future__ import annotations
 
 import os
@@ -33,10 +34,15 @@ def pool(shared: EnvPool) -> Iterator[EnvPool]:
 
 # what comes back
 
+
 @pytest.mark.parametrize("frames", [False, True])
 def test_the_pool_returns_what_direct_play_returns(pool: EnvPool, frames: bool) -> None:
-    jobs = {0: (PUSH, STATES[0]), 1: (EnvSpec("tiny", "reach", 9, 40, ("wrist", "base")), STATES[1]),
-            2: (EnvSpec("tiny", "pick", 14, 24, ("base", "wrist")), STATES[2]), 3: (PUSH, STATES[3])}
+    jobs = {
+        0: (PUSH, STATES[0]),
+        1: (EnvSpec("tiny", "reach", 9, 40, ("wrist", "base")), STATES[1]),
+        2: (EnvSpec("tiny", "pick", 14, 24, ("base", "wrist")), STATES[2]),
+        3: (PUSH, STATES[3]),
+    }
     for slot, (rows, error) in play(pool, jobs, frames).items():
         assert error is None and equal(rows, direct(*jobs[slot], frames))
         pictures = sum(len(row.frames) for row in rows if isinstance(row, ChunkResult))
@@ -69,7 +75,13 @@ def test_replies_carry_times_and_facts(pool: EnvPool) -> None:
     before = time.monotonic()
     pool.reset(2, spec, STATES[0])
     reply = one(pool)
-    assert reply.kind == "reset" and reply.slot == 2 and reply.worker == 0 and reply.chunk is None and reply.cause == ""
+    assert (
+        reply.kind == "reset"
+        and reply.slot == 2
+        and reply.worker == 0
+        and reply.chunk is None
+        and reply.cause == ""
+    )
     assert before <= reply.started < reply.ended <= time.monotonic() and reply.seconds >= 0.03
     facts = pool.facts[spec.key]
     assert facts.action_space == make_simulator(spec).action_space and facts.proprio_dim == 3
@@ -78,7 +90,10 @@ def test_replies_carry_times_and_facts(pool: EnvPool) -> None:
     pool.step(2, np.zeros((3, 3)))
     reply = one(pool)
     assert reply.kind == "chunk" and reply.observation is None and reply.seconds >= 0.06
-    assert pool.stats().busy_s[0] - busy[0] == pytest.approx(reply.seconds) and pool.stats().busy_s[1] == busy[1]
+    assert (
+        pool.stats().busy_s[0] - busy[0] == pytest.approx(reply.seconds)
+        and pool.stats().busy_s[1] == busy[1]
+    )
 
 
 @pytest.mark.slow
@@ -116,14 +131,22 @@ def test_a_simulator_stays_while_the_spec_stays(pool: EnvPool) -> None:
 
 # misuse
 
+
 def test_a_slot_used_out_of_turn_is_refused_and_unharmed(pool: EnvPool) -> None:
-    with pytest.raises(PoolError, match=r"slot 0: expected state waiting, found idle; reset it first"):
+    with pytest.raises(
+        PoolError, match=r"slot 0: expected state waiting, found idle; reset it first"
+    ):
         play(pool, {0: (PUSH, STATES[0])})
         pool.step(0, np.zeros((1, 2)))
     pool.reset(0, PUSH, STATES[0])
-    with pytest.raises(PoolError, match=r"slot 0: expected state waiting, found resetting; read its reply with ready\(\) first"):
+    with pytest.raises(
+        PoolError,
+        match=r"slot 0: expected state waiting, found resetting; read its reply with ready\(\) first",
+    ):
         pool.step(0, np.zeros((1, 2)))
-    with pytest.raises(PoolError, match="expected state idle or waiting or broken, found resetting"):
+    with pytest.raises(
+        PoolError, match="expected state idle or waiting or broken, found resetting"
+    ):
         pool.reset(0, PUSH, STATES[0])
     assert one(pool).error is None
     pool.step(0, np.zeros((1, 2)))
@@ -153,71 +176,131 @@ def test_resetting_a_running_episode_abandons_it(pool: EnvPool) -> None:
     found = play(pool, {1: (PUSH, STATES[1])})
     after = pool.stats()
     assert equal(found[1][0], direct(PUSH, STATES[1]))
-    assert (after.abandoned - before.abandoned, after.finished - before.finished, after.episodes - before.episodes) == (1, 1, 2)
+    assert (
+        after.abandoned - before.abandoned,
+        after.finished - before.finished,
+        after.episodes - before.episodes,
+    ) == (1, 1, 2)
 
 
 def test_settle_frees_all_slots(pool: EnvPool) -> None:
     for slot in range(4):
         pool.reset(slot, PUSH, STATES[slot])
     pool.settle()
-    assert pool.ready() == [] and {pool.state(slot) for slot in range(4)} == {"idle"} and adds_up(pool)
-    assert all(error is None for _, error in play(pool, {slot: (PUSH, STATES[slot]) for slot in range(4)}).values())
+    assert (
+        pool.ready() == [] and {pool.state(slot) for slot in range(4)} == {"idle"} and adds_up(pool)
+    )
+    assert all(
+        error is None
+        for _, error in play(pool, {slot: (PUSH, STATES[slot]) for slot in range(4)}).values()
+    )
 
 
-@pytest.mark.parametrize(("actions", "words"), [
-    (np.full((2, 2), np.nan), "expected finite actions, found nan in step 0, dimension 0 (dx)"),
-    ([[0.0, 0.0], [0.0, float("inf")]], "found inf in step 1, dimension 1 (dy)"),
-    (np.zeros((4, 3)), "expected actions of shape (C, 2) with C >= 1 (dx, dy), found (4, 3)"),
-    (np.zeros(2), "found (2,)"), (np.zeros((0, 2)), "found (0, 2)"), ([[0.0], [0.0, 1.0]], "expected actions of shape (C, A)"),
-    ("left", "found no array of numbers"), (None, "with C >= 1"),
-])
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        (np.full((2, 2), np.nan), "expected finite actions, found nan in step 0, dimension 0 (dx)"),
+        ([[0.0, 0.0], [0.0, float("inf")]], "found inf in step 1, dimension 1 (dy)"),
+        (np.zeros((4, 3)), "expected actions of shape (C, 2) with C >= 1 (dx, dy), found (4, 3)"),
+        (np.zeros(2), "found (2,)"),
+        (np.zeros((0, 2)), "found (0, 2)"),
+        ([[0.0], [0.0, 1.0]], "expected actions of shape (C, A)"),
+        ("left", "found no array of numbers"),
+        (None, "with C >= 1"),
+    ],
+)
 @pytest.mark.parametrize("frames", [False, True])
-def test_bad_actions_end_the_episode_not_the_worker(pool: EnvPool, actions: Any, words: str, frames: bool) -> None:
+def test_bad_actions_end_the_episode_not_the_worker(
+    pool: EnvPool, actions: Any, words: str, frames: bool
+) -> None:
     pids, respawns = pool.pids(), pool.stats().respawns
     pool.reset(3, PUSH, STATES[0])
     assert one(pool).error is None
     pool.step(3, actions, frames=frames)
     reply = one(pool)
-    assert reply.cause == "action" and words in str(reply.error) and "Traceback" not in str(reply.error)
+    assert (
+        reply.cause == "action"
+        and words in str(reply.error)
+        and "Traceback" not in str(reply.error)
+    )
     assert reply.kind == "chunk" and reply.chunk is None and pool.state(3) == "broken"
     assert play(pool, {3: (PUSH, STATES[1])})[3][1] is None
     assert pool.pids() == pids and pool.stats().respawns == respawns
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    (EnvSpec("tiny", "psh", 12), "Did you mean 'push'?"), (EnvSpec("tny", "push", 12), "Did you mean 'tiny'?"),
-    (EnvSpec("tiny", "push", 12, cameras=("top",)), "expected cameras base, wrist"),
-    (EnvSpec("no_such_module:Simulator", "push", 12), "expected a module no_such_module, found none")])
-def test_an_environment_that_does_not_exist_is_named(pool: EnvPool, spec: EnvSpec, words: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (EnvSpec("tiny", "psh", 12), "Did you mean 'push'?"),
+        (EnvSpec("tny", "push", 12), "Did you mean 'tiny'?"),
+        (EnvSpec("tiny", "push", 12, cameras=("top",)), "expected cameras base, wrist"),
+        (
+            EnvSpec("no_such_module:Simulator", "push", 12),
+            "expected a module no_such_module, found none",
+        ),
+    ],
+)
+def test_an_environment_that_does_not_exist_is_named(
+    pool: EnvPool, spec: EnvSpec, words: str
+) -> None:
     pool.reset(0, spec, STATES[0])
     reply = one(pool)
-    assert reply.cause == "setup" and words in str(reply.error) and "Traceback" not in str(reply.error)
+    assert (
+        reply.cause == "setup" and words in str(reply.error) and "Traceback" not in str(reply.error)
+    )
     assert reply.kind == "reset" and reply.observation is None
     assert play(pool, {0: (PUSH, STATES[0])})[0][1] is None
 
 
 # faults
 
-@pytest.mark.parametrize(("fault", "kind", "words"), [
-    ("raise", "chunk", "the physics exploded"), ("raise_reset", "reset", "the physics exploded"),
-    ("bad_picture", "chunk", "expected pictures uint8 (32, 32, 3), found uint8 (31, 32, 3)")])
-def test_an_exception_is_an_answer_with_its_traceback(pool: EnvPool, fault: str, kind: str, words: str) -> None:
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("raise", "chunk", "the physics exploded"),
+        ("raise_reset", "reset", "the physics exploded"),
+        ("bad_picture", "chunk", "expected pictures uint8 (32, 32, 3), found uint8 (31, 32, 3)"),
+    ],
+)
+def test_an_exception_is_an_answer_with_its_traceback(
+    pool: EnvPool, fault: str, kind: str, words: str
+) -> None:
     pids = pool.pids()
     pool.reset(1, PUSH, STATES[0])
     assert one(pool).error is None
     rows, error = play(pool, {0: (faulty(fault, states=(4,), at=2), STATES[4])})[0]
     made = pool.stats().simulators
-    assert error is not None and words in error and "Traceback" in error and ("faulty.py" in error or fault == "bad_picture")
-    assert len(rows) == (1 if kind == "chunk" else 0) and pool.state(0) == "broken" and pool.state(1) == "waiting"
+    assert (
+        error is not None
+        and words in error
+        and "Traceback" in error
+        and ("faulty.py" in error or fault == "bad_picture")
+    )
+    assert (
+        len(rows) == (1 if kind == "chunk" else 0)
+        and pool.state(0) == "broken"
+        and pool.state(1) == "waiting"
+    )
     spec = faulty(fault, states=(4,), at=2)
     rows, error = play(pool, {0: (spec, STATES[5])})[0]
     assert error is None and equal(rows, direct(EnvSpec("tiny", "push", 12, 32), STATES[5]))
-    assert pool.stats().simulators == made + 1 and pool.pids() == pids  # thrown away after the exception
+    assert (
+        pool.stats().simulators == made + 1 and pool.pids() == pids
+    )  # thrown away after the exception
 
 
-@pytest.mark.parametrize(("fault", "words"), [("kill", "was killed by SIGKILL"), ("exit", "exited with status 3"),
-                                              ("kill_reset", "was killed by SIGKILL")])
-def test_a_worker_that_dies_is_replaced_and_its_episodes_are_recorded(pool: EnvPool, fault: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        ("exit", "exited with status 3"),
+        ("kill_reset", "was killed by SIGKILL"),
+    ],
+)
+def test_a_worker_that_dies_is_replaced_and_its_episodes_are_recorded(
+    pool: EnvPool, fault: str, words: str
+) -> None:
     before, pids = pool.stats(), pool.pids()
     for slot in (1, 2):  # slot 2 shares the worker of slot 0 and waits for actions
         pool.reset(slot, PUSH, STATES[slot])
@@ -233,12 +316,21 @@ def test_a_worker_that_dies_is_replaced_and_its_episodes_are_recorded(pool: EnvP
                 replies[reply.slot] = reply
     assert replies[0].cause == "crash" and words in str(replies[0].error)
     assert fault != "exit" or "the driver gave up" in str(replies[0].error)
-    assert replies[2].cause == "neighbour" and "lost with its worker (slot 0)" in str(replies[2].error)
-    assert pool.state(1) == "waiting" and (pool.pids()[0] != pids[0], pool.pids()[1]) == (True, pids[1])
+    assert replies[2].cause == "neighbour" and "lost with its worker (slot 0)" in str(
+        replies[2].error
+    )
+    assert pool.state(1) == "waiting" and (pool.pids()[0] != pids[0], pool.pids()[1]) == (
+        True,
+        pids[1],
+    )
     after = pool.stats()
-    assert (after.respawns - before.respawns, after.errors - before.errors) == (1, 2) and adds_up(pool)
+    assert (after.respawns - before.respawns, after.errors - before.errors) == (1, 2) and adds_up(
+        pool
+    )
     found = play(pool, {0: (PUSH, STATES[3]), 2: (PUSH, STATES[4])})
-    assert all(error is None for _, error in found.values()) and equal(found[2][0], direct(PUSH, STATES[4]))
+    assert all(error is None for _, error in found.values()) and equal(
+        found[2][0], direct(PUSH, STATES[4])
+    )
 
 
 def test_resets_behind_a_dying_command_are_done_by_its_successor(pool: EnvPool) -> None:
@@ -248,7 +340,11 @@ def test_resets_behind_a_dying_command_are_done_by_its_successor(pool: EnvPool) 
     replies: dict[int, Reply] = {}
     while len(replies) < 2:
         replies.update({r.slot: r for r in pool.ready(60.0)})
-    assert replies[0].cause == "crash" and replies[2].error is None and pool.stats().errors == errors + 1
+    assert (
+        replies[0].cause == "crash"
+        and replies[2].error is None
+        and pool.stats().errors == errors + 1
+    )
     observation = replies[2].observation
     assert observation is not None and seen(observation, direct(PUSH, STATES[2])[0])  # type: ignore[arg-type]
 
@@ -276,13 +372,21 @@ def test_a_simulator_that_cannot_close_is_reported_with_its_slot(pool: EnvPool) 
     assert play(pool, {0: (PUSH, STATES[0])})[0][1] is None
 
 
-@pytest.mark.parametrize(("kwargs", "words"), [
-    ({"step_s": 0}, "expected step_s > 0 seconds, found 0"), ({"reset_s": float("nan")}, "expected reset_s > 0"),
-    ({"respawns": -1}, "expected respawns >= 0, found -1"), ({"memory_gib": -1.0}, "expected memory_gib >= 0")])
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"step_s": 0}, "expected step_s > 0 seconds, found 0"),
+        ({"reset_s": float("nan")}, "expected reset_s > 0"),
+        ({"respawns": -1}, "expected respawns >= 0, found -1"),
+        ({"memory_gib": -1.0}, "expected memory_gib >= 0"),
+    ],
+)
 def test_wrong_settings_are_named(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         PoolSettings(**kwargs)
-    with pytest.raises(ConfigError, match="expected at least one slot and one worker, found 0 and 2"):
+    with pytest.raises(
+        ConfigError, match="expected at least one slot and one worker, found 0 and 2"
+    ):
         EnvPool(0)
 
 
@@ -301,13 +405,20 @@ def test_a_worker_that_dies_after_its_answer_takes_the_answer_along(pool: EnvPoo
     assert gone([pid])
     time.sleep(0.5)  # a process counts as gone while its last thread still holds the pipe
     reply = one(pool)
-    assert reply.cause == "crash" and reply.observation is None and pool.ready() == [] and pool.stats().errors == errors + 1
+    assert (
+        reply.cause == "crash"
+        and reply.observation is None
+        and pool.ready() == []
+        and pool.stats().errors == errors + 1
+    )
 
 
 def test_area_round_trip_and_growth() -> None:
     fd = os.memfd_create("test")
     mine, other = Area(fd), Area(fd)
-    pictures = [np.random.default_rng(k).integers(0, 256, (16, 16, 3), dtype=np.uint8) for k in range(5)]
+    pictures = [
+        np.random.default_rng(k).integers(0, 256, (16, 16, 3), dtype=np.uint8) for k in range(5)
+    ]
     other.attach(mine.grow(2 * 768))
     other.write(1, pictures[1])
     assert mine.grow(5 * 768) == 5 * 768 == mine.grow(768)

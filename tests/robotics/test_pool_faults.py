@@ -1,4 +1,5 @@
 """Pools that must survive hangs, leaks and their own end; each test has a pool of its own."""
+
 from __future__ import annotations
 
 import gc
@@ -35,9 +36,15 @@ def test_a_hang_is_ended_and_says_where(fault: str) -> None:
             reply = one(pool)
         error = str(reply.error)
         assert reply.cause == "timeout" and "within 4 s, worker ended; where it was:" in error
-        assert f"no answer to a {reply.kind}" in error and "faulty.py" in error and "in _do" in error
+        assert (
+            f"no answer to a {reply.kind}" in error and "faulty.py" in error and "in _do" in error
+        )
         assert 3.9 <= time.monotonic() - begin < 60 and 3.9 <= reply.seconds < 60
-        assert pool.stats().error_causes == {"timeout": 1} and pool.stats().respawns == 1 and adds_up(pool)
+        assert (
+            pool.stats().error_causes == {"timeout": 1}
+            and pool.stats().respawns == 1
+            and adds_up(pool)
+        )
         assert play(pool, {0: (PUSH, STATES[0]), 1: (PUSH, STATES[1])})[0][1] is None
 
 
@@ -61,7 +68,10 @@ def test_the_last_words_of_a_simulator_that_warned_much_are_told() -> None:
         for steps in (2, 1):
             pool.step(0, np.zeros((steps, 2)))
             reply = one(pool)
-        assert str(reply.error) == "the worker process exited with status 3; the end of its stderr:\nthese are my last words"
+        assert (
+            str(reply.error)
+            == "the worker process exited with status 3; the end of its stderr:\nthese are my last words"
+        )
 
 
 @pytest.mark.slow
@@ -89,7 +99,9 @@ def test_what_a_simulator_started_ends_with_its_worker(how: str, tmp_path: Path)
         assert int(file.read_text())
         time.sleep(600)
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=REPO, text=True, stdout=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=REPO, text=True, stdout=subprocess.PIPE
+    ) as run:
         assert run.stdout is not None
         pids = [int(run.stdout.readline())]
         assert run.stdout.readline() == ("timeout\n" if how == "late" else "")
@@ -121,7 +133,10 @@ def test_the_budget_of_respawns_stops_the_run_after_handing_out_replies() -> Non
         for attempt in range(3):
             found = play(pool, {0: (faulty("kill_reset"), STATES[0])})
             assert found[0][1] is not None and pool.stats().respawns == attempt + 1
-        with pytest.raises(PoolError, match="expected at most 2 workers to die or hang, found one more; raise respawns"):
+        with pytest.raises(
+            PoolError,
+            match="expected at most 2 workers to die or hang, found one more; raise respawns",
+        ):
             pool.reset(0, PUSH, STATES[0])
         with pytest.raises(PoolError, match="SIGKILL"):
             pool.ready()
@@ -137,7 +152,12 @@ def test_a_leaking_worker_is_replaced_between_episodes_without_losing_one() -> N
             for slot, (rows, error) in found.items():
                 assert error is None and equal(rows, direct(PUSH, STATES[round_ + slot]))
         stats = pool.stats()
-        assert stats.restarts >= 2 and stats.respawns == stats.errors == 0 and stats.finished == 20 and adds_up(pool)
+        assert (
+            stats.restarts >= 2
+            and stats.respawns == stats.errors == 0
+            and stats.finished == 20
+            and adds_up(pool)
+        )
         assert max(stats.peak_rss_gib) < 0.45
 
 
@@ -145,9 +165,16 @@ def test_a_leaking_worker_is_replaced_between_episodes_without_losing_one() -> N
 def test_memory_that_explodes_in_an_episode_ends_that_episode() -> None:
     with EnvPool(1, 1, PoolSettings(memory_gib=0.3)) as pool:
         error = play(pool, {0: (faulty("memory"), STATES[0])})[0][1]
-        assert error is not None and "is above the limit of 0.45 GiB" in error and pool.stats().error_causes == {"memory": 1}
+        assert (
+            error is not None
+            and "is above the limit of 0.45 GiB" in error
+            and pool.stats().error_causes == {"memory": 1}
+        )
         assert play(pool, {0: (PUSH, STATES[0])})[0][1] is None
-    with pytest.raises(ConfigError, match=r"expected memory_gib above the 0\.\d\d GiB of a worker without simulators, found 0.001"):
+    with pytest.raises(
+        ConfigError,
+        match=r"expected memory_gib above the 0\.\d\d GiB of a worker without simulators, found 0.001",
+    ):
         EnvPool(1, 1, PoolSettings(memory_gib=0.001))
 
 
@@ -167,7 +194,10 @@ def test_workers_use_one_thread_and_the_given_environment(monkeypatch: pytest.Mo
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     with EnvPool(1, 1, PoolSettings(environment={"MMRL_TEST": "here"})) as pool:
         environment = psutil.Process(pool.pids()[0]).environ()
-        assert environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "1" and environment["MMRL_TEST"] == "here"
+        assert (
+            environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "1"
+            and environment["MMRL_TEST"] == "here"
+        )
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
@@ -182,11 +212,16 @@ def test_a_worker_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch)
 
 # what is left behind
 
+
 def _left() -> tuple[int, set[str], set[int]]:
     """Descriptors, shared memory, children."""
     gc.collect()
     shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    return len(os.listdir("/proc/self/fd")), shared, {child.pid for child in psutil.Process().children()}
+    return (
+        len(os.listdir("/proc/self/fd")),
+        shared,
+        {child.pid for child in psutil.Process().children()},
+    )
 
 
 @pytest.mark.slow
@@ -239,12 +274,21 @@ def _left_alone(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "act"), [
-    ("time.sleep(60)", _killed), ("pool.ready()", _interrupted), ("sys.exit(0)", _left_alone)])
-def test_workers_never_outlive_their_parent(end: str, act: Callable[[subprocess.Popen[str]], None]) -> None:
+@pytest.mark.parametrize(
+    ("end", "act"),
+    [("time.sleep(60)", _killed), ("pool.ready()", _interrupted), ("sys.exit(0)", _left_alone)],
+)
+def test_workers_never_outlive_their_parent(
+    end: str, act: Callable[[subprocess.Popen[str]], None]
+) -> None:
     script = textwrap.dedent(_SCRIPT).format(end=end)
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     with process.stdout:
         pids = [int(pid) for pid in process.stdout.readline().split()]
@@ -275,4 +319,6 @@ def test_a_short_torture_adds_up() -> None:
     record = torture(6.0, seed=3)
     rare = {"all_kinds_of_errors_seen", "workers_replaced_for_memory"}
     assert {name for name, good in record["checks"].items() if not good} <= rare
-    assert record["errors"] and record["finished"] > 0  # how many depends on how busy the machine is
+    assert (
+        record["errors"] and record["finished"] > 0
+    )  # how many depends on how busy the machine is

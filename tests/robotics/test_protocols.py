@@ -1,4 +1,5 @@
 """Evaluation protocols: their published constants, and image paths checked for shape, area and rotation."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,20 +13,37 @@ from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
 from mmrl.robotics.contract import ActionError
-from mmrl.robotics.protocols import PROTOCOLS, ImagePath, center_crop, jpeg, protocol_of, resize, resize_with_pad, rotate180
+from mmrl.robotics.protocols import (
+    PROTOCOLS,
+    ImagePath,
+    center_crop,
+    jpeg,
+    protocol_of,
+    resize,
+    resize_with_pad,
+    rotate180,
+)
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 
 
 def scene(height: int = 256, width: int = 256) -> np.ndarray:
     y, x = np.mgrid[:height, :width]
-    return np.stack([x * 255 // max(1, width - 1), y * 255 // max(1, height - 1), (x + y) % 97], axis=-1).astype(np.uint8)
+    return np.stack(
+        [x * 255 // max(1, width - 1), y * 255 // max(1, height - 1), (x + y) % 97], axis=-1
+    ).astype(np.uint8)
 
 
-@pytest.mark.parametrize("name, steps, wait, seed", [
-    ("openvla_oft", (220, 280, 300, 520, 400), 10, 7), ("openpi", (220, 280, 300, 520, 400), 10, 7),
-    ("lerobot", (280, 280, 300, 520, 400), 10, 1000), ("simplevla_rl", (512,) * 5, 10, 0),
-    ("rlinf", (240, 512, 512, 512, 512), 15, 0)])
+@pytest.mark.parametrize(
+    "name, steps, wait, seed",
+    [
+        ("openvla_oft", (220, 280, 300, 520, 400), 10, 7),
+        ("openpi", (220, 280, 300, 520, 400), 10, 7),
+        ("lerobot", (280, 280, 300, 520, 400), 10, 1000),
+        ("simplevla_rl", (512,) * 5, 10, 0),
+        ("rlinf", (240, 512, 512, 512, 512), 15, 0),
+    ],
+)
 def test_published_constants(name: str, steps: tuple[int, ...], wait: int, seed: int) -> None:
     protocol = protocol_of(name)
     assert tuple(protocol.steps(suite) for suite in SUITES) == steps
@@ -41,9 +59,16 @@ def test_limits_exceed_the_longest_demonstrations() -> None:
 
 def test_what_sets_the_protocols_apart() -> None:
     assert {p.name for p in PROTOCOLS.values() if p.training_states} == {"simplevla_rl", "rlinf"}
-    assert {p.name for p in PROTOCOLS.values() if p.gripper == "openvla"} == {"openvla_oft", "simplevla_rl", "rlinf"}
+    assert {p.name for p in PROTOCOLS.values() if p.gripper == "openvla"} == {
+        "openvla_oft",
+        "simplevla_rl",
+        "rlinf",
+    }
     assert {p.name: p.temperature for p in PROTOCOLS.values() if p.temperature} == {"rlinf": 1.6}
-    assert protocol_of("openpi").replan == 5 and protocol_of("openvla_oft").replan == protocol_of("openvla_oft").chunk == 8
+    assert (
+        protocol_of("openpi").replan == 5
+        and protocol_of("openvla_oft").replan == protocol_of("openvla_oft").chunk == 8
+    )
 
 
 @pytest.mark.parametrize("name", list(PROTOCOLS))
@@ -67,25 +92,49 @@ def test_unknown_names() -> None:
         protocol_of("openpi").steps("libero_goals")
 
 
-@pytest.mark.parametrize("name, side", [("openvla_oft", 224), ("openpi", 224), ("lerobot", 256), ("simplevla_rl", 224),
-                                        ("rlinf", 224)])
+@pytest.mark.parametrize(
+    "name, side",
+    [
+        ("openvla_oft", 224),
+        ("openpi", 224),
+        ("lerobot", 256),
+        ("simplevla_rl", 224),
+        ("rlinf", 224),
+    ],
+)
 def test_pictures_come_out_upright_and_of_the_size_it_says(name: str, side: int) -> None:
     protocol = protocol_of(name)
     upright = scene()
     upside_down = upright[::-1, ::-1]
     seen = protocol.picture(upside_down)
-    assert seen.shape == (side, side, 3) and seen.dtype == np.uint8 and side == protocol.describe()["image"]["side"]
-    assert int(seen[side // 2, -5, 0]) > 200 > 60 > int(seen[side // 2, 4, 0])  # red grows to the right
-    assert int(seen[-5, side // 2, 1]) > 200 > 60 > int(seen[4, side // 2, 1])  # green grows downwards
+    assert (
+        seen.shape == (side, side, 3)
+        and seen.dtype == np.uint8
+        and side == protocol.describe()["image"]["side"]
+    )
+    assert (
+        int(seen[side // 2, -5, 0]) > 200 > 60 > int(seen[side // 2, 4, 0])
+    )  # red grows to the right
+    assert (
+        int(seen[-5, side // 2, 1]) > 200 > 60 > int(seen[4, side // 2, 1])
+    )  # green grows downwards
     np.testing.assert_array_equal(seen, protocol.picture(upright, rotated=True))
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
 @settings(max_examples=30)
 def test_rotation_moves_every_pixel_and_undoes_itself(height: int, width: int) -> None:
-    picture = np.random.default_rng(height * 41 + width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    picture = (
+        np.random.default_rng(height * 41 + width)
+        .integers(0, 256, (height, width, 3))
+        .astype(np.uint8)
+    )
     turned = rotate180(picture)
-    assert turned.flags.c_contiguous and (turned[0, 0] == picture[-1, -1]).all() and (turned[-1, 0] == picture[0, -1]).all()
+    assert (
+        turned.flags.c_contiguous
+        and (turned[0, 0] == picture[-1, -1]).all()
+        and (turned[-1, 0] == picture[0, -1]).all()
+    )
     np.testing.assert_array_equal(rotate180(turned), picture)
     np.testing.assert_array_equal(turned, np.rot90(picture, 2))
 
@@ -100,7 +149,9 @@ def test_the_crop_shows_its_share_of_the_area(area: float, side: int) -> None:
     assert seen.shape == ramp.shape
     share = (float(seen[0, -1, 0]) - float(seen[0, 0, 0])) / 255
     assert share == pytest.approx(math.sqrt(area), abs=2.1 / 255)
-    assert float(seen[0, 0, 0]) + float(seen[0, -1, 0]) == pytest.approx(255, abs=3)  # from the middle
+    assert float(seen[0, 0, 0]) + float(seen[0, -1, 0]) == pytest.approx(
+        255, abs=3
+    )  # from the middle
 
 
 def loop_crop(picture: np.ndarray, area: float, side: int) -> np.ndarray:
@@ -123,7 +174,10 @@ def loop_crop(picture: np.ndarray, area: float, side: int) -> np.ndarray:
 def test_crop_agrees_with_plain_loops() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (19, 23, 3)).astype(np.uint8)
     for area, side in ((0.9, 14), (0.5, 20), (1.0, 9)):
-        assert np.abs(center_crop(picture, area, side) - loop_crop(picture, area, side)).max() <= 0.5 + 1e-6
+        assert (
+            np.abs(center_crop(picture, area, side) - loop_crop(picture, area, side)).max()
+            <= 0.5 + 1e-6
+        )
     np.testing.assert_array_equal(center_crop(picture, 1.0), picture)
     for area in (0.0, 1.1, -1.0):
         with pytest.raises(ConfigError, match="area above 0"):
@@ -133,7 +187,12 @@ def test_crop_agrees_with_plain_loops() -> None:
 def test_padding_keeps_proportions_and_a_square_stays_whole() -> None:
     wide = np.full((50, 100, 3), 200, np.uint8)
     seen = resize_with_pad(wide, 64)
-    assert seen.shape == (64, 64, 3) and (seen[16:48] == 200).all() and (seen[:16] == 0).all() and (seen[48:] == 0).all()
+    assert (
+        seen.shape == (64, 64, 3)
+        and (seen[16:48] == 200).all()
+        and (seen[:16] == 0).all()
+        and (seen[48:] == 0).all()
+    )
     tall = resize_with_pad(np.full((100, 50, 3), 9, np.uint8), 64)
     assert (tall[:, 16:48] == 9).all() and tall.sum() == 64 * 32 * 3 * 9
     square = scene(64, 64)
@@ -154,9 +213,22 @@ def test_resizing_keeps_flat_colour_and_mean() -> None:
     assert ImagePath(method="lanczos", side=32)(scene()).shape == (32, 32, 3)
 
 
-@pytest.mark.parametrize("bad", [np.zeros((4, 4, 3)), np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8),
-                                 np.zeros((0, 4, 3), np.uint8)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros((4, 4, 3)),
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ],
+)
 def test_what_is_no_picture_is_refused(bad: np.ndarray) -> None:
-    for transform in (rotate180, jpeg, lambda p: resize(p, 8), lambda p: resize_with_pad(p, 8), lambda p: center_crop(p, 0.9)):
+    for transform in (
+        rotate180,
+        jpeg,
+        lambda p: resize(p, 8),
+        lambda p: resize_with_pad(p, 8),
+        lambda p: center_crop(p, 0.9),
+    ):
         with pytest.raises(ActionError, match="uint8 picture"):
             transform(bad)

@@ -1,4 +1,5 @@
 """Whole nodes that are lost in the middle of a run: it goes on elsewhere, or stops and names them."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,15 +23,31 @@ from tests.robotics.test_ray_pool import training
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_the_last(tmp_path: Path) -> None:
+def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_the_last(
+    tmp_path: Path,
+) -> None:
     policy = saved_vla(tmp_path)
-    common = [f"dir={tmp_path}", "env.slots=2", "env.workers=1", "schedule.kind=pipelined", "schedule.order=key", "train.steps=3"]
+    common = [
+        f"dir={tmp_path}",
+        "env.slots=2",
+        "env.workers=1",
+        "schedule.kind=pipelined",
+        "schedule.order=key",
+        "train.steps=3",
+    ]
     Trainer(config_of(policy, *common, "name=local")).fit()
     with nodes(1) as own:
         spare = [own.add(1), own.add(1)]
-        trainer = Trainer(config_of(
-            policy, *common, "name=ray", "engine.workers=ray", f"engine.ray.address={own.address}",
-            "engine.ray.placement=disaggregated"))
+        trainer = Trainer(
+            config_of(
+                policy,
+                *common,
+                "name=ray",
+                "engine.workers=ray",
+                f"engine.ray.address={own.address}",
+                "engine.ray.placement=disaggregated",
+            )
+        )
         lost: list[Any] = []
 
         def lose(kind: str, payload: Any) -> None:
@@ -47,14 +64,27 @@ def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_
         with pytest.raises(ClusterError) as error:
             trainer.fit()
         assert len(lost) == 2 and lost[0] is not lost[1]
-        assert f"node {lost[1].node_id[:8]}" in str(error.value) and "found none left: lost" in str(error.value)
-        with Cluster(RayConfig(address=own.address), [Demand("rewards", 1, 1.0)]), pytest.raises(
-                ConfigError, match="expected the cluster that this process is connected to"), Cluster(
-                RayConfig(address="127.0.0.1:1"), [Demand("rewards", 1, 1.0)]):
+        assert f"node {lost[1].node_id[:8]}" in str(error.value) and "found none left: lost" in str(
+            error.value
+        )
+        with (
+            Cluster(RayConfig(address=own.address), [Demand("rewards", 1, 1.0)]),
+            pytest.raises(
+                ConfigError, match="expected the cluster that this process is connected to"
+            ),
+            Cluster(RayConfig(address="127.0.0.1:1"), [Demand("rewards", 1, 1.0)]),
+        ):
             pass
-    assert same(weights(tmp_path, "local", 2), weights(tmp_path, "ray", 2)), "the second step was played on the other node"
+    assert same(weights(tmp_path, "local", 2), weights(tmp_path, "ray", 2)), (
+        "the second step was played on the other node"
+    )
     first, second = rows(tmp_path, "ray")
-    assert [training(first), training(second)] == [training(row) for row in rows(tmp_path, "local")[:2]]
+    assert [training(first), training(second)] == [
+        training(row) for row in rows(tmp_path, "local")[:2]
+    ]
     failed = [row["step"] for row in read_jsonl(tmp_path / "ray" / "failures.jsonl")]
-    assert first["train/failed_attempts"] == failed.count(1) == 0 and second["train/failed_attempts"] == failed.count(2) > 0
+    assert (
+        first["train/failed_attempts"] == failed.count(1) == 0
+        and second["train/failed_attempts"] == failed.count(2) > 0
+    )
     assert second["train/ray/restarts/simulators"] >= 1 and adds_up(trainer.rollouts.pool)

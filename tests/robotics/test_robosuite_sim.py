@@ -1,7 +1,8 @@
 """robosuite's own tasks as simulators: real mujoco, software rendering.
 
-    MUJOCO_GL=osmesa pytest tests/robotics/test_robosuite_sim.py
+MUJOCO_GL=osmesa pytest tests/robotics/test_robosuite_sim.py
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -23,22 +24,31 @@ TASKS = ("Lift", "Stack", "PickPlaceCan", "NutAssemblySquare", "Door")
 
 
 def _spec(task: str, **changes: Any) -> EnvSpec:
-    return EnvSpec("robosuite", task, **{"horizon": 100, "image_size": 64, "options": {"gl": "osmesa"}, **changes})
+    return EnvSpec(
+        "robosuite",
+        task,
+        **{"horizon": 100, "image_size": 64, "options": {"gl": "osmesa"}, **changes},
+    )
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    (_spec("Lft"), "Did you mean 'Lift'?"),
-    (_spec("Lift", cameras=("bas",)), "Did you mean 'base'?"),
-    (_spec("Lift", options={"gll": 1}), "Did you mean 'gl'?"),
-])
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (_spec("Lft"), "Did you mean 'Lift'?"),
+        (_spec("Lift", cameras=("bas",)), "Did you mean 'base'?"),
+        (_spec("Lift", options={"gll": 1}), "Did you mean 'gl'?"),
+    ],
+)
 def test_what_does_not_exist(spec: EnvSpec, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_simulator(spec)
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("version", "warned"),
-                         [("3.3.7", False), ("3.4.0", True), ("4.0.0", True), ("3.10.1", True), ("2.3.7", False)])
+@pytest.mark.parametrize(
+    ("version", "warned"),
+    [("3.3.7", False), ("3.4.0", True), ("4.0.0", True), ("3.10.1", True), ("2.3.7", False)],
+)
 def test_mujoco_from_3_4_on_is_warned_about(version: str, warned: bool) -> None:
     assert (bridge.mujoco_warning(version) is not None) == warned
 
@@ -52,20 +62,34 @@ def test_axis_angle_against_scipy() -> None:
         found = Rotation.from_rotvec(bridge.axis_angle(quaternion))
         assert (found * Rotation.from_quat(quaternion).inv()).magnitude() < 1e-6
         if quaternion[3] >= 0:
-            assert np.allclose(bridge.axis_angle(quaternion), Rotation.from_quat(quaternion).as_rotvec(), atol=1e-6)
+            assert np.allclose(
+                bridge.axis_angle(quaternion), Rotation.from_quat(quaternion).as_rotvec(), atol=1e-6
+            )
 
 
-def test_a_missing_gl_library_names_package_and_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "_GL_LIBRARIES", {"osmesa": ("libnone.so",), "egl": ("libnone.so",)})
-    monkeypatch.setitem(sys.modules, "robosuite.utils.binding_utils", SimpleNamespace(_MUJOCO_GL="osmesa"))
-    with pytest.raises(MissingExtraError, match=r"apt-get install libosmesa6\) or choose the other: MUJOCO_GL=egl"):
+def test_a_missing_gl_library_names_package_and_alternative(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        bridge, "_GL_LIBRARIES", {"osmesa": ("libnone.so",), "egl": ("libnone.so",)}
+    )
+    monkeypatch.setitem(
+        sys.modules, "robosuite.utils.binding_utils", SimpleNamespace(_MUJOCO_GL="osmesa")
+    )
+    with pytest.raises(
+        MissingExtraError, match=r"apt-get install libosmesa6\) or choose the other: MUJOCO_GL=egl"
+    ):
         bridge.choose_gl("osmesa")
 
 
 def test_the_environment_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "robosuite.utils.binding_utils", raising=False)  # as in a process that renders nothing yet
+    monkeypatch.delitem(
+        sys.modules, "robosuite.utils.binding_utils", raising=False
+    )  # as in a process that renders nothing yet
     monkeypatch.setenv("MUJOCO_GL", "glfw")
-    with pytest.raises(ConfigError, match=r"expected auto, osmesa or egl \(option gl or MUJOCO_GL\), found 'glfw'"):
+    with pytest.raises(
+        ConfigError, match=r"expected auto, osmesa or egl \(option gl or MUJOCO_GL\), found 'glfw'"
+    ):
         bridge.choose_gl("auto")
 
 
@@ -88,12 +112,23 @@ class TestEpisodes:
             for _ in range(2):
                 simulator.step(np.full(7, 0.2))
             observation = simulator.observe()
-            seen.append([*(picture.tobytes() for picture in observation.images.values()), observation.proprio.tobytes()])
+            seen.append(
+                [
+                    *(picture.tobytes() for picture in observation.images.values()),
+                    observation.proprio.tobytes(),
+                ]
+            )
         versions = simulator.versions()
         simulator.close()
         assert seen[0] == seen[2] != seen[1]
-        assert versions["render"] == "osmesa" and versions["robosuite"].startswith("1.4") and versions["renderer"]
-        assert observation.images["base"].std() > 10 and observation.proprio.shape == (simulator.proprio_dim,)
+        assert (
+            versions["render"] == "osmesa"
+            and versions["robosuite"].startswith("1.4")
+            and versions["renderer"]
+        )
+        assert observation.images["base"].std() > 10 and observation.proprio.shape == (
+            simulator.proprio_dim,
+        )
 
     def test_pictures_equal_those_of_an_environment_that_renders_every_step(self) -> None:
         import robosuite
@@ -107,8 +142,16 @@ class TestEpisodes:
         ours = simulator.observe()
         simulator.close()
         controller = robosuite.load_controller_config(default_controller="OSC_POSE")
-        own = robosuite.make("Lift", robots="Panda", controller_configs=controller, has_renderer=False, control_freq=20,
-                             camera_names="agentview", camera_heights=64, camera_widths=64)
+        own = robosuite.make(
+            "Lift",
+            robots="Panda",
+            controller_configs=controller,
+            has_renderer=False,
+            control_freq=20,
+            camera_names="agentview",
+            camera_heights=64,
+            camera_widths=64,
+        )
         np.random.seed(state.seed)
         own.reset()
         for action in actions:
@@ -129,5 +172,7 @@ class TestEpisodes:
         assert result.success and result.reward > 0
 
     def test_no_expert_for_the_others(self) -> None:
-        with pytest.raises(ConfigError, match="expected a task with a scripted expert, found robosuite/Door"):
+        with pytest.raises(
+            ConfigError, match="expected a task with a scripted expert, found robosuite/Door"
+        ):
             make_simulator(_spec("Door")).expert(np.random.default_rng(0))

@@ -1,4 +1,5 @@
 """The tiny simulator: same seed, same episode; pictures that hold everything; experts that succeed; honest options."""
+
 from __future__ import annotations
 
 import pickle
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
-from mmrl.robotics.contract import ActionError, EnvSpec, Simulator, initial_states, make_simulator, run_chunk
+from mmrl.robotics.contract import (
+    ActionError,
+    EnvSpec,
+    Simulator,
+    initial_states,
+    make_simulator,
+    run_chunk,
+)
 from mmrl.robotics.tiny import Canvas, TinySimulator
 from mmrl.robotics.tiny_tasks import COLOURS, SPEED, TASKS, PushTask
 
@@ -22,7 +30,9 @@ def tiny(task: str = "push", horizon: int = 40, **kwargs: Any) -> TinySimulator:
     return simulator
 
 
-def play(simulator: Simulator, index: int, actions: np.ndarray, split: str = "train") -> list[bytes]:
+def play(
+    simulator: Simulator, index: int, actions: np.ndarray, split: str = "train"
+) -> list[bytes]:
     """Every observation and result of an episode, as bytes."""
     simulator.reset(initial_states(split, 1, index)[0])  # type: ignore[arg-type]
     rows = [pickle.dumps(_plain(simulator))]
@@ -36,7 +46,11 @@ def play(simulator: Simulator, index: int, actions: np.ndarray, split: str = "tr
 
 def _plain(simulator: Simulator) -> tuple[Any, ...]:
     seen = simulator.observe()
-    return {k: v.tobytes() for k, v in seen.images.items()}, seen.proprio.tobytes(), seen.instruction
+    return (
+        {k: v.tobytes() for k, v in seen.images.items()},
+        seen.proprio.tobytes(),
+        seen.instruction,
+    )
 
 
 def random_actions(seed: int, count: int, dim: int) -> np.ndarray:
@@ -156,7 +170,9 @@ def test_the_wrist_camera_follows_the_arm() -> None:
     simulator.reset(initial_states("train", 1)[0])
     seen = simulator.observe()
     assert list(seen.images) == ["wrist", "base"]
-    assert seen.images["wrist"][32, 32].sum() < 200 and not np.array_equal(seen.images["wrist"], seen.images["base"])
+    assert seen.images["wrist"][32, 32].sum() < 200 and not np.array_equal(
+        seen.images["wrist"], seen.images["base"]
+    )
 
 
 def test_reach_follows_the_instruction_and_wrong_discs_end_it() -> None:
@@ -167,11 +183,15 @@ def test_reach_follows_the_instruction_and_wrong_discs_end_it() -> None:
         named = simulator.observe().instruction
         instructions.add(named)
         colour = next(name for name in COLOURS if name in named)
-        assert dict(task.discs)[colour] == task.target and len({name for name, _ in task.discs}) == 3
+        assert (
+            dict(task.discs)[colour] == task.target and len({name for name, _ in task.discs}) == 3
+        )
         wrong = next(place for name, place in task.discs if name != colour)
         task.arm = (wrong[0] - 0.2, wrong[1])
         result = simulator.step(np.array([1.0, 0.0]))
-        assert result.terminated and not result.success and not result.truncated and result.reward == 0
+        assert (
+            result.terminated and not result.success and not result.truncated and result.reward == 0
+        )
     assert len(instructions) == 4
 
 
@@ -182,13 +202,20 @@ def test_the_target_of_reach_cannot_be_guessed_from_the_picture() -> None:
         simulator.reset(state)
         task: Any = simulator.task
         first += task.discs[0][0] == task.colour
-        nearest += min(task.discs, key=lambda disc: np.hypot(*np.subtract(disc[1], task.arm)))[0] == task.colour
+        nearest += (
+            min(task.discs, key=lambda disc: np.hypot(*np.subtract(disc[1], task.arm)))[0]
+            == task.colour
+        )
     assert 0.2 < first / rounds < 0.47 and nearest / rounds < 0.65
 
 
 def test_pick_needs_the_gripper() -> None:
     simulator = tiny("pick")
-    assert simulator.action_space.gripper == 2 and simulator.action_space.gripper_open == 1.0 and simulator.proprio_dim == 3
+    assert (
+        simulator.action_space.gripper == 2
+        and simulator.action_space.gripper_open == 1.0
+        and simulator.proprio_dim == 3
+    )
     state = initial_states("train", 1)[0]
     simulator.reset(state)
     task: Any = simulator.task
@@ -226,7 +253,13 @@ def test_horizon_truncates_and_an_ended_episode_does_not_step() -> None:
     simulator = tiny("push", 3)
     simulator.reset(initial_states("train", 1)[0])
     chunk = run_chunk(simulator, np.zeros((5, 2)))
-    assert chunk.valid_C.tolist() == [True] * 3 + [False] * 2 and chunk.truncated_C.tolist() == [False, False, True, False, False]
+    assert chunk.valid_C.tolist() == [True] * 3 + [False] * 2 and chunk.truncated_C.tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert not chunk.terminated_C.any()
     with pytest.raises(AssertionError, match="reset first"):
         simulator.step(np.zeros(2))
@@ -240,7 +273,11 @@ def test_success_may_go_on_when_asked(task: str) -> None:
     simulator.reset(initial_states("train", 1)[0])
     expert = simulator.expert(np.random.default_rng(0))
     results = [simulator.step(expert()[0]) for _ in range(40)]
-    assert not any(r.terminated for r in results) and results[-1].truncated and any(r.success for r in results)
+    assert (
+        not any(r.terminated for r in results)
+        and results[-1].truncated
+        and any(r.success for r in results)
+    )
     assert [r.reward for r in results] == [float(r.success) for r in results]
 
 
@@ -260,13 +297,19 @@ def test_shaped_reward_is_the_change_of_the_potential_and_success(task: str) -> 
         assert shaped.success == plain.success
         if shaped.terminated:
             break
-    assert won == 1.0 and total == pytest.approx(1.0 + simulator.task.potential() - start) and total > 1.2
+    assert (
+        won == 1.0
+        and total == pytest.approx(1.0 + simulator.task.potential() - start)
+        and total > 1.2
+    )
 
 
 def test_costs_are_paid() -> None:
     import time
 
-    simulator = tiny(options={"render_s": 0.02, "step_s": 0.01, "reset_s": 0.03}, cameras=("base", "wrist"))
+    simulator = tiny(
+        options={"render_s": 0.02, "step_s": 0.01, "reset_s": 0.03}, cameras=("base", "wrist")
+    )
     state, begin = initial_states("train", 1)[0], time.perf_counter()
     simulator.reset(state)
     after_reset = time.perf_counter()
@@ -274,34 +317,51 @@ def test_costs_are_paid() -> None:
     after_step = time.perf_counter()
     simulator.observe()
     end = time.perf_counter()
-    assert after_reset - begin >= 0.03 and after_step - after_reset >= 0.01 and end - after_step >= 0.04
+    assert (
+        after_reset - begin >= 0.03
+        and after_step - after_reset >= 0.01
+        and end - after_step >= 0.04
+    )
 
 
 def test_a_picture_takes_less_than_a_third_of_a_millisecond() -> None:
     for task in ALL:
         simulator = tiny(task, image_size=64)
         simulator.reset(initial_states("train", 1)[0])
-        assert min(timeit.repeat(simulator.observe, number=5, repeat=60)) / 5 < 0.6e-3  # twice what is promised: busy machines
+        assert (
+            min(timeit.repeat(simulator.observe, number=5, repeat=60)) / 5 < 0.6e-3
+        )  # twice what is promised: busy machines
 
 
-@pytest.mark.parametrize(("kwargs", "words"), [
-    ({"task": "psh"}, "expected task push, reach, pick, found 'psh'. Did you mean 'push'?"),
-    ({"cameras": ("bse",)}, "expected cameras base, wrist, found 'bse'. Did you mean 'base'?"),
-    ({"options": {"rewards": "sparse"}}, "found 'rewards'. Did you mean 'reward'?"),
-    ({"options": {"reward": "dense"}}, "expected reward sparse or shaped, found 'dense'"),
-    ({"options": {"step_s": -1}}, "expected step_s to be a number >= 0, found -1"),
-    ({"options": {"render_s": float("nan")}}, "expected render_s to be a number"),
-    ({"options": {"step_s": "1"}}, "expected step_s to be a number >= 0, found '1'"),
-    ({"options": {"stop_at_success": 1}}, "expected stop_at_success true or false, found 1"),
-])
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"task": "psh"}, "expected task push, reach, pick, found 'psh'. Did you mean 'push'?"),
+        ({"cameras": ("bse",)}, "expected cameras base, wrist, found 'bse'. Did you mean 'base'?"),
+        ({"options": {"rewards": "sparse"}}, "found 'rewards'. Did you mean 'reward'?"),
+        ({"options": {"reward": "dense"}}, "expected reward sparse or shaped, found 'dense'"),
+        ({"options": {"step_s": -1}}, "expected step_s to be a number >= 0, found -1"),
+        ({"options": {"render_s": float("nan")}}, "expected render_s to be a number"),
+        ({"options": {"step_s": "1"}}, "expected step_s to be a number >= 0, found '1'"),
+        ({"options": {"stop_at_success": 1}}, "expected stop_at_success true or false, found 1"),
+    ],
+)
 def test_wrong_settings_are_named(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         tiny(**kwargs)
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("actions", [np.zeros((2, 3)), np.zeros(2), np.zeros((0, 2)),
-                                     np.full((1, 2), np.nan), np.full((1, 2), np.inf)])
+@pytest.mark.parametrize(
+    "actions",
+    [
+        np.zeros((2, 3)),
+        np.zeros(2),
+        np.zeros((0, 2)),
+        np.full((1, 2), np.nan),
+        np.full((1, 2), np.inf),
+    ],
+)
 def test_actions_that_cannot_be_executed_do_nothing(actions: np.ndarray) -> None:
     simulator = tiny()
     simulator.reset(initial_states("train", 1)[0])
@@ -314,10 +374,15 @@ def test_actions_that_cannot_be_executed_do_nothing(actions: np.ndarray) -> None
 def test_canvas_places_and_clips() -> None:
     canvas = Canvas(64)
     background = canvas.pixels.copy()
-    assert len(np.unique(background.reshape(-1, 3), axis=0)) > 1000  # the table's colour tells places apart
+    assert (
+        len(np.unique(background.reshape(-1, 3), axis=0)) > 1000
+    )  # the table's colour tells places apart
     canvas.disc((0.5, 0.5), 0.2, (255, 0, 0))
     assert canvas.pixels[16, 48].tolist() == [255, 0, 0]  # x to the right, y up
     assert (canvas.pixels[48, 16] == background[48, 16]).all()
     canvas.disc((5.0, 0.0), 0.2, (0, 0, 0))  # outside: nothing
     canvas.disc((-1.0, -1.0), 0.3, (0, 0, 255), inner=0.1)
-    assert canvas.pixels[60, 12].tolist() != [0, 0, 0] and (canvas.pixels[63, 0] == background[63, 0]).all()
+    assert (
+        canvas.pixels[60, 12].tolist() != [0, 0, 0]
+        and (canvas.pixels[63, 0] == background[63, 0]).all()
+    )

@@ -1,4 +1,5 @@
 """The VLA policy: what it chose is what training evaluates, chunks are decoded together, checkpoints act alike."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -28,8 +29,12 @@ def test_behaviour_log_probs_are_those_of_training(model: Path, decode: str) -> 
     seen = observations(3)
     choices = vla.act(seen, [(1, i) for i in range(3)], temperature=0.7)
     out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices], 0.7)
-    assert torch.allclose(out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5)
-    assert torch.allclose(out.values_M, torch.tensor([v for c in choices for v in c.values_V]), atol=1e-6)
+    assert torch.allclose(
+        out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5
+    )
+    assert torch.allclose(
+        out.values_M, torch.tensor([v for c in choices for v in c.values_V]), atol=1e-6
+    )
     assert (out.entropy_N > 0).all() and (out.entropy_N <= np.log(9) + 1e-5).all()
     assert all(0 <= t < 9 for c in choices for t in c.tokens) and len(choices[0].tokens) == 2 * 2
 
@@ -48,13 +53,17 @@ def test_a_choice_depends_on_its_own_noise_alone(model: Path, decode: str) -> No
 
 
 @pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
-def test_equal_prompts_share_their_forward_pass_without_changing_it(model: Path, decode: str) -> None:
+def test_equal_prompts_share_their_forward_pass_without_changing_it(
+    model: Path, decode: str
+) -> None:
     vla = make_vla(model, f"vla.decode={decode}")
     a, b = (vla.prompt(o) for o in observations(2))
     tokens = np.random.default_rng(0).integers(0, 9, (5, 4)).tolist()
     prompts = [a, b, a, a, b]
     shared = vla.evaluate(prompts, tokens)
-    single = torch.cat([vla.evaluate([p], [t]).logp_N for p, t in zip(prompts, tokens, strict=True)])
+    single = torch.cat(
+        [vla.evaluate([p], [t]).logp_N for p, t in zip(prompts, tokens, strict=True)]
+    )
     assert torch.allclose(shared.logp_N, single, atol=1e-5)
     shared.logp_N.sum().backward()
     gradient = {n: p.grad.clone() for n, p in vla.trainable() if p.grad is not None}
@@ -81,7 +90,9 @@ def test_a_parallel_chunk_looks_both_ways_and_an_autoregressive_one_back_only(mo
 def test_a_frame_is_the_picture_a_file_would_be(model: Path, tmp_path: Path) -> None:
     vla = make_vla(model)
     visuals = vla.core.encoder.visuals
-    rgb = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)  # resized by the processor
+    rgb = np.random.default_rng(0).integers(
+        0, 256, (48, 40, 3), dtype=np.uint8
+    )  # resized by the processor
     Image.fromarray(rgb).save(tmp_path / "a.png")
     frame, file = visuals.frame(rgb), visuals.image(str(tmp_path / "a.png"))
     assert frame.grid_thw == file.grid_thw and frame.identity == file.identity
@@ -90,7 +101,9 @@ def test_a_frame_is_the_picture_a_file_would_be(model: Path, tmp_path: Path) -> 
 
 
 def test_wrist_camera_and_proprioception_enter_the_prompt(model: Path) -> None:
-    vla = make_vla(model, "env.cameras=[base, wrist]", "vla.cameras=[base, wrist]", "vla.proprio=true")
+    vla = make_vla(
+        model, "env.cameras=[base, wrist]", "vla.cameras=[base, wrist]", "vla.proprio=true"
+    )
     seen = observations(1, cameras=("base", "wrist"))[0]
     prompt = vla.prompt(seen)
     assert len(prompt.visuals) == 2
@@ -109,11 +122,17 @@ def test_a_saved_policy_acts_alike(model: Path, tmp_path: Path, decode: str) -> 
     vla = make_vla(model, f"vla.decode={decode}", "vla.value_head=true", "vla.proprio=true")
     torch.nn.init.normal_(vla.value_head[2].weight)  # type: ignore[index]
     vla.save(tmp_path / "saved")
-    again = load_vla(config_of(tmp_path / "saved", "vla.value_head=true", f"vla.decode={decode}", "vla.proprio=true"))
+    again = load_vla(
+        config_of(
+            tmp_path / "saved", "vla.value_head=true", f"vla.decode={decode}", "vla.proprio=true"
+        )
+    )
     seen = observations(2)
     keys = [(3, 1), (3, 2)]
     for one, other in zip(vla.act(seen, keys), again.act(seen, keys), strict=True):
-        assert one.tokens == other.tokens and one.values_V == pytest.approx(other.values_V, abs=1e-6)
+        assert one.tokens == other.tokens and one.values_V == pytest.approx(
+            other.values_V, abs=1e-6
+        )
         assert one.logps == pytest.approx(other.logps, abs=1e-6)
     assert json.loads((tmp_path / "saved" / "vla.json").read_text())["action"]["bins"] == 9
 
@@ -123,7 +142,9 @@ def test_other_qwen_families_act_too(tmp_path: Path, arch: str) -> None:
     vla = make_vla(make_model(tmp_path / arch, arch))
     choices = vla.act(observations(2), [(1,), (2,)])
     out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices])
-    assert torch.allclose(out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5)
+    assert torch.allclose(
+        out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5
+    )
 
 
 def test_lora_trains_adapters_and_action_logits_follow(model: Path, tmp_path: Path) -> None:
@@ -138,7 +159,11 @@ def test_lora_trains_adapters_and_action_logits_follow(model: Path, tmp_path: Pa
 
 def untied(model: Path, folder: Path) -> Path:
     """The model with an output layer of its own."""
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor  # after mmrl, which mends torchvision
+    from transformers import (
+        AutoConfig,
+        AutoModelForImageTextToText,
+        AutoProcessor,
+    )  # after mmrl, which mends torchvision
 
     config = AutoConfig.from_pretrained(model)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
@@ -151,7 +176,9 @@ def untied(model: Path, folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
-def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(model: Path, tmp_path: Path, tied: bool, decode: str) -> None:
+def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(
+    model: Path, tmp_path: Path, tied: bool, decode: str
+) -> None:
     """Rows of action and query tokens change, no other; the merged folder and base + adapter both act like the live policy."""
     base = model if tied else untied(model, tmp_path / "untied")
     lora = ("model.lora={r: 4, target_modules: [q_proj, v_proj]}", f"vla.decode={decode}")
@@ -180,52 +207,83 @@ def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(model: Path, t
     assert changed[1][vla.action_ids].all()
     live = {n: p.detach().clone() for n, p in vla.core.model.named_parameters()}
     vla.save(tmp_path / "saved")
-    assert all(torch.equal(p, live[n]) for n, p in vla.core.model.named_parameters()), "saving leaves the live policy as it was"
+    assert all(torch.equal(p, live[n]) for n, p in vla.core.model.named_parameters()), (
+        "saving leaves the live policy as it was"
+    )
     seen, keys = observations(3), [(5, i) for i in range(3)]
     merged = load_vla(config_of(tmp_path / "saved"))
     assert not merged.core.has_adapter and merged.core.base.config.tie_word_embeddings == tied
     simulator = make_simulator(EnvSpec("tiny", "reach", 12))
-    resumed = load_vla(config_of(base, *lora), space=simulator.action_space, weights=tmp_path / "saved")
+    resumed = load_vla(
+        config_of(base, *lora), space=simulator.action_space, weights=tmp_path / "saved"
+    )
     for other in (merged, resumed):
         for one, two in zip(vla.act(seen, keys), other.act(seen, keys), strict=True):
             assert one.tokens == two.tokens and one.logps == pytest.approx(two.logps, abs=1e-4)
-    again = load_vla(config_of(tmp_path / "saved", *lora))  # its tokens are known: the adapter alone is trained
+    again = load_vla(
+        config_of(tmp_path / "saved", *lora)
+    )  # its tokens are known: the adapter alone is trained
     assert all("lora_" in n for n, _ in again.trainable())
     size = sum(f.stat().st_size for f in (tmp_path / "saved" / "adapter").glob("*.safetensors"))
     assert size < before[0].numel() * 4, "the adapter holds the new rows, not the whole table"
 
 
-def test_what_a_checkpoint_was_made_with_holds_where_the_configuration_says_nothing(model: Path, tmp_path: Path) -> None:
+def test_what_a_checkpoint_was_made_with_holds_where_the_configuration_says_nothing(
+    model: Path, tmp_path: Path
+) -> None:
     """Bounds from statistics, the gripper's convention and the critic's width: a contradiction is named, silence agrees."""
     seen = np.random.default_rng(0).uniform(-0.5, 0.7, (200, 3))
     ActionStatistics.of(seen, mask=(True, True, False)).write(tmp_path / "made.json", "demos")
     ActionStatistics.of(2 * seen, mask=(True, True, False)).write(tmp_path / "other.json", "demos")
     pick = ("env.tasks=[pick]", "env.options={}")
     space = make_simulator(EnvSpec("tiny", "pick", 12)).action_space
-    made = (f"action.statistics={tmp_path / 'made.json'}", "action.gripper=binary_sign", "vla.value_head=true",
-            "vla.value_hidden=32")
+    made = (
+        f"action.statistics={tmp_path / 'made.json'}",
+        "action.gripper=binary_sign",
+        "vla.value_head=true",
+        "vla.value_hidden=32",
+    )
     load_vla(config_of(model, *pick, *made), space=space).save(tmp_path / "saved")
     for silent in (made, ()):
         again = load_vla(config_of(tmp_path / "saved", *pick, *silent))
-        assert again.codec.low == tuple(np.quantile(seen, 0.01, axis=0)) and again.codec.mask == (True, True, False)
+        assert again.codec.low == tuple(np.quantile(seen, 0.01, axis=0)) and again.codec.mask == (
+            True,
+            True,
+            False,
+        )
         assert again.codec.gripper_convention == "binary_sign"
         assert again.value_head is not None and again.value_head[0].weight.shape[0] == 32
-    for asked, words in ((f"action.statistics={tmp_path / 'other.json'}", r"action bounds low \[.*\] \(vla\.json\).*asks for \["),
-                         ("action.gripper=raw", r"gripper 'binary_sign' \(vla\.json\), the configuration asks for 'raw': rem"),
-                         ("vla.value_hidden=64", r"value_hidden 32 \(vla\.json\), the configuration asks for 64")):
+    for asked, words in (
+        (
+            f"action.statistics={tmp_path / 'other.json'}",
+            r"action bounds low \[.*\] \(vla\.json\).*asks for \[",
+        ),
+        (
+            "action.gripper=raw",
+            r"gripper 'binary_sign' \(vla\.json\), the configuration asks for 'raw': rem",
+        ),
+        ("vla.value_hidden=64", r"value_hidden 32 \(vla\.json\), the configuration asks for 64"),
+    ):
         with pytest.raises(ConfigError, match=rf"was made with {words}"):
             load_vla(config_of(tmp_path / "saved", *pick, asked))
     nowhere = config_of(tmp_path / "saved", *pick, f"action.statistics={tmp_path / 'gone.json'}")
     with pytest.raises(DataError, match=r"expected a dataset_statistics\.json"):
         load_vla(nowhere)
-    assert load_vla(nowhere, trainable=False).codec == again.codec  # a policy that only acts has its numbers in vla.json
+    assert (
+        load_vla(nowhere, trainable=False).codec == again.codec
+    )  # a policy that only acts has its numbers in vla.json
     make_vla(model).save(tmp_path / "plain")
-    wide = load_vla(config_of(tmp_path / "plain", "vla.value_head=true", "vla.value_hidden=48"))  # made without a critic
+    wide = load_vla(
+        config_of(tmp_path / "plain", "vla.value_head=true", "vla.value_hidden=48")
+    )  # made without a critic
     assert wide.value_head is not None and wide.value_head[0].weight.shape[0] == 48
 
 
 def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a VLA checkpoint \(a folder with vla.json\) as model.path.*mmrl sft"):
+    with pytest.raises(
+        ConfigError,
+        match=r"expected a VLA checkpoint \(a folder with vla.json\) as model.path.*mmrl sft",
+    ):
         load_vla(config_of(model))
     make_vla(model).save(tmp_path / "saved")
     with pytest.raises(ConfigError, match=r"was made with chunk 2 \(vla.json\).*asks for 3"):
@@ -233,9 +291,14 @@ def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "saved" / "vla.json").write_text("{")
     with pytest.raises(CheckpointError, match="expected the action settings of a VLA checkpoint"):
         load_vla(config_of(tmp_path / "saved"))
-    with pytest.raises(ConfigError, match=r"algorithm\.contrast means nothing to an embodied run: there is no changed view"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm\.contrast means nothing to an embodied run: there is no changed view",
+    ):
         config_of(model, "algorithm.contrast.kind=shuffle")
-    with pytest.raises(ConfigError, match=r"rl\.success at_end needs episodes that go on after a success"):
+    with pytest.raises(
+        ConfigError, match=r"rl\.success at_end needs episodes that go on after a success"
+    ):
         config_of(model, "rl.success=at_end")
     with pytest.raises(ConfigError, match=r"vla\.cameras needs wrist"):
         config_of(model, "vla.cameras=[base, wrist]")

@@ -1,4 +1,5 @@
 """LIBERO whose proprioception is the whole physics state, so that tests can compare it across processes, bit for bit."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -15,5 +16,14 @@ class WholeState(LiberoSimulator):
 
     def observe(self) -> Observation:
         data = self.env.sim.data._data
-        parts = ([data.time], data.qpos, data.qvel, data.qacc_warmstart, data.ctrl, data.actuator_force)
-        return replace(super().observe(), proprio=np.concatenate(parts).astype(np.float64).view(np.float32))
+        parts = (
+            [data.time],
+            data.qpos,
+            data.qvel,
+            data.qacc_warmstart,
+            data.ctrl,
+            data.actuator_force,
+        )
+        return replace(
+            super().observe(), proprio=np.concatenate(parts).astype(np.float64).view(np.float32)
+        )

@@ -1,4 +1,5 @@
 """The preallocated KV cache is transformers' DynamicCache, only faster: same numbers, rows repeated and retired."""
+
 from __future__ import annotations
 
 import pytest
@@ -39,7 +40,9 @@ def test_rows_do_not_share_memory_after_repeating() -> None:
     cache = PreallocatedCache(4)
     cache.update(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), 0)
     cache.repeat_rows(torch.tensor([2]))
-    cache.update(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 1, 2), torch.zeros(2, 1, 1, 2), 0)
+    cache.update(
+        torch.tensor([1.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 1, 2), torch.zeros(2, 1, 1, 2), 0
+    )
     assert cache.layers[0].keys[:, 0, 2, 0].tolist() == [1.0, 2.0]
 
 
@@ -55,14 +58,29 @@ def test_the_model_answers_the_same(arch: str) -> None:
     p = policy(arch)
     prompt = p.encoder(sample_with([picture((112, 84))]), Album())
     outputs = []
-    for cache in (PreallocatedCache(prompt.length + 3), DynamicCache(config=p.base.config.get_text_config())):
+    for cache in (
+        PreallocatedCache(prompt.length + 3),
+        DynamicCache(config=p.base.config.get_text_config()),
+    ):
         with torch.no_grad():
-            hidden = [p.base.model(input_ids=prompt.ids_P[None], position_ids=prompt.positions_3P[:, None],
-                                   mm_token_type_ids=prompt.kinds_P[None], past_key_values=cache, use_cache=True,
-                                   **p.media(prompt.visuals)).last_hidden_state]
+            hidden = [
+                p.base.model(
+                    input_ids=prompt.ids_P[None],
+                    position_ids=prompt.positions_3P[:, None],
+                    mm_token_type_ids=prompt.kinds_P[None],
+                    past_key_values=cache,
+                    use_cache=True,
+                    **p.media(prompt.visuals),
+                ).last_hidden_state
+            ]
             for step in range(3):
-                hidden.append(p.base.model(
-                    input_ids=torch.tensor([[40 + step]]), past_key_values=cache, use_cache=True,
-                    position_ids=torch.full((3, 1, 1), prompt.next_position + step)).last_hidden_state)
+                hidden.append(
+                    p.base.model(
+                        input_ids=torch.tensor([[40 + step]]),
+                        past_key_values=cache,
+                        use_cache=True,
+                        position_ids=torch.full((3, 1, 1), prompt.next_position + step),
+                    ).last_hidden_state
+                )
         outputs.append(torch.cat(hidden, 1))
     assert torch.equal(*outputs)

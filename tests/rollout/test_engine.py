@@ -1,4 +1,5 @@
 """The rollout engine: what it samples is what the trainer will differentiate, and batching changes nothing."""
+
 from __future__ import annotations
 
 import functools
@@ -15,19 +16,40 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.types import Sample, StopReason, Turn
 from mmrl.video.media import open_image
-from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
+from tests.engine_kit import (
+    ARCHITECTURES,
+    Album,
+    fresh_policy,
+    picture,
+    policy,
+    sample_with,
+    tiny_folder,
+)
 from tests.fast_kit import first_fast
 
 TASK = Album()
 SHAPES: tuple[tuple[tuple[int, int], ...], ...] = (
-    ((640, 427),), (), ((56, 56), (37, 211)), ((112, 84),), ((300, 28), (480, 640), (56, 56)))
+    ((640, 427),),
+    (),
+    ((56, 56), (37, 211)),
+    ((112, 84),),
+    ((300, 28), (480, 640), (56, 56)),
+)
 
 
 def samples() -> list[Sample]:
     """Five prompts of very different lengths."""
-    questions = ("Where is the red circle?", "yes", "How many?", "Describe the image, then the largest shape.", "?")
-    return [sample_with([picture(s, 3) for s in sizes], question, n)
-            for n, (sizes, question) in enumerate(zip(SHAPES, questions, strict=True))]
+    questions = (
+        "Where is the red circle?",
+        "yes",
+        "How many?",
+        "Describe the image, then the largest shape.",
+        "?",
+    )
+    return [
+        sample_with([picture(s, 3) for s in sizes], question, n)
+        for n, (sizes, question) in enumerate(zip(SHAPES, questions, strict=True))
+    ]
 
 
 def requests(p: Policy, count: int = 3, greedy: bool = False) -> list[Request]:
@@ -49,23 +71,32 @@ def _plain_greedy(arch: str) -> list[tuple[int, ...]]:
     from transformers import AutoModelForImageTextToText
 
     p = policy(arch)
-    model = AutoModelForImageTextToText.from_pretrained(tiny_folder(arch), dtype=torch.float32).eval()
+    model = AutoModelForImageTextToText.from_pretrained(
+        tiny_folder(arch), dtype=torch.float32
+    ).eval()
     found = []
     for sample in samples():
         text = p.processor.apply_chat_template(
             TASK.messages(sample, p.template), add_generation_prompt=True, tokenize=False
         )
-        inputs = p.processor(text=[text], images=[open_image(i) for i in sample.images] or None, return_tensors="pt")
-        out = model.generate(
-            **inputs, do_sample=False, max_new_tokens=24, bad_words_ids=[[i] for i in p.banned.tolist()]
+        inputs = p.processor(
+            text=[text], images=[open_image(i) for i in sample.images] or None, return_tensors="pt"
         )
-        found.append(tuple(out[0, inputs["input_ids"].shape[1]:].tolist()))
+        out = model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=24,
+            bad_words_ids=[[i] for i in p.banned.tolist()],
+        )
+        found.append(tuple(out[0, inputs["input_ids"].shape[1] :].tolist()))
     return found
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_equals_transformers_generate(arch: str) -> None:
-    results = generate(policy(arch), requests(policy(arch), count=1, greedy=True), max_new_tokens=24)
+    results = generate(
+        policy(arch), requests(policy(arch), count=1, greedy=True), max_new_tokens=24
+    )
     assert [group[0].token_ids for group in results] == _plain_greedy(arch)
 
 
@@ -74,7 +105,9 @@ def test_results_do_not_depend_on_batching(arch: str) -> None:
     p = policy(arch)
     asked = requests(p, count=4)
     together = generate(p, asked)
-    assert len({c.token_ids for group in together for c in group}) > 15, "the completions must differ for this test"
+    assert len({c.token_ids for group in together for c in group}) > 15, (
+        "the completions must differ for this test"
+    )
     for batch_tokens in (1, 90, 200, 700):
         assert ids(generate(p, asked, batch_tokens=batch_tokens)) == ids(together)
     for n, request in enumerate(asked):
@@ -96,16 +129,28 @@ def test_another_key_gives_other_completions() -> None:
     assert {c.token_ids for c in first}.isdisjoint({c.token_ids for c in second})
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1.3}, {"top_p": 0.8},
-                                     {"top_k": 5, "temperature": 1.3}, {"top_k": 20, "top_p": 0.9}],
-                         ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.0},
+        {"temperature": 1.3},
+        {"top_p": 0.8},
+        {"top_k": 5, "temperature": 1.3},
+        {"top_k": 20, "top_p": 0.9},
+    ],
+    ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()),
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_behaviour_logps_equal_the_trainers(arch: str, options: dict[str, Any]) -> None:
     p = policy(arch)
     asked = requests(p)
     results = generate(p, asked, **options)
     batch = pack(
-        [PackItem(r.prompt, tuple(c.token_ids for c in group)) for r, group in zip(asked, results, strict=True)]
+        [
+            PackItem(r.prompt, tuple(c.token_ids for c in group))
+            for r, group in zip(asked, results, strict=True)
+        ]
     )
     with torch.no_grad():
         trained = p.logp(batch, options.get("temperature", 1.0)).logp_N
@@ -120,11 +165,15 @@ def test_media_tokens_are_never_sampled_even_when_they_win(greedy: bool) -> None
     original = p.base.lm_head.forward
 
     def pushed(hidden: torch.Tensor) -> torch.Tensor:
-        return original(hidden).index_add(-1, banned, torch.full((*hidden.shape[:-1], len(banned)), 50.0))
+        return original(hidden).index_add(
+            -1, banned, torch.full((*hidden.shape[:-1], len(banned)), 50.0)
+        )
 
     p.base.lm_head.forward = pushed
     hidden = torch.randn(1, 64)
-    assert set(pushed(hidden).topk(len(banned)).indices[0].tolist()) == set(banned.tolist()), "they would win"
+    assert set(pushed(hidden).topk(len(banned)).indices[0].tolist()) == set(banned.tolist()), (
+        "they would win"
+    )
     results = generate(p, requests(p, count=4, greedy=greedy))
     written = {t for group in results for c in group for t in c.token_ids}
     assert written and written.isdisjoint(banned.tolist())
@@ -148,7 +197,9 @@ def test_stops_at_end_of_turn_and_retires_rows() -> None:
     results = generate(p, asked, max_new_tokens=30)
     flat = [c for group in results for c in group]
     assert len(flat) == 40 and len({len(c.token_ids) for c in flat}) > 4
-    assert seen_rows[0] == 40 and min(seen_rows) < 20 and seen_rows == sorted(seen_rows, reverse=True)
+    assert (
+        seen_rows[0] == 40 and min(seen_rows) < 20 and seen_rows == sorted(seen_rows, reverse=True)
+    )
     tokenizer = p.processor.tokenizer
     for c in flat:
         assert len(c.token_ids) == len(c.logps) >= 1
@@ -157,8 +208,15 @@ def test_stops_at_end_of_turn_and_retires_rows() -> None:
             assert c.token_ids[-1] in (end, pad)
             assert c.text == tokenizer.decode(c.token_ids[:-1], skip_special_tokens=False)
         else:
-            assert c.stop is StopReason.LENGTH and len(c.token_ids) == 30 and c.token_ids[-1] not in (end, pad)
-    assert {c.stop for c in flat} == {StopReason.EOS} or {c.stop for c in flat} == {StopReason.EOS, StopReason.LENGTH}
+            assert (
+                c.stop is StopReason.LENGTH
+                and len(c.token_ids) == 30
+                and c.token_ids[-1] not in (end, pad)
+            )
+    assert {c.stop for c in flat} == {StopReason.EOS} or {c.stop for c in flat} == {
+        StopReason.EOS,
+        StopReason.LENGTH,
+    }
     alone = [generate(p, [r], max_new_tokens=30)[0] for r in asked]
     assert ids(alone) == ids(results), "retiring rows moves no row's noise, position or cache"
     one = generate(p, asked, max_new_tokens=1)
@@ -179,7 +237,9 @@ def test_version_and_empty_request_list() -> None:
     budget=st.integers(1, 900),
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_chunks_cover_every_row_once_within_the_budget(lengths: list[int], counts: list[int], budget: int) -> None:
+def test_chunks_cover_every_row_once_within_the_budget(
+    lengths: list[int], counts: list[int], budget: int
+) -> None:
     from mmrl.rollout.engine import _chunks
 
     p = policy()

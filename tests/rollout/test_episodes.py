@@ -1,4 +1,5 @@
 """Environments of several turns: what the engine is asked, what the policy is shown, how rollouts end and fail, what is trained."""
+
 from __future__ import annotations
 
 import json
@@ -29,7 +30,15 @@ LIMIT = 1e-5
 
 
 def chat(words: str, pictures: int = 0) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [*({"type": "image"} for _ in range(pictures)), {"type": "text", "text": words}]}]
+    return [
+        {
+            "role": "user",
+            "content": [
+                *({"type": "image"} for _ in range(pictures)),
+                {"type": "text", "text": words},
+            ],
+        }
+    ]
 
 
 def picture(seed: int) -> np.ndarray:
@@ -60,7 +69,9 @@ class Counting(mmrl.Environment):
         share = sum("a" <= c <= "m" for c in turn.text) / max(1, len(turn.text)) / 4
         if last:
             return mmrl.Outcome(reward=share, terminated=True, info={"correct": 1.0})
-        return mmrl.Outcome(mmrl.Observation(chat(f"turn {self.turns}", 1), [picture(self.turns)]), reward=share)
+        return mmrl.Outcome(
+            mmrl.Observation(chat(f"turn {self.turns}", 1), [picture(self.turns)]), reward=share
+        )
 
     def close(self) -> None:
         self.closed += 1
@@ -85,7 +96,9 @@ def sample(question: str = "yes", **params: Any) -> Sample:
     return Sample("1", "play", "plays", question, None, params=params)
 
 
-def played(question: str = "yes", count: int = 3, greedy: bool = False, **params: Any) -> tuple[Rollout, ...]:
+def played(
+    question: str = "yes", count: int = 3, greedy: bool = False, **params: Any
+) -> tuple[Rollout, ...]:
     p = policy()
     episodes = begin(p, sample(question, **params), Play(), count, (3, 1), greedy=greedy)
     (rollouts,) = play(p, PrefillOnceEngine(p), [episodes], SAMPLING)
@@ -99,18 +112,24 @@ def _fresh() -> None:
 
 def test_every_turn_is_shown_all_that_was_before_it() -> None:
     p, rollouts = policy(), played(turns=3)
-    assert [len(r.turns) for r in rollouts] == [3, 3, 3] and len({r.turns[0].prompt.fingerprint for r in rollouts}) == 1
+    assert [len(r.turns) for r in rollouts] == [3, 3, 3] and len(
+        {r.turns[0].prompt.fingerprint for r in rollouts}
+    ) == 1
     assert len({id(r.turns[0].prompt) for r in rollouts}) == 1, "siblings share their first prompt"
     assert len({env.seed for env in Counting.made}) == 1, "and begin alike"
     for r in rollouts:
         assert r.terminated and not r.truncated and r.error is None and r.info == {"correct": 1.0}
-        assert r.score is not None and r.score.value == pytest.approx(sum(t.reward for t in r.turns))
+        assert r.score is not None and r.score.value == pytest.approx(
+            sum(t.reward for t in r.turns)
+        )
         for number, (before, after) in enumerate(zip(r.turns, r.turns[1:], strict=False), 1):
-            shown = after.prompt.ids_P[before.prompt.length:].tolist()
-            assert tuple(shown[:len(before.token_ids)]) == before.token_ids
-            tail = p.processor.tokenizer.decode(shown[len(before.token_ids):])
+            shown = after.prompt.ids_P[before.prompt.length :].tolist()
+            assert tuple(shown[: len(before.token_ids)]) == before.token_ids
+            tail = p.processor.tokenizer.decode(shown[len(before.token_ids) :])
             assert tail.endswith(f"turn {number}<|im_end|>\n<|im_start|>assistant\n")
-            assert tail.startswith("\n" if before.stop is StopReason.EOS else "<|im_end|>\n"), "the end of a message is told once"
+            assert tail.startswith("\n" if before.stop is StopReason.EOS else "<|im_end|>\n"), (
+                "the end of a message is told once"
+            )
             assert len(after.prompt.visuals) == number + 1
     assert [env.closed for env in Counting.made] == [1, 1, 1]
 
@@ -127,30 +146,54 @@ def test_the_log_probs_of_a_rollout_are_those_of_training() -> None:
 def test_a_rollout_does_not_depend_on_what_is_played_beside_it() -> None:
     alone = played(turns=2)
     p = policy()
-    groups = [begin(p, sample("no", turns=3), Play(), 2, (9,)), begin(p, sample(turns=2), Play(), 3, (3, 1))]
+    groups = [
+        begin(p, sample("no", turns=3), Play(), 2, (9,)),
+        begin(p, sample(turns=2), Play(), 3, (3, 1)),
+    ]
     beside = play(p, PrefillOnceEngine(p), groups, SAMPLING)[1]
-    assert [[t.token_ids for t in r.turns] for r in beside] == [[t.token_ids for t in r.turns] for r in alone]
-    assert len({r.turns[1].token_ids for r in alone}) > 1, "siblings have noise of their own at later turns too"
-    assert played(count=1, greedy=True)[0].turns[1].token_ids == played(count=1, greedy=True)[0].turns[1].token_ids
+    assert [[t.token_ids for t in r.turns] for r in beside] == [
+        [t.token_ids for t in r.turns] for r in alone
+    ]
+    assert len({r.turns[1].token_ids for r in alone}) > 1, (
+        "siblings have noise of their own at later turns too"
+    )
+    assert (
+        played(count=1, greedy=True)[0].turns[1].token_ids
+        == played(count=1, greedy=True)[0].turns[1].token_ids
+    )
 
 
 def test_the_first_turn_is_one_request_with_the_noise_of_plain_answers() -> None:
     p = policy()
-    (first,) = PrefillOnceEngine(p).generate([Request(played()[0].turns[0].prompt, 3, (3, 1))], SAMPLING)
+    (first,) = PrefillOnceEngine(p).generate(
+        [Request(played()[0].turns[0].prompt, 3, (3, 1))], SAMPLING
+    )
     assert [t.token_ids for t in first] == [r.turns[0].token_ids for r in played()]
 
 
 def test_the_limit_on_turns_truncates() -> None:
     for r in played(turns=99):
-        assert len(r.turns) == Counting.max_turns and r.truncated and not r.terminated and r.error is None
-        assert r.score is not None and r.score.value == pytest.approx(sum(t.reward for t in r.turns))
+        assert (
+            len(r.turns) == Counting.max_turns
+            and r.truncated
+            and not r.terminated
+            and r.error is None
+        )
+        assert r.score is not None and r.score.value == pytest.approx(
+            sum(t.reward for t in r.turns)
+        )
 
 
 def test_an_environment_that_fails_costs_its_rollout() -> None:
     for r in played("broken step"):
-        assert r.error == "reward_error: environment: SystemExit: the browser died" and len(r.turns) == 2
+        assert (
+            r.error == "reward_error: environment: SystemExit: the browser died"
+            and len(r.turns) == 2
+        )
         assert r.score is not None and r.score.value == 0 and not r.score.parsed
-    assert [r.error for r in played("broken reset")] == ["reward_error: environment: RuntimeError: no display"] * 3
+    assert [r.error for r in played("broken reset")] == [
+        "reward_error: environment: RuntimeError: no display"
+    ] * 3
     assert all(env.closed == 1 for env in Counting.made)
 
 
@@ -163,34 +206,73 @@ class Odd(Counting):
         return self.answers()
 
 
-@pytest.mark.parametrize(("answers", "words"), [
-    (lambda: mmrl.Outcome(), "expected an observation or the end (terminated, truncated), found neither"),
-    (lambda: mmrl.Outcome(reward=float("nan"), terminated=True), "expected a finite reward, found nan"),
-    (lambda: mmrl.Outcome(reward=7.0, terminated=True), "expected a value in [0, 1], found 7.0"),
-    (lambda: mmrl.Outcome(terminated=True, info={"x": float("inf")}), "expected finite metrics, found {'x': inf}"),
-    (lambda: mmrl.Outcome(mmrl.Observation(chat("more", 1))), "expected one image item per picture, found 1 items for 0"),
-    (lambda: mmrl.Outcome(mmrl.Observation(chat("more", 1), [np.zeros((4, 4))])), "expected a picture as uint8 (H, W, 3)"),
-    (lambda: None, "'NoneType' object has no attribute"),
-])
-def test_what_an_environment_must_not_answer_is_said(answers: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (
+            lambda: mmrl.Outcome(),
+            "expected an observation or the end (terminated, truncated), found neither",
+        ),
+        (
+            lambda: mmrl.Outcome(reward=float("nan"), terminated=True),
+            "expected a finite reward, found nan",
+        ),
+        (
+            lambda: mmrl.Outcome(reward=7.0, terminated=True),
+            "expected a value in [0, 1], found 7.0",
+        ),
+        (
+            lambda: mmrl.Outcome(terminated=True, info={"x": float("inf")}),
+            "expected finite metrics, found {'x': inf}",
+        ),
+        (
+            lambda: mmrl.Outcome(mmrl.Observation(chat("more", 1))),
+            "expected one image item per picture, found 1 items for 0",
+        ),
+        (
+            lambda: mmrl.Outcome(mmrl.Observation(chat("more", 1), [np.zeros((4, 4))])),
+            "expected a picture as uint8 (H, W, 3)",
+        ),
+        (lambda: None, "'NoneType' object has no attribute"),
+    ],
+)
+def test_what_an_environment_must_not_answer_is_said(
+    answers: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Odd, "answers", staticmethod(answers))
     monkeypatch.setattr(Play, "environment", lambda self, template: Odd())
     assert words in str(played(count=1)[0].error)
 
 
-def test_a_prompt_that_cannot_be_used_is_the_samples_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counting, "reset", lambda self, sample, seed: mmrl.Observation(chat("one", 2), [picture(0)]))
-    with pytest.raises(DataError, match="expected one image item per picture, found 2 items for 1 pictures"):
+def test_a_prompt_that_cannot_be_used_is_the_samples_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Counting, "reset", lambda self, sample, seed: mmrl.Observation(chat("one", 2), [picture(0)])
+    )
+    with pytest.raises(
+        DataError, match="expected one image item per picture, found 2 items for 1 pictures"
+    ):
         played()
     assert Counting.made and all(env.closed == 1 for env in Counting.made)
 
 
 def test_settings_about_one_answer_are_refused() -> None:
     task = [(Play(), {"play"})]
-    for override in ("algorithm.contrast.kind=mask", "algorithm.overlong=soft", "algorithm.offline.per_group=1",
-                     "eval.views=[mask]"):
-        config = load_config(None, ["data.train=[{task: grounding, path: x}]", "algorithm.overlong_buffer=8", override])
-        with pytest.raises(ConfigError, match=r"expected no \S+.* with task '.*', whose rollouts take several turns"):
+    for override in (
+        "algorithm.contrast.kind=mask",
+        "algorithm.overlong=soft",
+        "algorithm.offline.per_group=1",
+        "eval.views=[mask]",
+    ):
+        config = load_config(
+            None,
+            ["data.train=[{task: grounding, path: x}]", "algorithm.overlong_buffer=8", override],
+        )
+        with pytest.raises(
+            ConfigError,
+            match=r"expected no \S+.* with task '.*', whose rollouts take several turns",
+        ):
             check_environments(config, task)
         check_environments(config, [(Album(), {"album"})])
 
@@ -199,10 +281,15 @@ def test_an_evaluation_refuses_views() -> None:
     p, source = policy(), LoadedSource(DataSource(task="grounding", path="x"), Play(), (sample(),))
     settings = EvalSettings(SAMPLING, samples=0, views=("mask",))
     with Scorer([("grounding", {})], [source.task], workers=0, timeout_s=1.0) as scorer:
-        with pytest.raises(ConfigError, match=r"expected no views with task '.*', whose rollouts take several turns"):
+        with pytest.raises(
+            ConfigError,
+            match=r"expected no views with task '.*', whose rollouts take several turns",
+        ):
             evaluate(p, PrefillOnceEngine(p), scorer, [source], settings)
         found = evaluate(p, PrefillOnceEngine(p), scorer, [source], replace(settings, views=()))
-    assert [row["turns"][-1] for row in found.predictions] == [row["text"] for row in found.predictions]
+    assert [row["turns"][-1] for row in found.predictions] == [
+        row["text"] for row in found.predictions
+    ]
     assert found.metric("greedy/correct") == 1.0
 
 
@@ -211,28 +298,66 @@ def test_an_evaluation_refuses_views() -> None:
 
 def play_run(folder: Path, name: str, *overrides: str) -> Any:
     rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"id": str(i), "images": [], "question": f"question {i}"}) + "\n" for i in range(4)))
+    rows.write_text(
+        "".join(
+            json.dumps({"id": str(i), "images": [], "question": f"question {i}"}) + "\n"
+            for i in range(4)
+        )
+    )
     spec = f"{Path(__file__)}:Play"
-    return load_config(None, [
-        f"name={name}", f"dir={folder}", f"model.path={tiny_folder('qwen2_5_vl', window_vision=False)}", "model.device=cpu",
-        f"data.train=[{{task: '{spec}', path: {rows}}}]", f"data.eval=[{{task: '{spec}', path: {rows}}}]", "train.steps=2",
-        "train.prompts_per_step=3", "rollout.group_size=3", "rollout.max_new_tokens=5", "optim.lr=0.002", "reward.workers=0",
-        "eval.samples=2", "eval.every=0", "algorithm.dynamic_sampling=false", "seed=3", *overrides])
+    return load_config(
+        None,
+        [
+            f"name={name}",
+            f"dir={folder}",
+            f"model.path={tiny_folder('qwen2_5_vl', window_vision=False)}",
+            "model.device=cpu",
+            f"data.train=[{{task: '{spec}', path: {rows}}}]",
+            f"data.eval=[{{task: '{spec}', path: {rows}}}]",
+            "train.steps=2",
+            "train.prompts_per_step=3",
+            "rollout.group_size=3",
+            "rollout.max_new_tokens=5",
+            "optim.lr=0.002",
+            "reward.workers=0",
+            "eval.samples=2",
+            "eval.every=0",
+            "algorithm.dynamic_sampling=false",
+            "seed=3",
+            *overrides,
+        ],
+    )
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
-    kept = ("train/loss", "train/grad_norm", "train/reward/mean", "train/logprob_gap/max", "train/tokens/packed")
+    kept = (
+        "train/loss",
+        "train/grad_norm",
+        "train/reward/mean",
+        "train/logprob_gap/max",
+        "train/tokens/packed",
+    )
     return [{k: row[k] for k in kept} for row in read_jsonl(folder / name / "metrics.jsonl")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["grpo", "gae"])
-def test_a_run_trains_on_all_turns_and_packing_changes_no_number(advantage: str, tmp_path: Path) -> None:
-    for name, overrides in (("shared", []), ("padded", ["train.forward=padded"]), ("small", ["train.token_budget=1"]),
-                            ("pipelined", ["schedule.kind=pipelined", "schedule.order=key"])):
+def test_a_run_trains_on_all_turns_and_packing_changes_no_number(
+    advantage: str, tmp_path: Path
+) -> None:
+    for name, overrides in (
+        ("shared", []),
+        ("padded", ["train.forward=padded"]),
+        ("small", ["train.token_budget=1"]),
+        ("pipelined", ["schedule.kind=pipelined", "schedule.order=key"]),
+    ):
         Trainer(play_run(tmp_path, name, f"algorithm.advantage={advantage}", *overrides)).fit()
-    shared, padded, small, pipelined = (rows_of(tmp_path, name) for name in ("shared", "padded", "small", "pipelined"))
-    assert all(row["train/logprob_gap/max"] < LIMIT and row["train/grad_norm"] > 0 for row in shared)
+    shared, padded, small, pipelined = (
+        rows_of(tmp_path, name) for name in ("shared", "padded", "small", "pipelined")
+    )
+    assert all(
+        row["train/logprob_gap/max"] < LIMIT and row["train/grad_norm"] > 0 for row in shared
+    )
     for other in (padded, small, pipelined):
         for a, b in zip(shared, other, strict=True):
             assert a["train/reward/mean"] == pytest.approx(b["train/reward/mean"], abs=1e-9)
@@ -240,7 +365,9 @@ def test_a_run_trains_on_all_turns_and_packing_changes_no_number(advantage: str,
             assert a["train/loss"] == pytest.approx(b["train/loss"], abs=1e-6)
     assert shared[0]["train/tokens/packed"] < padded[0]["train/tokens/packed"] / 2
     logged = read_jsonl(tmp_path / "shared" / "rollouts" / "step_000002.jsonl")
-    assert logged and all(len(row["turns"]) == 2 and row["turns"][-1] == row["text"] for row in logged)
+    assert logged and all(
+        len(row["turns"]) == 2 and row["turns"][-1] == row["text"] for row in logged
+    )
     evaluated = read_jsonl(tmp_path / "shared" / "eval" / "step_000002" / "predictions.jsonl")
     assert len(evaluated) == 4 * (1 + 2) and all(len(row["turns"]) == 2 for row in evaluated)
     assert len({row["turns"][0] for row in evaluated if row["mode"] == "sampled"}) > 1
@@ -270,9 +397,13 @@ def test_the_overview_says_where_and_not_which() -> None:
         assert all(np.array_equal(views[0], view) for view in views), "not one pixel differs"
         half = views[0].shape[0] // 2
         top, left = (quarter // 2) * half, (quarter % 2) * half
-        assert (views[0][top:top + half, left:left + half] == zoom("_GREY")).all()
-        close = {shrink(paint(quarter, name)[top * 4:(top + half) * 4, left * 4:(left + half) * 4], 2).tobytes()
-                 for name in zoom("STRIPES")}
+        assert (views[0][top : top + half, left : left + half] == zoom("_GREY")).all()
+        close = {
+            shrink(
+                paint(quarter, name)[top * 4 : (top + half) * 4, left * 4 : (left + half) * 4], 2
+            ).tobytes()
+            for name in zoom("STRIPES")
+        }
         assert len(close) == 4, "from close by they can be told"
 
 
@@ -290,5 +421,10 @@ def test_the_example_plays_by_its_rules() -> None:
     look, end = turns("C", "blue")
     assert look.observation is not None and look.observation.images[0].shape == (56, 56, 3)
     assert end.terminated and end.info["correct"] == end.info["found"] == 1.0
-    assert turns("A", "blue")[1].info == {"correct": 1.0, "found": 0.0} and turns("C", "red")[1].info["correct"] == 0
-    assert turns("C", "blue")[1].reward > turns("A", "blue")[1].reward >= turns("A", "red")[1].reward
+    assert (
+        turns("A", "blue")[1].info == {"correct": 1.0, "found": 0.0}
+        and turns("C", "red")[1].info["correct"] == 0
+    )
+    assert (
+        turns("C", "blue")[1].reward > turns("A", "blue")[1].reward >= turns("A", "red")[1].reward
+    )

@@ -1,4 +1,5 @@
 """Sampling: the right distribution, the right truncation, noise that belongs to the row."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -25,7 +26,9 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     possible = expected_V > 0
     assert chisquare(count_V[possible], expected_V[possible]).pvalue > 1e-3
     wrong_V = (logits_V.double() * 1.05).softmax(-1).numpy() * draws
-    assert chisquare(count_V[possible], wrong_V[possible]).pvalue < 1e-6, "5 % in temperature would be noticed"
+    assert chisquare(count_V[possible], wrong_V[possible]).pvalue < 1e-6, (
+        "5 % in temperature would be noticed"
+    )
 
 
 def test_successive_columns_are_independent() -> None:
@@ -51,12 +54,16 @@ def test_inverse_cdf_and_extremes(values: list[float], u: float) -> None:
 
 @given(logits, st.integers(0, 14), st.sampled_from([0.05, 0.3, 0.5, 0.8, 0.95, 1.0]))
 @settings(max_examples=150, deadline=None)
-def test_keep_top_equals_the_naive_definition(values: list[float], top_k: int, top_p: float) -> None:
+def test_keep_top_equals_the_naive_definition(
+    values: list[float], top_k: int, top_p: float
+) -> None:
     kept = torch.isfinite(keep_top(torch.tensor([values]), top_k, top_p))[0].tolist()
     order = sorted(range(len(values)), key=lambda i: -values[i])
     allowed = set(range(len(values)))
     if 0 < top_k < len(values):
-        allowed = {i for i in allowed if values[i] >= values[order[top_k - 1]]}  # ties stay, as in transformers
+        allowed = {
+            i for i in allowed if values[i] >= values[order[top_k - 1]]
+        }  # ties stay, as in transformers
     if top_p < 1:
         weights = {i: float(np.exp(np.float64(values[i]) - max(values))) for i in allowed}
         total, before = sum(weights.values()), 0.0
@@ -67,20 +74,26 @@ def test_keep_top_equals_the_naive_definition(values: list[float], top_k: int, t
             elif before / total < top_p:
                 small.add(i)
             before += weights[i]
-        doubtful |= {i for i in allowed for j in small | doubtful if values[i] == values[j]}  # ties: either may stay
+        doubtful |= {
+            i for i in allowed for j in small | doubtful if values[i] == values[j]
+        }  # ties: either may stay
     else:
         small, doubtful = allowed, set()
     found = {i for i, keep in enumerate(kept) if keep}
     assert found - doubtful <= small and small - doubtful <= found
-    assert found and max(values) == max(values[i] for i in found), "the most likely token always stays"
+    assert found and max(values) == max(values[i] for i in found), (
+        "the most likely token always stays"
+    )
 
 
 def test_rows_are_truncated_each_by_itself() -> None:
     logits_RV = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)) * 3
     together = keep_top(logits_RV, 7, 0.6)
     for row in range(5):
-        assert torch.equal(together[row:row + 1], keep_top(logits_RV[row:row + 1], 7, 0.6))
-    assert torch.equal(keep_top(logits_RV, 0, 1.0), logits_RV) and torch.equal(keep_top(logits_RV, 40, 1.0), logits_RV)
+        assert torch.equal(together[row : row + 1], keep_top(logits_RV[row : row + 1], 7, 0.6))
+    assert torch.equal(keep_top(logits_RV, 0, 1.0), logits_RV) and torch.equal(
+        keep_top(logits_RV, 40, 1.0), logits_RV
+    )
     kept = torch.isfinite(together)
     assert torch.equal(together[kept], logits_RV[kept]), "what stays is unchanged"
 

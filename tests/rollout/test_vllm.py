@@ -2,6 +2,7 @@
 
 Tests with an engine of their own stand first: closing one ends the process groups of every other.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +24,15 @@ from mmrl.rollout.weights import SyncPlan
 from mmrl.types import StopReason, Turn
 from tests.clip_kit import TASK, policy_of
 from tests.engine_kit import ARCHITECTURES, tiny_folder
-from tests.rollout.vllm_kit import asked_of, backend_of, engine_on, sampled_logps, samples_of, settings_of, trainer_logps
+from tests.rollout.vllm_kit import (
+    asked_of,
+    backend_of,
+    engine_on,
+    sampled_logps,
+    samples_of,
+    settings_of,
+    trainer_logps,
+)
 
 pytestmark = pytest.mark.slow
 FROZEN = ("vision", "projector")
@@ -45,7 +54,9 @@ def ids(groups: Sequence[Sequence[Turn]]) -> list[list[tuple[int, ...]]]:
     return [[c.token_ids for c in group] for group in groups]
 
 
-def same_logps(engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0) -> list[list[Turn]]:
+def same_logps(
+    engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0
+) -> list[list[Turn]]:
     """Generates, and compares with the trainer."""
     asked = asked_of(policy, folder)
     groups = engine.generate(asked, settings_of(temperature=temperature))
@@ -70,6 +81,7 @@ def losing(lost: str) -> Any:
         for name, tensor in honest(self, source, everything=everything):
             if everything or not name.startswith(lost):
                 yield name, tensor
+
     return weights
 
 
@@ -94,15 +106,22 @@ class TestInBf16:
         yield made
         made.close()
 
-    def test_a_tensor_stale_by_one_bit_is_named(self, made: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_tensor_stale_by_one_bit_is_named(
+        self, made: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         policy = policy_of(dtype="bf16")
         weights = dict(policy.model.named_parameters())
         with engine_on(made, policy, tmp_path) as (engine, training):
             moved(training, policy)
             engine.publish(training)
-            for lost, block in (("model.language_model.layers.1.input_layernorm.weight", r"layers\.1\.input_layernorm"),
-                                ("model.language_model.layers.0.self_attn.k_proj.bias", r"layers\.0\.self_attn"),
-                                ("model.visual.merger.mlp.2.bias", r"visual\.merger\.mlp\.2")):
+            for lost, block in (
+                (
+                    "model.language_model.layers.1.input_layernorm.weight",
+                    r"layers\.1\.input_layernorm",
+                ),
+                ("model.language_model.layers.0.self_attn.k_proj.bias", r"layers\.0\.self_attn"),
+                ("model.visual.merger.mlp.2.bias", r"visual\.merger\.mlp\.2"),
+            ):
                 with torch.no_grad():
                     weights[lost][0] = weights[lost][0].bfloat16() * (1 + 2**-7)
                 with monkeypatch.context() as patch:
@@ -111,49 +130,72 @@ class TestInBf16:
                     row = engine.publish(training)
                     assert row["train/sync/gap"] < engine.tolerance, "log-probs do not show it"
                     engine.settings = engine.settings.model_copy(update={"compare_weights": True})
-                    with pytest.raises(WeightSyncError, match=rf"expected the same bits \(torch\.bfloat16\).*1 of .*\({block}\)"):
+                    with pytest.raises(
+                        WeightSyncError,
+                        match=rf"expected the same bits \(torch\.bfloat16\).*1 of .*\({block}\)",
+                    ):
                         engine.publish(training)
                 engine.publish(training)
 
-    def test_a_frozen_towers_features_are_made_as_in_training(self, made: VLLMBackend, tmp_path: Path) -> None:
+    def test_a_frozen_towers_features_are_made_as_in_training(
+        self, made: VLLMBackend, tmp_path: Path
+    ) -> None:
         policy = policy_of(dtype="bf16", freeze=FROZEN)
         with engine_on(made, policy, tmp_path) as (engine, _):
             asked = asked_of(policy, tmp_path)
             groups = engine.generate(asked, settings_of())
             gap = (trainer_logps(policy, asked, groups) - sampled_logps(groups)).abs()
-            assert engine.last_gap is not None and engine.last_gap.mean < engine.tolerance and gap.mean() < engine.tolerance
+            assert (
+                engine.last_gap is not None
+                and engine.last_gap.mean < engine.tolerance
+                and gap.mean() < engine.tolerance
+            )
             sent = [m.tensor for r in asked for m in wire_prompt(policy, r.prompt).media]
             assert sent and all(t is not None and t.dtype == torch.bfloat16 for t in sent)
 
 
 @pytest.mark.parametrize("freeze", [(), FROZEN], ids=["pixels", "features"])
-def test_logps_equal_the_trainers(backend: VLLMBackend, freeze: tuple[str, ...], tmp_path: Path) -> None:
+def test_logps_equal_the_trainers(
+    backend: VLLMBackend, freeze: tuple[str, ...], tmp_path: Path
+) -> None:
     policy = policy_of(freeze=freeze)
     with engine_on(backend, policy, tmp_path) as (engine, _):
         for temperature in (0.7, 1.0, 1.3):
             same_logps(engine, policy, tmp_path, temperature)
         assert engine.last_gap is not None and engine.last_gap.max < 1e-5
-        assert len(engine._probes) == 3 and {v.kind for p, _ in engine._probes for v in p.visuals} == {"image", "video"}
+        assert len(engine._probes) == 3 and {
+            v.kind for p, _ in engine._probes for v in p.visuals
+        } == {"image", "video"}
 
 
-def test_media_are_known_to_vllm_by_our_hash_and_decoded_once(backend: VLLMBackend, tmp_path: Path) -> None:
+def test_media_are_known_to_vllm_by_our_hash_and_decoded_once(
+    backend: VLLMBackend, tmp_path: Path
+) -> None:
     policy = policy_of()
     with engine_on(backend, policy, tmp_path) as (engine, _):
         asked = asked_of(policy, tmp_path)
         built = policy.encoder.visuals.stats.built
         backend.forget()
         engine.generate(asked, settings_of())
-        assert policy.encoder.visuals.stats.built == built > 0, "nothing is decoded or processed a second time"
+        assert policy.encoder.visuals.stats.built == built > 0, (
+            "nothing is decoded or processed a second time"
+        )
         core: Any = backend._engine.engine_core
         seen = set(core.engine_core.scheduler.encoder_cache_manager.cached)
         assert seen == {media_hash(v.identity, None) for r in asked for v in r.prompt.visuals}
         mirrored = dataclasses.replace(asked[0].prompt.visuals[0])
         changed = policy.encoder.visuals.changed(mirrored, "mirror")
-        assert media_hash(changed.identity, None) not in seen, "another view of a picture is another input"
-        assert media_hash(mirrored.identity, "tower") not in seen, "and so are a tower's features of it"
+        assert media_hash(changed.identity, None) not in seen, (
+            "another view of a picture is another input"
+        )
+        assert media_hash(mirrored.identity, "tower") not in seen, (
+            "and so are a tower's features of it"
+        )
 
 
-def test_requests_that_cannot_be_answered_leave_the_engine_usable(backend: VLLMBackend, tmp_path: Path) -> None:
+def test_requests_that_cannot_be_answered_leave_the_engine_usable(
+    backend: VLLMBackend, tmp_path: Path
+) -> None:
     policy = policy_of()
     with engine_on(backend, policy, tmp_path):
         prompt = wire_prompt(policy, policy.encoder(samples_of(tmp_path)[3], TASK))
@@ -161,8 +203,12 @@ def test_requests_that_cannot_be_answered_leave_the_engine_usable(backend: VLLMB
         with pytest.raises(ConfigError, match=r"within engine.vllm.max_model_len = 1024"):
             backend.generate([(prompt, dataclasses.replace(asked, max_tokens=1000))])
         with pytest.raises(RolloutError, match="vLLM failed while it answered 2 prompts"):
-            backend.generate([(prompt, asked), (prompt, dataclasses.replace(asked, banned_ids=(10**6,)))])
-        assert len(backend.generate([(prompt, asked)])[0][0][0]) == 2, "what was asked for beside a wrong request is dropped"
+            backend.generate(
+                [(prompt, asked), (prompt, dataclasses.replace(asked, banned_ids=(10**6,)))]
+            )
+        assert len(backend.generate([(prompt, asked)])[0][0][0]) == 2, (
+            "what was asked for beside a wrong request is dropped"
+        )
 
 
 def test_sampling_follows_the_request(backend: VLLMBackend, tmp_path: Path) -> None:
@@ -172,17 +218,23 @@ def test_sampling_follows_the_request(backend: VLLMBackend, tmp_path: Path) -> N
         together = engine.generate(asked, settings_of())
         assert len({c.token_ids for group in together for c in group}) > 15
         assert ids(engine.generate(asked, settings_of())) == ids(together), "the same seeds"
-        assert ids(engine.generate(asked[::-1], settings_of())) == ids(together)[::-1], "in another order"
+        assert ids(engine.generate(asked[::-1], settings_of())) == ids(together)[::-1], (
+            "in another order"
+        )
         for n, request in enumerate(asked[:3]):
             assert ids(engine.generate([request], settings_of())) == [ids(together)[n]], "alone"
         fewer = engine.generate([Request(r.prompt, 2, r.key) for r in asked], settings_of())
-        assert ids(fewer) == [group[:2] for group in ids(together)], "completion g has its own noise, whatever the group size"
+        assert ids(fewer) == [group[:2] for group in ids(together)], (
+            "completion g has its own noise, whatever the group size"
+        )
         other = engine.generate([Request(asked[0].prompt, 4, (8, 0))], settings_of())
         assert set(ids(other)[0]).isdisjoint(ids(together)[0]), "another key"
         greedy = asked_of(policy, tmp_path, 1, greedy=True)
         mixed = engine.generate([asked[0], *greedy], settings_of())
         assert ids(mixed[:1]) == [ids(together)[0]], "beside greedy ones"
-        assert ids(mixed[1:]) == ids(PrefillOnceEngine(policy).generate(greedy, settings_of())), "greedy as the built-in engine"
+        assert ids(mixed[1:]) == ids(PrefillOnceEngine(policy).generate(greedy, settings_of())), (
+            "greedy as the built-in engine"
+        )
         assert engine.generate([], settings_of()) == []
 
 
@@ -195,32 +247,46 @@ def test_answers_end_where_they_should(backend: VLLMBackend, tmp_path: Path) -> 
     counts: dict[int, int] = {}
     for token in (t for group in common for c in group for t in c.token_ids):
         counts[token] = counts.get(token, 0) + 1
-    policy.eos_ids = (end, pad, *sorted(counts, key=lambda t: -counts[t])[:12])  # so that some answers end early
+    policy.eos_ids = (
+        end,
+        pad,
+        *sorted(counts, key=lambda t: -counts[t])[:12],
+    )  # so that some answers end early
     with torch.no_grad():  # media tokens become the most likely ones
         policy.base.lm_head.weight[banned] *= 30
     with engine_on(backend, policy, tmp_path) as (engine, _):
         groups = engine.generate(asked, settings_of(24))
         flat = [c for group in groups for c in group]
-        assert {c.stop for c in flat} == {StopReason.EOS, StopReason.LENGTH} and len({len(c.token_ids) for c in flat}) > 4
+        assert {c.stop for c in flat} == {StopReason.EOS, StopReason.LENGTH} and len(
+            {len(c.token_ids) for c in flat}
+        ) > 4
         for c in flat:
             ended = c.token_ids[-1] in policy.eos_ids
-            assert (c.stop is StopReason.EOS) == ended and not set(c.token_ids[:-1]) & set(policy.eos_ids)
+            assert (c.stop is StopReason.EOS) == ended and not set(c.token_ids[:-1]) & set(
+                policy.eos_ids
+            )
             assert ended or len(c.token_ids) == 24
             written = c.token_ids[:-1] if ended else c.token_ids
-            assert c.text == policy.processor.tokenizer.decode(list(written), skip_special_tokens=False)
+            assert c.text == policy.processor.tokenizer.decode(
+                list(written), skip_special_tokens=False
+            )
             assert not set(c.token_ids) & set(banned) and len(c.logps) == len(c.token_ids)
         assert (trainer_logps(policy, asked, groups) - sampled_logps(groups)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["full", "frozen", "lora"])
-def test_a_step_of_training_reaches_vllm(backend: VLLMBackend, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_training_reaches_vllm(
+    backend: VLLMBackend, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: dict[str, Any] = {"full": {}, "frozen": {"freeze": FROZEN}, "lora": _LORA}[kind]
     policy = policy_of(**options)
     sent: list[str] = []
     load = backend.load
     with engine_on(backend, policy, tmp_path) as (engine, training):
         before = same_logps(engine, policy, tmp_path)
-        live = {n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
+        live = {
+            n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad
+        }
 
         def spy(weights: Any) -> Any:
             return load((sent.append(name), (name, tensor))[1] for name, tensor in weights)
@@ -230,34 +296,54 @@ def test_a_step_of_training_reaches_vllm(backend: VLLMBackend, kind: str, tmp_pa
         row = engine.publish(training)
         assert row["train/sync/gap_max"] < 1e-5 and row["time/sync"] > 0
         after = same_logps(engine, policy, tmp_path)
-        moves = max(abs(a - b) for x, y in zip(before, after, strict=True) for c, d in zip(x, y, strict=True)
-                    for a, b in zip(c.logps, d.logps, strict=False))
+        moves = max(
+            abs(a - b)
+            for x, y in zip(before, after, strict=True)
+            for c, d in zip(x, y, strict=True)
+            for a, b in zip(c.logps, d.logps, strict=False)
+        )
         assert moves > 1e-3, "the step must be seen for this test"
-        assert all(torch.equal(p, live[n]) for n, p in policy.model.named_parameters() if n in live), "merging leaves them alone"
+        assert all(
+            torch.equal(p, live[n]) for n, p in policy.model.named_parameters() if n in live
+        ), "merging leaves them alone"
         vision = [n for n in sent if n.startswith("model.visual.")]
         assert bool(vision) == (kind == "full"), "a frozen tower is sent once only"
-        assert ("lm_head.weight" in sent) == (kind != "lora") and not any("lora" in n or "base_layer" in n for n in sent)
+        assert ("lm_head.weight" in sent) == (kind != "lora") and not any(
+            "lora" in n or "base_layer" in n for n in sent
+        )
         assert kind != "lora" or all("self_attn" in n or "mlp" in n for n in sent)
 
 
-def test_a_sync_that_loses_something_is_noticed(backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_loses_something_is_noticed(
+    backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for lost in ("lm_head", "model.language_model.layers.1.mlp", "model.visual.patch_embed"):
         policy = policy_of()
-        with engine_on(backend, policy, tmp_path) as (engine, training), monkeypatch.context() as patch:
+        with (
+            engine_on(backend, policy, tmp_path) as (engine, training),
+            monkeypatch.context() as patch,
+        ):
             patch.setattr(SyncPlan, "weights", losing(lost))
             moved(training, policy)
             engine.settings = engine.settings.model_copy(update={"compare_weights": False})
-            with pytest.raises(WeightSyncError, match=r"does not compute with the trainer's weights after a sync.*limit"):
+            with pytest.raises(
+                WeightSyncError,
+                match=r"does not compute with the trainer's weights after a sync.*limit",
+            ):
                 engine.publish(training)
             engine.settings = engine.settings.model_copy(update={"compare_weights": True})
             engine._sent = True
             block = lost.removeprefix("model.").removeprefix("language_model.")
-            with pytest.raises(WeightSyncError, match=rf"does not hold the trainer's weights after a sync.*1 of .*\({block}"):
+            with pytest.raises(
+                WeightSyncError,
+                match=rf"does not hold the trainer's weights after a sync.*1 of .*\({block}",
+            ):
                 engine.publish(training)
 
 
-def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(backend: VLLMBackend, tmp_path: Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(
+    backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = SyncPlan.weights
     seen: list[str] = []
 
@@ -265,7 +351,10 @@ def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(backend: VL
         for name, tensor in honest(self, source, everything=everything):
             seen.append(name)
             # behind the first of the tensors that vLLM fuses: it must not count towards the next sync
-            yield name, tensor[:, :3] if name.endswith("layers.1.self_attn.k_proj.weight") else tensor
+            yield (
+                name,
+                tensor[:, :3] if name.endswith("layers.1.self_attn.k_proj.weight") else tensor,
+            )
 
     policy = policy_of()
     with engine_on(backend, policy, tmp_path) as (engine, training):
@@ -274,14 +363,17 @@ def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(backend: VL
             moved(training, policy)
             with pytest.raises(RolloutError, match="vLLM did not take over the weights"):
                 engine.publish(training)
-        assert set(seen) == engine.plan.expected, "the other processes take part in gathering each of them"
+        assert set(seen) == engine.plan.expected, (
+            "the other processes take part in gathering each of them"
+        )
         moved(training, policy)
         engine.publish(training)
         same_logps(engine, policy, tmp_path)
 
 
-def test_pictures_are_encoded_again_when_the_tower_learns(backend: VLLMBackend, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_encoded_again_when_the_tower_learns(
+    backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = policy_of()
     with engine_on(backend, policy, tmp_path) as (engine, training):
         engine.generate(asked_of(policy, tmp_path), settings_of())
@@ -289,7 +381,9 @@ def test_pictures_are_encoded_again_when_the_tower_learns(backend: VLLMBackend, 
         monkeypatch.setattr(backend, "forget", lambda: backend.llm.reset_prefix_cache())
         reset = "vllm.v1.worker.gpu_model_runner.GPUModelRunner.reset_encoder_cache"
         monkeypatch.setattr(reset, lambda self: None)
-        with pytest.raises(WeightSyncError, match="does not compute with"):  # features of the old tower, were they kept
+        with pytest.raises(
+            WeightSyncError, match="does not compute with"
+        ):  # features of the old tower, were they kept
             engine.publish(training)
         monkeypatch.undo()
         engine.publish(training)

@@ -1,4 +1,5 @@
 """A rollout server as a process of its own: a run that samples there, what is sent to it, and what is said when it goes away."""
+
 from __future__ import annotations
 
 import os
@@ -54,13 +55,30 @@ def start(folder: Path, port: int) -> subprocess.Popen[str]:
     config = config_file(folder / "server.yaml", run_tree(folder))
     log = (folder / "server.log").open("a")
     return subprocess.Popen(
-        [sys.executable, "-m", "mmrl.cli.main", "rollout-server", config, f"model.path={tiny_folder()}",
-         "--port", str(port), "--media-gib", "0.0005"], cwd=REPO, env={**ENVIRONMENT, "MMRL_API_KEY": KEY}, text=True, stdout=log,
-        stderr=subprocess.STDOUT)
+        [
+            sys.executable,
+            "-m",
+            "mmrl.cli.main",
+            "rollout-server",
+            config,
+            f"model.path={tiny_folder()}",
+            "--port",
+            str(port),
+            "--media-gib",
+            "0.0005",
+        ],
+        cwd=REPO,
+        env={**ENVIRONMENT, "MMRL_API_KEY": KEY},
+        text=True,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
     """The address of a server, its process and its folder."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     process = start(folder, port)
@@ -77,84 +95,121 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(url: str, **options: Any) -> VLLMClient:
-    settings = VLLMConfig(mode="server", url=url, start_s=PATIENCE_S, timeout_s=PATIENCE_S, **options)
+    settings = VLLMConfig(
+        mode="server", url=url, start_s=PATIENCE_S, timeout_s=PATIENCE_S, **options
+    )
     return VLLMClient(settings, tiny_folder(), "float32")
 
 
-def test_a_server_answers_with_the_trainers_logps(server: tuple[str, Any, Path], tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_answers_with_the_trainers_logps(
+    server: tuple[str, Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = client_of(server[0])
     policy = policy_of()
     world = World(torch.device("cpu"))
     training = training_of(policy, world, tmp_path)
-    engine = VLLMEngine(VLLMConfig(**VLLM), policy, policy, world, client, [loaded(*samples_of(tmp_path))])
+    engine = VLLMEngine(
+        VLLMConfig(**VLLM), policy, policy, world, client, [loaded(*samples_of(tmp_path))]
+    )
     asked = asked_of(policy, tmp_path)
     with pytest.raises(RolloutError, match="has no weights"):
         engine.generate(asked, settings_of())
     assert engine.publish(training)["train/sync/gap_max"] < 1e-5
     bodies: list[int] = []
     once = client._once
-    monkeypatch.setattr(client, "_once", lambda method, path, body: (bodies.append(len(body)), once(method, path, body))[1])
+    monkeypatch.setattr(
+        client,
+        "_once",
+        lambda method, path, body: (bodies.append(len(body)), once(method, path, body))[1],
+    )
     first = engine.generate(asked, settings_of())
     assert (trainer_logps(policy, asked, first) - sampled_logps(first)).abs().max() < 1e-5
     again = engine.generate(asked, settings_of())
     assert [[c.token_ids for c in g] for g in again] == [[c.token_ids for c in g] for g in first]
-    assert bodies[-2] < bodies[-1] / 50, "hashes alone, then all, for the small store had forgotten some"
+    assert bodies[-2] < bodies[-1] / 50, (
+        "hashes alone, then all, for the small store had forgotten some"
+    )
     small = [Request(r.prompt, 1, r.key) for r in asked[:1]]
     engine.generate(small, settings_of())
     del bodies[:]
     engine.generate(small, settings_of())
-    assert len(bodies) == 1 and bodies[0] < asked[0].prompt.visuals[0].tokens * 4 * 1176, "one question, without its picture"
+    assert len(bodies) == 1 and bodies[0] < asked[0].prompt.visuals[0].tokens * 4 * 1176, (
+        "one question, without its picture"
+    )
 
 
 def published(url: str, folder: Path) -> tuple[VLLMEngine, Any]:
     """An engine with a client of its own, its weights on the server, and their training engine."""
     policy, world = policy_of(), World(torch.device("cpu"))
     training = training_of(policy, world, folder)
-    engine = VLLMEngine(VLLMConfig(**VLLM), policy, policy, world, client_of(url), [loaded(*samples_of(folder))])
+    engine = VLLMEngine(
+        VLLMConfig(**VLLM), policy, policy, world, client_of(url), [loaded(*samples_of(folder))]
+    )
     engine.publish(training)
     return engine, training
 
 
-def test_weights_of_another_run_do_not_answer(server: tuple[str, Any, Path], tmp_path: Path) -> None:
+def test_weights_of_another_run_do_not_answer(
+    server: tuple[str, Any, Path], tmp_path: Path
+) -> None:
     first, training = published(server[0], tmp_path)
     asked = asked_of(first.policy, tmp_path)
     first.generate(asked, settings_of())
     second, _ = published(server[0], tmp_path)
     second.generate(asked, settings_of())
-    for question in (lambda: first.generate(asked, settings_of()), lambda: first._their_scores(), lambda: first.publish(training)):
+    for question in (
+        lambda: first.generate(asked, settings_of()),
+        lambda: first._their_scores(),
+        lambda: first.publish(training),
+    ):
         with pytest.raises(RolloutError, match="another run replaced the weights of the server"):
             question()
     second.generate(asked, settings_of())
 
 
-def test_after_a_failed_sync_nothing_answers_until_a_whole_one_came(server: tuple[str, Any, Path], tmp_path: Path) -> None:
+def test_after_a_failed_sync_nothing_answers_until_a_whole_one_came(
+    server: tuple[str, Any, Path], tmp_path: Path
+) -> None:
     engine, training = published(server[0], tmp_path)
     asked = asked_of(engine.policy, tmp_path)
     weights = dict(engine.plan.weights(training, everything=True))
     fused = "model.language_model.layers.0.self_attn.q_proj.weight"
 
     def piece(names: list[str], **rest: Any) -> None:
-        client_of(server[0])._post("/weights", dump({"sync": "x", "base": "", "names": names, **rest},
-                                                    {n: weights[n] for n in names if n in weights}))
+        client_of(server[0])._post(
+            "/weights",
+            dump(
+                {"sync": "x", "base": "", "names": names, **rest},
+                {n: weights[n] for n in names if n in weights},
+            ),
+        )
 
     def refused() -> None:
-        client_of(server[0]).load([(fused, weights[fused]), (fused.replace("q_proj", "k_proj"), torch.zeros(3, 3))])
+        client_of(server[0]).load(
+            [(fused, weights[fused]), (fused.replace("q_proj", "k_proj"), torch.zeros(3, 3))]
+        )
 
     def torn() -> None:
         piece([fused], first=True, last=False)
         piece(["no such tensor"], first=False, last=True)
 
-    for failing, message in ((refused, "vLLM did not take over the weights"), (torn, "KeyError: 'no such tensor'")):
+    for failing, message in (
+        (refused, "vLLM did not take over the weights"),
+        (torn, "KeyError: 'no such tensor'"),
+    ):
         with pytest.raises(RolloutError, match=message):
             failing()
         with pytest.raises(RolloutError, match=r"has no weights: .* or a sync failed on it"):
             engine.generate(asked, settings_of())
-        with pytest.raises(RolloutError, match="another run replaced"):  # it would send what changed only
+        with pytest.raises(
+            RolloutError, match="another run replaced"
+        ):  # it would send what changed only
             engine.publish(training)
         assert engine.publish(training)["train/sync/gap_max"] < 1e-5
         groups = engine.generate(asked, settings_of())
-        assert (trainer_logps(engine.policy, asked, groups) - sampled_logps(groups)).abs().max() < 1e-5
+        assert (
+            trainer_logps(engine.policy, asked, groups) - sampled_logps(groups)
+        ).abs().max() < 1e-5
     piece([fused], first=True, last=False)  # its sender goes away
     engine.backend.loaded, engine._sent = "", False
     engine.publish(training)
@@ -163,9 +218,17 @@ def test_after_a_failed_sync_nothing_answers_until_a_whole_one_came(server: tupl
     engine.generate(asked, settings_of())
 
 
-def test_a_run_samples_on_the_server_and_says_when_it_is_gone(server: tuple[str, Any, Path], tmp_path: Path) -> None:
+def test_a_run_samples_on_the_server_and_says_when_it_is_gone(
+    server: tuple[str, Any, Path], tmp_path: Path
+) -> None:
     url, process, folder = server
-    vllm = {"mode": "server", "url": url, "start_s": PATIENCE_S, "timeout_s": PATIENCE_S, "kv_cache_gib": 0.125}
+    vllm = {
+        "mode": "server",
+        "url": url,
+        "start_s": PATIENCE_S,
+        "timeout_s": PATIENCE_S,
+        "kv_cache_gib": 0.125,
+    }
     tree = run_tree(tmp_path, engine={"rollout": "vllm", "vllm": vllm}, train={"steps": 4})
     config = load_config(config_file(tmp_path / "run.yaml", tree))
 
@@ -178,12 +241,16 @@ def test_a_run_samples_on_the_server_and_says_when_it_is_gone(server: tuple[str,
         Trainer(config, on_event=killing).fit()
     rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
-    assert all(row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 for row in rows)
+    assert all(
+        row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 for row in rows
+    )
     other = start(folder, int(url.rsplit(":", 1)[1]))
     try:
         Trainer(config, resume=True).fit()
         rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")
-        assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[-1]["train/sync/gap_max"] < 1e-5
+        assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[-1][
+            "train/sync/gap_max"
+        ] < 1e-5
         request = urllib.request.Request(f"{url}/health", headers={"Authorization": "Bearer wrong"})
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(request, timeout=60)
@@ -201,11 +268,16 @@ def test_a_run_samples_on_the_server_and_says_when_it_is_gone(server: tuple[str,
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     began = time.monotonic()
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(RolloutError, match=r"no rollout server answers at .* after engine.vllm.start_s = 1 s.*mmrl rollout-server"):
+    with pytest.raises(
+        RolloutError,
+        match=r"no rollout server answers at .* after engine.vllm.start_s = 1 s.*mmrl rollout-server",
+    ):
         VLLMClient(VLLMConfig(mode="server", url=url, start_s=1), "model", "float32")
     assert time.monotonic() - began >= 1
     with pytest.raises(ConfigError, match=r"expected engine\.vllm\.url like http"):
         VLLMClient(VLLMConfig(mode="server", url="ftp://there"), "model", "float32")
-    tree = run_tree(tmp_path, engine={"rollout": "vllm", "vllm": {"mode": "server", "url": url, "start_s": 1}})
+    tree = run_tree(
+        tmp_path, engine={"rollout": "vllm", "vllm": {"mode": "server", "url": url, "start_s": 1}}
+    )
     done = run_here("mmrl.cli.main", "train", config_file(tmp_path / "run.yaml", tree))
     assert done.returncode == 2 and "no rollout server answers" in done.stderr

@@ -1,4 +1,5 @@
 """What the tests of vLLM rollouts share: prompts of every kind, an engine on a tiny model, and the trainer's own numbers."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,18 @@ from mmrl.types import Sample, Turn
 from tests.clip_kit import TASK, clip, loaded, sample
 from tests.engine_kit import album_data, config_file, picture, small_run, tiny_folder
 
-__all__ = ["VLLM", "asked_of", "backend_of", "engine_on", "run_tree", "sampled_logps", "samples_of", "settings_of", "trainer_logps",
-           "training_of"]
+__all__ = [
+    "VLLM",
+    "asked_of",
+    "backend_of",
+    "engine_on",
+    "run_tree",
+    "sampled_logps",
+    "samples_of",
+    "settings_of",
+    "trainer_logps",
+    "training_of",
+]
 
 VLLM = {"kv_cache_gib": 0.125, "max_model_len": 1024}
 
@@ -30,42 +41,70 @@ VLLM = {"kv_cache_gib": 0.125, "max_model_len": 1024}
 def samples_of(folder: Path) -> list[Sample]:
     """A picture, text, three pictures, a clip, a clip of odd length with a picture, two clips."""
     photos = tuple(picture(size, 3) for size in ((640, 427), (56, 56), (37, 211)))
-    return [sample((), photos[:1], 0), sample((), (), 1), sample((), photos, 2), sample((clip(folder),), (), 3),
-            sample((clip(folder, 5, (84, 56), 1),), photos[1:2], 4), sample((clip(folder, 4, (112, 84)), clip(folder)), (), 5)]
+    return [
+        sample((), photos[:1], 0),
+        sample((), (), 1),
+        sample((), photos, 2),
+        sample((clip(folder),), (), 3),
+        sample((clip(folder, 5, (84, 56), 1),), photos[1:2], 4),
+        sample((clip(folder, 4, (112, 84)), clip(folder)), (), 5),
+    ]
 
 
 def backend_of(arch: str = "qwen2_5_vl", folder: str = "") -> VLLMBackend:
     """vLLM on the tiny model of `arch`, without weights yet."""
-    return VLLMBackend(VLLMSettings(folder or tiny_folder(arch), max_model_len=1024, kv_cache_gib=0.125))
+    return VLLMBackend(
+        VLLMSettings(folder or tiny_folder(arch), max_model_len=1024, kv_cache_gib=0.125)
+    )
 
 
 def training_of(policy: Policy, world: World, folder: Path) -> TrainEngine:
     """A single-process training engine of `policy`, with a step size at which a step is seen in log-probs."""
     tree = small_run(folder, "unused.jsonl", optim={"lr": 0.01})
     config = load_config(config_file(folder / "training.yaml", tree))
-    return build_train_engine(config, world, policy, build_optimizer(policy.trainable(), config.optim))
+    return build_train_engine(
+        config, world, policy, build_optimizer(policy.trainable(), config.optim)
+    )
 
 
 @contextmanager
-def engine_on(backend: VLLMBackend, policy: Policy, folder: Path, **settings: Any) -> Iterator[tuple[VLLMEngine, TrainEngine]]:
+def engine_on(
+    backend: VLLMBackend, policy: Policy, folder: Path, **settings: Any
+) -> Iterator[tuple[VLLMEngine, TrainEngine]]:
     """An engine of `policy` on a backend that others use too, with the weights published, and the training engine."""
     world = World(torch.device("cpu"))
     training = training_of(policy, world, folder)
-    engine = VLLMEngine(VLLMConfig(**VLLM, probe_prompts=3, **settings), policy, policy, world, backend,
-                        [loaded(*samples_of(folder))])
+    engine = VLLMEngine(
+        VLLMConfig(**VLLM, probe_prompts=3, **settings),
+        policy,
+        policy,
+        world,
+        backend,
+        [loaded(*samples_of(folder))],
+    )
     engine.publish(training)
     yield engine, training
 
 
 def asked_of(policy: Policy, folder: Path, count: int = 3, greedy: bool = False) -> list[Request]:
     """A request per sample."""
-    return [Request(policy.encoder(s, TASK), count, (7, n), greedy) for n, s in enumerate(samples_of(folder))]
+    return [
+        Request(policy.encoder(s, TASK), count, (7, n), greedy)
+        for n, s in enumerate(samples_of(folder))
+    ]
 
 
-def trainer_logps(policy: Policy, asked: Sequence[Request], groups: Sequence[Sequence[Turn]],
-                  temperature: float = 1.0) -> torch.Tensor:
+def trainer_logps(
+    policy: Policy,
+    asked: Sequence[Request],
+    groups: Sequence[Sequence[Turn]],
+    temperature: float = 1.0,
+) -> torch.Tensor:
     """The trainer's log-probs of every token."""
-    items = [PackItem(r.prompt, tuple(c.token_ids for c in group)) for r, group in zip(asked, groups, strict=True)]
+    items = [
+        PackItem(r.prompt, tuple(c.token_ids for c in group))
+        for r, group in zip(asked, groups, strict=True)
+    ]
     with torch.no_grad():
         return policy.logp(pack(items), temperature).logp_N
 
@@ -80,7 +119,12 @@ def run_tree(folder: Path, **sections: Any) -> dict[str, Any]:
     rows = [[picture((112, 84), i)] * (i % 3) for i in range(5)]
     held = album_data(folder / "data", rows[:2], "held")
     sections = {"engine": {"rollout": "vllm", "vllm": VLLM}, "eval": {"samples": 1}, **sections}
-    return small_run(folder / "runs", album_data(folder / "data", rows), held, **{"model": {"path": tiny_folder()}, **sections})
+    return small_run(
+        folder / "runs",
+        album_data(folder / "data", rows),
+        held,
+        **{"model": {"path": tiny_folder()}, **sections},
+    )
 
 
 def settings_of(max_new_tokens: int = 8, temperature: float = 1.0) -> SamplingSettings:

@@ -1,4 +1,5 @@
 """A real `mmrl serve` in a process of its own, and messages as OpenAI's clients send them."""
+
 from __future__ import annotations
 
 import base64
@@ -39,7 +40,12 @@ class Server:
 
     def chat(self, content: Any, **options: Any) -> Any:
         """A chat completion of one user message; greedy unless told otherwise."""
-        options = {"temperature": 0, "max_tokens": 16, "messages": [{"role": "user", "content": content}], **options}
+        options = {
+            "temperature": 0,
+            "max_tokens": 16,
+            "messages": [{"role": "user", "content": content}],
+            **options,
+        }
         return self.client.chat.completions.create(model=self.model, **options)
 
     def text(self, content: Any, **options: Any) -> str:
@@ -48,14 +54,25 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*options: str, checkpoint: str = CHECKPOINT, key: str = "none",
-            environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    *options: str,
+    checkpoint: str = CHECKPOINT,
+    key: str = "none",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
     """A server at a free port, its client without retries; killed at the end when it still runs."""
-    process = subprocess.Popen([sys.executable, "-m", "mmrl.cli.main", "serve", checkpoint, "--port", "0", *options], cwd=REPO,
-                               env={**ENVIRONMENT, "PYTHONFAULTHANDLER": "1", **(environment or {})}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mmrl.cli.main", "serve", checkpoint, "--port", "0", *options],
+        cwd=REPO,
+        env={**ENVIRONMENT, "PYTHONFAULTHANDLER": "1", **(environment or {})},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert process.stdout is not None
-    watchdog = threading.Timer(_START_S, process.send_signal, (signal.SIGABRT,))  # it then says where it hangs
+    watchdog = threading.Timer(
+        _START_S, process.send_signal, (signal.SIGABRT,)
+    )  # it then says where it hangs
     watchdog.start()
     lines: list[str] = []
     try:
@@ -78,7 +95,12 @@ def data_url(path: str | Path, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(Path(path).read_bytes()).decode()}"
 
 
-def asking(text: str, *pictures: str | Path, clips: tuple[str | Path, ...] = ()) -> list[dict[str, Any]]:
+def asking(
+    text: str, *pictures: str | Path, clips: tuple[str | Path, ...] = ()
+) -> list[dict[str, Any]]:
     """Content parts: pictures, clips, then the question."""
-    return [*({"type": "image_url", "image_url": {"url": data_url(p)}} for p in pictures),
-            *({"type": "video_url", "video_url": {"url": data_url(c, "video/mp4")}} for c in clips), {"type": "text", "text": text}]
+    return [
+        *({"type": "image_url", "image_url": {"url": data_url(p)}} for p in pictures),
+        *({"type": "video_url", "video_url": {"url": data_url(c, "video/mp4")}} for c in clips),
+        {"type": "text", "text": text},
+    ]

@@ -1,4 +1,5 @@
 """Reading requests, cutting text, keeping media within limits, and the commands around: all without a server."""
+
 from __future__ import annotations
 
 import base64
@@ -37,37 +38,98 @@ def body(**options: Any) -> dict[str, Any]:
 def test_what_a_request_leaves_open_is_the_checkpoints() -> None:
     asked = read_chat(body(max_tokens=None, frequency_penalty=0, user="me"), DEFAULTS)
     s = asked.sampling
-    assert (s.temperature, s.top_p, s.top_k, s.n, s.max_tokens, s.seed) == (0.7, 0.9, 5, 1, None, None)
-    assert [m["role"] for m in asked.messages] == ["system", "user"] and asked.messages[0]["content"][0]["text"] == "Be brief."
-    named = read_chat(body(temperature=0.2, top_p=1, top_k=-1, max_completion_tokens=3, stop="x", seed=-1), DEFAULTS).sampling
-    assert (named.temperature, named.top_p, named.top_k, named.max_tokens, named.stop, named.seed) == (0.2, 1.0, 0, 3, ("x",), -1)
+    assert (s.temperature, s.top_p, s.top_k, s.n, s.max_tokens, s.seed) == (
+        0.7,
+        0.9,
+        5,
+        1,
+        None,
+        None,
+    )
+    assert [m["role"] for m in asked.messages] == ["system", "user"] and asked.messages[0][
+        "content"
+    ][0]["text"] == "Be brief."
+    named = read_chat(
+        body(temperature=0.2, top_p=1, top_k=-1, max_completion_tokens=3, stop="x", seed=-1),
+        DEFAULTS,
+    ).sampling
+    assert (
+        named.temperature,
+        named.top_p,
+        named.top_k,
+        named.max_tokens,
+        named.stop,
+        named.seed,
+    ) == (0.2, 1.0, 0, 3, ("x",), -1)
 
 
-json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8), lambda inner: (
-    st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(("type", "text", "role", "content", "url", "user")) | st.text(
-        max_size=5), inner, max_size=3)), max_leaves=8)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(("type", "text", "role", "content", "url", "user"))
+            | st.text(max_size=5),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
 
 
 @pytest.mark.slow
-@given(st.dictionaries(st.sampled_from((*body(), "temperature", "top_p", "top_k", "n", "max_tokens", "stop", "seed", "stream",
-                                        "tools", "stream_options", "logprobs", "top_logprobs", "media_io_kwargs", "logit_bias",
-                                        "zzz")),
-                       json_values, max_size=4), json_values)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            (
+                *body(),
+                "temperature",
+                "top_p",
+                "top_k",
+                "n",
+                "max_tokens",
+                "stop",
+                "seed",
+                "stream",
+                "tools",
+                "stream_options",
+                "logprobs",
+                "top_logprobs",
+                "media_io_kwargs",
+                "logit_bias",
+                "zzz",
+            )
+        ),
+        json_values,
+        max_size=4,
+    ),
+    json_values,
+)
 @settings(max_examples=300)
-def test_whatever_is_sent_is_read_or_refused_with_words(changes: dict[str, Any], alone: Any) -> None:
+def test_whatever_is_sent_is_read_or_refused_with_words(
+    changes: dict[str, Any], alone: Any
+) -> None:
     for sent in (body(**changes), body(messages=[{"role": "user", "content": [alone]}]), alone):
         try:
             asked = read_chat(sent, DEFAULTS)
         except RequestError as error:
-            assert "expected" in str(error) and error.status in (400, 404) and len(str(error)) < 1500
+            assert (
+                "expected" in str(error) and error.status in (400, 404) and len(str(error)) < 1500
+            )
             json.dumps(error.body())
         else:
             assert asked.messages[-1]["role"] == "user" and 0 <= asked.sampling.temperature <= 10
 
 
-@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=30), st.lists(st.text("ab1 e<", min_size=1, max_size=3), max_size=3))
+@given(
+    st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=30),
+    st.lists(st.text("ab1 e<", min_size=1, max_size=3), max_size=3),
+)
 @settings(max_examples=300)
-def test_pieces_of_text_are_the_whole_text_up_to_the_first_stop(ids: list[int], stops: list[str]) -> None:
+def test_pieces_of_text_are_the_whole_text_up_to_the_first_stop(
+    ids: list[int], stops: list[str]
+) -> None:
     """Bytes of half characters, special tokens and stop strings across tokens included."""
     whole = decode(TOKENIZER, ids)
     stream, pieces = TextStream(TOKENIZER, StopTexts(stops)), []
@@ -75,10 +137,14 @@ def test_pieces_of_text_are_the_whole_text_up_to_the_first_stop(ids: list[int], 
         pieces.append(stream.add(token))
         if stream.stopped:
             break
-        assert "".join(pieces) == whole[:len("".join(pieces))] and not any(stop in "".join(pieces) for stop in stops)
+        assert "".join(pieces) == whole[: len("".join(pieces))] and not any(
+            stop in "".join(pieces) for stop in stops
+        )
     pieces.append(stream.finish())
     ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
-    assert "".join(pieces) == stream.text == (whole[:min(ends)] if ends else whole) and stream.stopped == bool(ends)
+    assert "".join(pieces) == stream.text == (
+        whole[: min(ends)] if ends else whole
+    ) and stream.stopped == bool(ends)
 
 
 def test_joined_caches_hold_the_rows_asked_for_aligned_at_their_ends() -> None:
@@ -102,44 +168,85 @@ def test_joined_caches_hold_the_rows_asked_for_aligned_at_their_ends() -> None:
 def test_pictures_are_checked_by_their_header(tmp_path: Path) -> None:
     sent = Media("image", data_url(picture((112, 84))), "messages[0]")
     path = file_of(sent, tmp_path, MediaRules())
-    assert Path(path).read_bytes() == Path(picture((112, 84))).read_bytes() and Path(path).parent == tmp_path
+    assert (
+        Path(path).read_bytes() == Path(picture((112, 84))).read_bytes()
+        and Path(path).parent == tmp_path
+    )
     assert check_picture(path, sent, 112 * 84) == 112 * 84
-    with pytest.raises(RequestError, match="at most 9,407 pixels, found 112 x 84 = 9,408; shrink it"):
+    with pytest.raises(
+        RequestError, match="at most 9,407 pixels, found 112 x 84 = 9,408; shrink it"
+    ):
         check_picture(path, sent, 112 * 84 - 1)
 
 
 def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
     p = policy()
-    settings = RunConfig.model_validate({"model": {"path": "ckpt", "max_prompt_tokens": 2000, "dtype": "fp32"}, "rollout": {
-        "temperature": 0.6, "max_new_tokens": 99}, "data": {"min_pixels": 784, "max_pixels": 7840, "video": {
-            "kind": "uniform", "num_frames": 8}}})
-    command = vllm_command(settings, ServeOptions(media_root=tmp_path, name="x", api_key="k"), p.processor, p.base.config,
-                           tmp_path / "t.jinja")
+    settings = RunConfig.model_validate(
+        {
+            "model": {"path": "ckpt", "max_prompt_tokens": 2000, "dtype": "fp32"},
+            "rollout": {"temperature": 0.6, "max_new_tokens": 99},
+            "data": {
+                "min_pixels": 784,
+                "max_pixels": 7840,
+                "video": {"kind": "uniform", "num_frames": 8},
+            },
+        }
+    )
+    command = vllm_command(
+        settings,
+        ServeOptions(media_root=tmp_path, name="x", api_key="k"),
+        p.processor,
+        p.base.config,
+        tmp_path / "t.jinja",
+    )
     options = dict(zip(command[3::2], command[4::2], strict=True))
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    assert (options["--model"], options["--served-model-name"], options["--max-model-len"]) == ("ckpt", "x", "6096")
-    assert json.loads(options["--mm-processor-kwargs"]) == {"size": {"shortest_edge": 784, "longest_edge": 7840}}
-    assert json.loads(options["--media-io-kwargs"]) == {"video": {"num_frames": 8}} and options["--dtype"] == "float32"
+    assert (options["--model"], options["--served-model-name"], options["--max-model-len"]) == (
+        "ckpt",
+        "x",
+        "6096",
+    )
+    assert json.loads(options["--mm-processor-kwargs"]) == {
+        "size": {"shortest_edge": 784, "longest_edge": 7840}
+    }
+    assert (
+        json.loads(options["--media-io-kwargs"]) == {"video": {"num_frames": 8}}
+        and options["--dtype"] == "float32"
+    )
     assert json.loads(options["--override-generation-config"])["max_new_tokens"] == 99
     assert options["--allowed-local-media-path"] == str(tmp_path.resolve()) and "k" not in command
     assert options["--allowed-media-domains"] == "none.invalid"
-    remote = vllm_command(settings, ServeOptions(allow_remote_media=True, media_hosts=("a.org", "b.org")), p.processor,
-                          p.base.config, tmp_path / "t.jinja")
+    remote = vllm_command(
+        settings,
+        ServeOptions(allow_remote_media=True, media_hosts=("a.org", "b.org")),
+        p.processor,
+        p.base.config,
+        tmp_path / "t.jinja",
+    )
     at = remote.index("--allowed-media-domains")
-    assert remote[at + 1:at + 3] == ["a.org", "b.org"] and remote[remote.index("--served-model-name") + 1] == "ckpt"
+    assert (
+        remote[at + 1 : at + 3] == ["a.org", "b.org"]
+        and remote[remote.index("--served-model-name") + 1] == "ckpt"
+    )
 
 
 def test_vllms_chat_template_begins_as_the_run_did() -> None:
     p = policy()
     user = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
-    system = "Say \"yes\" or {{ no }}."
+    system = 'Say "yes" or {{ no }}.'
     template = system_template(p.processor.chat_template, system)
     for messages in (user, [{"role": "system", "content": "Mine."}, *user]):
-        wanted = messages if messages[0]["role"] == "system" else [
-            {"role": "system", "content": [{"type": "text", "text": system}]}, *messages]
-        shown = p.processor.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False,
-                                                          add_generation_prompt=True)
-        assert shown == p.processor.apply_chat_template(wanted, tokenize=False, add_generation_prompt=True)
+        wanted = (
+            messages
+            if messages[0]["role"] == "system"
+            else [{"role": "system", "content": [{"type": "text", "text": system}]}, *messages]
+        )
+        shown = p.processor.tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+        assert shown == p.processor.apply_chat_template(
+            wanted, tokenize=False, add_generation_prompt=True
+        )
     assert system_template("x", "") == "x"
 
 
@@ -155,10 +262,21 @@ def test_engines_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow  # a process of its own, with torch
 def test_without_the_extra_the_command_names_it() -> None:
-    code = ("import sys; sys.modules['starlette'] = None; sys.argv = ['mmrl', 'serve', 'assets/tiny_vlm', '--engine', 'own']\n"
-            "from mmrl.cli.main import main; main()")
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "[serve]'" in done.stderr and "pip install -e '" in done.stderr, done.stderr
+    code = (
+        "import sys; sys.modules['starlette'] = None; sys.argv = ['mmrl', 'serve', 'assets/tiny_vlm', '--engine', 'own']\n"
+        "from mmrl.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (
+        done.returncode == 2 and "[serve]'" in done.stderr and "pip install -e '" in done.stderr
+    ), done.stderr
 
 
 def test_checkpoints_that_act_and_missing_folders_are_refused(tmp_path: Path) -> None:
@@ -186,10 +304,17 @@ def test_lmms_evals_frames_are_left_to_the_server() -> None:
 
     sent = {"model": "m", "extra_body": {"media_io_kwargs": {"video": {"num_frames": 10}}}}
     assert _without_frames(create, **sent) == {"model": "m"}
-    assert _without_frames(create, extra_body={"a": 1, "media_io_kwargs": {}}) == {"extra_body": {"a": 1}}
+    assert _without_frames(create, extra_body={"a": 1, "media_io_kwargs": {}}) == {
+        "extra_body": {"a": 1}
+    }
 
 
 def test_base64_may_be_broken_into_lines(tmp_path: Path) -> None:
     data = Path(picture((56, 56))).read_bytes()
     lines = base64.encodebytes(data).decode()
-    assert Path(file_of(Media("image", f"data:image/png;base64,{lines}", "p"), tmp_path, MediaRules())).read_bytes() == data
+    assert (
+        Path(
+            file_of(Media("image", f"data:image/png;base64,{lines}", "p"), tmp_path, MediaRules())
+        ).read_bytes()
+        == data
+    )

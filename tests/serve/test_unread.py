@@ -1,4 +1,5 @@
 """What a client does not take of its answer is bounded: the engine neither waits for it nor fills the memory with it."""
+
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +46,11 @@ def test_more_than_the_bound_is_dropped_with_all_that_waits(tops: int, room: int
     assert not unread.put(piece(room + 1, tops)) and not unread.put(piece(room + 2, tops))
     failed, nothing = taken(unread, 2)
     assert isinstance(failed, Failed) and nothing is None
-    assert failed.error.status == 408 and "more than 60 pieces" in str(failed.error) and "--max-unread" in str(failed.error)
+    assert (
+        failed.error.status == 408
+        and "more than 60 pieces" in str(failed.error)
+        and "--max-unread" in str(failed.error)
+    )
 
 
 def test_a_client_that_is_behind_for_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +64,20 @@ def test_a_client_that_is_behind_for_too_long_is_told(monkeypatch: pytest.Monkey
     assert taken(unread, 1) == [piece(1)]
     now[0] = 105.5
     (late, closing) = taken(unread, 2)
-    assert isinstance(late, Failed) and "waited for 6 s" in str(late.error) and "--send-timeout" in str(late.error)
+    assert (
+        isinstance(late, Failed)
+        and "waited for 6 s" in str(late.error)
+        and "--send-timeout" in str(late.error)
+    )
     assert isinstance(closing, Failed) and closing.error.status == 503, "an error stays what it is"
 
 
 def test_the_engine_stops_writing_for_a_stream_that_nobody_takes() -> None:
     """The real exchange and the real stream, and an engine that writes without end while the client takes one piece."""
     nudged: list[bool] = []
-    service: Any = SimpleNamespace(limits=Limits(unread=100), engine=SimpleNamespace(nudge=lambda: nudged.append(True)))
+    service: Any = SimpleNamespace(
+        limits=Limits(unread=100), engine=SimpleNamespace(nudge=lambda: nudged.append(True))
+    )
 
     async def there() -> bool:
         return False
@@ -87,5 +98,7 @@ def test_the_engine_stops_writing_for_a_stream_that_nobody_takes() -> None:
 
     parts, written = asyncio.run(run())
     assert written == 101 and nudged == [True]
-    assert parts[0] == 'data: {"text":"0 "}\n\n' and len(parts) == 2, "one piece, then why there is no other"
+    assert parts[0] == 'data: {"text":"0 "}\n\n' and len(parts) == 2, (
+        "one piece, then why there is no other"
+    )
     assert '"code":"timeout"' in parts[1] and "100 pieces" in parts[1]

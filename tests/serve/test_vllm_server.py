@@ -1,4 +1,5 @@
 """`mmrl serve --engine vllm`: vLLM's own server with the prompts and limits of a checkpoint gives our engine's answers."""
+
 from __future__ import annotations
 
 import signal
@@ -32,13 +33,32 @@ def vllm_server(log: Path, *options: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "mmrl.cli.main", "serve", CHECKPOINT, "--engine", "vllm", "--port", str(port), *options]
-        quick = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
-        process = subprocess.Popen(command, cwd=REPO, env={**ENVIRONMENT, **quick}, stdout=output, stderr=subprocess.STDOUT)
+        command = [
+            sys.executable,
+            "-m",
+            "mmrl.cli.main",
+            "serve",
+            CHECKPOINT,
+            "--engine",
+            "vllm",
+            "--port",
+            str(port),
+            *options,
+        ]
+        quick = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        process = subprocess.Popen(
+            command, cwd=REPO, env={**ENVIRONMENT, **quick}, stdout=output, stderr=subprocess.STDOUT
+        )
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S
     try:
         while True:
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text(encoding="utf-8", errors="replace")[-4000:]
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text(
+                encoding="utf-8", errors="replace"
+            )[-4000:]
             try:
                 with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
                     assert answer.status == 200
@@ -56,19 +76,43 @@ def vllm_server(log: Path, *options: str) -> Iterator[str]:
 def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> None:
     settings = ("--config", str(REPO / "configs" / "demo.yaml"))
     data = make_scenes(str(tmp_path / "data"), 6, 7, 112, {0: 1.0}, "serve-", background="graded")
-    asked = run_here("mmrl.cli.main", "eval", CHECKPOINT, *settings, "--task", "grounding", "--data", data, "--out",
-                     str(tmp_path / "out"))
+    asked = run_here(
+        "mmrl.cli.main",
+        "eval",
+        CHECKPOINT,
+        *settings,
+        "--task",
+        "grounding",
+        "--data",
+        data,
+        "--out",
+        str(tmp_path / "out"),
+    )
     assert asked.returncode == 0, asked.stderr
     expected = read_jsonl(tmp_path / "out" / "predictions.jsonl")
     samples = list(task_from_spec("grounding", {"prompt": "{question}"}).load(data))
-    with vllm_server(tmp_path / "log.txt", *settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with (
+        vllm_server(tmp_path / "log.txt", *settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
+    ):
         [model] = client.models.list().data
         for sample, row in zip(samples, expected, strict=True):
             content = asking(sample.question, *sample.images)
-            answer = client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": content}], temperature=0,
-                                                    max_tokens=24)
+            answer = client.chat.completions.create(
+                model=model.id,
+                messages=[{"role": "user", "content": content}],
+                temperature=0,
+                max_tokens=24,
+            )
             assert answer.choices[0].message.content == row["text"], sample.id
         assert len({row["text"] for row in expected}) > 1, "answers depend on the pictures"
-        with pytest.raises(openai.APIStatusError):  # nothing is fetched from elsewhere unless it is allowed
-            remote = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}, {"type": "text", "text": "where?"}]
-            client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": remote}], max_tokens=4)
+        with pytest.raises(
+            openai.APIStatusError
+        ):  # nothing is fetched from elsewhere unless it is allowed
+            remote = [
+                {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}},
+                {"type": "text", "text": "where?"},
+            ]
+            client.chat.completions.create(
+                model=model.id, messages=[{"role": "user", "content": remote}], max_tokens=4
+            )

@@ -1,4 +1,5 @@
 """The committed video fixtures, as the tests of their readers want them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

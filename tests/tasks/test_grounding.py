@@ -1,4 +1,5 @@
 """Grounding: gold scores 1, wrong 0, in every frame and picture shape; no text can game or break the reward."""
+
 from __future__ import annotations
 
 import itertools
@@ -25,11 +26,20 @@ from mmrl.tasks.grounding import Grounding, format_box
 from mmrl.tasks.scenes import make_scenes
 from mmrl.types import ImageSize, RewardContext, Sample, StopReason
 
-SIZES = [(640, 480), (4000, 3000), (1080, 2400), (3000, 1000), (112, 112), (333, 77), (20_000, 1000)]
+SIZES = [
+    (640, 480),
+    (4000, 3000),
+    (1080, 2400),
+    (3000, 1000),
+    (112, 112),
+    (333, 77),
+    (20_000, 1000),
+]
 
 
-def _smart_resize(size: tuple[int, int], factor: int = 28, low: int = 56 * 56,
-                  high: int = 1280 * 28 * 28) -> tuple[int, int]:
+def _smart_resize(
+    size: tuple[int, int], factor: int = 28, low: int = 56 * 56, high: int = 1280 * 28 * 28
+) -> tuple[int, int]:
     """(width, height) as Qwen2.5-VL's processor makes them: multiples of `factor`, between `low` and `high` pixels."""
     sides = [round(side / factor) * factor for side in size]
     beta = math.sqrt(size[0] * size[1] / (high if sides[0] * sides[1] > high else low))
@@ -43,12 +53,18 @@ def _smart_resize(size: tuple[int, int], factor: int = 28, low: int = 56 * 56,
 RESIZED = {size: _smart_resize(size) for size in SIZES}
 
 
-def _context(size: tuple[int, int] = (640, 480), frame: str = "abs_orig", **options: Any) -> RewardContext:
-    return RewardContext(options.pop("step", 1), 1, CoordFrame(frame), (ImageSize(size, RESIZED[size]),), **options)
+def _context(
+    size: tuple[int, int] = (640, 480), frame: str = "abs_orig", **options: Any
+) -> RewardContext:
+    return RewardContext(
+        options.pop("step", 1), 1, CoordFrame(frame), (ImageSize(size, RESIZED[size]),), **options
+    )
 
 
 def _sample(box: tuple[float, ...] = (100, 50, 300, 400), **options: Any) -> Sample:
-    return Sample("1", "grounding", options.pop("source", "s"), "red circle", list(box), ("a.png",), **options)
+    return Sample(
+        "1", "grounding", options.pop("source", "s"), "red circle", list(box), ("a.png",), **options
+    )
 
 
 def _box_in(size: tuple[int, int], shares: tuple[float, float, float, float]) -> tuple[float, ...]:
@@ -62,18 +78,34 @@ share = st.floats(0, 1)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share))
-def test_the_frames_round_trip_exactly(size: tuple[int, int], frame: CoordFrame, shares: tuple[float, ...]) -> None:
+@given(
+    st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share)
+)
+def test_the_frames_round_trip_exactly(
+    size: tuple[int, int], frame: CoordFrame, shares: tuple[float, ...]
+) -> None:
     box = _box_in(size, shares)
     there = from_orig(box, frame, RESIZED[size], size)
     assert to_orig(there, frame, RESIZED[size], size) == pytest.approx(box, abs=1e-9 * max(size))
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share),
-       st.sampled_from(["answer", "think", "bare"]), st.sampled_from(sorted(MODES)), share)
-def test_gold_scores_one_to_rounding_and_wrong_scores_zero(size: tuple[int, int], frame: CoordFrame,
-        shares: tuple[float, ...], answer_format: str, mode: str, progress: float) -> None:
+@given(
+    st.sampled_from(SIZES),
+    st.sampled_from(list(CoordFrame)),
+    st.tuples(share, share, share, share),
+    st.sampled_from(["answer", "think", "bare"]),
+    st.sampled_from(sorted(MODES)),
+    share,
+)
+def test_gold_scores_one_to_rounding_and_wrong_scores_zero(
+    size: tuple[int, int],
+    frame: CoordFrame,
+    shares: tuple[float, ...],
+    answer_format: str,
+    mode: str,
+    progress: float,
+) -> None:
     task, sample = Grounding(answer_format=answer_format, mode=mode), _sample(_box_in(size, shares))
     ctx = replace(_context(size, frame.value), step=progress)
     gold = task.score(sample, task.gold(sample, ctx), ctx)
@@ -86,8 +118,12 @@ def test_gold_scores_one_to_rounding_and_wrong_scores_zero(size: tuple[int, int]
 
 
 @pytest.mark.parametrize("frame", list(CoordFrame))
-@pytest.mark.parametrize("box", [(0, 0, 640, 480), (0, 0, 1, 1), (639, 479, 640, 480), (0.2, 0.2, 0.4, 0.4)])
-def test_extreme_truths_still_have_a_gold_and_a_wrong(frame: CoordFrame, box: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    "box", [(0, 0, 640, 480), (0, 0, 1, 1), (639, 479, 640, 480), (0.2, 0.2, 0.4, 0.4)]
+)
+def test_extreme_truths_still_have_a_gold_and_a_wrong(
+    frame: CoordFrame, box: tuple[float, ...]
+) -> None:
     for mode in MODES:
         task, sample, ctx = Grounding(mode=mode), _sample(box), _context(frame=frame.value)
         assert task.score(sample, task.wrong(sample, ctx), ctx).parts["accuracy"] == 0
@@ -112,32 +148,60 @@ def test_format_box_rounds_per_frame_and_never_to_nothing() -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(list(CoordFrame)), st.lists(st.floats(0, 0.99), min_size=2, max_size=2),
-       st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=2))
-def test_the_rounded_box_lies_on_the_box_however_thin_that_is(frame: CoordFrame, corner: list[float], side: list[float]) -> None:
+@given(
+    st.sampled_from(list(CoordFrame)),
+    st.lists(st.floats(0, 0.99), min_size=2, max_size=2),
+    st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=2),
+)
+def test_the_rounded_box_lies_on_the_box_however_thin_that_is(
+    frame: CoordFrame, corner: list[float], side: list[float]
+) -> None:
     size = ImageSize((108, 33), (112, 28))
     shares = [*corner, *(min(1.0, a + b) for a, b in zip(corner, side, strict=True))]
     box = [share * length for share, length in zip(shares, (108, 33, 108, 33), strict=True)]
     assert box_iou(rounded_box(box, frame, size), box) > 0
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("", "empty"), ("[100, 50, 300, 400]", "no_answer"), ("<answer>red</answer>", "not_a_box"),
-    ("<answer>[1, 2, 3]</answer>", "wrong_count"), ("<answer>[[1,2,3,4],[100,50,300,400]]</answer>", "several_boxes"),
-    ("<answer>[1, 2, 3, 1e400]</answer>", "not_finite"), ("<answer>[100, 50, 300, 400]", "unclosed_answer"),
-    ("<answer>__import__('os').system('x')</answer>", "not_a_box"), ("😀" * 100_000, "no_answer")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("[100, 50, 300, 400]", "no_answer"),
+        ("<answer>red</answer>", "not_a_box"),
+        ("<answer>[1, 2, 3]</answer>", "wrong_count"),
+        ("<answer>[[1,2,3,4],[100,50,300,400]]</answer>", "several_boxes"),
+        ("<answer>[1, 2, 3, 1e400]</answer>", "not_finite"),
+        ("<answer>[100, 50, 300, 400]", "unclosed_answer"),
+        ("<answer>__import__('os').system('x')</answer>", "not_a_box"),
+        ("😀" * 100_000, "no_answer"),
+    ],
+)
 def test_parse_failures_are_zeros_that_stay(text: str, reason: str) -> None:
     task = Grounding()
     score = task.score(_sample(), text, _context())
     assert (score.value, score.parsed, score.reason) == (0, False, reason)
     right = task.score(_sample(), task.gold(_sample(), _context()), _context())
-    assert set(score.metrics) == set(right.metrics) and set(score.parts) == set(right.parts) == set(task.part_names)
-    assert task.summarize([score, right])["Acc@0.5"] == 0.5 == task.summarize([score, right])["parse_failure_rate"]
+    assert set(score.metrics) == set(right.metrics) and set(score.parts) == set(right.parts) == set(
+        task.part_names
+    )
+    assert (
+        task.summarize([score, right])["Acc@0.5"]
+        == 0.5
+        == task.summarize([score, right])["parse_failure_rate"]
+    )
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("<answer>[1, 2", "truncated"), ("so", "truncated"), ("<think>so", "truncated"), ("", "truncated"),
-    ("<answer>[100, 50, 300, 400]</answer> and", None), ("<answer>red</answer>", "not_a_box")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<answer>[1, 2", "truncated"),
+        ("so", "truncated"),
+        ("<think>so", "truncated"),
+        ("", "truncated"),
+        ("<answer>[100, 50, 300, 400]</answer> and", None),
+        ("<answer>red</answer>", "not_a_box"),
+    ],
+)
 def test_a_text_cut_by_the_length_limit_is_named_truncated(text: str, reason: str | None) -> None:
     task = Grounding()
     score = task.score(_sample(), text, _context(stop=StopReason.LENGTH))
@@ -145,8 +209,10 @@ def test_a_text_cut_by_the_length_limit_is_named_truncated(text: str, reason: st
     assert task.summarize([score])["truncated_rate"] == float(reason == "truncated")
 
 
-@pytest.mark.parametrize("box", [
-    "[300, 400, 100, 50]", "[5, 5, 5, 5]", "[-50, -50, -10, -10]", "[9000, 9000, 9999, 9999]"])
+@pytest.mark.parametrize(
+    "box",
+    ["[300, 400, 100, 50]", "[5, 5, 5, 5]", "[-50, -50, -10, -10]", "[9000, 9000, 9999, 9999]"],
+)
 def test_degenerate_and_outside_boxes_score_by_geometry(box: str) -> None:
     score = Grounding().score(_sample(), f"<answer>{box}</answer>", _context())
     assert score.parsed and score.metrics["iou"] == score.parts["accuracy"] == 0
@@ -154,24 +220,51 @@ def test_degenerate_and_outside_boxes_score_by_geometry(box: str) -> None:
     assert score.value == pytest.approx(0.1)
 
 
-garbage = st.one_of(st.text(max_size=60), st.sampled_from([
-    "<answer>[100, 50, 300, 400]</answer>", "<answer>", "</answer>", "<think>", "</think>", "[100, 50, 300, 400]",
-    "<think>a</think><answer>[100, 50, 300, 400]</answer>", " ", "<|im_end|>"]))
+garbage = st.one_of(
+    st.text(max_size=60),
+    st.sampled_from(
+        [
+            "<answer>[100, 50, 300, 400]</answer>",
+            "<answer>",
+            "</answer>",
+            "<think>",
+            "</think>",
+            "[100, 50, 300, 400]",
+            "<think>a</think><answer>[100, 50, 300, 400]</answer>",
+            " ",
+            "<|im_end|>",
+        ]
+    ),
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([
-    "[100, 50, 300, 400]", "[110, 50, 300, 400]", "[0, 0, 9, 9]", "[1, 2, 3]", "[[1,2,3,4],[5,6,7,8]]"]),
-    garbage, garbage, st.sampled_from(["answer", "think"]))
-def test_garbage_and_second_answers_never_raise_the_reward(box: str, before: str, after: str,
-                                                           answer_format: str) -> None:
+@given(
+    st.sampled_from(
+        [
+            "[100, 50, 300, 400]",
+            "[110, 50, 300, 400]",
+            "[0, 0, 9, 9]",
+            "[1, 2, 3]",
+            "[[1,2,3,4],[5,6,7,8]]",
+        ]
+    ),
+    garbage,
+    garbage,
+    st.sampled_from(["answer", "think"]),
+)
+def test_garbage_and_second_answers_never_raise_the_reward(
+    box: str, before: str, after: str, answer_format: str
+) -> None:
     task, ctx = Grounding(answer_format=answer_format), _context()
     body = f"<answer>{box}</answer>"
     clean = ("<think>a</think>" if answer_format == "think" else "") + body
     plain = task.score(_sample(), clean, ctx).value
     assert task.score(_sample(), clean + after, ctx).value <= plain
     assert task.score(_sample(), before + clean, ctx).value <= plain
-    if box == "[0, 0, 9, 9]":  # hedging: a wrong answer and then a right one earns no more than the wrong one alone
+    if (
+        box == "[0, 0, 9, 9]"
+    ):  # hedging: a wrong answer and then a right one earns no more than the wrong one alone
         assert task.score(_sample(), clean + "<answer>[100, 50, 300, 400]</answer>", ctx).value == 0
 
 
@@ -191,8 +284,11 @@ def test_moving_towards_the_truth_never_lowers_the_reward(dx: float, dy: float) 
         for k in range(6):
             far = 1 - k / 5
             box = [100 + dx * far, 50 + dy * far, 300 + dx * far, 400 + dy * far]
-            values.append(Grounding(mode=mode).score(_sample(), f"<answer>{[round(v, 6) for v in box]}</answer>",
-                                                     _context()).value)
+            values.append(
+                Grounding(mode=mode)
+                .score(_sample(), f"<answer>{[round(v, 6) for v in box]}</answer>", _context())
+                .value
+            )
         assert all(b >= a - 1e-6 for a, b in itertools.pairwise(values))
         assert values[-1] == pytest.approx(1)
 
@@ -207,21 +303,41 @@ def test_dynamic_iou_follows_the_progress() -> None:
 
 
 def test_v_triune_judges_one_box_as_its_detection_does() -> None:
-    sample, detection = _sample((100, 100, 200, 200)), task_from_spec("detection", {"preset": "v_triune", "frame": None})
-    objects = replace(sample, task="detection", answer=[{"bbox": [100, 100, 200, 200], "label": "it"}], params={
-        **sample.params, "categories": ["it"]})
+    sample, detection = (
+        _sample((100, 100, 200, 200)),
+        task_from_spec("detection", {"preset": "v_triune", "frame": None}),
+    )
+    objects = replace(
+        sample,
+        task="detection",
+        answer=[{"bbox": [100, 100, 200, 200], "label": "it"}],
+        params={**sample.params, "categories": ["it"]},
+    )
     task = Grounding(preset="v_triune", frame=None)
-    for width, progress, expected in ((96, 25, 0.7 * 0.96 + 0.3), (96, 26, 0), (86, 10, 0.7 * 0.86 + 0.3), (84, 10, 0),
-                                      (100, 100, 1)):
-        ctx, text = replace(_context(), step=progress, total_steps=100), f"<answer>[100, 100, {100 + width}, 200]</answer>"
+    for width, progress, expected in (
+        (96, 25, 0.7 * 0.96 + 0.3),
+        (96, 26, 0),
+        (86, 10, 0.7 * 0.86 + 0.3),
+        (84, 10, 0),
+        (100, 100, 1),
+    ):
+        ctx, text = (
+            replace(_context(), step=progress, total_steps=100),
+            f"<answer>[100, 100, {100 + width}, 200]</answer>",
+        )
         value = task.score(sample, text, ctx).parts["accuracy"]
         assert value == pytest.approx(expected)
         assert value == pytest.approx(detection.score(objects, text, ctx).parts["accuracy"])
     average = Grounding(mode="average", accuracy={"completeness": 0.3})
     one = average.score(sample, "<answer>[100, 100, 186, 200]</answer>", _context())
     assert one.parts["accuracy"] == pytest.approx(8 / 11 * (0.7 * 0.86 + 0.3))
-    for params, message in (({"mode": "iou"}, "completeness with mode static, dynamic, average, found mode 'iou'"),
-                            ({"mode": "dynamic", "accuracy": {"completeness": 2}}, r"completeness to be a number in \[0, 1\]")):
+    for params, message in (
+        ({"mode": "iou"}, "completeness with mode static, dynamic, average, found mode 'iou'"),
+        (
+            {"mode": "dynamic", "accuracy": {"completeness": 2}},
+            r"completeness to be a number in \[0, 1\]",
+        ),
+    ):
         with pytest.raises(ConfigError, match=message):
             Grounding(**{"accuracy": {"completeness": 0.3}, **params})
 
@@ -230,7 +346,9 @@ def test_sources_and_samples_override_the_reward() -> None:
     task = Grounding(mode="dynamic", per_source={"hard": {"accuracy": {"mode": "iou", "power": 2}}})
     text = "<answer>[100, 50, 300, 225]</answer>"  # IoU 0.5
     assert task.score(_sample(), text, _context()).parts["accuracy"] == 0
-    assert task.score(_sample(source="hard"), text, _context()).parts["accuracy"] == pytest.approx(0.25)
+    assert task.score(_sample(source="hard"), text, _context()).parts["accuracy"] == pytest.approx(
+        0.25
+    )
     own = _sample(params={"reward": {"accuracy": {"mode": "iou"}, "weights": {"format": 0}}})
     assert task.score(own, text, _context()).value == pytest.approx(0.5)
 
@@ -245,21 +363,36 @@ def test_missing_sizes_are_recorded_not_guessed() -> None:
 
 def test_messages_hold_pictures_then_text_and_the_words_of_the_frame() -> None:
     sample = replace(_sample(), question="the {frame} of {question}", images=("a.png", "b.png"))
-    system, user = Grounding().messages(sample, Template("t", CoordFrame.REL1000, system="Be brief."))
+    system, user = Grounding().messages(
+        sample, Template("t", CoordFrame.REL1000, system="Be brief.")
+    )
     assert system["role"] == "system" and system["content"][0]["text"] == "Be brief."
     assert [c["type"] for c in user["content"]] == ["image", "image", "text"]
-    assert '"the {frame} of {question}"' in user["content"][-1]["text"] and "0-1000" in user["content"][-1]["text"]
-    short = Grounding(prompt="{question}").messages(_sample(), Template("t", CoordFrame.ABS_RESIZED))
-    assert [m["role"] for m in short] == ["user"] and short[0]["content"][-1]["text"] == "red circle"
+    assert (
+        '"the {frame} of {question}"' in user["content"][-1]["text"]
+        and "0-1000" in user["content"][-1]["text"]
+    )
+    short = Grounding(prompt="{question}").messages(
+        _sample(), Template("t", CoordFrame.ABS_RESIZED)
+    )
+    assert [m["role"] for m in short] == ["user"] and short[0]["content"][-1][
+        "text"
+    ] == "red circle"
     assert "<think>" in Grounding(answer_format="think").prompt
 
 
-@pytest.mark.parametrize(("params", "message"), [
-    ({"promt": "x"}, "Did you mean 'prompt'"), ({"prompt": "where?"}, r"contains \{question\}"),
-    ({"answer_format": "thinking"}, "Did you mean 'think'"), ({"mode": "dynamc"}, "Did you mean 'dynamic'"),
-    ({"iou": {"treshold": 1}, "mode": "static"}, "Did you mean 'threshold'"),
-    ({"weights": {"acc": 1}}, "unknown reward part"),
-    ({"weights": 3}, "as a mapping")])
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"promt": "x"}, "Did you mean 'prompt'"),
+        ({"prompt": "where?"}, r"contains \{question\}"),
+        ({"answer_format": "thinking"}, "Did you mean 'think'"),
+        ({"mode": "dynamc"}, "Did you mean 'dynamic'"),
+        ({"iou": {"treshold": 1}, "mode": "static"}, "Did you mean 'threshold'"),
+        ({"weights": {"acc": 1}}, "unknown reward part"),
+        ({"weights": 3}, "as a mapping"),
+    ],
+)
 def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Grounding(**params)
@@ -281,8 +414,15 @@ def test_the_registered_task_loads_scores_and_sums_up(tmp_path: Path) -> None:
     ctx = RewardContext(1, 1, CoordFrame.ABS_RESIZED, (ImageSize((112, 112), (112, 112)),))
     rows = [task.score(s, task.gold(s, ctx), ctx) for s in samples]
     assert [r.value for r in rows] == [1.0] * 12 and task.headline in rows[0].metrics
-    assert task.summarize(rows) == {"Acc@0.3": 1, "Acc@0.5": 1, "Acc@0.7": 1, "Acc@0.75": 1, "mIoU": 1,
-                                    "parse_failure_rate": 0, "truncated_rate": 0}
+    assert task.summarize(rows) == {
+        "Acc@0.3": 1,
+        "Acc@0.5": 1,
+        "Acc@0.7": 1,
+        "Acc@0.75": 1,
+        "mIoU": 1,
+        "parse_failure_rate": 0,
+        "truncated_rate": 0,
+    }
     assert task.summarize([]) == {}
     half = replace(rows[0], metrics={"iou": 0.5})
     assert task.summarize([half])["Acc@0.5"] == 1, "Acc@0.5 is IoU >= 0.5"

@@ -1,4 +1,5 @@
 """GUI actions as a task: every action of every space, in every frame; data checked; lenient rules only by name."""
+
 from __future__ import annotations
 
 import json
@@ -28,22 +29,44 @@ CLICK = {"action": "click", "bbox": [150, 250, 250, 350]}
 
 def sample(answer: dict[str, Any], **params: Any) -> Sample:
     task = GuiAction(space=params.get("space", "mobile"))
-    return Sample("1", "gui_action", "steps", "open the clock", task.check_answer(answer, CoordFrame.ABS_ORIG, [SIZE], params),
-                  ("a.png",), params={"width": SIZE[0], "height": SIZE[1], **params})
+    return Sample(
+        "1",
+        "gui_action",
+        "steps",
+        "open the clock",
+        task.check_answer(answer, CoordFrame.ABS_ORIG, [SIZE], params),
+        ("a.png",),
+        params={"width": SIZE[0], "height": SIZE[1], **params},
+    )
 
 
-def context(frame: CoordFrame = CoordFrame.ABS_ORIG, resized: tuple[int, int] = (540, 1204)) -> RewardContext:
+def context(
+    frame: CoordFrame = CoordFrame.ABS_ORIG, resized: tuple[int, int] = (540, 1204)
+) -> RewardContext:
     return RewardContext(1, 1, frame, (ImageSize(SIZE, resized),))
 
 
-def score(text: str, answer: dict[str, Any], frame: CoordFrame = CoordFrame.ABS_ORIG, task: GuiAction | None = None,
-          **params: Any) -> Score:
-    return (task or GuiAction()).score(sample(answer, **params), f"<answer>{text}</answer>", context(frame))
+def score(
+    text: str,
+    answer: dict[str, Any],
+    frame: CoordFrame = CoordFrame.ABS_ORIG,
+    task: GuiAction | None = None,
+    **params: Any,
+) -> Score:
+    return (task or GuiAction()).score(
+        sample(answer, **params), f"<answer>{text}</answer>", context(frame)
+    )
 
 
 def answers(space: str) -> list[dict[str, Any]]:
-    values: dict[str, Any] = {"point": {"bbox": [10, 20, 90, 44]}, "end": {"end": [500, 900]}, "text": {"text": "it's \"5\" (ok)"},
-                              "app": {"app": "Clock"}, "direction": {"direction": "left"}, "keys": {"keys": "ctrl+c"}}
+    values: dict[str, Any] = {
+        "point": {"bbox": [10, 20, 90, 44]},
+        "end": {"end": [500, 900]},
+        "text": {"text": 'it\'s "5" (ok)'},
+        "app": {"app": "Clock"},
+        "direction": {"direction": "left"},
+        "keys": {"keys": "ctrl+c"},
+    }
     made = []
     for name, (arguments, _) in SPACES[space].items():
         if name != "swipe":
@@ -59,23 +82,36 @@ def test_gold_earns_everything_and_wrong_nothing(space: str, preset: str | None)
         row = sample(answer, space=space)
         for frame in FRAMES:
             ctx = context(frame)
-            gold, wrong = task.score(row, task.gold(row, ctx), ctx), task.score(row, task.wrong(row, ctx), ctx)
-            assert gold.value == pytest.approx(task.value_range[1]) and set(gold.metrics.values()) == {1.0}, (answer, frame)
-            assert wrong.parsed and wrong.parts["accuracy"] == 0 and set(wrong.metrics.values()) == {0.0}, (answer, frame)
+            gold, wrong = (
+                task.score(row, task.gold(row, ctx), ctx),
+                task.score(row, task.wrong(row, ctx), ctx),
+            )
+            assert gold.value == pytest.approx(task.value_range[1]) and set(
+                gold.metrics.values()
+            ) == {1.0}, (answer, frame)
+            assert (
+                wrong.parsed
+                and wrong.parts["accuracy"] == 0
+                and set(wrong.metrics.values()) == {0.0}
+            ), (answer, frame)
             assert json.dumps(gold.detail)
 
 
-@pytest.mark.parametrize(("text", "frame", "metrics"), [
-    ('{"action": "click", "point": [200, 300]}', CoordFrame.ABS_ORIG, (1, 1, 1, 1)),
-    ('{"action": "click", "point": [150, 350]}', CoordFrame.ABS_ORIG, (1, 1, 1, 1)),
-    ('{"action": "click", "point": [149, 350]}', CoordFrame.ABS_ORIG, (1, 0, 1, 0)),
-    ('{"action": "click", "point": [185, 125]}', CoordFrame.REL1000, (1, 1, 1, 1)),
-    ('{"action": "click", "point": [0.185, 0.125]}', CoordFrame.REL1, (1, 1, 1, 1)),
-    ('{"action": "click", "point": [100, 150]}', CoordFrame.ABS_RESIZED, (1, 1, 1, 1)),
-    ('{"action": "click", "bbox": [100, 200, 300, 400]}', CoordFrame.ABS_ORIG, (1, 1, 1, 1)),
-    ('{"action": "click"}', CoordFrame.ABS_ORIG, (1, 0, 1, 0)),
-    ('{"action": "long_press", "point": [200, 300]}', CoordFrame.ABS_ORIG, (0, 0, 0, 0)),
-    ('{"action": "wait"}', CoordFrame.ABS_ORIG, (0, 0, 0, 0))])
+@pytest.mark.parametrize(
+    ("text", "frame", "metrics"),
+    [
+        ('{"action": "click", "point": [200, 300]}', CoordFrame.ABS_ORIG, (1, 1, 1, 1)),
+        ('{"action": "click", "point": [150, 350]}', CoordFrame.ABS_ORIG, (1, 1, 1, 1)),
+        ('{"action": "click", "point": [149, 350]}', CoordFrame.ABS_ORIG, (1, 0, 1, 0)),
+        ('{"action": "click", "point": [185, 125]}', CoordFrame.REL1000, (1, 1, 1, 1)),
+        ('{"action": "click", "point": [0.185, 0.125]}', CoordFrame.REL1, (1, 1, 1, 1)),
+        ('{"action": "click", "point": [100, 150]}', CoordFrame.ABS_RESIZED, (1, 1, 1, 1)),
+        ('{"action": "click", "bbox": [100, 200, 300, 400]}', CoordFrame.ABS_ORIG, (1, 1, 1, 1)),
+        ('{"action": "click"}', CoordFrame.ABS_ORIG, (1, 0, 1, 0)),
+        ('{"action": "long_press", "point": [200, 300]}', CoordFrame.ABS_ORIG, (0, 0, 0, 0)),
+        ('{"action": "wait"}', CoordFrame.ABS_ORIG, (0, 0, 0, 0)),
+    ],
+)
 def test_clicks(text: str, frame: CoordFrame, metrics: tuple[int, ...]) -> None:
     assert tuple(score(text, CLICK, frame).metrics.values()) == metrics
 
@@ -88,61 +124,132 @@ def test_one_step_that_the_lenient_rule_accepts_and_the_strict_one_does_not() ->
     truth = {"action": "type", "text": "alarm at eight"}
     assert score(typed, truth).metrics["correct"] == 0
     assert score(typed, truth, task=GuiAction(mode="os_atlas")).metrics["correct"] == 1
-    assert score(typed, truth, task=GuiAction(mode="os_atlas", accuracy={"text": "exact"})).metrics["correct"] == 0
+    assert (
+        score(typed, truth, task=GuiAction(mode="os_atlas", accuracy={"text": "exact"})).metrics[
+            "correct"
+        ]
+        == 0
+    )
 
 
 def test_the_papers_rewards_add_up() -> None:
     ui = GuiAction(preset="ui_r1", frame=None)
     ctx, row = context(), sample(CLICK)
-    totals = [ui.score(row, f"<think>x</think><answer>{text}</answer>", ctx).value for text in (
-        '{"action": "click", "coordinate": [200, 300]}', '{"action": "click", "coordinate": [2, 3]}', '{"action": "wait"}', "?")]
-    assert totals == [3, 2, 1, 1], "type + place + format, the form being judged apart from the answer"
+    totals = [
+        ui.score(row, f"<think>x</think><answer>{text}</answer>", ctx).value
+        for text in (
+            '{"action": "click", "coordinate": [200, 300]}',
+            '{"action": "click", "coordinate": [2, 3]}',
+            '{"action": "wait"}',
+            "?",
+        )
+    ]
+    assert totals == [3, 2, 1, 1], (
+        "type + place + format, the form being judged apart from the answer"
+    )
     gui = GuiAction(preset="gui_r1", frame=None)
     text = "<think>x</think><answer>[{'action': 'click', 'point': [200, 300], 'input_text': 'no input text'}]</answer>"
     assert gui.score(row, text, ctx).value == pytest.approx(1)
 
 
-@pytest.mark.parametrize("text", ['[{"action": "click", "point": [200, 300]}, {"action": "wait"}]', "click(200, 300)", "{}",
-                                  '{"action": "click", "point": [[200, 300], [9, 9]]}', "__import__('os').getcwd()"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"action": "click", "point": [200, 300]}, {"action": "wait"}]',
+        "click(200, 300)",
+        "{}",
+        '{"action": "click", "point": [[200, 300], [9, 9]]}',
+        "__import__('os').getcwd()",
+    ],
+)
 def test_hedging_and_code_earn_nothing(text: str) -> None:
     found = score(text, CLICK)
-    assert not found.parsed and found.value == 0 and set(found.metrics.values()) == {0.0} and found.detail["gold_boxes"]
+    assert (
+        not found.parsed
+        and found.value == 0
+        and set(found.metrics.values()) == {0.0}
+        and found.detail["gold_boxes"]
+    )
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.text(max_size=120) | st.text(alphabet='{}[]":, actionclkpe0123', max_size=120), st.sampled_from(PRESETS))
+@given(
+    st.text(max_size=120) | st.text(alphabet='{}[]":, actionclkpe0123', max_size=120),
+    st.sampled_from(PRESETS),
+)
 def test_any_text_gets_a_bounded_score(text: str, preset: str | None) -> None:
     task, row = GuiAction(preset=preset), sample(CLICK)
-    for body in (text, f"<answer>{text}</answer>", f'<answer>{{"action": "type", "text": {json.dumps(text)}}}</answer>'):
+    for body in (
+        text,
+        f"<answer>{text}</answer>",
+        f'<answer>{{"action": "type", "text": {json.dumps(text)}}}</answer>',
+    ):
         found = task.score(row, body, context())
-        assert task.value_range[0] <= found.value <= task.value_range[1] and (found.parsed or found.reason)
+        assert task.value_range[0] <= found.value <= task.value_range[1] and (
+            found.parsed or found.reason
+        )
         json.dumps(found.detail, ensure_ascii=False).encode("utf-8")
 
 
 # data
 
 
-@pytest.mark.parametrize(("answer", "frame", "stored"), [
-    ({"action": "tap", "point": [100, 500]}, "rel1000", {"action": "click", "point": [108, 1200]}),
-    ({"action": "click", "bbox": [0.1, 0.1, 0.2, 0.2]}, "rel1", {"action": "click", "bbox": [108, 240, 216, 480]}),
-    ({"action": "click", "point": [5, 6], "bbox": [1, 2, 9, 9]}, "abs_orig",
-     {"action": "click", "point": [5, 6], "bbox": [1, 2, 9, 9]}),
-    ({"action": "open_app", "app_name": "Clock", "text": None}, "abs_orig", {"action": "open_app", "app": "Clock"}),
-    ({"action": "press_home"}, "rel1000", {"action": "navigate_home"}),
-    ({"action": "input_text", "text": "x"}, "rel1000", {"action": "type", "text": "x"}),
-    ({"action": "scroll", "direction": "down"}, "abs_orig", {"action": "scroll", "direction": "down"})])
-def test_steps_are_stored_in_one_spelling_and_in_pixels(answer: dict[str, Any], frame: str, stored: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("answer", "frame", "stored"),
+    [
+        (
+            {"action": "tap", "point": [100, 500]},
+            "rel1000",
+            {"action": "click", "point": [108, 1200]},
+        ),
+        (
+            {"action": "click", "bbox": [0.1, 0.1, 0.2, 0.2]},
+            "rel1",
+            {"action": "click", "bbox": [108, 240, 216, 480]},
+        ),
+        (
+            {"action": "click", "point": [5, 6], "bbox": [1, 2, 9, 9]},
+            "abs_orig",
+            {"action": "click", "point": [5, 6], "bbox": [1, 2, 9, 9]},
+        ),
+        (
+            {"action": "open_app", "app_name": "Clock", "text": None},
+            "abs_orig",
+            {"action": "open_app", "app": "Clock"},
+        ),
+        ({"action": "press_home"}, "rel1000", {"action": "navigate_home"}),
+        ({"action": "input_text", "text": "x"}, "rel1000", {"action": "type", "text": "x"}),
+        (
+            {"action": "scroll", "direction": "down"},
+            "abs_orig",
+            {"action": "scroll", "direction": "down"},
+        ),
+    ],
+)
+def test_steps_are_stored_in_one_spelling_and_in_pixels(
+    answer: dict[str, Any], frame: str, stored: dict[str, Any]
+) -> None:
     found = GuiAction().check_answer(answer, CoordFrame(frame), [SIZE], {})
     assert found.keys() == stored.keys()
     assert {k: v if isinstance(v, str) else pytest.approx(v) for k, v in stored.items()} == found
 
 
-@pytest.mark.parametrize(("answer", "params", "message"), [
-    ("click", {}, "an action such as"), ({"action": "fly"}, {}, "unknown_action"), ({"action": "click"}, {}, "no point; add it"),
-    ({"action": "type"}, {}, "no text; add it"), ({"action": "scroll"}, {}, "no direction"),
-    ({"action": "click", "point": [2000, 5]}, {}, "inside the picture"), ({"action": "click", "bbox": [9, 9, 2, 2]}, {}, "x1 < x2"),
-    ({"action": "double_click", "point": [1, 1]}, {}, "the mobile space"), ({"action": "wait"}, {"space": "car"}, "params.space"),
-    ({"action": "click", "point": ["a", 1]}, {}, "bad_point"), ({"action": "wait"}, {"image_index": 4}, "image_index")])
+@pytest.mark.parametrize(
+    ("answer", "params", "message"),
+    [
+        ("click", {}, "an action such as"),
+        ({"action": "fly"}, {}, "unknown_action"),
+        ({"action": "click"}, {}, "no point; add it"),
+        ({"action": "type"}, {}, "no text; add it"),
+        ({"action": "scroll"}, {}, "no direction"),
+        ({"action": "click", "point": [2000, 5]}, {}, "inside the picture"),
+        ({"action": "click", "bbox": [9, 9, 2, 2]}, {}, "x1 < x2"),
+        ({"action": "double_click", "point": [1, 1]}, {}, "the mobile space"),
+        ({"action": "wait"}, {"space": "car"}, "params.space"),
+        ({"action": "click", "point": ["a", 1]}, {}, "bad_point"),
+        ({"action": "wait"}, {"image_index": 4}, "image_index"),
+    ],
+)
 def test_broken_steps_say_what_to_mend(answer: Any, params: dict[str, Any], message: str) -> None:
     with pytest.raises(RowError, match=message):
         GuiAction().check_answer(answer, CoordFrame.ABS_ORIG, [SIZE], params)
@@ -150,16 +257,34 @@ def test_broken_steps_say_what_to_mend(answer: Any, params: dict[str, Any], mess
 
 def test_the_space_comes_from_the_row_its_platform_or_the_task() -> None:
     task = GuiAction()
-    assert [task.space_of(p) for p in ({}, {"platform": "web"}, {"platform": "ios"}, {"space": "desktop", "platform": "web"})] == [
-        "mobile", "web", "mobile", "desktop"]
-    assert score('{"action": "double_click", "point": [20, 30]}', {"action": "double_click", "bbox": [10, 20, 90, 44]},
-                 space="desktop").metrics["correct"] == 1
+    assert [
+        task.space_of(p)
+        for p in (
+            {},
+            {"platform": "web"},
+            {"platform": "ios"},
+            {"space": "desktop", "platform": "web"},
+        )
+    ] == ["mobile", "web", "mobile", "desktop"]
+    assert (
+        score(
+            '{"action": "double_click", "point": [20, 30]}',
+            {"action": "double_click", "bbox": [10, 20, 90, 44]},
+            space="desktop",
+        ).metrics["correct"]
+        == 1
+    )
 
 
 def test_a_click_takes_the_box_that_its_parameters_name() -> None:
     row = sample({"action": "click", "point": [200, 300]}, sam2_bbox=[150, 250, 450, 550])
     assert true_action(row).box == (150, 250, 450, 550)
-    assert GuiAction().score(row, '<answer>{"action": "click", "point": [440, 540]}</answer>', context()).metrics["correct"] == 1
+    assert (
+        GuiAction()
+        .score(row, '<answer>{"action": "click", "point": [440, 540]}</answer>', context())
+        .metrics["correct"]
+        == 1
+    )
 
 
 def test_examples_load_in_every_space_and_broken_rows_name_their_line(tmp_path: Path) -> None:
@@ -175,7 +300,9 @@ def test_examples_load_in_every_space_and_broken_rows_name_their_line(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["android_control", "gui_odyssey", "gui_r1"])
-def test_published_formats_give_steps_whose_gold_is_right_by_every_rule(name: str, tmp_path: Path) -> None:
+def test_published_formats_give_steps_whose_gold_is_right_by_every_rule(
+    name: str, tmp_path: Path
+) -> None:
     fixture = Path(__file__).resolve().parents[2] / "assets" / "fixtures" / name
     shutil.copytree(fixture, tmp_path / name)  # a reader may unpack pictures beside its file
     rows = list(GuiAction().load(str(tmp_path / name)))
@@ -192,22 +319,44 @@ def test_the_prompt_shows_goal_history_and_the_actions_of_the_space() -> None:
     row = sample(CLICK, history=["open settings", "scroll down"])
     [message] = GuiAction().messages(row, Template("t", CoordFrame.REL1000))
     text = message["content"][-1]["text"]
-    assert "Goal: open the clock" in text and "1. open settings; 2. scroll down" in text and "0-1000" in text
+    assert (
+        "Goal: open the clock" in text
+        and "1. open settings; 2. scroll down" in text
+        and "0-1000" in text
+    )
     assert '{"action": "click", "point": [x, y]}' in text and "swipe" not in text
-    sly = Sample("2", "gui_action", "s", "type {history} and {actions}", row.answer, ("a.png",),
-                 params={"history": "earlier {question}"})
+    sly = Sample(
+        "2",
+        "gui_action",
+        "s",
+        "type {history} and {actions}",
+        row.answer,
+        ("a.png",),
+        params={"history": "earlier {question}"},
+    )
     [message] = GuiAction().messages(sly, Template("t", CoordFrame.REL1000))
-    assert "Goal: type {history} and {actions}" in message["content"][-1]["text"], "braces of a question stay as they are"
+    assert "Goal: type {history} and {actions}" in message["content"][-1]["text"], (
+        "braces of a question stay as they are"
+    )
     assert "earlier {question}" in message["content"][-1]["text"]
     long = sample(CLICK, history=["x" * 100] * 1000)
     [message] = GuiAction().messages(long, Template("t", CoordFrame.REL1000))
     assert len(message["content"][-1]["text"]) < 5000
-    assert all(json.loads(part)["action"] for part in action_words("desktop").replace("[x, y]", "[1, 2]").split("; "))
+    assert all(
+        json.loads(part)["action"]
+        for part in action_words("desktop").replace("[x, y]", "[1, 2]").split("; ")
+    )
 
 
-@pytest.mark.parametrize(("params", "message"), [
-    ({"space": "mobil"}, "Did you mean 'mobile'"), ({"mode": "os_atls"}, "Did you mean 'os_atlas'"),
-    ({"accuracy": {"raduis": 3}}, "Did you mean 'radius'"), ({"preset": "odysey"}, "Did you mean 'odyssey'")])
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"space": "mobil"}, "Did you mean 'mobile'"),
+        ({"mode": "os_atls"}, "Did you mean 'os_atlas'"),
+        ({"accuracy": {"raduis": 3}}, "Did you mean 'radius'"),
+        ({"preset": "odysey"}, "Did you mean 'odyssey'"),
+    ],
+)
 def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GuiAction(**params)

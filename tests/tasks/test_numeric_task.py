@@ -1,4 +1,5 @@
 """Numeric task: declared rules per sample, presets of papers, official MRA, bad rows named."""
+
 from __future__ import annotations
 
 import json
@@ -16,9 +17,17 @@ from mmrl.tasks.numeric import Numeric
 from mmrl.types import RewardContext, Sample
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
-MODES = [{"mode": "exact"}, {"mode": "mra"}, {"mode": "mra", "accuracy": {"strict": True}}, {"mode": "regression"},
-         {"mode": "rounded"}, {"mode": "tolerance", "accuracy": {"abs": 500.0}}, {"preset": "easyvideo_r1"},
-         {"preset": "vsi_bench"}, {"preset": "mathvista_rule"}]
+MODES = [
+    {"mode": "exact"},
+    {"mode": "mra"},
+    {"mode": "mra", "accuracy": {"strict": True}},
+    {"mode": "regression"},
+    {"mode": "rounded"},
+    {"mode": "tolerance", "accuracy": {"abs": 500.0}},
+    {"preset": "easyvideo_r1"},
+    {"preset": "vsi_bench"},
+    {"preset": "mathvista_rule"},
+]
 
 
 def _sample(answer: Any = 42, **params: Any) -> Sample:
@@ -35,19 +44,33 @@ def test_a_whole_number_is_asked_for_as_digits() -> None:
             score = _score(Numeric(**params), _sample(5), text)
             assert (score.value, score.reason) == (0, "not_evaluated")
     assert _score(Numeric(), _sample("5.0"), "10/2").reason == "not_evaluated"
-    assert _score(Numeric(), _sample(2.5), "5/2").value == 1 and _score(Numeric(), _sample("6/2"), "3/1").value == 1
-    assert _score(Numeric(), _sample(60, unit="km/h"), "60 km/h").value == 1, "a unit is no division"
+    assert (
+        _score(Numeric(), _sample(2.5), "5/2").value == 1
+        and _score(Numeric(), _sample("6/2"), "3/1").value == 1
+    )
+    assert _score(Numeric(), _sample(60, unit="km/h"), "60 km/h").value == 1, (
+        "a unit is no division"
+    )
     assert _score(Numeric(evaluated=False), _sample(5), "10/2").value == 1
     with pytest.raises(ConfigError, match="evaluated true or false"):
         Numeric(evaluated=1)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.one_of(st.integers(-10**9, 10**9), st.floats(-1e9, 1e9).map(lambda v: round(v, 3)), st.just("3/4")),
-       st.sampled_from(MODES))
+@given(
+    st.one_of(
+        st.integers(-(10**9), 10**9),
+        st.floats(-1e9, 1e9).map(lambda v: round(v, 3)),
+        st.just("3/4"),
+    ),
+    st.sampled_from(MODES),
+)
 def test_gold_scores_one_and_wrong_zero(answer: Any, params: dict[str, Any]) -> None:
     task = Numeric(**params)
-    if params.get("mode") == "regression" and abs(float(answer if answer != "3/4" else 0.75)) < 0.001:
+    if (
+        params.get("mode") == "regression"
+        and abs(float(answer if answer != "3/4" else 0.75)) < 0.001
+    ):
         return  # Video-R1's formula gives a truth of 0 nothing
     if task.settings["parse"] == "first_token" and isinstance(answer, str):
         return
@@ -62,7 +85,9 @@ def test_video_r1_presets_add_up_as_the_paper_does() -> None:
     for text, value in (("42", 2), ("42.0", 1), ("41", 1)):
         assert task.score(_sample(), f"<think>x</think><answer>{text}</answer>", CTX).value == value
     regression = Numeric(preset="video_r1_regression")
-    assert regression.score(_sample(4), "<think>x</think><answer>5</answer>", CTX).value == pytest.approx(1.75)
+    assert regression.score(
+        _sample(4), "<think>x</think><answer>5</answer>", CTX
+    ).value == pytest.approx(1.75)
 
 
 def test_the_sample_declares_its_own_precision_tolerance_unit_and_percent() -> None:
@@ -78,8 +103,14 @@ def test_the_sample_declares_its_own_precision_tolerance_unit_and_percent() -> N
     assert _score(task, _sample("0.12", percent="fraction"), "12%").value == 1
     assert _score(Numeric(percent="keep"), _sample(12), "12%").value == 1
     of_one = Numeric(percent="fraction", answers="native")
-    for text in ("12%", "It is 12%.", "'12%' \u2603"):  # a sentence means by % what the bare answer means
-        assert [_score(of_one, _sample(truth), text).parts["accuracy"] for truth in ("0.12", 12)] == [1, 0], text
+    for text in (
+        "12%",
+        "It is 12%.",
+        "'12%' \u2603",
+    ):  # a sentence means by % what the bare answer means
+        assert [
+            _score(of_one, _sample(truth), text).parts["accuracy"] for truth in ("0.12", 12)
+        ] == [1, 0], text
 
 
 def test_correct_follows_the_tolerance_that_is_rewarded() -> None:
@@ -93,27 +124,53 @@ def test_mra_is_a_metric_of_every_mode_and_failures_stay_in_its_mean() -> None:
     rows = [_score(task, _sample(4), text) for text in ("3", "4", "three")]
     assert [row.metrics["mra"] for row in rows] == pytest.approx([0.6, 1, 0])
     assert task.summarize(rows)["MRA"] == pytest.approx(1.6 / 3)
-    assert _score(task, _sample(4), "4. metres").value == 1, "first token, closing full stop removed"
+    assert _score(task, _sample(4), "4. metres").value == 1, (
+        "first token, closing full stop removed"
+    )
     assert Numeric().summarize([]) == {}
-    assert Numeric(preset="mathvista_rule").summarize(rows)["mathvista_rule"] == pytest.approx(1 / 3)
+    assert Numeric(preset="mathvista_rule").summarize(rows)["mathvista_rule"] == pytest.approx(
+        1 / 3
+    )
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("<answer>41 or 42</answer>", "several_numbers"), ("<answer>forty two</answer>", "not_a_number"),
-    ("<answer>٤٢</answer>", "not_a_number"), ("<answer>42</answer><answer>41</answer>", "several_answers"),
-    ("42", "no_answer"), ("<answer>1e999</answer>", "not_finite"), ("<answer>" + "4" * 390_000 + "</answer>", "answer_too_long")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<answer>41 or 42</answer>", "several_numbers"),
+        ("<answer>forty two</answer>", "not_a_number"),
+        ("<answer>٤٢</answer>", "not_a_number"),
+        ("<answer>42</answer><answer>41</answer>", "several_answers"),
+        ("42", "no_answer"),
+        ("<answer>1e999</answer>", "not_finite"),
+        ("<answer>" + "4" * 390_000 + "</answer>", "answer_too_long"),
+    ],
+)
 def test_failures_are_recorded_zeros(text: str, reason: str) -> None:
     score = Numeric().score(_sample(), text, CTX)
-    assert (score.value, score.parsed, score.reason, score.metrics) == (0, False, reason, {"correct": 0, "mra": 0})
+    assert (score.value, score.parsed, score.reason, score.metrics) == (
+        0,
+        False,
+        reason,
+        {"correct": 0, "mra": 0},
+    )
 
 
-@pytest.mark.parametrize(("row", "words"), [
-    ({"answer": "12%", "params": {"unit": ""}}, 'declare params.unit "%"'), ({"answer": "5 cm"}, "belongs into params.unit"),
-    ({"answer": None}, "a number, or its text"), ({"answer": True}, "a number, or its text"), ({"answer": "nan"}, "one finite"),
-    ({"answer": 5, "params": {"precision": -1}}, "0 to 15"), ({"answer": 5, "params": {"precision": 1.5}}, "0 to 15"),
-    ({"answer": 5, "params": {"tolerance": 0.1}}, "params.tolerance as"),
-    ({"answer": 5, "params": {"tolerance": {"abs": "x"}}}, "params.tolerance as"),
-    ({"answer": 5, "params": {"unit": 5}}, "params.unit as text"), ({"answer": 5, "params": {"percent": "yes"}}, "params.percent")])
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"answer": "12%", "params": {"unit": ""}}, 'declare params.unit "%"'),
+        ({"answer": "5 cm"}, "belongs into params.unit"),
+        ({"answer": None}, "a number, or its text"),
+        ({"answer": True}, "a number, or its text"),
+        ({"answer": "nan"}, "one finite"),
+        ({"answer": 5, "params": {"precision": -1}}, "0 to 15"),
+        ({"answer": 5, "params": {"precision": 1.5}}, "0 to 15"),
+        ({"answer": 5, "params": {"tolerance": 0.1}}, "params.tolerance as"),
+        ({"answer": 5, "params": {"tolerance": {"abs": "x"}}}, "params.tolerance as"),
+        ({"answer": 5, "params": {"unit": 5}}, "params.unit as text"),
+        ({"answer": 5, "params": {"percent": "yes"}}, "params.percent"),
+    ],
+)
 def test_unusable_rows_say_what_to_mend(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({"question": "How many?", **row}) + "\n")
@@ -123,9 +180,13 @@ def test_unusable_rows_say_what_to_mend(tmp_path: Path, row: dict[str, Any], wor
 
 
 def test_wrong_parameters_are_refused_and_examples_load(tmp_path: Path) -> None:
-    for params, words in (({"mode": "mrs"}, "unknown mode"), ({"percent": "drop"}, "numeric.percent"),
-                          ({"parse": "last"}, "numeric.parse"), ({"accuracy": {"abs": 1}}, "unknown parameter"),
-                          ({"preset": "videor1"}, "Did you mean 'video_r1'")):
+    for params, words in (
+        ({"mode": "mrs"}, "unknown mode"),
+        ({"percent": "drop"}, "numeric.percent"),
+        ({"parse": "last"}, "numeric.parse"),
+        ({"accuracy": {"abs": 1}}, "unknown parameter"),
+        ({"preset": "videor1"}, "Did you mean 'video_r1'"),
+    ):
         with pytest.raises(ConfigError, match=words):
             Numeric(**params)
     assert len(list(Numeric().load(Numeric().example_data(str(tmp_path))))) == 12
@@ -133,12 +194,18 @@ def test_wrong_parameters_are_refused_and_examples_load(tmp_path: Path) -> None:
 
 def test_garbage_never_raises_the_reward_and_threads_agree() -> None:
     tails = ["", " 42", " or 42", "!", " (42)", ", 42", "\n42", "<42>"]
-    texts = [(number, f"<answer>{number}{tail}</answer>{more}") for number in ("41", "42", "x") for tail in tails
-             for more in ("", " 42", " 41")]
+    texts = [
+        (number, f"<answer>{number}{tail}</answer>{more}")
+        for number in ("41", "42", "x")
+        for tail in tails
+        for more in ("", " 42", " 41")
+    ]
     for params in MODES[:5]:
         task = Numeric(**params)
         line = [task.score(_sample(), text, CTX) for _, text in texts]
         for (number, _), score in zip(texts, line, strict=True):
             assert score.value <= _score(task, _sample(), number).value
         with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(lambda item, t=task: t.score(_sample(), item[1], CTX), texts)) == line
+            assert (
+                list(pool.map(lambda item, t=task: t.score(_sample(), item[1], CTX), texts)) == line
+            )

@@ -2,6 +2,7 @@
 
 Run: pytest tests/tasks/test_ocr.py
 """
+
 from __future__ import annotations
 
 import json
@@ -34,28 +35,60 @@ def _said(text: str) -> str:
     return f"<answer>{text}</answer>"
 
 
-plain = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="<>|[]"), min_size=1, max_size=30)
+plain = st.text(
+    st.characters(exclude_categories=("C", "Z"), exclude_characters="<>|[]"),
+    min_size=1,
+    max_size=30,
+)
 
 
 @settings(deadline=None, max_examples=80)
-@given(plain, st.sampled_from(sorted(MODES)), st.sampled_from(["answer", "think", "bare"]), st.booleans())
-def test_gold_scores_one_and_wrong_zero_in_every_mode(text: str, mode: str, answer_format: str, several: bool) -> None:
-    task, sample = OCR(mode=mode, answer_format=answer_format), _sample([text, text + " b"] if several else text)
+@given(
+    plain,
+    st.sampled_from(sorted(MODES)),
+    st.sampled_from(["answer", "think", "bare"]),
+    st.booleans(),
+)
+def test_gold_scores_one_and_wrong_zero_in_every_mode(
+    text: str, mode: str, answer_format: str, several: bool
+) -> None:
+    task, sample = (
+        OCR(mode=mode, answer_format=answer_format),
+        _sample([text, text + " b"] if several else text),
+    )
     if mode == "rouge" and not any(c.isalnum() for c in text):
         return  # a truth without words
-    gold, wrong = (task.score(sample, answer, CTX) for answer in (task.gold(sample, CTX), task.wrong(sample, CTX)))
-    assert gold.value == pytest.approx(1) and gold.metrics == pytest.approx({"ned": 1, "wer": 1, "correct": 1})
-    assert wrong.parsed and wrong.parts == {"accuracy": 0, "format": 1} and wrong.metrics["correct"] == 0
+    gold, wrong = (
+        task.score(sample, answer, CTX)
+        for answer in (task.gold(sample, CTX), task.wrong(sample, CTX))
+    )
+    assert gold.value == pytest.approx(1) and gold.metrics == pytest.approx(
+        {"ned": 1, "wer": 1, "correct": 1}
+    )
+    assert (
+        wrong.parsed
+        and wrong.parts == {"accuracy": 0, "format": 1}
+        and wrong.metrics["correct"] == 0
+    )
 
 
 def test_the_default_is_right_minus_wrong_characters() -> None:
     task = OCR()
     score = task.score(_sample(), _said("OPEN CAFE 25"), CTX)
-    assert score.parts["accuracy"] == pytest.approx((11 - 1) / 12) and score.metrics["ned"] == pytest.approx(11 / 12)
+    assert score.parts["accuracy"] == pytest.approx((11 - 1) / 12) and score.metrics[
+        "ned"
+    ] == pytest.approx(11 / 12)
     assert score.metrics["wer"] == pytest.approx(2 / 3) and score.metrics["correct"] == 0
     assert task.score(_sample(), _said("OPEN\nCAFE  24"), CTX).metrics["correct"] == 1
-    assert task.score(_sample(), _said("open cafe 24"), CTX).metrics["correct"] == 0, "case is part of a text"
-    assert OCR(normalise_text=["lower"]).score(_sample(), _said("open cafe 24"), CTX).metrics["correct"] == 1
+    assert task.score(_sample(), _said("open cafe 24"), CTX).metrics["correct"] == 0, (
+        "case is part of a text"
+    )
+    assert (
+        OCR(normalise_text=["lower"])
+        .score(_sample(), _said("open cafe 24"), CTX)
+        .metrics["correct"]
+        == 1
+    )
 
 
 def test_code_keeps_its_spaces() -> None:
@@ -72,10 +105,20 @@ def test_the_best_accepted_text_counts() -> None:
     assert score.value == pytest.approx(1) and score.detail["gold_text"] == "24 hours | 24h"
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("", "empty"), ("OPEN", "no_answer"), (_said(""), "empty"), (_said("[1, 2, 3, 4]"), "not_text"),
-    (_said("[NaN, NaN]"), "not_text"), (_said("a" * 8_193), "answer_too_long"), (_said("OPEN") * 2, "several_answers"),
-    ("<answer>OPEN", "unclosed_answer"), ("<think>OPEN CAFE 24</think>", "empty")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("OPEN", "no_answer"),
+        (_said(""), "empty"),
+        (_said("[1, 2, 3, 4]"), "not_text"),
+        (_said("[NaN, NaN]"), "not_text"),
+        (_said("a" * 8_193), "answer_too_long"),
+        (_said("OPEN") * 2, "several_answers"),
+        ("<answer>OPEN", "unclosed_answer"),
+        ("<think>OPEN CAFE 24</think>", "empty"),
+    ],
+)
 def test_failures_are_zeros_that_stay(text: str, reason: str) -> None:
     task = OCR()
     score = task.score(_sample(), text, CTX)
@@ -83,7 +126,11 @@ def test_failures_are_zeros_that_stay(text: str, reason: str) -> None:
     assert score.metrics == {"ned": 0, "wer": 0, "correct": 0}
     assert score.detail == {"gold_text": "OPEN CAFE 24"}
     right = task.score(_sample(), task.gold(_sample(), CTX), CTX)
-    assert task.summarize([score, right])["edit_distance"] == 0.5 == task.summarize([score, right])["parse_failure_rate"]
+    assert (
+        task.summarize([score, right])["edit_distance"]
+        == 0.5
+        == task.summarize([score, right])["parse_failure_rate"]
+    )
 
 
 def test_a_cut_page_is_named_truncated() -> None:
@@ -96,12 +143,18 @@ def test_numbers_in_brackets_are_text_where_the_truth_is_one() -> None:
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.text("OPENCAF 24", min_size=1, max_size=14), st.sampled_from(["☃☃☃", " zzz qqq zzz", "☃" * 300, " I am sure of it"]))
+@given(
+    st.text("OPENCAF 24", min_size=1, max_size=14),
+    st.sampled_from(["☃☃☃", " zzz qqq zzz", "☃" * 300, " I am sure of it"]),
+)
 def test_junk_inside_or_behind_the_answer_never_pays(said: str, junk: str) -> None:
     task = OCR()
     value = task.score(_sample(), _said(said), CTX).value
     assert task.score(_sample(), _said(said) + junk, CTX).value <= value
-    assert task.score(_sample(), _said(said + junk), CTX).value <= value or not task.score(_sample(), _said(said), CTX).parsed
+    assert (
+        task.score(_sample(), _said(said + junk), CTX).value <= value
+        or not task.score(_sample(), _said(said), CTX).parsed
+    )
 
 
 @settings(deadline=None, max_examples=80)
@@ -113,27 +166,53 @@ def test_any_text_gets_a_bounded_score(text: str) -> None:
             assert 0 <= score.value <= 1 and (score.parsed or score.reason)
 
 
-@pytest.mark.parametrize(("preset", "text", "accuracy", "value"), [
-    ("video_r1", "OPEN CAFE 25", 2 / 3, 2 / 3 + 1), ("video_r1", "open cafe 24", 1 / 3, 1 / 3 + 1),
-    ("video_r1", "a b c d e f", 0, 1), ("easyvideo_r1", "open cafe 24", 1, 1)])
+@pytest.mark.parametrize(
+    ("preset", "text", "accuracy", "value"),
+    [
+        ("video_r1", "OPEN CAFE 25", 2 / 3, 2 / 3 + 1),
+        ("video_r1", "open cafe 24", 1 / 3, 1 / 3 + 1),
+        ("video_r1", "a b c d e f", 0, 1),
+        ("easyvideo_r1", "open cafe 24", 1, 1),
+    ],
+)
 def test_presets_follow_their_papers(preset: str, text: str, accuracy: float, value: float) -> None:
     score = OCR(preset=preset).score(_sample(), f"<think>t</think><answer>{text}</answer>", CTX)
-    assert score.parts["accuracy"] == pytest.approx(accuracy) and score.value == pytest.approx(value)
+    assert score.parts["accuracy"] == pytest.approx(accuracy) and score.value == pytest.approx(
+        value
+    )
 
 
-@pytest.mark.parametrize(("params", "message"), [
-    ({"mode": "rogue"}, "Did you mean 'rouge'"), ({"normalise_text": ["lowr"]}, "Did you mean 'lower'"),
-    ({"max_chars": 0}, "max_chars"), ({"accuracy": {"treshold": 1}, "mode": "anls"}, "Did you mean 'threshold'"),
-    ({"max_char": 3}, "Did you mean 'max_chars'"), ({"preset": "videor1"}, "Did you mean 'video_r1'")])
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"mode": "rogue"}, "Did you mean 'rouge'"),
+        ({"normalise_text": ["lowr"]}, "Did you mean 'lower'"),
+        ({"max_chars": 0}, "max_chars"),
+        ({"accuracy": {"treshold": 1}, "mode": "anls"}, "Did you mean 'threshold'"),
+        ({"max_char": 3}, "Did you mean 'max_chars'"),
+        ({"preset": "videor1"}, "Did you mean 'video_r1'"),
+    ],
+)
 def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OCR(**params)
 
 
-@pytest.mark.parametrize(("answer", "message"), [
-    ("", "text in 'answer'"), (3, "text in 'answer'"), ([], "at least one accepted text"), (["a", " "], "text in 'answer'"),
-    ("a" * 8_193, "up to 8192 characters"), ("x <answer>", "without <think>, <answer>"), ("x</s>", "end-of-turn")])
-def test_unusable_truths_are_refused_with_their_line(tmp_path: Path, answer: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("", "text in 'answer'"),
+        (3, "text in 'answer'"),
+        ([], "at least one accepted text"),
+        (["a", " "], "text in 'answer'"),
+        ("a" * 8_193, "up to 8192 characters"),
+        ("x <answer>", "without <think>, <answer>"),
+        ("x</s>", "end-of-turn"),
+    ],
+)
+def test_unusable_truths_are_refused_with_their_line(
+    tmp_path: Path, answer: Any, message: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps({"question": "q", "answer": a}) for a in ("fine", answer)))
     with pytest.raises(DataError, match=r"rows\.jsonl: row 2: ") as caught:
@@ -149,7 +228,11 @@ def test_the_registered_task_loads_its_examples(tmp_path: Path) -> None:
     first, again = list(task.load(str(path))), list(task.load(str(path)))
     assert len(first) == 16 and first == again and any(isinstance(s.answer, list) for s in first)
     rows = [task.score(s, task.gold(s, CTX), CTX) for s in first]
-    assert {r.value for r in rows} == {1} and task.headline in rows[0].metrics and task.summarize([]) == {}
+    assert (
+        {r.value for r in rows} == {1}
+        and task.headline in rows[0].metrics
+        and task.summarize([]) == {}
+    )
     assert task.summarize(rows)["edit_distance"] == 0 and task.summarize(rows)["mean_length"] > 5
 
 
@@ -160,17 +243,34 @@ def test_foreign_text_shares_nothing_in_any_case_or_form() -> None:
 
 def test_benchmark_writes_the_official_files(tmp_path: Path) -> None:
     task = OCR()
-    typed = [_sample(["Stop", "halt"], params={"ocrbench_type": "Regular Text Recognition"}, source="IIIT5K"),
-             _sample("X^2", params={"ocrbench_type": "Handwritten Mathematical Expression Recognition"}, source="HME100k")]
+    typed = [
+        _sample(
+            ["Stop", "halt"], params={"ocrbench_type": "Regular Text Recognition"}, source="IIIT5K"
+        ),
+        _sample(
+            "X^2",
+            params={"ocrbench_type": "Handwritten Mathematical Expression Recognition"},
+            source="HME100k",
+        ),
+    ]
     page = _sample("page", images=("a/b.png",))
     texts = ["the sign says STOP", "x ^ 2", "pags"]
     pairs = [(s, task.score(s, _said(t), CTX)) for s, t in zip([*typed, page], texts, strict=True)]
     scores = task.benchmark(pairs, tmp_path)
-    assert scores["ocrbench/final_score"] == 1 and scores["ocrbench/items"] == 2 and scores["ocrbench/cut"] == 0
+    assert (
+        scores["ocrbench/final_score"] == 1
+        and scores["ocrbench/items"] == 2
+        and scores["ocrbench/cut"] == 0
+    )
     assert [row["result"] for row in json.loads((tmp_path / "ocrbench.json").read_text())] == [1, 0]
     rows = json.loads((tmp_path / "pageocr.json").read_text())
-    assert rows == [{"image": "b.png", "question": "Read the text.", "label": "page", "answer": "pags"}]
-    assert normalised_edit_distance(rows[0]["answer"], rows[0]["label"]) == task.summarize([pairs[2][1]])["edit_distance"]
+    assert rows == [
+        {"image": "b.png", "question": "Read the text.", "label": "page", "answer": "pags"}
+    ]
+    assert (
+        normalised_edit_distance(rows[0]["answer"], rows[0]["label"])
+        == task.summarize([pairs[2][1]])["edit_distance"]
+    )
     assert task.benchmark([], tmp_path) == {}
 
 
@@ -183,8 +283,17 @@ def test_scoring_works_in_threads_and_after_pickling() -> None:
         assert list(pool.map(lambda text: copy.score(sample, text, CTX), texts)) == serial
 
 
-@pytest.mark.parametrize("text", [
-    "a" * 400_000, "🙂" * 9_000, "((((a+)+)+)+)" * 600, "\ufdfa" * 8_000, "[1, " * 90_000, "\x00" * 8_192])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 400_000,
+        "🙂" * 9_000,
+        "((((a+)+)+)+)" * 600,
+        "\ufdfa" * 8_000,
+        "[1, " * 90_000,
+        "\x00" * 8_192,
+    ],
+)
 def test_hostile_answers_take_milliseconds(text: str) -> None:
     times = []
     for _ in range(3):
@@ -207,6 +316,8 @@ def test_runs_of_combining_marks_take_milliseconds() -> None:
 
 def test_accents_piled_up_are_no_text_and_ordinary_ones_are() -> None:
     sample = _sample("cafe\u0301 \u0e01\u0e34\u0e48")
-    assert OCR().score(sample, "<answer>cafe\u0301 \u0e01\u0e34\u0e48</answer>", CTX).value == pytest.approx(1)
+    assert OCR().score(
+        sample, "<answer>cafe\u0301 \u0e01\u0e34\u0e48</answer>", CTX
+    ).value == pytest.approx(1)
     piled = OCR().score(sample, "<answer>cafe" + "\u0301\u0323" * 40 + "</answer>", CTX)
     assert (piled.value, piled.reason) == (0, "not_text")

@@ -1,4 +1,5 @@
 """Generated questions: right by construction, the same everywhere, and each read by its own task."""
+
 from __future__ import annotations
 
 import json
@@ -32,22 +33,31 @@ def test_every_task_reads_its_own_rows(task: str, tmp_path: Path) -> None:
 
 
 def test_the_mixed_task_reads_all_of_them_in_one_file(tmp_path: Path) -> None:
-    lines = [Path(make_playground(tmp_path / t, t, 3, 1)).read_text(encoding="utf-8") for t in KINDS]
+    lines = [
+        Path(make_playground(tmp_path / t, t, 3, 1)).read_text(encoding="utf-8") for t in KINDS
+    ]
     rows = [json.loads(line) for text in lines for line in text.splitlines()]
     for row in rows:
         row["image"] = f"{row['task']}/{row['image']}"
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    (tmp_path / "all.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8"
+    )
     samples = list(task_from_spec("mixed").load(str(tmp_path / "all.jsonl")))
     assert {s.task for s in samples} == set(KINDS) and len(samples) == 3 * len(KINDS)
 
 
 def test_same_seed_same_bytes_and_longer_sets_begin_with_shorter_ones(tmp_path: Path) -> None:
     for task in KINDS:
-        a, b, c = (make_playground(tmp_path / n / task, task, k, s) for n, k, s in (("a", 4, 3), ("b", 6, 3), ("c", 4, 4)))
+        a, b, c = (
+            make_playground(tmp_path / n / task, task, k, s)
+            for n, k, s in (("a", 4, 3), ("b", 6, 3), ("c", 4, 4))
+        )
         assert _rows(a) == _rows(b)[:4]
         assert _rows(a) != _rows(c)
         for row in _rows(a):
-            assert (tmp_path / "a" / task / row["image"]).read_bytes() == (tmp_path / "b" / task / row["image"]).read_bytes()
+            assert (tmp_path / "a" / task / row["image"]).read_bytes() == (
+                tmp_path / "b" / task / row["image"]
+            ).read_bytes()
 
 
 def test_answers_are_true_of_the_pixels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 What the papers' models write is known from the completions on which their own code was run (assets/fixtures/peers).
 """
+
 from __future__ import annotations
 
 import re
@@ -27,16 +28,20 @@ def right(fixture: Fixture) -> dict[str, Any]:
 
 def shape(text: str) -> tuple[list[str], list[str], str]:
     """(tags, keys, brackets) of a completion, without what its thoughts say."""
-    text = re.sub(r"<think>.*?</think>", "<think></think>", text.replace("<|im_end|>", ""), flags=re.S)
+    text = re.sub(
+        r"<think>.*?</think>", "<think></think>", text.replace("<|im_end|>", ""), flags=re.S
+    )
     if "<answer>" in text and "<think>" not in text:
-        text = text[text.index("<answer>"):]
+        text = text[text.index("<answer>") :]
     keys = re.findall(r"""["']([a-z]\w*)["']\s*:""", text)
     return re.findall(r"</?\|?\w+\|?>", text), keys, re.sub(r"[^\[\]{}()]", "", text)
 
 
 def asked(fixture: Fixture, case: dict[str, Any]) -> str:
     task = task_from_spec(fixture.head["task"], {"preset": fixture.head["preset"]})
-    content = task.messages(_sample(fixture, case)[0], Template("t", CoordFrame.ABS_RESIZED))[-1]["content"]
+    content = task.messages(_sample(fixture, case)[0], Template("t", CoordFrame.ABS_RESIZED))[-1][
+        "content"
+    ]
     return str(content[-1]["text"])
 
 
@@ -48,8 +53,12 @@ def test_the_prompt_names_every_tag_and_key_of_what_the_papers_model_writes(name
     assert [key for key in keys if f'"{key}"' not in prompt and f"'{key}'" not in prompt] == []
     places = [prompt.index(tag) for tag in dict.fromkeys(tags)]
     assert places == sorted(places), "in the order in which they are written"
-    free = "<answer>" in case["text"] and not case["text"].lstrip().startswith(("<think>", "<answer>"))
-    assert ("explain" in prompt) == free, "words before the answer, outside of tags, are asked for where the paper does"
+    free = "<answer>" in case["text"] and not case["text"].lstrip().startswith(
+        ("<think>", "<answer>")
+    )
+    assert ("explain" in prompt) == free, (
+        "words before the answer, outside of tags, are asked for where the paper does"
+    )
     assert ("nothing but" in prompt) == ("<think>" not in tags and not free)
 
 
@@ -61,8 +70,14 @@ def test_the_gold_answer_has_the_form_of_the_papers_own(name: str) -> None:
     assert shape(task.gold(sample, ctx)) == shape(case["text"])
 
 
-@pytest.mark.parametrize(("case", "words"), [
-    ("type", "'input_text'; 'type'"), ("scroll", "direction of a scroll"), ("point", "[-100, -100]")])
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("type", "'input_text'; 'type'"),
+        ("scroll", "direction of a scroll"),
+        ("point", "[-100, -100]"),
+    ],
+)
 def test_gui_r1_is_told_where_texts_and_directions_stand(case: str, words: str) -> None:
     """As the examples of its own prompt (verl/utils/dataset.py): text and direction in input_text, [-100, -100] for no point."""
     fixture = RECORDED["gui_action:gui_r1"]

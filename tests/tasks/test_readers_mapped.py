@@ -1,4 +1,5 @@
 """Any columns, in the layouts people have, and data sets of the hub that `datasets` itself has loaded."""
+
 from __future__ import annotations
 
 import io
@@ -42,27 +43,75 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 QUESTION = "Where is the cup?"
 LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     # https://github.com/haotian-liu/LLaVA/blob/main/docs/Finetune_Custom_Data.md
-    "llava": ("llava.json", {"id": "997bb945", "image": "a.png", "conversations": [
-        {"from": "human", "value": f"<image>\n{QUESTION}"}, {"from": "gpt", "value": str(BOX)}]},
-        {"id": "id", "image": "image", "question": "conversations.0.value", "answer": "conversations.-1.value"}),
+    "llava": (
+        "llava.json",
+        {
+            "id": "997bb945",
+            "image": "a.png",
+            "conversations": [
+                {"from": "human", "value": f"<image>\n{QUESTION}"},
+                {"from": "gpt", "value": str(BOX)},
+            ],
+        },
+        {
+            "id": "id",
+            "image": "image",
+            "question": "conversations.0.value",
+            "answer": "conversations.-1.value",
+        },
+    ),
     # ms-swift's GRPO data: messages, images, and a column of its own for the truth
-    "ms_swift": ("swift.jsonl", {"messages": [{"role": "system", "content": "Be brief."},
-                                              {"role": "user", "content": "<image>" + QUESTION}],
-                                 "images": ["a.png"], "solution": str(BOX)},
-                 {"image": "images", "question": "messages.-1.content", "answer": "solution"}),
+    "ms_swift": (
+        "swift.jsonl",
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "<image>" + QUESTION},
+            ],
+            "images": ["a.png"],
+            "solution": str(BOX),
+        },
+        {"image": "images", "question": "messages.-1.content", "answer": "solution"},
+    ),
     # LLaMA-Factory sharegpt with other column names
-    "llama_factory": ("sharegpt.json", {"dialog": [{"role": "user", "content": "<image>" + QUESTION},
-                                                   {"role": "assistant", "content": f"It is at {BOX}."}], "pics": ["a.png"]},
-                      {"image": "pics", "question": "dialog.0.content", "answer": "dialog.1.content"}),
+    "llama_factory": (
+        "sharegpt.json",
+        {
+            "dialog": [
+                {"role": "user", "content": "<image>" + QUESTION},
+                {"role": "assistant", "content": f"It is at {BOX}."},
+            ],
+            "pics": ["a.png"],
+        },
+        {"image": "pics", "question": "dialog.0.content", "answer": "dialog.1.content"},
+    ),
     # EasyR1: parquet with the bytes of the pictures
-    "easyr1": ("train.parquet", {"images": [{"bytes": png(), "path": None}], "problem": "<image>" + QUESTION, "answer": str(BOX)},
-               {"image": "images", "question": "problem", "answer": "answer"}),
+    "easyr1": (
+        "train.parquet",
+        {
+            "images": [{"bytes": png(), "path": None}],
+            "problem": "<image>" + QUESTION,
+            "answer": str(BOX),
+        },
+        {"image": "images", "question": "problem", "answer": "answer"},
+    ),
     # TRL: conversational prompts whose content is a list of parts, one picture in its own column
-    "trl": ("trl.jsonl", {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}],
-                          "image": "a.png", "solution": BOX},
-            {"image": "image", "question": "prompt.0.content", "answer": "solution"}),
-    "dotted": ("rows.jsonl", {"img.file": "a.png", "meta": {"q": QUESTION}, "box.px": BOX},
-               {"image": "img.file", "question": "meta.q", "answer": "box.px"}),
+    "trl": (
+        "trl.jsonl",
+        {
+            "prompt": [
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}
+            ],
+            "image": "a.png",
+            "solution": BOX,
+        },
+        {"image": "image", "question": "prompt.0.content", "answer": "solution"},
+    ),
+    "dotted": (
+        "rows.jsonl",
+        {"img.file": "a.png", "meta": {"q": QUESTION}, "box.px": BOX},
+        {"image": "img.file", "question": "meta.q", "answer": "box.px"},
+    ),
 }
 
 
@@ -70,7 +119,9 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 def test_each_layout_gives_the_same_sample(tmp_path: Path, layout: str) -> None:
     name, row, columns = LAYOUTS[layout]
     path = write(tmp_path / name, [row])
-    (loaded,) = load_sources([DataSource(task="grounding", path=str(path), params={"reader": {"columns": columns}})])
+    (loaded,) = load_sources(
+        [DataSource(task="grounding", path=str(path), params={"reader": {"columns": columns}})]
+    )
     (sample,) = loaded.samples
     assert (sample.question, sample.answer, sample.task) == (QUESTION, BOX, "grounding")
     assert (sample.params["width"], sample.params["height"]) == SIZE and len(sample.images) == 1
@@ -78,24 +129,63 @@ def test_each_layout_gives_the_same_sample(tmp_path: Path, layout: str) -> None:
 
 
 def test_other_fields_go_where_tasks_look_for_them(tmp_path: Path) -> None:
-    rows = [{"kind": "choice", "q": "Which?", "a": "B", "opts": ["A. cup", "B. fork"], "set": "kitchen"},
-            {"kind": "numeric", "q": "How wide?", "a": "12 px", "opts": None, "set": "kitchen", "u": "px"},
-            {"kind": "tracking?", "q": "x", "a": "1", "opts": None, "set": None, "u": None}]
-    columns = {"question": "q", "answer": "a", "options": "opts", "task": "kind", "source": "set", "params.unit": "u"}
-    readout = read_any(write(tmp_path / "rows.jsonl", rows), task="mixed", columns=columns, on_error="record")
-    assert [r.row for r in readout.rejected] == [1, 3], "the first has no column u, the last no known task"
+    rows = [
+        {
+            "kind": "choice",
+            "q": "Which?",
+            "a": "B",
+            "opts": ["A. cup", "B. fork"],
+            "set": "kitchen",
+        },
+        {
+            "kind": "numeric",
+            "q": "How wide?",
+            "a": "12 px",
+            "opts": None,
+            "set": "kitchen",
+            "u": "px",
+        },
+        {"kind": "tracking?", "q": "x", "a": "1", "opts": None, "set": None, "u": None},
+    ]
+    columns = {
+        "question": "q",
+        "answer": "a",
+        "options": "opts",
+        "task": "kind",
+        "source": "set",
+        "params.unit": "u",
+    }
+    readout = read_any(
+        write(tmp_path / "rows.jsonl", rows), task="mixed", columns=columns, on_error="record"
+    )
+    assert [r.row for r in readout.rejected] == [1, 3], (
+        "the first has no column u, the last no known task"
+    )
     assert "'u'" in readout.rejected[0].reason and "tracking?" in readout.rejected[1].reason
     (numeric,) = readout.samples
-    assert (numeric.task, numeric.source, numeric.params["unit"], numeric.answer) == ("numeric", "kitchen", "px", "12 px")
+    assert (numeric.task, numeric.source, numeric.params["unit"], numeric.answer) == (
+        "numeric",
+        "kitchen",
+        "px",
+        "12 px",
+    )
     del columns["params.unit"]
-    choice = read_any(tmp_path / "rows.jsonl", task="mixed", columns=columns, on_error="record").samples[0]
+    choice = read_any(
+        tmp_path / "rows.jsonl", task="mixed", columns=columns, on_error="record"
+    ).samples[0]
     assert choice.params["options"] == ["cup", "fork"] and choice.answer == "B"
 
 
-@pytest.mark.parametrize(("columns", "words"), [
-    ({"question": "q"}, "columns with answer"),
-    ({"qestion": "q", "answer": "a"}, "unknown field 'qestion'.*Did you mean 'question'"),
-    ({}, "as a mapping"), (["q"], "as a mapping"), ({"question": "q", "answer": 3}, "as a mapping")])
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"question": "q"}, "columns with answer"),
+        ({"qestion": "q", "answer": "a"}, "unknown field 'qestion'.*Did you mean 'question'"),
+        ({}, "as a mapping"),
+        (["q"], "as a mapping"),
+        ({"question": "q", "answer": 3}, "as a mapping"),
+    ],
+)
 def test_a_wrong_mapping_is_the_users_error(tmp_path: Path, columns: Any, words: str) -> None:
     path = write(tmp_path / "rows.jsonl", [{"q": "x", "a": "y"}])
     with pytest.raises(ConfigError, match=words):
@@ -123,8 +213,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     for split, count in (("train", 3), ("test", 1)):
-        rows = [{"picture": {"bytes": png(40 * n), "path": f"{n}.png"}, "prompt": QUESTION, "truth": str(BOX)}
-                for n in range(count)]
+        rows = [
+            {
+                "picture": {"bytes": png(40 * n), "path": f"{n}.png"},
+                "prompt": QUESTION,
+                "truth": str(BOX),
+            }
+            for n in range(count)
+        ]
         text = datasets.Value("string")
         features = datasets.Features({"picture": datasets.Image(), "prompt": text, "truth": text})
         place = tmp_path / "someone" / "cups" / "data" / f"{split}-00000-of-00001.parquet"
@@ -137,16 +233,22 @@ COLUMNS = {"image": "picture", "question": "prompt", "answer": "truth"}
 
 
 def test_a_hub_data_set_is_what_datasets_loads(hub: Any, tmp_path: Path) -> None:
-    source = DataSource(task="grounding", path="hf://someone/cups:train", params={"reader": {"columns": COLUMNS}})
+    source = DataSource(
+        task="grounding", path="hf://someone/cups:train", params={"reader": {"columns": COLUMNS}}
+    )
     (loaded,) = load_sources([source])
     theirs = hub.load_dataset("someone/cups", split="train")
     assert len(loaded.samples) == len(theirs) == 3
     for ours, row in zip(loaded.samples, theirs, strict=True):
         assert ours.question == row["prompt"] and ours.answer == json.loads(row["truth"])
         with Image.open(ours.images[0]) as picture:
-            assert list(picture.convert("RGB").tobytes()) == list(row["picture"].convert("RGB").tobytes())
+            assert list(picture.convert("RGB").tobytes()) == list(
+                row["picture"].convert("RGB").tobytes()
+            )
     assert [s.id for s in loaded.samples] == ["cups-train-1", "cups-train-2", "cups-train-3"]
-    assert hub_file("hf:/someone/cups") == hub_file("hf://someone/cups:train"), "the same file, once"
+    assert hub_file("hf:/someone/cups") == hub_file("hf://someone/cups:train"), (
+        "the same file, once"
+    )
     (held,) = read_any("hf://someone/cups:test", task="grounding", columns=COLUMNS)
     assert held.id == "cups-test-1"
 
@@ -162,24 +264,48 @@ def test_names_splits_and_networks_that_are_not_there_are_said(hub: Any) -> None
 
 @pytest.mark.slow  # datasets asks several times
 def test_a_data_set_that_is_not_there_names_the_network(hub: Any) -> None:
-    with pytest.raises(DataError, match=r"hf://nobody/nothing:train: expected a data set of the hub.*check the name.*network"):
-        load_sources([DataSource(task="grounding", path="hf://nobody/nothing")])  # the tests have no network
+    with pytest.raises(
+        DataError,
+        match=r"hf://nobody/nothing:train: expected a data set of the hub.*check the name.*network",
+    ):
+        load_sources(
+            [DataSource(task="grounding", path="hf://nobody/nothing")]
+        )  # the tests have no network
 
 
-@pytest.mark.parametrize(("path", "told"), [
-    ("talk.5.value", r"'talk' is a list of 1; correct reader.columns.question\.$"),
-    ("talk.0.text", "'talk.0' is an object with from, value; correct"),
-    ("label.x", "'label' is str 'abc'; correct"), ("tlak.0.value", r"question\. Did you mean 'talk'")])
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("talk.5.value", r"'talk' is a list of 1; correct reader.columns.question\.$"),
+        ("talk.0.text", "'talk.0' is an object with from, value; correct"),
+        ("label.x", "'label' is str 'abc'; correct"),
+        ("tlak.0.value", r"question\. Did you mean 'talk'"),
+    ],
+)
 def test_a_path_that_leaves_the_row_says_where(tmp_path: Path, path: str, told: str) -> None:
-    rows = write(tmp_path / "rows.parquet", [{"talk": [{"from": "human", "value": "Read it."}], "label": "abc"}])
-    with pytest.raises(DataError, match=f"row 1: expected a column '{path}' for question, found columns talk, label.*{told}"):
+    rows = write(
+        tmp_path / "rows.parquet",
+        [{"talk": [{"from": "human", "value": "Read it."}], "label": "abc"}],
+    )
+    with pytest.raises(
+        DataError,
+        match=f"row 1: expected a column '{path}' for question, found columns talk, label.*{told}",
+    ):
         read_any(rows, task="ocr", columns={"question": path, "answer": "label"})
 
 
-@pytest.mark.parametrize("row", [
-    {"img": b"x", "conversations": [{"from": "human", "value": "q"}]}, {"image": b"x", "question": "q", "solution": "[1, 2, 3, 4]"},
-    {"image": b"x", "question": "q", "answer": [1, 2, 3, 4]}, {"qid": 1, "query": "q", "vid": "v"}])
-def test_parquet_of_nobodys_format_is_told_how_to_be_mapped(tmp_path: Path, row: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"img": b"x", "conversations": [{"from": "human", "value": "q"}]},
+        {"image": b"x", "question": "q", "solution": "[1, 2, 3, 4]"},
+        {"image": b"x", "question": "q", "answer": [1, 2, 3, 4]},
+        {"qid": 1, "query": "q", "vid": "v"},
+    ],
+)
+def test_parquet_of_nobodys_format_is_told_how_to_be_mapped(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
     """Columns of a JSON format in a parquet file went to that format's reader, which showed the file's bytes as a broken line."""
     path = write(tmp_path / "rows.parquet", [row])
     told = rf"found {', '.join(row)}; .*map the columns that there are: reader\.columns=\{{image: "
@@ -187,5 +313,7 @@ def test_parquet_of_nobodys_format_is_told_how_to_be_mapped(tmp_path: Path, row:
         read_any(path, task="grounding")
     assert "PAR1" not in str(err.value)
     lines = write(tmp_path / "rows.jsonl", [{"img": "a.png", "prompt": "q", "answer": "a"}])
-    with pytest.raises(DataError, match=r"found 'img'; move extra fields into 'params', or map the columns"):
+    with pytest.raises(
+        DataError, match=r"found 'img'; move extra fields into 'params', or map the columns"
+    ):
         read_any(lines, task="ocr")

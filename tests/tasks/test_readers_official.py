@@ -2,6 +2,7 @@
 
 LVIS' program (lvis-api) was run on assets/fixtures/official/lvis_truth.json (assets.make_official_goldens); pycocotools runs here.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,9 +39,13 @@ def corners(x: float, y: float, w: float, h: float) -> list[float]:
 def test_an_lvis_sample_asks_for_what_its_program_counts_in_that_image(lvis: Readout) -> None:
     """It does not count a category of which an image has nothing but boxes without width or height, and is not asked here."""
     given, golden = load("lvis_truth")
-    flat = {(a["image_id"], a["category_id"]) for a in given["annotations"] if min(a["bbox"][2:]) == 0}
+    flat = {
+        (a["image_id"], a["category_id"]) for a in given["annotations"] if min(a["bbox"][2:]) == 0
+    }
     samples = {str(sample.params["image_id"]): sample for sample in lvis}
-    assert sorted(samples) == sorted(golden["counted"]) and dict(lvis.skipped) == {"no category whose truth is known": 1}
+    assert sorted(samples) == sorted(golden["counted"]) and dict(lvis.skipped) == {
+        "no category whose truth is known": 1
+    }
     assert len(flat) == 1 and not lvis.rejected
     for image, sample in samples.items():
         assert sample.params["category_ids"] == golden["counted"][image]
@@ -52,16 +57,24 @@ def test_an_lvis_sample_asks_for_what_its_program_counts_in_that_image(lvis: Rea
 
 def test_the_boxes_of_each_category_are_those_of_lvis_program_in_its_order(lvis: Readout) -> None:
     golden = load("lvis_truth")[1]
-    names = {int(number): name.replace("_", " ") for number, (name, _) in golden["categories"].items()}
+    names = {
+        int(number): name.replace("_", " ") for number, (name, _) in golden["categories"].items()
+    }
     seen = 0
     for sample in lvis:
         truths = golden["truths"].get(str(sample.params["image_id"]), {})
-        assert sample.params["categories"] == [names[category] for category in sample.params["category_ids"]]
+        assert sample.params["categories"] == [
+            names[category] for category in sample.params["category_ids"]
+        ]
         for category in sample.params["category_ids"]:
             mine = [entry["bbox"] for entry in sample.answer if entry["label"] == names[category]]
             assert mine == [corners(*box) for _, *box in truths.get(str(category), [])]
             seen += len(mine)
-    assert seen == sum(len(rows) for truths in golden["truths"].values() for rows in truths.values()) > 40
+    assert (
+        seen
+        == sum(len(rows) for truths in golden["truths"].values() for rows in truths.values())
+        > 40
+    )
     assert lvis.notes["annotation left out: a box without width or height"] == 2
     assert lvis.notes["category taken as present: annotated, and listed as absent"] == 1
     assert lvis.notes["neg_category_ids of a category that the file does not have, left out"] == 1
@@ -69,8 +82,13 @@ def test_the_boxes_of_each_category_are_those_of_lvis_program_in_its_order(lvis:
 
 def test_frequencies_are_the_groups_of_lvis_program(lvis: Readout) -> None:
     groups = load("lvis_truth")[1]["frequencies"]
-    found = {category: often for sample in lvis for category, often in zip(
-        sample.params["category_ids"], sample.params["frequency"], strict=True)}
+    found = {
+        category: often
+        for sample in lvis
+        for category, often in zip(
+            sample.params["category_ids"], sample.params["frequency"], strict=True
+        )
+    }
     assert found == {category: often for often, group in groups.items() for category in group}
 
 
@@ -82,14 +100,32 @@ def instances(folder: Path, seed: int) -> Path:
         Image.new("RGB", (160, 120)).save(folder / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 160, "height": 120})
         for _ in range(rng.choice((0, 1, 3, 6))):
-            w, h = rng.randint(10, 800) / 10, rng.choice((0, rng.randint(10, 600) / 10, rng.randint(10, 600) / 10))
+            w, h = (
+                rng.randint(10, 800) / 10,
+                rng.choice((0, rng.randint(10, 600) / 10, rng.randint(10, 600) / 10)),
+            )
             box = [round(rng.uniform(0, 160 - w), 2), round(rng.uniform(0, 120 - h), 2), w, h]
-            annotations.append({"id": 5000 - len(annotations), "image_id": number, "category_id": rng.choice((1, 3, 90)),
-                                "bbox": box, "area": round(0.6 * w * h, 2), "iscrowd": int(rng.random() < 0.25),
-                                "segmentation": []})
+            annotations.append(
+                {
+                    "id": 5000 - len(annotations),
+                    "image_id": number,
+                    "category_id": rng.choice((1, 3, 90)),
+                    "bbox": box,
+                    "area": round(0.6 * w * h, 2),
+                    "iscrowd": int(rng.random() < 0.25),
+                    "segmentation": [],
+                }
+            )
     names = {1: "cup", 3: "dog", 44: "kite", 90: "toothbrush"}
-    (folder / "instances.json").write_text(json.dumps({"images": images, "annotations": annotations, "categories": [
-        {"id": number, "name": name} for number, name in names.items()]}))
+    (folder / "instances.json").write_text(
+        json.dumps(
+            {
+                "images": images,
+                "annotations": annotations,
+                "categories": [{"id": number, "name": name} for number, name in names.items()],
+            }
+        )
+    )
     return folder / "instances.json"
 
 
@@ -98,8 +134,11 @@ def test_objects_and_crowds_are_those_of_pycocotools(tmp_path: Path, seed: int) 
     """COCOeval ignores what is a crowd; what it counts is the answer, but for boxes without height, which are noted as left out."""
     path = instances(tmp_path, seed)
     official = COCO(str(path))
-    every = [{"image_id": i, "category_id": c, "bbox": [1.0, 1.0, 5.0, 5.0], "score": 0.5}
-             for i in official.imgs for c in official.cats]
+    every = [
+        {"image_id": i, "category_id": c, "bbox": [1.0, 1.0, 5.0, 5.0], "score": 0.5}
+        for i in official.imgs
+        for c in official.cats
+    ]
     evaluation = COCOeval(official, official.loadRes(every), "bbox")
     evaluation._prepare()
     readout, left_out = read_coco(path), 0
@@ -115,12 +154,23 @@ def test_objects_and_crowds_are_those_of_pycocotools(tmp_path: Path, seed: int) 
             label = official.cats[category]["name"]
             mine = [entry["bbox"] for entry in sample.answer if entry["label"] == label]
             assert mine == [corners(*t["bbox"]) for t in whole if not t["ignore"]]
-            crowd = [entry["bbox"] for entry in sample.params.get("crowd", []) if entry["label"] == label]
+            crowd = [
+                entry["bbox"] for entry in sample.params.get("crowd", []) if entry["label"] == label
+            ]
             assert crowd == [corners(*t["bbox"]) for t in whole if t["ignore"]]
-        areas = {tuple(corners(*t["bbox"])): t["area"] for t in official.loadAnns(official.getAnnIds(imgIds=[image]))}
-        assert np.allclose(sample.params["areas"], [areas[tuple(entry["bbox"])] for entry in sample.answer])
-    assert left_out and readout.notes["annotation left out: a box without width or height"] == left_out
+        areas = {
+            tuple(corners(*t["bbox"])): t["area"]
+            for t in official.loadAnns(official.getAnnIds(imgIds=[image]))
+        }
+        assert np.allclose(
+            sample.params["areas"], [areas[tuple(entry["bbox"])] for entry in sample.answer]
+        )
+    assert (
+        left_out and readout.notes["annotation left out: a box without width or height"] == left_out
+    )
     asked = read_coco(path, ask="each", negatives=9)
     for sample in asked:  # a category that is there as a crowd only, or without height only, is neither there nor absent
-        ids = official.getAnnIds(imgIds=[sample.params["image_id"]], catIds=sample.params["category_ids"])
+        ids = official.getAnnIds(
+            imgIds=[sample.params["image_id"]], catIds=sample.params["category_ids"]
+        )
         assert bool(sample.answer) == bool(ids)

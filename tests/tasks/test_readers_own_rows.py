@@ -1,4 +1,5 @@
 """Rows of one's own: a key given twice, truths with a per cent sign, truths that no completion can give."""
+
 from __future__ import annotations
 
 import json
@@ -17,8 +18,9 @@ from mmrl.types import RewardContext
 CTX = RewardContext(1, 1, CoordFrame.REL1000)
 
 
-def load(tmp_path: Path, task: str, *rows: dict[str, Any] | str, on_error: str = "raise",
-         **params: Any) -> tuple[list[Any], list[Any]]:
+def load(
+    tmp_path: Path, task: str, *rows: dict[str, Any] | str, on_error: str = "raise", **params: Any
+) -> tuple[list[Any], list[Any]]:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
     made = task_from_spec(task, params)
@@ -26,23 +28,40 @@ def load(tmp_path: Path, task: str, *rows: dict[str, Any] | str, on_error: str =
     return list(made.load(str(tmp_path / "data.jsonl"))), list(made.rejected)
 
 
-TWICE = ['{"question": "a", "answer": 1, "answer": 2}', '{"question": "a", "answer": 1, "params": {"unit": "m", "unit": "km"}}']
+TWICE = [
+    '{"question": "a", "answer": 1, "answer": 2}',
+    '{"question": "a", "answer": 1, "params": {"unit": "m", "unit": "km"}}',
+]
 
 
 @pytest.mark.parametrize("line", TWICE)
 def test_a_key_given_twice_is_an_error_of_its_row(tmp_path: Path, line: str) -> None:
     assert isinstance(json.loads(line), dict), "to Python's json the last one counts"
     good = {"question": "b", "answer": 3}
-    with pytest.raises(DataError, match=r"data\.jsonl: row 2: expected every key once, found '(answer|unit)' twice"):
+    with pytest.raises(
+        DataError, match=r"data\.jsonl: row 2: expected every key once, found '(answer|unit)' twice"
+    ):
         load(tmp_path, "numeric", good, line)
     kept, rejected = load(tmp_path, "numeric", good, line, on_error="record")
     assert [s.answer for s in kept] == [3] and [r.row for r in rejected] == [2]
 
 
-@pytest.mark.parametrize(("truth", "answer", "value"), [
-    ("50%", "50%", 1.0), ("50%", "50", 1.0), ("50 %", "50%", 1.0), ("50%", "0.5", 0.0), ("50%", "49%", 0.0),
-    ("12.5%", "12.5%", 1.0), (50, "50%", 0.0), ("50", "50%", 0.0)])
-def test_a_truth_in_per_cent_is_a_truth(tmp_path: Path, truth: Any, answer: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("truth", "answer", "value"),
+    [
+        ("50%", "50%", 1.0),
+        ("50%", "50", 1.0),
+        ("50 %", "50%", 1.0),
+        ("50%", "0.5", 0.0),
+        ("50%", "49%", 0.0),
+        ("12.5%", "12.5%", 1.0),
+        (50, "50%", 0.0),
+        ("50", "50%", 0.0),
+    ],
+)
+def test_a_truth_in_per_cent_is_a_truth(
+    tmp_path: Path, truth: Any, answer: str, value: float
+) -> None:
     (sample,), _ = load(tmp_path, "numeric", {"question": "share?", "answer": truth})
     task = task_from_spec("numeric", {"weights": {"accuracy": 1.0}})
     assert task.score(sample, f"<answer>{answer}</answer>", CTX).value == value
@@ -50,22 +69,34 @@ def test_a_truth_in_per_cent_is_a_truth(tmp_path: Path, truth: Any, answer: str,
     assert task.score(sample, task.wrong(sample, CTX), CTX).value == 0.0
 
 
-def test_what_the_settings_say_of_per_cent_counts_more_than_the_truths_spelling(tmp_path: Path) -> None:
-    (sample,), _ = load(tmp_path, "numeric", {"question": "share?", "answer": "50%"}, percent="fraction")
+def test_what_the_settings_say_of_per_cent_counts_more_than_the_truths_spelling(
+    tmp_path: Path,
+) -> None:
+    (sample,), _ = load(
+        tmp_path, "numeric", {"question": "share?", "answer": "50%"}, percent="fraction"
+    )
     task = task_from_spec("numeric", {"percent": "fraction", "weights": {"accuracy": 1.0}})
-    assert [task.score(sample, f"<answer>{text}</answer>", CTX).value for text in ("50%", "0.5", "50")] == [1, 1, 0]
+    assert [
+        task.score(sample, f"<answer>{text}</answer>", CTX).value for text in ("50%", "0.5", "50")
+    ] == [1, 1, 0]
 
 
 TAGS = "<answer>B</answer>"
 TRUTHS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "open_text": (f"use {TAGS} here", {}), "ocr": ("say <think> first", {}), "chart": ("a </answer> b", {}), "math": (TAGS, {}),
+    "open_text": (f"use {TAGS} here", {}),
+    "ocr": ("say <think> first", {}),
+    "chart": ("a </answer> b", {}),
+    "math": (TAGS, {}),
     "classification": ("</think>", {"labels": ["</think>", "b"]}),
     "detection": ([{"bbox": [100, 100, 300, 400], "label": "<answer>"}], {}),
-    "gui_action": ({"action": "type", "text": TAGS}, {})}
+    "gui_action": ({"action": "type", "text": TAGS}, {}),
+}
 
 
 @pytest.mark.parametrize("task", TRUTHS)
-def test_truths_that_no_completion_can_give_are_refused_when_they_are_read(tmp_path: Path, task: str) -> None:
+def test_truths_that_no_completion_can_give_are_refused_when_they_are_read(
+    tmp_path: Path, task: str
+) -> None:
     """Wherever the words stand that end or repeat the envelope; the truth itself, written as an answer, scores 0."""
     Image.new("RGB", (640, 480)).save(tmp_path / "a.png")
     truth, params = TRUTHS[task]
@@ -78,7 +109,12 @@ def test_truths_that_no_completion_can_give_are_refused_when_they_are_read(tmp_p
     assert not kept and len(rejected) == 1
     made = task_from_spec(task, {})
     (lost,) = read_any(tmp_path / "data.jsonl", task=task, check=lambda *a: a[1])
-    assert made.score(lost, f"<answer>{truth if isinstance(truth, str) else json.dumps(truth)}</answer>", CTX).value == 0.0
+    assert (
+        made.score(
+            lost, f"<answer>{truth if isinstance(truth, str) else json.dumps(truth)}</answer>", CTX
+        ).value
+        == 0.0
+    )
 
 
 def test_one_text_of_several_that_can_be_given_is_enough(tmp_path: Path) -> None:
@@ -99,16 +135,30 @@ def test_a_json_list_of_rows_is_read_as_its_lines_are(tmp_path: Path) -> None:
     """`wrap it in {...}` was the advice for a list that held good rows."""
     rows = [{"question": "q", "answer": "a"}, {"id": "two", "question": "q", "answer": "b"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wanted = [(s.id, s.answer) for s in task_from_spec("open_text").load(str(tmp_path / "rows.jsonl"))]
+    wanted = [
+        (s.id, s.answer) for s in task_from_spec("open_text").load(str(tmp_path / "rows.jsonl"))
+    ]
     for text in (json.dumps(rows), json.dumps(rows, indent=1), "\ufeff\n " + json.dumps(rows)):
         (tmp_path / "rows.json").write_text(text, encoding="utf-8")
-        assert [(s.id, s.answer) for s in task_from_spec("open_text").load(str(tmp_path / "rows.json"))] == wanted
+        assert [
+            (s.id, s.answer) for s in task_from_spec("open_text").load(str(tmp_path / "rows.json"))
+        ] == wanted
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    ('[{"question": "q", "answer": "a"}, 3]', r"row 2: expected a JSON object, found int 3"),
-    ('[{"question": "q", "answer": "a", "answer": "b"}]', "expected every key once, found 'answer' twice"),
-    ('[{"question": "q", "answer": "a"}', "expected a list of rows as JSON, found .*name it .jsonl")])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"question": "q", "answer": "a"}, 3]', r"row 2: expected a JSON object, found int 3"),
+        (
+            '[{"question": "q", "answer": "a", "answer": "b"}]',
+            "expected every key once, found 'answer' twice",
+        ),
+        (
+            '[{"question": "q", "answer": "a"}',
+            "expected a list of rows as JSON, found .*name it .jsonl",
+        ),
+    ],
+)
 def test_a_broken_json_list_is_named(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(DataError, match=told):

@@ -1,4 +1,5 @@
 """Formats: found by names and keys, read without surprises whatever is in a row, options validated, fixtures as committed."""
+
 from __future__ import annotations
 
 import copy
@@ -19,10 +20,22 @@ from mmrl.tasks.readers import READERS, Readout, detect_format, read_any, reader
 
 COMMITTED = Path(__file__).parents[2] / "assets" / "fixtures"
 FORMATS = {
-    "video_r1": "video_r1", "easy_video_r1": "video_r1", "easyr1_types": "easyr1", "vlm_r1_types": "vlm_r1",
-    "llama_factory": "llama_factory", "pageocr": "pageocr", "ocrbench": "ocrbench", "mathvista": "mathvista", "mmmu": "mmmu",
-    "screenspot": "screenspot", "screenspot_v2": "screenspot", "screenspot_hf": "screenspot_hf",
-    "screenspot_pro": "screenspot_pro", "android_control": "android_control", "gui_odyssey": "gui_odyssey", "gui_r1": "gui_r1",
+    "video_r1": "video_r1",
+    "easy_video_r1": "video_r1",
+    "easyr1_types": "easyr1",
+    "vlm_r1_types": "vlm_r1",
+    "llama_factory": "llama_factory",
+    "pageocr": "pageocr",
+    "ocrbench": "ocrbench",
+    "mathvista": "mathvista",
+    "mmmu": "mmmu",
+    "screenspot": "screenspot",
+    "screenspot_v2": "screenspot",
+    "screenspot_hf": "screenspot_hf",
+    "screenspot_pro": "screenspot_pro",
+    "android_control": "android_control",
+    "gui_odyssey": "gui_odyssey",
+    "gui_r1": "gui_r1",
     "ui_r1": "ui_r1",
 }
 
@@ -42,7 +55,11 @@ def test_every_fixture_is_recognised_and_every_row_has_a_task(fixtures: dict[str
     for name, path in fixtures.items():
         assert detect_format(path) == FORMATS[name], name
         options: dict[str, Any] = {"images_only": True} if name == "video_r1" else {}
-        options |= {"dataset": "hand_made", "task": "open_text"} if name == "llama_factory" else {"task": "mixed"}
+        options |= (
+            {"dataset": "hand_made", "task": "open_text"}
+            if name == "llama_factory"
+            else {"task": "mixed"}
+        )
         readout = read_any(path, check=raw, **options)
         assert len(readout) >= 2 and not readout.rejected, name
         assert len(readout.rows) == len(readout) == len({s.id for s in readout}), name
@@ -52,15 +69,37 @@ def test_every_fixture_is_recognised_and_every_row_has_a_task(fixtures: dict[str
             json.dumps([sample.answer, dict(sample.params)])
 
 
-@pytest.mark.parametrize(("name", "file"), [
-    ("video_r1", "Video-R1-260k.json"), ("llama_factory", "sharegpt.json"), ("pageocr", "en_page_ocr.json"),
-    ("ocrbench", "OCRBench.json"), ("mmmu", "."), ("screenspot", "screenspot_web.json"), ("screenspot_hf", "."),
-    ("screenspot_pro", "annotations"), ("android_control", "android_control-00000-of-00001"), ("gui_odyssey", "annotations"),
-    ("gui_odyssey", "annotations/0042.json"), ("llama_factory", "dataset_info.json")])
-def test_files_and_folders_inside_a_release_are_recognised(fixtures: dict[str, str], name: str, file: str) -> None:
-    folder = next(p for p in (Path(fixtures[name]), *Path(fixtures[name]).parents) if p.name == name)
-    if (name, file) == ("screenspot_pro", "annotations") or (name, file) == ("gui_odyssey", "annotations"):
-        assert read_any(folder / file, FORMATS[name], check=raw).samples == read_any(folder, check=raw).samples
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("video_r1", "Video-R1-260k.json"),
+        ("llama_factory", "sharegpt.json"),
+        ("pageocr", "en_page_ocr.json"),
+        ("ocrbench", "OCRBench.json"),
+        ("mmmu", "."),
+        ("screenspot", "screenspot_web.json"),
+        ("screenspot_hf", "."),
+        ("screenspot_pro", "annotations"),
+        ("android_control", "android_control-00000-of-00001"),
+        ("gui_odyssey", "annotations"),
+        ("gui_odyssey", "annotations/0042.json"),
+        ("llama_factory", "dataset_info.json"),
+    ],
+)
+def test_files_and_folders_inside_a_release_are_recognised(
+    fixtures: dict[str, str], name: str, file: str
+) -> None:
+    folder = next(
+        p for p in (Path(fixtures[name]), *Path(fixtures[name]).parents) if p.name == name
+    )
+    if (name, file) == ("screenspot_pro", "annotations") or (name, file) == (
+        "gui_odyssey",
+        "annotations",
+    ):
+        assert (
+            read_any(folder / file, FORMATS[name], check=raw).samples
+            == read_any(folder, check=raw).samples
+        )
     else:
         assert detect_format(folder / file) == FORMATS[name]
 
@@ -71,18 +110,35 @@ def test_numbers_do_not_decide_the_format(tmp_path: Path) -> None:
         for keys, expected in (({}, "screenspot"), ({"img_size": [900, 900]}, "screenspot_pro")):
             (tmp_path / "rows.json").write_text(json.dumps([{**row, **keys, "bbox": box}]))
             assert detect_format(tmp_path / "rows.json") == expected
-        (tmp_path / "rows.json").write_text(json.dumps([{k: v for k, v in row.items() if k != "data_type"} | {"bbox": box}]))
+        (tmp_path / "rows.json").write_text(
+            json.dumps([{k: v for k, v in row.items() if k != "data_type"} | {"bbox": box}])
+        )
         assert detect_format(tmp_path / "rows.json") == "ui_r1"
 
 
-@pytest.mark.parametrize(("content", "expected"), [
-    ({"images": [{"id": 1}], "annotations": [], "categories": []}, "coco"),
-    ({"images": [{"id": 1, "neg_category_ids": []}], "annotations": [], "categories": []}, "lvis"),
-    ({"images": [{"id": 1, "text": ["a"], "neg_text": []}], "annotations": [], "categories": []}, "ovdeval"),
-    ([{"data_source": "x", "prompt": [], "ability": "math", "reward_model": {}}], "orsta"),
-    ([{"image_url": "x", "count": 3, "label": "cat"}], "pixmo_count"),
-])
-def test_detection_formats_are_recognised_by_their_keys(tmp_path: Path, content: Any, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"images": [{"id": 1}], "annotations": [], "categories": []}, "coco"),
+        (
+            {"images": [{"id": 1, "neg_category_ids": []}], "annotations": [], "categories": []},
+            "lvis",
+        ),
+        (
+            {
+                "images": [{"id": 1, "text": ["a"], "neg_text": []}],
+                "annotations": [],
+                "categories": [],
+            },
+            "ovdeval",
+        ),
+        ([{"data_source": "x", "prompt": [], "ability": "math", "reward_model": {}}], "orsta"),
+        ([{"image_url": "x", "count": 3, "label": "cat"}], "pixmo_count"),
+    ],
+)
+def test_detection_formats_are_recognised_by_their_keys(
+    tmp_path: Path, content: Any, expected: str
+) -> None:
     (tmp_path / "data.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(content).encode())
     assert detect_format(tmp_path / "data.json") == expected
 
@@ -101,8 +157,15 @@ def test_options_are_validated_for_every_format(fixtures: dict[str, str]) -> Non
         with pytest.raises(ConfigError, match=r"unknown option 'on_eror'.*Did you mean 'on_error'"):
             read_any(path, on_eror="record")
         with pytest.raises(ConfigError, match=r"'raise' or 'record'|expected reader.dataset"):
-            read_any(path, on_error="skip", check=raw, task="open_text" if name == "llama_factory" else "mixed")
-    with pytest.raises(ConfigError, match=r"reader\.types sends 'OCR' to unknown task 'oc'.*Did you mean 'ocr'"):
+            read_any(
+                path,
+                on_error="skip",
+                check=raw,
+                task="open_text" if name == "llama_factory" else "mixed",
+            )
+    with pytest.raises(
+        ConfigError, match=r"reader\.types sends 'OCR' to unknown task 'oc'.*Did you mean 'ocr'"
+    ):
         read_any(fixtures["video_r1"], task="ocr", types={"OCR": "oc"})
     with pytest.raises(ConfigError, match=r"only_mine true or false"):
         read_any(fixtures["video_r1"], only_mine="yes")
@@ -110,19 +173,34 @@ def test_options_are_validated_for_every_format(fixtures: dict[str, str]) -> Non
         read_any(fixtures["video_r1"], types=["ocr"])
 
 
-FIXED = {"pageocr": "ocr", "ocrbench": "ocr", "screenspot": "gui_grounding", "screenspot_pro": "gui_grounding",
-         "android_control": "gui_action", "gui_odyssey": "gui_action", "gui_r1": "gui_action"}
+FIXED = {
+    "pageocr": "ocr",
+    "ocrbench": "ocr",
+    "screenspot": "gui_grounding",
+    "screenspot_pro": "gui_grounding",
+    "android_control": "gui_action",
+    "gui_odyssey": "gui_action",
+    "gui_r1": "gui_action",
+}
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_a_format_of_one_task_refuses_another_and_can_be_sent_there(fixtures: dict[str, str], name: str) -> None:
+def test_a_format_of_one_task_refuses_another_and_can_be_sent_there(
+    fixtures: dict[str, str], name: str
+) -> None:
     # a click can never be read as yes or no; a text or an action of that name may be
-    mend = r"use task gui_grounding or mixed, whose answers are \[x, y\]" if FIXED[name] == "gui_grounding" else "types="
+    mend = (
+        r"use task gui_grounding or mixed, whose answers are \[x, y\]"
+        if FIXED[name] == "gui_grounding"
+        else "types="
+    )
     with pytest.raises(ConfigError, match=f"holds task {FIXED[name]}, found task boolean.*{mend}"):
         read_any(fixtures[name], task="boolean", check=raw)
     sent = read_any(fixtures[name], task="boolean", types={FIXED[name]: "boolean"}, check=raw)
     assert {s.task for s in sent} == {"boolean"}
-    own = read_any(fixtures[name], task="my_plugin", check=raw)  # a task of someone's own knows what it asked for
+    own = read_any(
+        fixtures[name], task="my_plugin", check=raw
+    )  # a task of someone's own knows what it asked for
     assert {s.task for s in own} == {"my_plugin"} and len(own) == len(sent)
 
 
@@ -130,10 +208,15 @@ def test_a_format_of_one_task_refuses_another_and_can_be_sent_there(fixtures: di
 def test_labelled_boxes_are_sent_to_no_task_that_cannot_take_them(task: str) -> None:
     """Each picture was refused as a wrong row before: expected a whole number, found [{'bbox': ...}]."""
     path = next((COMMITTED / "coco" / "annotations").glob("*.json"))
-    with pytest.raises(ConfigError, match=rf"reader\.types sends task detection, which the coco format holds, to task {task}: use"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"reader\.types sends task detection, which the coco format holds, to task {task}: use",
+    ):
         read_any(path, task=task, types={"detection": task}, check=raw)
     for other in ("grounding", "my_plugin"):
-        assert {s.task for s in read_any(path, task=other, types={"detection": other}, check=raw)} == {other}
+        assert {
+            s.task for s in read_any(path, task=other, types={"detection": other}, check=raw)
+        } == {other}
 
 
 def test_a_bad_row_of_a_readers_file_names_file_row_and_mend(fixtures: dict[str, str]) -> None:
@@ -141,15 +224,41 @@ def test_a_bad_row_of_a_readers_file_names_file_row_and_mend(fixtures: dict[str,
     rows = json.loads(path.read_text())
     bad = path.with_name("bad.json")
     bad.write_text(json.dumps([rows[0], {**rows[1], "bbox": [1, 2, 3]}]))
-    with pytest.raises(DataError, match=r"bad\.json: row 2: expected 'bbox' as 4 numbers, found \[1, 2, 3\]; correct it"):
+    with pytest.raises(
+        DataError,
+        match=r"bad\.json: row 2: expected 'bbox' as 4 numbers, found \[1, 2, 3\]; correct it",
+    ):
         read_any(bad, "ui_r1")
 
 
 # whatever stands in a row, reading ends: a sample, a rejected row or a skipped one, and nothing else
 
-JUNK: tuple[Any, ...] = (None, 0, -1, 1.5, 10 ** 12, float("nan"), float("inf"), True, "", " ", "x", "a\0b", "\ud800", "[",
-                         "<image>", "<answer>", [], {}, [None], [[]], {"a": 1}, "../../etc/passwd",
-                         "https://example.org/a.png", "9" * 5000)
+JUNK: tuple[Any, ...] = (
+    None,
+    0,
+    -1,
+    1.5,
+    10**12,
+    float("nan"),
+    float("inf"),
+    True,
+    "",
+    " ",
+    "x",
+    "a\0b",
+    "\ud800",
+    "[",
+    "<image>",
+    "<answer>",
+    [],
+    {},
+    [None],
+    [[]],
+    {"a": 1},
+    "../../etc/passwd",
+    "https://example.org/a.png",
+    "9" * 5000,
+)
 
 
 def mutations(value: Any, depth: int = 4) -> Iterator[Any]:
@@ -161,8 +270,11 @@ def mutations(value: Any, depth: int = 4) -> Iterator[Any]:
             yield from ({**value, key: new} for new in mutations(value[key], depth - 1))
     if depth and isinstance(value, list):
         for index in range(min(len(value), 4)):
-            yield value[:index] + value[index + 1:]
-            yield from ([*value[:index], new, *value[index + 1:]] for new in mutations(value[index], depth - 1))
+            yield value[:index] + value[index + 1 :]
+            yield from (
+                [*value[:index], new, *value[index + 1 :]]
+                for new in mutations(value[index], depth - 1)
+            )
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -180,14 +292,20 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             return "embedded.png"
         return [plain(v) for v in value] if isinstance(value, list) else value
 
-    return [{key: plain(value) for key, value in row.items()} for row in pq.read_table(path).to_pylist()]
+    return [
+        {key: plain(value) for key, value in row.items()} for row in pq.read_table(path).to_pylist()
+    ]
 
 
-@pytest.mark.parametrize("name", [n for n in FORMATS if n not in ("android_control", "gui_odyssey", "llama_factory")])
+@pytest.mark.parametrize(
+    "name", [n for n in FORMATS if n not in ("android_control", "gui_odyssey", "llama_factory")]
+)
 def test_no_row_breaks_a_reader(fixtures: dict[str, str], name: str, tmp_path: Path) -> None:
     path = Path(fixtures[name])
     if path.is_dir():
-        path = next(p for pattern in ("*.json", "annotations/*.json") for p in sorted(path.glob(pattern)))
+        path = next(
+            p for pattern in ("*.json", "annotations/*.json") for p in sorted(path.glob(pattern))
+        )
     good = _rows(path)[:4]
     bad = [row for start in good for row in mutations(start) if row is not None]
     file = path.with_name("mutated_page_ocr.json" if name == "pageocr" else "mutated.json")
@@ -198,7 +316,9 @@ def test_no_row_breaks_a_reader(fixtures: dict[str, str], name: str, tmp_path: P
     assert len(readout) + len(readout.rejected) + sum(readout.skipped.values()) == len(bad)
     assert len(readout.rejected) > 100
     for rejected in readout.rejected:
-        assert str(file) == rejected.file and ("expected " in rejected.reason or "picture" in rejected.reason), rejected
+        assert str(file) == rejected.file and (
+            "expected " in rejected.reason or "picture" in rejected.reason
+        ), rejected
     file.unlink()
 
 
@@ -220,14 +340,18 @@ def test_no_message_breaks_the_llama_factory_reader(fixtures: dict[str, str]) ->
     plain = folder.parent / "llama_without_info"
     plain.mkdir()
     (plain / "mutated.json").write_text(json.dumps(rows))
-    readout = read_any(plain / "mutated.json", "llama_factory", task="open_text", on_error="record", check=raw)
+    readout = read_any(
+        plain / "mutated.json", "llama_factory", task="open_text", on_error="record", check=raw
+    )
     assert len(readout) + len(readout.rejected) == len(rows) and len(readout.rejected) > 100
     info = json.loads((folder / "dataset_info.json").read_text())
     for entry in mutations(info["hand_made"]):
         (folder / "other").mkdir(exist_ok=True)
         (folder / "other/dataset_info.json").write_text(json.dumps({"hand_made": entry}))
         try:
-            assert isinstance(read_any(folder / "other", "llama_factory", on_error="record", check=raw), Readout)
+            assert isinstance(
+                read_any(folder / "other", "llama_factory", on_error="record", check=raw), Readout
+            )
         except MMRLError as err:
             assert "expected" in str(err) or "found" in str(err)
 
@@ -243,14 +367,16 @@ def test_no_episode_breaks_the_odyssey_reader(fixtures: dict[str, str], tmp_path
         assert isinstance(readout, Readout)
 
 
-def test_broken_files_of_every_format_are_data_errors(fixtures: dict[str, str], tmp_path: Path) -> None:
+def test_broken_files_of_every_format_are_data_errors(
+    fixtures: dict[str, str], tmp_path: Path
+) -> None:
     for name, path in fixtures.items():
         where = Path(path)
         if where.is_dir():
             continue
         data = where.read_bytes()
-        foreign = data[:len(data) // 2] if where.suffix == ".parquet" else b"\xff\xfe" + data[2:]
-        for broken in (data[:len(data) // 2], foreign, b"", b"{}", b"[]"):
+        foreign = data[: len(data) // 2] if where.suffix == ".parquet" else b"\xff\xfe" + data[2:]
+        for broken in (data[: len(data) // 2], foreign, b"", b"{}", b"[]"):
             file = tmp_path / where.name
             file.write_bytes(broken)
             try:
@@ -266,10 +392,24 @@ def test_broken_files_of_every_format_are_data_errors(fixtures: dict[str, str], 
 def test_ids_may_repeat_in_no_two_files_of_a_folder(tmp_path: Path) -> None:
     rows = [{"id": 7, "problem": "What is 2+2?", "answer": "4", "images": []}]
     for name in ("a.parquet", "b.parquet"):
-        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema([
-            ("id", pa.int64()), ("problem", pa.string()), ("answer", pa.string()), ("images", pa.list_(pa.string()))])),
-            tmp_path / name)
-    with pytest.raises(DataError, match=r"b\.parquet: row 1: expected unique ids, found id '7' again, first in .*a\.parquet"):
+        pq.write_table(
+            pa.Table.from_pylist(
+                rows,
+                schema=pa.schema(
+                    [
+                        ("id", pa.int64()),
+                        ("problem", pa.string()),
+                        ("answer", pa.string()),
+                        ("images", pa.list_(pa.string())),
+                    ]
+                ),
+            ),
+            tmp_path / name,
+        )
+    with pytest.raises(
+        DataError,
+        match=r"b\.parquet: row 1: expected unique ids, found id '7' again, first in .*a\.parquet",
+    ):
         read_any(tmp_path, task="math", check=raw)
     readout = read_any(tmp_path, task="math", check=raw, on_error="record")
     assert [s.id for s in readout] == ["7"] and readout.rows == [1] and len(readout.rejected) == 1
@@ -279,7 +419,9 @@ def test_the_committed_fixtures_are_what_the_generator_writes(tmp_path: Path) ->
     """Regenerate with: python -m assets.make_task_fixtures assets/fixtures"""
 
     def listing(root: Path) -> list[Path]:
-        return sorted(p.relative_to(root) for p in root.rglob("*") if p.is_file() and ".media" not in str(p))
+        return sorted(
+            p.relative_to(root) for p in root.rglob("*") if p.is_file() and ".media" not in str(p)
+        )
 
     make_all(tmp_path)
     for name in MAKERS:
@@ -290,4 +432,12 @@ def test_the_committed_fixtures_are_what_the_generator_writes(tmp_path: Path) ->
                 assert kept.read_bytes() == fresh.read_bytes(), relative
             if relative.suffix == ".parquet":
                 assert pq.read_schema(kept).equals(pq.read_schema(fresh)), relative
-    assert sum(p.stat().st_size for name in MAKERS for p in (COMMITTED / name).rglob("*") if p.is_file()) < 300_000
+    assert (
+        sum(
+            p.stat().st_size
+            for name in MAKERS
+            for p in (COMMITTED / name).rglob("*")
+            if p.is_file()
+        )
+        < 300_000
+    )

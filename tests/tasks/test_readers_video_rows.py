@@ -1,4 +1,5 @@
 """Training rows with videos: Video-R1 and EasyVideoR1, EasyR1, LLaMA-Factory, VLM-R1; truths of tasks about time."""
+
 from __future__ import annotations
 
 import json
@@ -35,21 +36,38 @@ def test_every_problem_type_goes_to_its_task_with_its_truth(own: Path) -> None:
     samples = by_id(read_any(own, task="mixed"))
     boxes = {str(second): list(map(float, red_box(4 * second))) for second in range(3)}
     assert {k: (s.task, s.answer) for k, s in samples.items()} == {
-        "1": ("choice", "B"), "2": ("numeric", "2"), "3": ("numeric", "14"),
-        "4": ("open_text", "A red square moves to the right, a blue one comes and goes."), "5": ("ocr", "nothing"),
-        "6": ("temporal_grounding", [list(BLUE)]), "7": ("st_grounding", {"time": [0.0, 3.0], "boxes": boxes}),
-        "8": ("tracking", {"boxes": boxes}), "9": ("boolean", False), "10": ("choice", "A")}
-    assert samples["2"].question == "How many squares are there at most?", "the <video> placeholder is gone"
+        "1": ("choice", "B"),
+        "2": ("numeric", "2"),
+        "3": ("numeric", "14"),
+        "4": ("open_text", "A red square moves to the right, a blue one comes and goes."),
+        "5": ("ocr", "nothing"),
+        "6": ("temporal_grounding", [list(BLUE)]),
+        "7": ("st_grounding", {"time": [0.0, 3.0], "boxes": boxes}),
+        "8": ("tracking", {"boxes": boxes}),
+        "9": ("boolean", False),
+        "10": ("choice", "A"),
+    }
+    assert samples["2"].question == "How many squares are there at most?", (
+        "the <video> placeholder is gone"
+    )
     assert samples["3"].params["reward"] == {"accuracy": {"mode": "mra"}}
     assert samples["10"].videos and samples["10"].images[0].endswith("scene.png")
-    assert all((s.params["width"], s.params["height"], s.params["duration"]) == (*SIZE, 3.0) for s in samples.values())
+    assert all(
+        (s.params["width"], s.params["height"], s.params["duration"]) == (*SIZE, 3.0)
+        for s in samples.values()
+    )
 
 
 def test_boxes_are_read_in_the_declared_frame(own: Path) -> None:
-    rows = [r for r in _rows(own) if r["problem_type"] in ("tracking", "spatial-temporal grounding")]
+    rows = [
+        r for r in _rows(own) if r["problem_type"] in ("tracking", "spatial-temporal grounding")
+    ]
     for row in rows:
         truth = json.loads(row["solution"][8:-9])
-        truth["boxes"] = {k: [b[0] / SIZE[0], b[1] / SIZE[1], b[2] / SIZE[0], b[3] / SIZE[1]] for k, b in truth["boxes"].items()}
+        truth["boxes"] = {
+            k: [b[0] / SIZE[0], b[1] / SIZE[1], b[2] / SIZE[0], b[3] / SIZE[1]]
+            for k, b in truth["boxes"].items()
+        }
         row["solution"] = f"<answer>{json.dumps(truth)}</answer>"
     own.write_text(json.dumps(rows))
     for sample in read_any(own, task="mixed", frame="rel1"):
@@ -58,24 +76,39 @@ def test_boxes_are_read_in_the_declared_frame(own: Path) -> None:
         read_any(own, task="mixed")
 
 
-@pytest.mark.parametrize(("number", "change", "words"), [
-    (5, {"solution": '<think>{"time": [24.3, 30.4], "boxes": {}}</think><[PLHD]>'}, "read the official charades_sta_test.txt"),
-    (5, {"solution": "<answer>soon</answer>"}, "the truth of task temporal_grounding as JSON"),
-    (5, {"solution": '<answer>{"when": [1, 2]}</answer>'}, 'for example {"time": [2.5, 7]}'),
-    (5, {"solution": '<answer>{"time": [8, 9]}</answer>'}, "a span inside the video of 3.0 s"),
-    (6, {"solution": '<answer>{"time": [0, 1]}</answer>'}, "the truth of task st_grounding"),
-    (7, {"solution": '<answer>{"boxes": []}</answer>'}, "boxes as"),
-    (7, {"solution": '<answer>{"boxes": {"x": [1, 2, 3, 4]}}</answer>'}, "key"),
-    (7, {"solution": '<answer>{"boxes": {"0": [30, 2, 3, 4]}}</answer>'}, "x1 < x2"),
-    (0, {"path": ""}, "'path' with the row's video"),
-    (0, {"path": "none.mp4"}, "found none at"), (0, {"path": [3]}, "a path to a video"),
-    (0, {"path": {"bytes": "x"}}, "a path to a video"),
-    (1, {"problem": "<video><video>How many?"}, "1 <video> placeholders, one per video, found 2"),
-    (0, {"data_type": "audio"}, "data_type"),
-    (9, {"image_path": "none.png"}, "readable picture"), (0, {"path": "unified_video.json"}, "expected a video"),
-    (0, {"problem": "<image>x"}, "0 <image>"),
-])
-def test_a_bad_row_is_named_and_the_others_are_kept(own: Path, number: int, change: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "change", "words"),
+    [
+        (
+            5,
+            {"solution": '<think>{"time": [24.3, 30.4], "boxes": {}}</think><[PLHD]>'},
+            "read the official charades_sta_test.txt",
+        ),
+        (5, {"solution": "<answer>soon</answer>"}, "the truth of task temporal_grounding as JSON"),
+        (5, {"solution": '<answer>{"when": [1, 2]}</answer>'}, 'for example {"time": [2.5, 7]}'),
+        (5, {"solution": '<answer>{"time": [8, 9]}</answer>'}, "a span inside the video of 3.0 s"),
+        (6, {"solution": '<answer>{"time": [0, 1]}</answer>'}, "the truth of task st_grounding"),
+        (7, {"solution": '<answer>{"boxes": []}</answer>'}, "boxes as"),
+        (7, {"solution": '<answer>{"boxes": {"x": [1, 2, 3, 4]}}</answer>'}, "key"),
+        (7, {"solution": '<answer>{"boxes": {"0": [30, 2, 3, 4]}}</answer>'}, "x1 < x2"),
+        (0, {"path": ""}, "'path' with the row's video"),
+        (0, {"path": "none.mp4"}, "found none at"),
+        (0, {"path": [3]}, "a path to a video"),
+        (0, {"path": {"bytes": "x"}}, "a path to a video"),
+        (
+            1,
+            {"problem": "<video><video>How many?"},
+            "1 <video> placeholders, one per video, found 2",
+        ),
+        (0, {"data_type": "audio"}, "data_type"),
+        (9, {"image_path": "none.png"}, "readable picture"),
+        (0, {"path": "unified_video.json"}, "expected a video"),
+        (0, {"problem": "<image>x"}, "0 <image>"),
+    ],
+)
+def test_a_bad_row_is_named_and_the_others_are_kept(
+    own: Path, number: int, change: dict[str, Any], words: str
+) -> None:
     rows = _rows(own)
     rows[number] = {**rows[number], **change}
     own.write_text(json.dumps(rows))
@@ -87,9 +120,15 @@ def test_a_bad_row_is_named_and_the_others_are_kept(own: Path, number: int, chan
 
 
 def test_rows_with_videos_can_be_left_out_and_left_unopened(own: Path) -> None:
-    assert read_any(own, task="mixed", images_only=True).skipped == {"not pictures only: a row with a video": 10}
+    assert read_any(own, task="mixed", images_only=True).skipped == {
+        "not pictures only: a row with a video": 10
+    }
     (own.parent / "videos/1.mp4").write_bytes(b"broken")
-    rows = [r for r in _rows(own) if r["problem_type"] in ("multiple choice", "numerical", "boolean", "temporal grounding")]
+    rows = [
+        r
+        for r in _rows(own)
+        if r["problem_type"] in ("multiple choice", "numerical", "boolean", "temporal grounding")
+    ]
     own.write_text(json.dumps(rows))
     readout = read_any(own, task="mixed", probe=False, video={"fps": 1})
     assert len(readout) == len(rows) and all(s.params["video"] == {"fps": 1} for s in readout)
@@ -109,20 +148,48 @@ def test_videos_may_lie_elsewhere_than_pictures(own: Path, tmp_path: Path) -> No
 
 def test_easyr1_rows_with_videos(own: Path) -> None:
     path = own.with_name("easyr1.json")
-    rows = [{"problem": "<video>When is the blue square there?", "answer": json.dumps({"time": list(BLUE)}), "images": [],
-             "videos": ["videos/1.mp4"], "problem_type": "temporal grounding", "data_type": "video", "id": "t"},
-            {"problem": "<video><image>Is it a frame?", "answer": "A", "videos": [{"path": "videos/1.mp4"}],
-             "images": ["scene.png"], "problem_type": "multiple choice", "options": ["yes", "no"], "data_type": "video", "id": "c"}]
+    rows = [
+        {
+            "problem": "<video>When is the blue square there?",
+            "answer": json.dumps({"time": list(BLUE)}),
+            "images": [],
+            "videos": ["videos/1.mp4"],
+            "problem_type": "temporal grounding",
+            "data_type": "video",
+            "id": "t",
+        },
+        {
+            "problem": "<video><image>Is it a frame?",
+            "answer": "A",
+            "videos": [{"path": "videos/1.mp4"}],
+            "images": ["scene.png"],
+            "problem_type": "multiple choice",
+            "options": ["yes", "no"],
+            "data_type": "video",
+            "id": "c",
+        },
+    ]
     path.write_text(json.dumps(rows))
     samples = by_id(read_any(path, "easyr1", task="mixed"))
-    assert samples["t"].answer == [list(BLUE)] and samples["t"].question == "When is the blue square there?"
-    assert samples["c"].question == "Is it a frame?" and len(samples["c"].images) == len(samples["c"].videos) == 1
+    assert (
+        samples["t"].answer == [list(BLUE)]
+        and samples["t"].question == "When is the blue square there?"
+    )
+    assert (
+        samples["c"].question == "Is it a frame?"
+        and len(samples["c"].images) == len(samples["c"].videos) == 1
+    )
     assert samples["c"].params["duration"] == 3.0
     assert read_any(path, "easyr1", task="mixed", images_only=True).skipped.total() == 2
-    for change, words in (({"videos": []}, "a path in 'videos', because data_type is video"),
-                          ({"videos": [b"x".hex()]}, "found none at"),
-                          ({"problem": "When?"}, "1 <video> placeholders, one per video, found 0 placeholders and 1 videos"),
-                          ({"videos": [{"bytes": "x"}]}, "frames and bytes inside rows are not read")):
+    for change, words in (
+        ({"videos": []}, "a path in 'videos', because data_type is video"),
+        ({"videos": [b"x".hex()]}, "found none at"),
+        (
+            {"problem": "When?"},
+            "1 <video> placeholders, one per video, found 0 placeholders and 1 videos",
+        ),
+        ({"videos": [{"bytes": "x"}]}, "frames and bytes inside rows are not read"),
+    ):
         change_first(path, change)
         with pytest.raises(DataError, match=r"easyr1\.json: row 1: expected ") as caught:
             read_any(path, "easyr1", task="mixed")
@@ -134,10 +201,29 @@ def test_easyr1_rows_with_videos(own: Path) -> None:
 
 def test_vlm_r1_rows_with_videos(own: Path) -> None:
     path = own.with_name("vlm.jsonl")
-    path.write_text(json.dumps({"id": 1, "video": "videos/1.mp4", "accu_reward_method": "mcq", "conversations": [
-        {"from": "human", "value": "<video>Which way?\nA. left\nB. right"}, {"from": "gpt", "value": "<answer>B</answer>"}]}) + "\n"
-        + json.dumps({"id": 2, "video": "videos/1.mp4", "problem": "a blue square", "solution": "1.0 to 2.0",
-                      "problem_type": "temporal grounding"}))
+    path.write_text(
+        json.dumps(
+            {
+                "id": 1,
+                "video": "videos/1.mp4",
+                "accu_reward_method": "mcq",
+                "conversations": [
+                    {"from": "human", "value": "<video>Which way?\nA. left\nB. right"},
+                    {"from": "gpt", "value": "<answer>B</answer>"},
+                ],
+            }
+        )
+        + "\n"
+        + json.dumps(
+            {
+                "id": 2,
+                "video": "videos/1.mp4",
+                "problem": "a blue square",
+                "solution": "1.0 to 2.0",
+                "problem_type": "temporal grounding",
+            }
+        )
+    )
     samples = by_id(read_any(path, "vlm_r1", task="mixed"))
     assert samples["1"].answer == "B" and samples["1"].question == "Which way?"
     assert samples["1"].params["options"] == ["left", "right"]
@@ -147,15 +233,30 @@ def test_vlm_r1_rows_with_videos(own: Path) -> None:
 
 def test_llama_factory_rows_with_videos(own: Path) -> None:
     folder = own.parent
-    row = {"conversations": [{"from": "human", "value": "<video>What moves?"}, {"from": "gpt", "value": "a red square"}],
-           "videos": ["videos/1.mp4"]}
+    row = {
+        "conversations": [
+            {"from": "human", "value": "<video>What moves?"},
+            {"from": "gpt", "value": "a red square"},
+        ],
+        "videos": ["videos/1.mp4"],
+    }
     (folder / "mine.json").write_text(json.dumps([row]))
     own.unlink()
-    info = {"mine": {"file_name": "mine.json", "formatting": "sharegpt",
-                     "columns": {"messages": "conversations", "videos": "videos"}}}
+    info = {
+        "mine": {
+            "file_name": "mine.json",
+            "formatting": "sharegpt",
+            "columns": {"messages": "conversations", "videos": "videos"},
+        }
+    }
     (folder / "dataset_info.json").write_text(json.dumps(info))
     sample = read_any(folder).samples[0]
-    assert sample.task == "open_text" and sample.videos and sample.question == "What moves?" and sample.params["duration"] == 3.0
+    assert (
+        sample.task == "open_text"
+        and sample.videos
+        and sample.question == "What moves?"
+        and sample.params["duration"] == 3.0
+    )
     assert read_any(folder, images_only=True).skipped == {"not pictures only: a row with videos": 1}
     (folder / "mine.json").write_text(json.dumps([{**row, "audios": ["a.wav"]}]))
     assert len(read_any(folder)) == 1, "no column for sound is declared"
@@ -165,24 +266,35 @@ def test_llama_factory_rows_with_videos(own: Path) -> None:
         read_any(folder)
     info["mine"]["columns"] = {"messages": "conversations"}
     (folder / "dataset_info.json").write_text(json.dumps(info))
-    with pytest.raises(DataError, match=r"columns\.videos in dataset_info\.json, because the text has <video>"):
+    with pytest.raises(
+        DataError, match=r"columns\.videos in dataset_info\.json, because the text has <video>"
+    ):
         read_any(folder)
 
 
 # the shared parts
 
 
-@pytest.mark.parametrize(("task", "text", "value"), [
-    ("temporal_grounding", '{"time": [2.5, 7]}', [[2.5, 7]]), ("temporal_grounding", "[2.5, 7]", [[2.5, 7]]),
-    ("temporal_grounding", "[[1, 2], [4, 6]]", [[1, 2], [4, 6]]), ("temporal_grounding", "2.5 to 7", [[2.5, 7.0]]),
-    ("temporal_grounding", "<answer> 2.5 - 7 seconds </answer>", [[2.5, 7.0]]),
-    ("temporal_grounding", '{"time": [[1, 2], [3, 4]]}', [[1, 2], [3, 4]]),
-    ("tracking", "{'boxes': {'0': [1, 2, 3, 4]}}", {"boxes": {"0": [1, 2, 3, 4]}}),
-    ("st_grounding", '{"time": [1, 2], "boxes": {"1": [1, 2, 3, 4]}, "label": "x"}',
-     {"time": [1, 2], "boxes": {"1": [1, 2, 3, 4]}}),
-    ("grounded_qa", '{"answer": "B", "time": [1, 2]}', {"choice": "B", "spans": [[1, 2]]}),
-    ("grounded_qa", '{"choice": "B", "spans": [[1, 2]]}', {"choice": "B", "spans": [[1, 2]]}), ("ocr", "<answer>x</answer>", "x"),
-])
+@pytest.mark.parametrize(
+    ("task", "text", "value"),
+    [
+        ("temporal_grounding", '{"time": [2.5, 7]}', [[2.5, 7]]),
+        ("temporal_grounding", "[2.5, 7]", [[2.5, 7]]),
+        ("temporal_grounding", "[[1, 2], [4, 6]]", [[1, 2], [4, 6]]),
+        ("temporal_grounding", "2.5 to 7", [[2.5, 7.0]]),
+        ("temporal_grounding", "<answer> 2.5 - 7 seconds </answer>", [[2.5, 7.0]]),
+        ("temporal_grounding", '{"time": [[1, 2], [3, 4]]}', [[1, 2], [3, 4]]),
+        ("tracking", "{'boxes': {'0': [1, 2, 3, 4]}}", {"boxes": {"0": [1, 2, 3, 4]}}),
+        (
+            "st_grounding",
+            '{"time": [1, 2], "boxes": {"1": [1, 2, 3, 4]}, "label": "x"}',
+            {"time": [1, 2], "boxes": {"1": [1, 2, 3, 4]}},
+        ),
+        ("grounded_qa", '{"answer": "B", "time": [1, 2]}', {"choice": "B", "spans": [[1, 2]]}),
+        ("grounded_qa", '{"choice": "B", "spans": [[1, 2]]}', {"choice": "B", "spans": [[1, 2]]}),
+        ("ocr", "<answer>x</answer>", "x"),
+    ],
+)
 def test_truths(task: str, text: str, value: Any) -> None:
     assert read_truth(task, text) == value
 
@@ -200,8 +312,14 @@ def test_any_other_text_is_a_row_error(task: str, text: str) -> None:
 def test_placeholders_of_several_videos_are_numbered() -> None:
     media = Media(("a", "b"), ("c",), [], {})
     assert ask("<video><video><image>What differs?", media, "problem") == "What differs?"
-    assert ask("<image>Compare <video>with <video>.", media, "problem") == "Compare (video 1) with (video 2) ."
+    assert (
+        ask("<image>Compare <video>with <video>.", media, "problem")
+        == "Compare (video 1) with (video 2) ."
+    )
     assert ask("What differs?", media, "problem", exact=False) == "What differs?"
     with pytest.raises(RowError, match="2 <video> placeholders, one per video, found 1"):
         ask("<video><image>x", media, "problem", exact=False)
-    assert video_names(None) == video_names([]) == [] and video_names([{"video": "a"}, "b"]) == ["a", "b"]
+    assert video_names(None) == video_names([]) == [] and video_names([{"video": "a"}, "b"]) == [
+        "a",
+        "b",
+    ]

@@ -1,4 +1,5 @@
 """The shipped video suites: named, grouped, and each with a number on the layout of its download."""
+
 from __future__ import annotations
 
 import json
@@ -15,13 +16,39 @@ from tests.engine_kit import tiny_folder
 from tests.tasks.video_sets_kit import COMMITTED
 
 BOOK = load_suites(Path(__file__).parents[2] / "configs" / "suites.yaml")
-FOLDERS = {"charades_sta": "Charades-STA", "activitynet": "ActivityNet", "qvhighlights": "QVHighlights", "nextgqa": "NExT-GQA",
-           "videomme": "Video-MME", "mvbench": "MVBench", "tempcompass": "TempCompass", "vsibench": "VSI-Bench",
-           "videommmu": "VideoMMMU", "longvideobench": "LongVideoBench", "mlvu": "MLVU", "mlvu_test": "MLVU-Test",
-           "got10k": "GOT-10k"}
-NAMES = ("charades_sta", "activitynet_captions", "qvhighlights_val", "nextgqa", "videomme", "videomme_subtitles", "mvbench",
-         "tempcompass_mc", "tempcompass_yes_no", "tempcompass_matching", "vsibench", "videommmu", "longvideobench_val", "mlvu_dev",
-         "mlvu_test", "got10k_frames")
+FOLDERS = {
+    "charades_sta": "Charades-STA",
+    "activitynet": "ActivityNet",
+    "qvhighlights": "QVHighlights",
+    "nextgqa": "NExT-GQA",
+    "videomme": "Video-MME",
+    "mvbench": "MVBench",
+    "tempcompass": "TempCompass",
+    "vsibench": "VSI-Bench",
+    "videommmu": "VideoMMMU",
+    "longvideobench": "LongVideoBench",
+    "mlvu": "MLVU",
+    "mlvu_test": "MLVU-Test",
+    "got10k": "GOT-10k",
+}
+NAMES = (
+    "charades_sta",
+    "activitynet_captions",
+    "qvhighlights_val",
+    "nextgqa",
+    "videomme",
+    "videomme_subtitles",
+    "mvbench",
+    "tempcompass_mc",
+    "tempcompass_yes_no",
+    "tempcompass_matching",
+    "vsibench",
+    "videommmu",
+    "longvideobench_val",
+    "mlvu_dev",
+    "mlvu_test",
+    "got10k_frames",
+)
 
 
 def make_root(root: Path) -> Path:
@@ -35,7 +62,10 @@ def make_root(root: Path) -> Path:
 
 def test_every_video_suite_is_there_and_finds_its_files(tmp_path: Path) -> None:
     assert [n for n in NAMES if n not in BOOK.suites] == []
-    assert set(BOOK.select("moments,video_qa,tempcompass")) | {"videomme_subtitles", "got10k_frames"} == set(NAMES)
+    assert set(BOOK.select("moments,video_qa,tempcompass")) | {
+        "videomme_subtitles",
+        "got10k_frames",
+    } == set(NAMES)
     chosen = BOOK.select(",".join(NAMES))
     with pytest.raises(DataError) as error:
         check_files(chosen, tmp_path)
@@ -46,9 +76,25 @@ def test_every_video_suite_is_there_and_finds_its_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_video_suite_gives_a_number_on_its_format(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data")
-    done = CliRunner().invoke(app, [
-        "eval", str(tiny_folder()), "--suite", ",".join(NAMES), "--data-root", str(root), "--out", str(tmp_path / "out"),
-        "--limit", "5", "model.device=cpu", "reward.workers=0", "rollout.max_new_tokens=2", "data.max_pixels=12544"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "eval",
+            str(tiny_folder()),
+            "--suite",
+            ",".join(NAMES),
+            "--data-root",
+            str(root),
+            "--out",
+            str(tmp_path / "out"),
+            "--limit",
+            "5",
+            "model.device=cpu",
+            "reward.workers=0",
+            "rollout.max_new_tokens=2",
+            "data.max_pixels=12544",
+        ],
+    )
     table = json.loads((tmp_path / "out" / "suites.json").read_text())["suites"]
     assert {s["suite"]: s["error"] for s in table if s["error"] or s["value"] is None} == {}
     assert [s["suite"] for s in table] == list(NAMES) and done.exit_code == 0, done.output

@@ -1,4 +1,5 @@
 """Generated scenes: boxes equal the drawn pixels, phrases have one right answer, same seed gives the same bytes."""
+
 from __future__ import annotations
 
 import hashlib
@@ -34,12 +35,17 @@ def _matching(row: dict[str, Any]) -> list[list[int]]:
         return [o["box"] for o in named]
     relation = next(r for r in RELATIONS if f" {r} the " in row["question"])
     anchors = [o for o in objects if [o["color"], o["shape"]] == words[-2:]]
-    assert len(anchors) == 1 and len(named) >= 2, "the relation must be needed and its anchor unique"
+    assert len(anchors) == 1 and len(named) >= 2, (
+        "the relation must be needed and its anchor unique"
+    )
 
     def centre(o: dict[str, Any], axis: int) -> float:
         return (o["box"][axis] + o["box"][axis + 2]) / 2
 
-    axis, sign = (0 if relation in ("left of", "right of") else 1), (1 if relation in ("left of", "above") else -1)
+    axis, sign = (
+        (0 if relation in ("left of", "right of") else 1),
+        (1 if relation in ("left of", "above") else -1),
+    )
     return [o["box"] for o in named if sign * centre(o, axis) < sign * centre(anchors[0], axis)]
 
 
@@ -54,7 +60,9 @@ def test_phrases_have_exactly_one_right_answer(sets: dict[int, str], difficulty:
 
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
-def test_boxes_are_tight_around_the_pixels_really_drawn(sets: dict[int, str], difficulty: int) -> None:
+def test_boxes_are_tight_around_the_pixels_really_drawn(
+    sets: dict[int, str], difficulty: int
+) -> None:
     for row in _rows(sets[difficulty])[:30]:
         pixels = np.asarray(Image.open(Path(sets[difficulty]).parent / row["image"]))
         covered = np.zeros(pixels.shape[:2], bool)
@@ -62,12 +70,18 @@ def test_boxes_are_tight_around_the_pixels_really_drawn(sets: dict[int, str], di
             x1, y1, x2, y2 = thing["box"]
             same = (pixels == COLORS[thing["color"]]).all(-1)
             ys, xs = np.nonzero(same[y1:y2, x1:x2])
-            assert [xs.min() + x1, ys.min() + y1, xs.max() + x1 + 1, ys.max() + y1 + 1] == thing["box"]
+            assert [xs.min() + x1, ys.min() + y1, xs.max() + x1 + 1, ys.max() + y1 + 1] == thing[
+                "box"
+            ]
             fill = len(xs) / ((x2 - x1) * (y2 - y1))
-            low, high = {"circle": (0.70, 0.86), "square": (1, 1), "triangle": (0.45, 0.70)}[thing["shape"]]
+            low, high = {"circle": (0.70, 0.86), "square": (1, 1), "triangle": (0.45, 0.70)}[
+                thing["shape"]
+            ]
             assert low <= fill <= high
             covered[y1:y2, x1:x2] |= same[y1:y2, x1:x2]
-        drawn = (pixels.max(-1).astype(int) - pixels.min(-1)) > 60  # objects are saturated, background and clutter grey
+        drawn = (
+            pixels.max(-1).astype(int) - pixels.min(-1)
+        ) > 60  # objects are saturated, background and clutter grey
         assert (drawn == covered).all(), "something coloured lies outside the boxes"
 
 
@@ -78,11 +92,17 @@ def test_object_sides_and_variety(sets: dict[int, str]) -> None:
     assert {r["question"].split()[0] for r in rows} == set(COLORS)
     assert {r["question"].split()[1] for r in rows} == set(SHAPES)
     firsts = [r["params"]["objects"][0]["box"] == r["answer"] for r in _rows(sets[2])]
-    assert 0.05 < np.mean(firsts) < 0.7, "the position in the list of objects must not give the answer away"
+    assert 0.05 < np.mean(firsts) < 0.7, (
+        "the position in the list of objects must not give the answer away"
+    )
 
 
 def _hashes(path: str) -> dict[str, str]:
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(path).parent.rglob("*") if p.is_file()}
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in Path(path).parent.rglob("*")
+        if p.is_file()
+    }
 
 
 def test_same_seed_same_bytes_and_other_sets_share_no_picture(tmp_path: Path) -> None:
@@ -92,7 +112,11 @@ def test_same_seed_same_bytes_and_other_sets_share_no_picture(tmp_path: Path) ->
     longer = _hashes(make_scenes(tmp_path / "longer", 25, seed=1, difficulty=mix))
     assert all(longer[name] == digest for name, digest in first.items() if name.endswith(".png"))
     for seed, prefix in ((2, None), (1, "eval-"), (2, "eval-"), (-1, None)):
-        other = _hashes(make_scenes(tmp_path / f"{seed}{prefix}", 20, seed=seed, difficulty=mix, id_prefix=prefix))
+        other = _hashes(
+            make_scenes(
+                tmp_path / f"{seed}{prefix}", 20, seed=seed, difficulty=mix, id_prefix=prefix
+            )
+        )
         assert not set(first.values()) & set(other.values())
 
 
@@ -105,11 +129,20 @@ def test_mixed_difficulties_and_reading_back(tmp_path: Path) -> None:
     assert samples[0].params["width"] == 64 and Path(samples[0].images[0]).is_file()
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"count": 0}, "count >= 1"), ({"size": 8}, "size in 32"), ({"difficulty": 4}, "difficulty in"),
-    ({"difficulty": {}}, "difficulty in"), ({"difficulty": {0: 0.0}}, "difficulty in"),
-    ({"id_prefix": "../x"}, "id_prefix")])
-def test_impossible_parameters_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "count >= 1"),
+        ({"size": 8}, "size in 32"),
+        ({"difficulty": 4}, "difficulty in"),
+        ({"difficulty": {}}, "difficulty in"),
+        ({"difficulty": {0: 0.0}}, "difficulty in"),
+        ({"id_prefix": "../x"}, "id_prefix"),
+    ],
+)
+def test_impossible_parameters_are_named(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_scenes(tmp_path, **{"count": 1, "seed": 0, **options})
 

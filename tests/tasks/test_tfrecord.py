@@ -1,4 +1,5 @@
 """TFRecords without tensorflow: checksums of the RFC, examples equal to protobuf's own reading, hostile files."""
+
 from __future__ import annotations
 
 import contextlib
@@ -13,14 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.tasks.readers.common import RowError
-from mmrl.tasks.readers.tfrecord import crc32c, encode_example, masked_crc, parse_example, read_records, write_records
+from mmrl.tasks.readers.tfrecord import (
+    crc32c,
+    encode_example,
+    masked_crc,
+    parse_example,
+    read_records,
+    write_records,
+)
 
 
 def test_crc32c_of_rfc_3720_and_of_long_data() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(bytes(range(32))) == 0x46DD794E and crc32c(b"") == 0
-    data = random.Random(0).randbytes(100_003)  # lanes: must equal one register walking over every byte
+    data = random.Random(0).randbytes(
+        100_003
+    )  # lanes: must equal one register walking over every byte
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -42,44 +52,84 @@ def test_a_screenshots_checksum_is_fast() -> None:
 
 def _example_class() -> Any:
     """tf.train.Example as protobuf itself builds it from its published definition."""
-    protobuf = pytest.importorskip("google.protobuf.message_factory", reason="protobuf is the other reader here")
+    protobuf = pytest.importorskip(
+        "google.protobuf.message_factory", reason="protobuf is the other reader here"
+    )
     from google.protobuf import descriptor_pb2, descriptor_pool  # type: ignore[import-untyped]
 
-    file = descriptor_pb2.FileDescriptorProto(name="example_of_mmrl.proto", package="tf_of_mmrl", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example_of_mmrl.proto", package="tf_of_mmrl", syntax="proto3"
+    )
     kind = descriptor_pb2.FieldDescriptorProto
-    for name, number_type in (("BytesList", kind.TYPE_BYTES), ("FloatList", kind.TYPE_FLOAT), ("Int64List", kind.TYPE_INT64)):
-        file.message_type.add(name=name).field.add(name="value", number=1, type=number_type, label=kind.LABEL_REPEATED)
+    for name, number_type in (
+        ("BytesList", kind.TYPE_BYTES),
+        ("FloatList", kind.TYPE_FLOAT),
+        ("Int64List", kind.TYPE_INT64),
+    ):
+        file.message_type.add(name=name).field.add(
+            name="value", number=1, type=number_type, label=kind.LABEL_REPEATED
+        )
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, name in enumerate(("BytesList", "FloatList", "Int64List"), 1):
-        feature.field.add(name=name.lower(), number=number, type=kind.TYPE_MESSAGE, label=kind.LABEL_OPTIONAL, oneof_index=0,
-                          type_name=f".tf_of_mmrl.{name}")
+        feature.field.add(
+            name=name.lower(),
+            number=number,
+            type=kind.TYPE_MESSAGE,
+            label=kind.LABEL_OPTIONAL,
+            oneof_index=0,
+            type_name=f".tf_of_mmrl.{name}",
+        )
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, type=kind.TYPE_STRING, label=kind.LABEL_OPTIONAL)
-    entry.field.add(name="value", number=2, type=kind.TYPE_MESSAGE, label=kind.LABEL_OPTIONAL, type_name=".tf_of_mmrl.Feature")
-    features.field.add(name="feature", number=1, type=kind.TYPE_MESSAGE, label=kind.LABEL_REPEATED,
-                       type_name=".tf_of_mmrl.Features.FeatureEntry")
+    entry.field.add(
+        name="value",
+        number=2,
+        type=kind.TYPE_MESSAGE,
+        label=kind.LABEL_OPTIONAL,
+        type_name=".tf_of_mmrl.Feature",
+    )
+    features.field.add(
+        name="feature",
+        number=1,
+        type=kind.TYPE_MESSAGE,
+        label=kind.LABEL_REPEATED,
+        type_name=".tf_of_mmrl.Features.FeatureEntry",
+    )
     example = file.message_type.add(name="Example")
-    example.field.add(name="features", number=1, type=kind.TYPE_MESSAGE, label=kind.LABEL_OPTIONAL,
-                      type_name=".tf_of_mmrl.Features")
+    example.field.add(
+        name="features",
+        number=1,
+        type=kind.TYPE_MESSAGE,
+        label=kind.LABEL_OPTIONAL,
+        type_name=".tf_of_mmrl.Features",
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return protobuf.GetMessageClass(pool.FindMessageTypeByName("tf_of_mmrl.Example"))
 
 
-FEATURES = st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=6), st.one_of(
-    st.lists(st.binary(max_size=300), min_size=1, max_size=4),
-    st.lists(st.integers(-2 ** 63, 2 ** 63 - 1), min_size=1, max_size=5),
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5)), max_size=5)
+FEATURES = st.dictionaries(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=6),
+    st.one_of(
+        st.lists(st.binary(max_size=300), min_size=1, max_size=4),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5),
+        st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5),
+    ),
+    max_size=5,
+)
 
 
 @settings(deadline=None)
 @given(FEATURES)
 def test_examples_are_read_and_written_as_protobuf_does(features: dict[str, Any]) -> None:
     theirs = _example_class().FromString(encode_example(features))
-    found = {key: list(getattr(value, value.WhichOneof("kind")).value) for key, value in theirs.features.feature.items()}
+    found = {
+        key: list(getattr(value, value.WhichOneof("kind")).value)
+        for key, value in theirs.features.feature.items()
+    }
     assert found == features
     assert parse_example(theirs.SerializeToString()) == features
     assert parse_example(encode_example(features)) == features
@@ -100,17 +150,22 @@ def test_records_survive_the_way_through_a_file(tmp_path: Path) -> None:
         assert (tmp_path / "r").read_bytes()[:2] == (b"\x1f\x8b" if zipped else b"\0\0")
 
 
-def test_a_file_cut_or_changed_anywhere_gives_whole_records_and_then_an_error(tmp_path: Path) -> None:
+def test_a_file_cut_or_changed_anywhere_gives_whole_records_and_then_an_error(
+    tmp_path: Path,
+) -> None:
     records = [b"first record", b"second", b"third one"]
     write_records(tmp_path / "whole", records, zipped=False)
     whole = (tmp_path / "whole").read_bytes()
     for end in range(1, len(whole)):
-        for data in (whole[:end], whole[:end] + bytes([whole[end] ^ 0x40]) + whole[end + 1:]):
+        for data in (whole[:end], whole[:end] + bytes([whole[end] ^ 0x40]) + whole[end + 1 :]):
             (tmp_path / "r").write_bytes(data)
             found = list(read_records(tmp_path / "r"))
             good = [data for _, data in found if isinstance(data, bytes)]
             assert all(data in records for data in good) and len(found) <= 3
-            between = len(data) in (len(records[0]) + 16, len(records[0]) + len(records[1]) + 32)  # nothing seems to be missing
+            between = len(data) in (
+                len(records[0]) + 16,
+                len(records[0]) + len(records[1]) + 32,
+            )  # nothing seems to be missing
             assert len(good) < 3 and (between or any(isinstance(d, RowError) for _, d in found))
     write_records(tmp_path / "zipped", records)
     data = (tmp_path / "zipped").read_bytes()

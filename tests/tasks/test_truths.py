@@ -1,4 +1,5 @@
 """What is read from a sample is read once for its completions, and never taken for another sample's."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -20,11 +21,18 @@ def test_once_per_sample_and_settings_and_never_for_another_one() -> None:
         asked.append((sample, times))
         return int(sample.answer) * times
 
-    assert [doubled(SAMPLE), doubled(SAMPLE), doubled(SAMPLE, 3), doubled(SAMPLE, times=4)] == [6, 6, 9, 12]
+    assert [doubled(SAMPLE), doubled(SAMPLE), doubled(SAMPLE, 3), doubled(SAMPLE, times=4)] == [
+        6,
+        6,
+        9,
+        12,
+    ]
     assert len(asked) == 3 and doubled.__doc__ == "Doc."
     equal, other = replace(SAMPLE), replace(SAMPLE, answer=5)
     assert equal == SAMPLE and doubled(equal) == 6 and doubled(other) == 10 and len(asked) == 5
-    for number in range(2 * MOST_KEPT):  # samples that nobody holds: their ids are free for others as soon as they are let go
+    for number in range(
+        2 * MOST_KEPT
+    ):  # samples that nobody holds: their ids are free for others as soon as they are let go
         assert doubled(replace(SAMPLE, answer=number)) == 2 * number
     assert doubled(SAMPLE) == 6 and len(asked) == 6 + 2 * MOST_KEPT
 

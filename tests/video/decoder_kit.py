@@ -1,4 +1,5 @@
 """What video tests share: a decoder that cannot be imported here is skipped (torchcodec is not installed everywhere)."""
+
 from __future__ import annotations
 
 import pytest

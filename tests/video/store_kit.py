@@ -1,4 +1,5 @@
 """What the tests of the tensor store share: small tensors, damage, and processes that use a store."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +16,11 @@ KEY, OTHER = "ab" * 20, "cd" * 20
 
 
 def numbers(n: int = 1000, seed: int = 0) -> dict[str, torch.Tensor]:
-    return {"x": torch.randint(0, 256, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))}
+    return {
+        "x": torch.randint(
+            0, 256, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+        )
+    }
 
 
 def builder(n: int = 1000, seed: int = 0, calls: list[int] | None = None) -> Any:
@@ -51,11 +56,14 @@ def used(path: Path, seconds_ago: float) -> None:
 
 def at_rest(store: TensorStore) -> bool:
     """No temporary and no lock file is left."""
-    return not [p for name in ("tmp", "locks", "files/tmp") for p in (store.folder / name).glob("*")]
+    return not [
+        p for name in ("tmp", "locks", "files/tmp") for p in (store.folder / name).glob("*")
+    ]
 
 
 def build_slowly(root: str, key: str, log: str, seconds: float, forever: bool = False) -> None:
     """Process: ask for `key`; building writes a line, then takes `seconds` (or never ends)."""
+
     def build() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"{os.getpid()}\n")
@@ -64,7 +72,9 @@ def build_slowly(root: str, key: str, log: str, seconds: float, forever: bool = 
 
     entry = TensorStore(root).get_or_build(key, build)
     with open(log + ".got", "a", encoding="utf-8") as file:
-        file.write(json.dumps([os.getpid(), bool(torch.equal(entry.tensors["x"], numbers()["x"]))]) + "\n")
+        file.write(
+            json.dumps([os.getpid(), bool(torch.equal(entry.tensors["x"], numbers()["x"]))]) + "\n"
+        )
 
 
 def hold(root: str, key: str, log: str) -> None:

@@ -1,4 +1,5 @@
 """Keys name exact values, digests name exact bytes; an edited file of the same name, size and time is another file."""
+
 from __future__ import annotations
 
 import enum
@@ -20,8 +21,14 @@ from mmrl.video import file_identity
 from mmrl.video.store import TensorStore, content_digest, make_key
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
 
 
 def strict(value: Any) -> Any:
@@ -42,11 +49,19 @@ def test_keys_are_equal_exactly_when_values_and_types_are(one: Any, other: Any) 
 
 
 def test_keys_are_strict_about_types_and_stable() -> None:
-    kinds = [make_key(a=v) for v in (1, 1.0, True, "1", None, [1], {"1": 1}, "true", 0, False, -0.0, 0.0, "")]
+    kinds = [
+        make_key(a=v)
+        for v in (1, 1.0, True, "1", None, [1], {"1": 1}, "true", 0, False, -0.0, 0.0, "")
+    ]
     assert len(set(kinds)) == len(kinds)
-    assert make_key(a=(1, 2)) == make_key(a=[1, 2]) and make_key(a={"x": 1, "y": 2}) == make_key(a={"y": 2, "x": 1})
+    assert make_key(a=(1, 2)) == make_key(a=[1, 2]) and make_key(a={"x": 1, "y": 2}) == make_key(
+        a={"y": 2, "x": 1}
+    )
     text = '{"fps":2.0,"video":"\\u00e9"}'
-    assert make_key(video="é", fps=2.0) == hashlib.blake2b(text.encode(), digest_size=20, person=b"mmrl-key-1").hexdigest()
+    assert (
+        make_key(video="é", fps=2.0)
+        == hashlib.blake2b(text.encode(), digest_size=20, person=b"mmrl-key-1").hexdigest()
+    )
     assert make_key(a=1) != make_key(b=1) and len(make_key(a=1)) == 40
 
 
@@ -54,9 +69,25 @@ class Size(enum.IntEnum):
     SMALL = 1
 
 
-@pytest.mark.parametrize("value", [
-    np.float32(1), np.int64(1), np.float64(1), Size.SMALL, Path("x"), {1, 2}, b"x", float("nan"), float("-inf"), {1: 2},
-    [1, [np.int64(3)]], {"a": {"b": Path("x")}}, object(), 1j])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(1),
+        np.int64(1),
+        np.float64(1),
+        Size.SMALL,
+        Path("x"),
+        {1, 2},
+        b"x",
+        float("nan"),
+        float("-inf"),
+        {1: 2},
+        [1, [np.int64(3)]],
+        {"a": {"b": Path("x")}},
+        object(),
+        1j,
+    ],
+)
 def test_values_without_one_exact_text_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"key\.a"):
         make_key(a=value)
@@ -94,24 +125,41 @@ def test_the_digest_names_the_bytes_not_the_name(tmp_path: Path) -> None:
 def test_long_files_are_read_in_pieces(tmp_path: Path) -> None:
     content = os.urandom(9_000_001)
     (tmp_path / "long").write_bytes(content)
-    assert content_digest(tmp_path / "long") == hashlib.blake2b(content, digest_size=20, person=b"mmrl-file-1").hexdigest()
+    assert (
+        content_digest(tmp_path / "long")
+        == hashlib.blake2b(content, digest_size=20, person=b"mmrl-file-1").hexdigest()
+    )
 
 
 def test_a_digest_is_remembered_in_the_process_and_in_the_store(
-        tmp_path: Path, reads: list[str], settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, reads: list[str], settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clip, store = tmp_path / "clip.mp4", TensorStore(tmp_path / "cache")
     clip.write_bytes(b"frames")
     first = store.content_digest(clip)
-    assert store.content_digest(clip) == content_digest(clip, store) == content_digest(clip) == first and len(reads) == 1
+    assert (
+        store.content_digest(clip) == content_digest(clip, store) == content_digest(clip) == first
+        and len(reads) == 1
+    )
     monkeypatch.setattr(file_identity, "_remembered", {})  # as in another process
     assert content_digest(clip, TensorStore(tmp_path / "cache")) == first and len(reads) == 1
     monkeypatch.setattr(file_identity, "_remembered", {})
-    assert content_digest(clip) == first and len(reads) == 2, "without a store nothing is remembered between runs"
+    assert content_digest(clip) == first and len(reads) == 2, (
+        "without a store nothing is remembered between runs"
+    )
     [note] = (store.folder / "files").glob("??/*.json")
     tree = json.loads(note.read_text())
-    for damage in ("", "{", "[" * 100_000, "[]", '{"path": 1}', json.dumps({**tree, "digest": "zz"}),
-                   json.dumps({**tree, "path": "/other"}), json.dumps({**tree, "stamp": [1, 2, 3, 4]}),
-                   json.dumps({**tree, "digest": 5})):
+    for damage in (
+        "",
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"path": 1}',
+        json.dumps({**tree, "digest": "zz"}),
+        json.dumps({**tree, "path": "/other"}),
+        json.dumps({**tree, "stamp": [1, 2, 3, 4]}),
+        json.dumps({**tree, "digest": 5}),
+    ):
         note.write_text(damage)
         monkeypatch.setattr(file_identity, "_remembered", {})
         before = len(reads)
@@ -119,8 +167,12 @@ def test_a_digest_is_remembered_in_the_process_and_in_the_store(
         assert json.loads(note.read_text()) == tree
 
 
-@pytest.mark.parametrize("how", ["in place", "replaced", "in place, time put back", "replaced, time put back"])
-def test_an_edited_file_of_the_same_name_has_another_digest(tmp_path: Path, settled: None, how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["in place", "replaced", "in place, time put back", "replaced, time put back"]
+)
+def test_an_edited_file_of_the_same_name_has_another_digest(
+    tmp_path: Path, settled: None, how: str
+) -> None:
     clip, store = tmp_path / "clip.mp4", TensorStore(tmp_path / "cache")
     clip.write_bytes(b"version 1")
     before, facts = store.content_digest(clip), clip.stat()
@@ -133,19 +185,29 @@ def test_an_edited_file_of_the_same_name_has_another_digest(tmp_path: Path, sett
     if target is not clip:
         os.replace(target, clip)
     assert store.content_digest(clip) != before
-    assert store.content_digest(clip) == hashlib.blake2b(b"version 2", digest_size=20, person=b"mmrl-file-1").hexdigest()
+    assert (
+        store.content_digest(clip)
+        == hashlib.blake2b(b"version 2", digest_size=20, person=b"mmrl-file-1").hexdigest()
+    )
 
 
 def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path, reads: list[str]) -> None:
     clip = tmp_path / "clip.mp4"
     for version in range(20):  # same size, within one tick of the file system's clock
         clip.write_bytes(b"version %02d" % version)
-        assert content_digest(clip) == hashlib.blake2b(b"version %02d" % version, digest_size=20, person=b"mmrl-file-1").hexdigest()
+        assert (
+            content_digest(clip)
+            == hashlib.blake2b(
+                b"version %02d" % version, digest_size=20, person=b"mmrl-file-1"
+            ).hexdigest()
+        )
     content_digest(clip)
     assert len(reads) == 21
 
 
-def test_a_folder_of_frames_is_named_by_names_and_contents(tmp_path: Path, settled: None, reads: list[str]) -> None:
+def test_a_folder_of_frames_is_named_by_names_and_contents(
+    tmp_path: Path, settled: None, reads: list[str]
+) -> None:
     def folder(name: str, frames: dict[str, bytes]) -> str:
         for frame, content in frames.items():
             (tmp_path / name / frame).parent.mkdir(parents=True, exist_ok=True)
@@ -154,9 +216,14 @@ def test_a_folder_of_frames_is_named_by_names_and_contents(tmp_path: Path, settl
 
     base = folder("a", {"1.png": b"x", "2.png": b"y"})
     assert folder("b", {"2.png": b"y", "1.png": b"x"}) == base
-    others = [folder("c", {"1.png": b"y", "2.png": b"x"}), folder("d", {"1.png": b"x", "3.png": b"y"}),
-              folder("e", {"1.png": b"x"}), folder("f", {"1.png": b"x", "2.png": b"y", "3.png": b""}),
-              folder("g", {"1.pngx": b"", "2.png": b"y"}), folder("h", {"sub/1.png": b"x", "2.png": b"y"})]
+    others = [
+        folder("c", {"1.png": b"y", "2.png": b"x"}),
+        folder("d", {"1.png": b"x", "3.png": b"y"}),
+        folder("e", {"1.png": b"x"}),
+        folder("f", {"1.png": b"x", "2.png": b"y", "3.png": b""}),
+        folder("g", {"1.pngx": b"", "2.png": b"y"}),
+        folder("h", {"sub/1.png": b"x", "2.png": b"y"}),
+    ]
     assert len({base, *others}) == 7
     before = len(reads)
     assert content_digest(tmp_path / "a") == base and len(reads) == before
@@ -175,8 +242,13 @@ def test_what_has_no_content_is_said(tmp_path: Path) -> None:
     (tmp_path / "broken/1.png").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
-    for name, kind in (("none.mp4", "missing"), ("empty", "empty"), ("pipe", "unsupported"), ("broken", "missing"),
-                       ("file/below", "missing")):
+    for name, kind in (
+        ("none.mp4", "missing"),
+        ("empty", "empty"),
+        ("pipe", "unsupported"),
+        ("broken", "missing"),
+        ("file/below", "missing"),
+    ):
         with pytest.raises(MediaError, match="expected a file") as caught:
             content_digest(tmp_path / name)
         assert caught.value.kind == kind and str(tmp_path) in caught.value.path
@@ -185,7 +257,9 @@ def test_what_has_no_content_is_said(tmp_path: Path) -> None:
     assert caught.value.kind == "unsupported"
 
 
-def test_a_file_that_keeps_changing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_keeps_changing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clip, real = tmp_path / "clip.mp4", file_identity._read_file
     clip.write_bytes(b"x")
 
@@ -203,10 +277,16 @@ def test_many_threads_may_ask_at_once(tmp_path: Path, settled: None) -> None:
     store = TensorStore(tmp_path / "cache")
     (tmp_path / "clip").write_bytes(b"frames")
     got: list[str] = []
-    threads = [threading.Thread(target=lambda: got.extend(store.content_digest(tmp_path / "clip") for _ in range(50)))
-               for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: got.extend(store.content_digest(tmp_path / "clip") for _ in range(50))
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(got) == 200 and len(set(got)) == 1 and not list((store.folder / "files/tmp").glob("*"))
+    assert (
+        len(got) == 200 and len(set(got)) == 1 and not list((store.folder / "files/tmp").glob("*"))
+    )

@@ -1,4 +1,5 @@
 """A folder of numbered pictures is a clip like any other."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,15 +22,28 @@ def folder_of(path: Path, names: list[str]) -> Path:
 
 
 def test_pictures_go_by_number_and_rate(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "a", [f"img_{n}.png" for n in range(8, 28)])  # img_10 comes after img_9
+    folder = folder_of(
+        tmp_path / "a", [f"img_{n}.png" for n in range(8, 28)]
+    )  # img_10 comes after img_9
     (folder / "groundtruth.txt").write_text("1,2,3,4\n")
     (folder / ".hidden.png").write_bytes(b"")
     info = probe(folder, folder_fps=10)
-    assert (info.frames, info.fps, info.duration_s, info.width, info.height, info.codec) == (20, 10, 2.0, 96, 64, "pictures")
-    clip = read_clip(folder, FrameSampling("timestamps", timestamps=(0.0, 0.35, 1.9), folder_fps=10))
+    assert (info.frames, info.fps, info.duration_s, info.width, info.height, info.codec) == (
+        20,
+        10,
+        2.0,
+        96,
+        64,
+        "pictures",
+    )
+    clip = read_clip(
+        folder, FrameSampling("timestamps", timestamps=(0.0, 0.35, 1.9), folder_fps=10)
+    )
     assert [frame_number(f) for f in clip.rgb_THWC] == [0, 3, 19] and clip.decoder == "pictures"
     assert np.array_equal(clip.rgb_THWC[1], draw(3))
-    assert read_clip(folder, FrameSampling(fps=1)).info.duration_s == 10.0  # 2 frames per second unless told
+    assert (
+        read_clip(folder, FrameSampling(fps=1)).info.duration_s == 10.0
+    )  # 2 frames per second unless told
 
 
 def test_steps_may_be_wide_but_must_be_equal(tmp_path: Path) -> None:
@@ -41,9 +55,14 @@ def test_steps_may_be_wide_but_must_be_equal(tmp_path: Path) -> None:
     assert caught.value.kind == "truncated"
 
 
-@pytest.mark.parametrize(("names", "kind", "says"), [
-    ([], "empty", "found none"), (["a.png"], "unsupported", "number in the name"),
-    (["1.png", "001.jpg"], "unsupported", "two frames")])
+@pytest.mark.parametrize(
+    ("names", "kind", "says"),
+    [
+        ([], "empty", "found none"),
+        (["a.png"], "unsupported", "number in the name"),
+        (["1.png", "001.jpg"], "unsupported", "two frames"),
+    ],
+)
 def test_folders_that_are_no_clip(tmp_path: Path, names: list[str], kind: str, says: str) -> None:
     with pytest.raises(MediaError, match=says) as caught:
         read_clip(folder_of(tmp_path / "a", names), FrameSampling())

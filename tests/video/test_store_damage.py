@@ -1,4 +1,5 @@
 """A damaged file is never believed: any flipped bit, any cut, any forged header is noticed, removed, counted and rebuilt."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +23,10 @@ def store(tmp_path: Path) -> TensorStore:
 
 
 def test_every_single_bit_matters(store: TensorStore) -> None:
-    tensors = {"p": torch.arange(12, dtype=torch.uint8).view(3, 4), "f": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
+    tensors = {
+        "p": torch.arange(12, dtype=torch.uint8).view(3, 4),
+        "f": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    }
     store.put(KEY, tensors, {"kind": "pixels", "grid": [1, 2, 3]})
     path = path_of(store)
     good = path.read_bytes()
@@ -34,7 +38,11 @@ def test_every_single_bit_matters(store: TensorStore) -> None:
             entry = store.get(KEY)
             # nothing at all, or (white space of another kind after the header) the same
             if entry is not None:
-                assert 9 <= bad[at] <= 32 and good[at] == 32 and dict(entry.meta) == {"kind": "pixels", "grid": [1, 2, 3]}
+                assert (
+                    9 <= bad[at] <= 32
+                    and good[at] == 32
+                    and dict(entry.meta) == {"kind": "pixels", "grid": [1, 2, 3]}
+                )
                 assert all(torch.equal(entry.tensors[k], v) for k, v in tensors.items())
             else:
                 assert not path.exists()
@@ -50,7 +58,9 @@ def test_every_cut_and_every_addition_is_noticed(store: TensorStore) -> None:
         assert store.get(KEY) is None and not path.exists()
 
 
-def test_damage_is_rebuilt_and_counted(store: TensorStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_rebuilt_and_counted(
+    store: TensorStore, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[int] = []
     store.get_or_build(KEY, builder(calls=calls))
     flip(path_of(store), path_of(store).stat().st_size - 1)
@@ -81,11 +91,13 @@ def test_one_that_is_in_use_stays_valid_when_it_is_replaced(store: TensorStore) 
     assert store.get(KEY) is None and torch.equal(held.tensors["x"], numbers()["x"])
 
 
-def header(change: Callable[[dict[str, Any]], Any], data: bytes = b"\0" * 16) -> Callable[[Path], None]:
+def header(
+    change: Callable[[dict[str, Any]], Any], data: bytes = b"\0" * 16
+) -> Callable[[Path], None]:
     def forge(path: Path) -> None:
         raw = path.read_bytes()
         length = int.from_bytes(raw[:8], "little")
-        tree = json.loads(raw[8:8 + length])
+        tree = json.loads(raw[8 : 8 + length])
         changed = change(tree)
         body = json.dumps(tree if changed is None else changed).encode()
         path.write_bytes(len(body).to_bytes(8, "little") + body + data)
@@ -95,7 +107,9 @@ def header(change: Callable[[dict[str, Any]], Any], data: bytes = b"\0" * 16) ->
 
 def inner(**values: Any) -> Callable[[Path], None]:
     def change(tree: dict[str, Any]) -> None:
-        tree["__metadata__"]["mmrl"] = json.dumps({**json.loads(tree["__metadata__"]["mmrl"]), **values})
+        tree["__metadata__"]["mmrl"] = json.dumps(
+            {**json.loads(tree["__metadata__"]["mmrl"]), **values}
+        )
 
     return header(change)
 
@@ -108,19 +122,25 @@ FORGED: dict[str, Callable[[Path], Any]] = {
     "pickle": lambda p: torch.save({"x": torch.ones(3)}, p),
     "another library's": lambda p: save_file({"x": torch.ones(3)}, p),
     "foreign metadata": lambda p: save_file({"x": torch.ones(3)}, p, metadata={"mmrl": "[]"}),
-    "a list": header(lambda t: [1]), "no metadata": header(lambda t: t.pop("__metadata__") and None),
-    "newer schema": inner(schema=2), "schema of another type": inner(schema=True), "other key": inner(key=OTHER),
-    "meta no mapping": inner(meta=[1]), "more fields": inner(more=1),
+    "a list": header(lambda t: [1]),
+    "no metadata": header(lambda t: t.pop("__metadata__") and None),
+    "newer schema": inner(schema=2),
+    "schema of another type": inner(schema=True),
+    "other key": inner(key=OTHER),
+    "meta no mapping": inner(meta=[1]),
+    "more fields": inner(more=1),
     "digest missing": header(lambda t: t["__metadata__"].pop("digest") and None),
     "digest a number": header(lambda t: t["__metadata__"].update(digest=5)),
-    "unknown dtype": header(lambda t: t["x"].update(dtype="F4")), "dtype a list": header(lambda t: t["x"].update(dtype=[])),
+    "unknown dtype": header(lambda t: t["x"].update(dtype="F4")),
+    "dtype a list": header(lambda t: t["x"].update(dtype=[])),
     "negative shape": header(lambda t: t["x"].update(shape=[-4, -4])),
     "shape of floats": header(lambda t: t["x"].update(shape=[16.0])),
     "shape too big": header(lambda t: t["x"].update(shape=[17])),
     "enormous shape": header(lambda t: t["x"].update(shape=[2**62, 2**62])),
     "outside": header(lambda t: t["x"].update(data_offsets=[16, 32])),
     "reversed": header(lambda t: t["x"].update(data_offsets=[16, 0])),
-    "no offsets": header(lambda t: t["x"].pop("data_offsets") and None), "tensor a number": header(lambda t: t.update(x=3)),
+    "no offsets": header(lambda t: t["x"].pop("data_offsets") and None),
+    "tensor a number": header(lambda t: t.update(x=3)),
     "overlap": header(lambda t: t.update(y=t["x"])),
     "hole": header(lambda t: t["x"].update(data_offsets=[1, 17]), b"\0" * 17),
 }
@@ -133,7 +153,11 @@ def test_forged_and_foreign_files_are_removed(tmp_path: Path, name: str, mode: A
     store.put(KEY, {"x": torch.zeros(16, dtype=torch.uint8)})
     FORGED[name](path_of(store))
     found = store.verify()
-    assert [key for key, _ in found.damaged] == [KEY] and found.removed == 0 and path_of(store).exists()
+    assert (
+        [key for key, _ in found.damaged] == [KEY]
+        and found.removed == 0
+        and path_of(store).exists()
+    )
     assert store.get(KEY) is None and not path_of(store).exists() and store.counts["damaged"] == 1
 
 
@@ -147,8 +171,17 @@ def test_verify_names_the_damaged_and_removes_them_if_asked(store: TensorStore) 
         path = path_of(store, key)
         flip(path, rng.randrange(8, path.stat().st_size), rng.randrange(5), silent=True)
     store.verify(progress=lambda done, total, left_s: steps.append((done, total, left_s)))
-    assert len(steps) == 12 and steps[-1][0] == steps[-1][1] and steps[-1][2] == 0.0 and all(s >= 0 for *_, s in steps)
+    assert (
+        len(steps) == 12
+        and steps[-1][0] == steps[-1][1]
+        and steps[-1][2] == 0.0
+        and all(s >= 0 for *_, s in steps)
+    )
     found = store.verify(delete=True)
     assert [key for key, _ in found.damaged] == bad and found.removed == 4 and found.entries == 12
     after = store.verify()
-    assert after.entries == 8 and not after.damaged and {e.key for e in store.entries()} == set(keys) - set(bad)
+    assert (
+        after.entries == 8
+        and not after.damaged
+        and {e.key for e in store.entries()} == set(keys) - set(bad)
+    )

@@ -1,4 +1,5 @@
 """Many processes, one store: one builds, a killed builder is replaced, an entry mapped elsewhere is never evicted."""
+
 from __future__ import annotations
 
 import json
@@ -30,11 +31,15 @@ def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def test_a_lock_dies_with_its_process_and_only_with_it(tmp_path: Path) -> None:
-    code = ("import sys, time\nfrom pathlib import Path\nfrom mmrl.video.locks import create_shared, exclusive\n"
-            "fd, path = create_shared(Path(sys.argv[1]))\n"
-            "with exclusive(Path(sys.argv[1]) / 'name', wait_s=9) as held:\n    print(held, path, flush=True)\n"
-            "    time.sleep(600)\n")
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom mmrl.video.locks import create_shared, exclusive\n"
+        "fd, path = create_shared(Path(sys.argv[1]))\n"
+        "with exclusive(Path(sys.argv[1]) / 'name', wait_s=9) as held:\n    print(held, path, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert child.stdout is not None
         held, temporary = child.stdout.readline().split()
@@ -65,11 +70,18 @@ def test_a_file_that_its_writer_removes_while_it_is_looked_at_is_gone(tmp_path: 
 
 def test_no_two_hold_a_name_at_once_although_it_comes_and_goes(tmp_path: Path) -> None:
     """The name is removed on every release: locking a file that just lost its name must not count as holding it."""
-    code = ("import os, sys\nfrom pathlib import Path\nfrom mmrl.video.locks import exclusive\nfolder = Path(sys.argv[1])\n"
-            "for _ in range(300):\n    with exclusive(folder / 'name', wait_s=60) as held:\n        assert held\n"
-            "        fd = os.open(folder / 'inside', os.O_CREAT | os.O_EXCL)\n        os.close(fd)\n"
-            "        os.unlink(folder / 'inside')\n")
-    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom mmrl.video.locks import exclusive\nfolder = Path(sys.argv[1])\n"
+        "for _ in range(300):\n    with exclusive(folder / 'name', wait_s=60) as held:\n        assert held\n"
+        "        fd = os.open(folder / 'inside', os.O_CREAT | os.O_EXCL)\n        os.close(fd)\n"
+        "        os.unlink(folder / 'inside')\n"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
     assert [(c.communicate(timeout=120)[1], c.returncode) for c in children] == [("", 0)] * 4
     assert not list(tmp_path.iterdir())
 
@@ -77,12 +89,17 @@ def test_no_two_hold_a_name_at_once_although_it_comes_and_goes(tmp_path: Path) -
 @pytest.mark.slow
 def test_one_process_builds_and_the_others_wait(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    children = [SPAWN.Process(target=build_slowly, args=(str(tmp_path / "cache"), KEY, str(log), 1.0)) for _ in range(3)]
+    children = [
+        SPAWN.Process(target=build_slowly, args=(str(tmp_path / "cache"), KEY, str(log), 1.0))
+        for _ in range(3)
+    ]
     for child in children:
         child.start()
     for child in children:
         child.join(120)
-    assert [child.exitcode for child in children] == [0, 0, 0] and len(log.read_text().splitlines()) == 1
+    assert [child.exitcode for child in children] == [0, 0, 0] and len(
+        log.read_text().splitlines()
+    ) == 1
     got = [json.loads(line) for line in (tmp_path / "log.got").read_text().splitlines()]
     store = TensorStore(tmp_path / "cache")
     assert len(got) == 3 and all(right for _, right in got) and at_rest(store)
@@ -103,7 +120,10 @@ def test_when_the_builder_is_killed_a_waiting_process_builds(tmp_path: Path) -> 
     os.kill(first.pid, signal.SIGKILL)
     first.join(20)
     second.join(120)
-    assert second.exitcode == 0 and [int(x) for x in log.read_text().split()] == [first.pid, second.pid]
+    assert second.exitcode == 0 and [int(x) for x in log.read_text().split()] == [
+        first.pid,
+        second.pid,
+    ]
     store = TensorStore(root)
     assert at_rest(store) and not store.verify().damaged and store.stats().entries == 1
 
@@ -128,18 +148,35 @@ def test_small_torture(tmp_path: Path) -> None:
     calm = Round("undisturbed", 0.0, kills=0.0, edits=False)
     storm = Round("storm", 1.0, "always", flips="silent", limit_share=0.5)
     full = Round("full", 0.5, full_disk=True)
-    record = torture(tmp_path, seconds=4.0, seed=3, sources=40, processes=4, only=(calm, storm, full))
+    record = torture(
+        tmp_path, seconds=4.0, seed=3, sources=40, processes=4, only=(calm, storm, full)
+    )
     assert record["passed"], json.dumps(record, indent=1)
-    assert record["totals"]["builds"] > 40 and record["totals"]["wrong"] == 0 and record["totals"]["uncached"] > 0
+    assert (
+        record["totals"]["builds"] > 40
+        and record["totals"]["wrong"] == 0
+        and record["totals"]["uncached"] > 0
+    )
     assert any(name.startswith("killed") for row in record["rounds"] for name in row["done"])
 
 
 @pytest.mark.slow
-def test_torture_where_mounting_is_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torture_where_mounting_is_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    record = torture(tmp_path, seconds=2.0, seed=4, sources=20, processes=3, only=(Round("full", 1.0, full_disk=True),))
+    record = torture(
+        tmp_path,
+        seconds=2.0,
+        seed=4,
+        sources=20,
+        processes=3,
+        only=(Round("full", 1.0, full_disk=True),),
+    )
     [row] = record["rounds"]
-    assert record["passed"] and row["disk"] == "file size limit" and row["counts"]["uncached"] > 0, json.dumps(row, indent=1)
+    assert (
+        record["passed"] and row["disk"] == "file size limit" and row["counts"]["uncached"] > 0
+    ), json.dumps(row, indent=1)
 
 
 def test_the_torture_sees_what_was_left(tmp_path: Path) -> None:
@@ -150,4 +187,7 @@ def test_the_torture_sees_what_was_left(tmp_path: Path) -> None:
     (store.folder / "tmp/1-1-1.tmp").touch()
     (store.folder / "ab/stray").touch()
     assert entry is not None and sorted(leftovers(tmp_path)) == [
-        "left: tensors-v1/tmp/1-1-1.tmp", f"locked: {KEY}.safetensors", "other: stray"]
+        "left: tensors-v1/tmp/1-1-1.tmp",
+        f"locked: {KEY}.safetensors",
+        "other: stray",
+    ]

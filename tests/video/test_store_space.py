@@ -1,4 +1,5 @@
 """The size bound: the least recently used go first, what is in use never; counts and sizes are what they say."""
+
 from __future__ import annotations
 
 import os
@@ -61,7 +62,9 @@ def test_reading_marks_at_most_once_a_minute(tmp_path: Path) -> None:
     used(path, 30.0)
     marked = path.stat().st_atime
     store.get(key(0))
-    assert path.stat().st_atime == pytest.approx(marked, abs=1) and path.stat().st_mtime_ns == written
+    assert (
+        path.stat().st_atime == pytest.approx(marked, abs=1) and path.stat().st_mtime_ns == written
+    )
 
 
 def test_what_is_in_use_is_never_evicted(tmp_path: Path) -> None:
@@ -83,11 +86,15 @@ def test_what_is_in_use_is_never_evicted(tmp_path: Path) -> None:
     assert store.prune(max_bytes=0) == (2, 0)
 
 
-def test_a_cache_full_of_entries_in_use_caches_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_full_of_entries_in_use_caches_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = size_of_one(tmp_path)
     store = TensorStore(tmp_path / "cache", limit_bytes=3 * one + 10)
     held = [store.put(key(i), numbers(1000, i), {"kind": "pixels"}) for i in range(3)]
-    with pytest.raises(CacheError, match="what lies there is in use; raise limit_bytes or close entries"):
+    with pytest.raises(
+        CacheError, match="what lies there is in use; raise limit_bytes or close entries"
+    ):
         store.put(key(3), numbers())
     entry = store.get_or_build(key(3), builder())
     assert not entry.cached and store.counts["uncached"] == 1 and present(store, 4) == [0, 1, 2]
@@ -105,8 +112,12 @@ def test_the_bound_holds_for_several_writers_and_after_a_wrong_count(tmp_path: P
     unbound = TensorStore(tmp_path / "cache")
     for i in range(15):
         unbound.put(key(i), numbers(1000, i))
-    threads = [threading.Thread(target=lambda s=s, o=o: [s.put(key(o + i), numbers(1000, i)).close() for i in range(40)])
-               for s, o in ((first, 100), (second, 200))]
+    threads = [
+        threading.Thread(
+            target=lambda s=s, o=o: [s.put(key(o + i), numbers(1000, i)).close() for i in range(40)]
+        )
+        for s, o in ((first, 100), (second, 200))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -125,7 +136,9 @@ def test_prune_by_age_and_by_size(tmp_path: Path) -> None:
     one = path_of(store, key(9)).stat().st_size
     assert store.prune() == (0, store.stats().nbytes) and store.prune(unused_for_s=30 * DAY)[0] == 0
     assert store.prune(unused_for_s=6.5 * DAY)[0] == 4 and present(store, 10) == [4, 5, 6, 7, 8, 9]
-    assert store.prune(max_bytes=3 * one + 200) == (3, store.stats().nbytes) and present(store, 10) == [7, 8, 9]
+    assert store.prune(max_bytes=3 * one + 200) == (3, store.stats().nbytes) and present(
+        store, 10
+    ) == [7, 8, 9]
     for bad in ({"max_bytes": -1}, {"unused_for_s": -0.5}, {"unused_for_s": float("nan")}):
         with pytest.raises(ConfigError, match="at least 0"):
             store.prune(**bad)  # type: ignore[arg-type]
@@ -145,11 +158,22 @@ def test_stats_and_entries_tell_what_lies_there(tmp_path: Path) -> None:
     flip(path_of(store, OTHER), 9)
     stats = store.stats()
     sizes = {e.key: e.nbytes for e in store.entries()}
-    assert stats.entries == 7 and stats.nbytes == sum(p.stat().st_size for p in store.folder.glob("??/*.safetensors"))
-    assert {k: n for k, (n, _) in stats.kinds.items()} == {"pixels": 2, "features": 3, "other": 1, "damaged": 1}
+    assert stats.entries == 7 and stats.nbytes == sum(
+        p.stat().st_size for p in store.folder.glob("??/*.safetensors")
+    )
+    assert {k: n for k, (n, _) in stats.kinds.items()} == {
+        "pixels": 2,
+        "features": 3,
+        "other": 1,
+        "damaged": 1,
+    }
     assert stats.kinds["pixels"][1] == sizes[key(1)] + sizes[key(3)]
     stored = {e.key: e for e in store.entries()}
-    assert len(stored) == 6 and stored[key(0)].meta == {"kind": "features"} and stored[KEY].kind == "other"
+    assert (
+        len(stored) == 6
+        and stored[key(0)].meta == {"kind": "features"}
+        and stored[KEY].kind == "other"
+    )
     assert time.time() - stored[key(0)].used_at == pytest.approx(5 * DAY, abs=60)
 
 
@@ -157,7 +181,12 @@ def test_counts_are_kept_over_processes(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     for _ in range(3):
         store.get_or_build(KEY, builder())
-    assert dict(store.stats().totals) == {**dict.fromkeys(store.stats().totals, 0), "hits": 2, "misses": 1, "builds": 1}
+    assert dict(store.stats().totals) == {
+        **dict.fromkeys(store.stats().totals, 0),
+        "hits": 2,
+        "misses": 1,
+        "builds": 1,
+    }
     later = TensorStore(tmp_path)
     later.get(KEY), later.get(OTHER)
     stats = later.stats()
@@ -180,14 +209,18 @@ def test_what_dead_processes_left_is_removed_and_what_the_living_use_is_not(tmp_
     with exclusive(store.folder / "locks" / OTHER, wait_s=1) as held:
         TensorStore(tmp_path)
         assert held and writing.exists() and (store.folder / "locks" / OTHER).exists()
-        assert len(list((store.folder / "tmp").iterdir())) == 1 and not (store.folder / "locks" / KEY).exists()
+        assert (
+            len(list((store.folder / "tmp").iterdir())) == 1
+            and not (store.folder / "locks" / KEY).exists()
+        )
     os.close(fd)
     store.prune()
     assert at_rest(store)
 
 
 def test_a_file_removed_or_replaced_between_opening_and_locking_is_not_read(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mmrl.video import locks
 
     store, real, races = TensorStore(tmp_path), locks._lock, list[str]()

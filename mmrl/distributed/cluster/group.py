@@ -1,8 +1,9 @@
 """Several Ray actors of one kind that each do a share of the work; a lost one is replaced and asked again.
 
-    group = ActorGroup(cluster, "rewards", 2, RewardHost, specs, part_names, 10.0)
-    group.call("score", [(jobs[:8],), (jobs[8:],)])        # what each returned, in order
+group = ActorGroup(cluster, "rewards", 2, RewardHost, specs, part_names, 10.0)
+group.call("score", [(jobs[:8],), (jobs[8:],)])        # what each returned, in order
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,8 +23,16 @@ class ActorGroup:
     """`count` actors of `cls(*arguments)` in the places reserved for `kind`. One whose process or node is lost is counted in
     `cluster.restarts`, and another takes its place."""
 
-    def __init__(self, cluster: Cluster, kind: Kind, count: int, cls: type, *arguments: Any) -> None:
-        self.cluster, self.kind, self._ray, self._class, self._arguments = cluster, kind, cluster.ray, cls, arguments
+    def __init__(
+        self, cluster: Cluster, kind: Kind, count: int, cls: type, *arguments: Any
+    ) -> None:
+        self.cluster, self.kind, self._ray, self._class, self._arguments = (
+            cluster,
+            kind,
+            cluster.ray,
+            cls,
+            arguments,
+        )
         self.actors = [self._start(place) for place in range(count)]
 
     def _start(self, place: int) -> Any:
@@ -35,6 +44,7 @@ class ActorGroup:
         Raises what the method raised, ClusterError when an actor cannot start, actors are lost more often than
         engine.ray.restarts, or no node is left.
         """
+
         def ask(place: int) -> Any:
             return getattr(self.actors[place], method).remote(*arguments[place])
 
@@ -43,12 +53,16 @@ class ActorGroup:
         while waiting:
             ready = self._ray.wait(list(waiting), num_returns=1, timeout=_CHECK_S)[0]
             if not ready:
-                self.cluster.check(self.kind)  # one that waits for a node that is gone would wait for ever
+                self.cluster.check(
+                    self.kind
+                )  # one that waits for a node that is gone would wait for ever
             for ref in ready:
                 place = waiting.pop(ref)
                 try:
                     found[place] = self._ray.get(ref)
-                except self._ray.exceptions.RayTaskError as error:  # raised by the method: it would be again
+                except (
+                    self._ray.exceptions.RayTaskError
+                ) as error:  # raised by the method: it would be again
                     raise (error.cause if isinstance(error.cause, MMRLError) else error) from None
                 except self._ray.exceptions.RayError as error:
                     stop_if_broken(error, self.cluster.demands[self.kind].words)

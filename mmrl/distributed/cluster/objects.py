@@ -1,8 +1,9 @@
 """Tensors in Ray's object store, and requests dealt among the actors that read them.
 
-    media = {digest: MediaStore(ray).put(digest, pixels)}    # once; in an actor: tensors_of(media)
-    shares([120, 80, 95], 2)                                 # [range(0, 1), range(1, 3)]
+media = {digest: MediaStore(ray).put(digest, pixels)}    # once; in an actor: tensors_of(media)
+shares([120, 80, 95], 2)                                 # [range(0, 1), range(1, 3)]
 """
+
 from __future__ import annotations
 
 import os
@@ -73,7 +74,9 @@ def tensors_of(media: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """In an actor: the tensors that references stand for, by key."""
     import ray
 
-    return {key: array.tensor() for key, array in zip(media, ray.get(list(media.values())), strict=True)}
+    return {
+        key: array.tensor() for key, array in zip(media, ray.get(list(media.values())), strict=True)
+    }
 
 
 def shares(costs: Sequence[float], parts: int) -> list[range]:

@@ -7,6 +7,7 @@ Each actor scores its share with a mmrl.workers.scoring.Scorer of one process be
 (reward_timeout, reward_crash) are the local ones, and a reward that hangs or dies never takes an actor along. A lost actor or node
 is nobody's fault: its share is scored again by another, and counted in `cluster.restarts`.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -28,10 +29,17 @@ __all__ = ["RayScorer", "RewardHost"]
 class RewardHost:
     """The Ray actor: a Scorer with one process. `part_names` by task, for scores of rewards that failed."""
 
-    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], part_names: Sequence[Sequence[str]], timeout_s: float,
-                 tasks_there: bytes = b"") -> None:
+    def __init__(
+        self,
+        specs: Sequence[tuple[str, dict[str, Any]]],
+        part_names: Sequence[Sequence[str]],
+        timeout_s: float,
+        tasks_there: bytes = b"",
+    ) -> None:
         adopt(tasks_there)
-        vars(sys.modules["__main__"]).pop("__file__", None)  # else every reward process imports Ray's own main module first
+        vars(sys.modules["__main__"]).pop(
+            "__file__", None
+        )  # else every reward process imports Ray's own main module first
         for spec, params in specs:  # pickle must know what scores of a file.py:Task may hold
             with contextlib.suppress(Exception):  # a task that cannot be made says so in the worker
                 task_from_spec(spec, params)
@@ -50,17 +58,32 @@ class RewardHost:
 class RayScorer(Scorer):
     """A Scorer whose workers are actors of `cluster`. Raises RewardError as that does, and ClusterError."""
 
-    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], tasks: Sequence[Task], cluster: Cluster, *, workers: int,
-                 timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        specs: Sequence[tuple[str, dict[str, Any]]],
+        tasks: Sequence[Task],
+        cluster: Cluster,
+        *,
+        workers: int,
+        timeout_s: float = 10.0,
+    ) -> None:
         super().__init__(specs, tasks, workers=0, timeout_s=timeout_s)
         names = [tuple(task.part_names) for task in tasks]
-        self.group = ActorGroup(cluster, "rewards", workers, RewardHost, list(specs), names, timeout_s,
-                                carried({spec for spec, _ in specs}))
+        self.group = ActorGroup(
+            cluster,
+            "rewards",
+            workers,
+            RewardHost,
+            list(specs),
+            names,
+            timeout_s,
+            carried({spec for spec, _ in specs}),
+        )
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """See Scorer.score."""
         share = max(1, -(-len(jobs) // len(self.group.actors)))
-        parts = [(list(jobs[first:first + share]),) for first in range(0, len(jobs), share)]
+        parts = [(list(jobs[first : first + share]),) for first in range(0, len(jobs), share)]
         return [score for scores in self.group.call("score", parts) for score in scores]
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ Shares are consecutive prompts and depend on the requests and the number of acto
 losses equals the undisturbed one, and a run with one actor the local one, bit for bit on a CPU (noise belongs to the request).
 With several actors batches are others than locally, so log-probs agree to rounding.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -24,7 +25,14 @@ import xxhash
 
 from mmrl.config import DataConfig, ModelConfig, RunConfig
 from mmrl.distributed.cluster.group import ActorGroup
-from mmrl.distributed.cluster.objects import Array, MediaStore, absolute, actor_threads, shares, tensors_of
+from mmrl.distributed.cluster.objects import (
+    Array,
+    MediaStore,
+    absolute,
+    actor_threads,
+    shares,
+    tensors_of,
+)
 from mmrl.distributed.cluster.session import Cluster
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
@@ -55,8 +63,13 @@ class RolloutHost:
         self._trained = dict(_sampled(self.policy))
         self._digest = ""
 
-    def generate(self, requests: Sequence[Request], settings: SamplingSettings, weights: _Weights,
-                 media: Mapping[str, Any]) -> list[list[Turn]]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        settings: SamplingSettings,
+        weights: _Weights,
+        media: Mapping[str, Any],
+    ) -> list[list[Turn]]:
         """See RolloutEngine.generate. `media`: references to packed pixels by key of their visual."""
         import ray
 
@@ -70,11 +83,15 @@ class RolloutHost:
             if id(request.prompt) not in filled:
                 visuals = tuple(replace(v, packed=packed[v.key]) for v in request.prompt.visuals)
                 filled[id(request.prompt)] = replace(request.prompt, visuals=visuals)
-        return self.engine.generate([replace(r, prompt=filled[id(r.prompt)]) for r in requests], settings)
+        return self.engine.generate(
+            [replace(r, prompt=filled[id(r.prompt)]) for r in requests], settings
+        )
 
     def _load(self, arrays: Mapping[str, Array]) -> None:
         if set(arrays) != set(self._trained):
-            raise RuntimeError(f"expected weights of {sorted(self._trained)[:3]} ..., found {sorted(arrays)[:3]} ...")
+            raise RuntimeError(
+                f"expected weights of {sorted(self._trained)[:3]} ..., found {sorted(arrays)[:3]} ..."
+            )
         with torch.no_grad():
             for name, array in arrays.items():
                 self._trained[name].copy_(array.tensor())
@@ -86,7 +103,9 @@ class RemoteRollout(RolloutEngine):
     def __init__(self, policy: Policy, cluster: Cluster, config: RunConfig, *, actors: int) -> None:
         self.policy, self.cluster, self._ray = policy, cluster, cluster.ray
         settings = config.model_dump(mode="json", include={"model", "data"})
-        settings["model"]["device"] = "cuda" if cluster.config.gpus_per_rollout_actor else policy.device.type
+        settings["model"]["device"] = (
+            "cuda" if cluster.config.gpus_per_rollout_actor else policy.device.type
+        )
         settings["data"]["cache"]["dir"] = None  # pixels come with the requests
         settings["data"]["workers"] = 0
         settings["model"]["path"] = absolute(settings["model"]["path"])
@@ -119,7 +138,9 @@ class RemoteRollout(RolloutEngine):
             digest.update(array.data.data)
         if self._weights is None or self._weights.digest != digest.hexdigest():
             self._weights = None  # lets the old ones go before the new ones come
-            self._weights = _Weights(digest.hexdigest(), self.policy.version, [self._ray.put(arrays)])
+            self._weights = _Weights(
+                digest.hexdigest(), self.policy.version, [self._ray.put(arrays)]
+            )
             self.sent += 1
         return replace(self._weights, version=self.policy.version)
 
@@ -127,17 +148,27 @@ class RemoteRollout(RolloutEngine):
 
     def _portable(self, requests: Sequence[Request]) -> tuple[list[Request], dict[str, Any]]:
         """The requests with visuals that carry their pixels elsewhere, and the references to these by key."""
-        frame = importlib.import_module("mmrl.video.references").Frame  # by name: the engine does not depend on the package
+        frame = importlib.import_module(
+            "mmrl.video.references"
+        ).Frame  # by name: the engine does not depend on the package
         media: dict[str, Any] = {}
         prompts: dict[int, Prompt] = {}
         for request in requests:
-            if id(request.prompt) in prompts:  # neighbours of one prompt stay so: they are prefilled once
+            if (
+                id(request.prompt) in prompts
+            ):  # neighbours of one prompt stay so: they are prefilled once
                 continue
             visuals = []
             for visual in request.prompt.visuals:
                 key = f"{visual.kind}-{visual.digest}"
-                media[key] = self._media.put(key, None if key in self._media else self.policy.encoder.visuals.packed(visual))
-                held = {f.name: getattr(visual, f.name) for f in fields(visual) if f.name not in ("key", "packed")}
+                media[key] = self._media.put(
+                    key, None if key in self._media else self.policy.encoder.visuals.packed(visual)
+                )
+                held = {
+                    f.name: getattr(visual, f.name)
+                    for f in fields(visual)
+                    if f.name not in ("key", "packed")
+                }
                 visuals.append(frame(**held, key=key))
             prompts[id(request.prompt)] = replace(request.prompt, visuals=tuple(visuals))
         return [replace(r, prompt=prompts[id(r.prompt)]) for r in requests], media
@@ -151,4 +182,8 @@ class RemoteRollout(RolloutEngine):
 
 def _sampled(policy: Policy) -> list[tuple[str, Any]]:
     """The trained parameters that answers depend on: a critic's stay where it is trained."""
-    return [(name, parameter) for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    return [
+        (name, parameter)
+        for name, parameter in policy.model.named_parameters()
+        if parameter.requires_grad
+    ]

@@ -9,6 +9,7 @@ read (data, models) under the same paths, e.g. on a shared disk. On a cluster of
 else Ray's workers give way to every other process of their machine. Every actor is started once (max_restarts 0): whoever uses it
 starts its successor, because only that one knows what was lost with it.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -24,12 +25,24 @@ from types import TracebackType
 from typing import Any
 
 from mmrl.config import RayConfig
-from mmrl.distributed.cluster.placement import ClusterError, Demand, Kind, Node, check, eligible, place_of
+from mmrl.distributed.cluster.placement import (
+    ClusterError,
+    Demand,
+    Kind,
+    Node,
+    check,
+    eligible,
+    place_of,
+)
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 
 __all__ = ["Cluster", "code_paths", "ending", "import_ray", "stop_if_broken"]
 
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+}
 """For a cluster of our own: it tells nobody, starts no worker process before somebody needs one, and its workers wait for no other
 process of the machine (Ray's own niceness is 15: beside a busy trainer a twentieth of a core)."""
 
@@ -40,14 +53,18 @@ def import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise MissingExtraError(f"engine.workers ray needs the ray package: {install_command('ray')}, or set engine.workers: "
-                                f"local ({error})") from error
+        raise MissingExtraError(
+            f"engine.workers ray needs the ray package: {install_command('ray')}, or set engine.workers: "
+            f"local ({error})"
+        ) from error
     return ray
 
 
 def code_paths() -> list[str]:
     """Where this process imports from beside its Python environment: a checkout, the current folder, PYTHONPATH."""
-    environment = tuple(os.path.join(os.path.realpath(root), "") for root in (sys.prefix, sys.base_prefix))
+    environment = tuple(
+        os.path.join(os.path.realpath(root), "") for root in (sys.prefix, sys.base_prefix)
+    )
     found = [os.path.realpath(entry) if entry else os.getcwd() for entry in sys.path]
     own = [p for p in found if not p.startswith(tuple(os.path.join(e, "lib") for e in environment))]
     return list(dict.fromkeys([os.getcwd(), *own]))
@@ -56,7 +73,11 @@ def code_paths() -> list[str]:
 def ending(error: BaseException) -> str:
     """How a Ray actor ended, in words: Ray's message without its general advice."""
     text = str(error).split("Some common causes include")[0]
-    kept = [line.strip() for line in text.splitlines() if not line.strip().startswith(("class_name:", "namespace:", "actor_id:"))]
+    kept = [
+        line.strip()
+        for line in text.splitlines()
+        if not line.strip().startswith(("class_name:", "namespace:", "actor_id:"))
+    ]
     return " ".join(line for line in kept if line)[:1500]
 
 
@@ -64,9 +85,11 @@ def stop_if_broken(error: BaseException, words: str) -> None:
     """Raise ClusterError if `error`, of a call to an actor, says that its __init__ raised: another one would raise it again."""
     if getattr(error, "actor_init_failed", False):
         said = str(error).strip()[-1500:]  # the end of a traceback is what was raised
-        raise ClusterError(f"expected {words} to start on their nodes, found that one could not; none is started again. What its "
-                           f"process said: {said}\nEvery node needs the run's code, models and data under the same paths, and "
-                           "room for what one of them loads") from error
+        raise ClusterError(
+            f"expected {words} to start on their nodes, found that one could not; none is started again. What its "
+            f"process said: {said}\nEvery node needs the run's code, models and data under the same paths, and "
+            "room for what one of them loads"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -95,7 +118,11 @@ class Cluster:
     """
 
     def __init__(self, config: RayConfig, demands: Sequence[Demand], processes: int = 1) -> None:
-        self.config, self.demands, self._processes = config, {d.kind: d for d in demands if d.count}, processes
+        self.config, self.demands, self._processes = (
+            config,
+            {d.kind: d for d in demands if d.count},
+            processes,
+        )
         self.restarts: Counter[str] = Counter()
         self.ray = import_ray()
         self._groups: dict[str, Any] = {}
@@ -115,7 +142,12 @@ class Cluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     # connection
@@ -130,12 +162,18 @@ class Cluster:
         if self.ray.is_initialized():  # by whoever calls us: theirs to end
             found = self.ray.get_runtime_context().gcs_address
             if address not in (None, "auto", found):
-                raise ConfigError(f"engine.ray.address: expected the cluster that this process is connected to, {found}, found "
-                                  f"{address}; leave it out, or call ray.shutdown() first")
+                raise ConfigError(
+                    f"engine.ray.address: expected the cluster that this process is connected to, {found}, found "
+                    f"{address}; leave it out, or call ray.shutdown() first"
+                )
             return
         variables = {"PYTHONPATH": os.pathsep.join(code_paths()), **self.config.environment}
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False,
-                                   "runtime_env": {"env_vars": variables}}
+        options: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "include_dashboard": False,
+            "runtime_env": {"env_vars": variables},
+        }
         if address is None:
             options |= {"address": "local", "num_cpus": self.config.cpus}
         else:
@@ -147,8 +185,10 @@ class Cluster:
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
                 self.ray.shutdown()
                 where = "on this machine" if address is None else f"at engine.ray.address {address}"
-                raise ConfigError(f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
-                                  "shows whether one runs; every node needs the same versions of Python and ray") from error
+                raise ConfigError(
+                    f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
+                    "shows whether one runs; every node needs the same versions of Python and ray"
+                ) from error
         self._connected = True
 
     @staticmethod
@@ -157,8 +197,10 @@ class Cluster:
         if address == "auto":
             return
         if "://" in address:
-            raise ConfigError(f"engine.ray.address: expected host:port or auto, found {address}: through a Ray client the trainer "
-                              "is on no node of the cluster; start one here (`ray start --address=HOST:PORT`), set address: auto")
+            raise ConfigError(
+                f"engine.ray.address: expected host:port or auto, found {address}: through a Ray client the trainer "
+                "is on no node of the cluster; start one here (`ray start --address=HOST:PORT`), set address: auto"
+            )
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"engine.ray.address: expected host:port or auto, found {address!r}")
@@ -166,13 +208,24 @@ class Cluster:
             with socket.create_connection((host, int(port)), timeout=5.0):
                 return
         except OSError as error:
-            raise ConfigError(f"expected a Ray cluster at engine.ray.address {address}, found none: {error}. Start it there with "
-                              "`ray start --head` (it prints its address), or leave the address out: this machine alone") from error
+            raise ConfigError(
+                f"expected a Ray cluster at engine.ray.address {address}, found none: {error}. Start it there with "
+                "`ray start --head` (it prints its address), or leave the address out: this machine alone"
+            ) from error
 
     def nodes(self) -> list[Node]:
         """Nodes that are alive, the trainer's first."""
-        found = [Node(n["NodeID"], n["NodeManagerAddress"], n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0),
-                      n["NodeID"] == self._here) for n in self.ray.nodes() if n["Alive"]]
+        found = [
+            Node(
+                n["NodeID"],
+                n["NodeManagerAddress"],
+                n["Resources"].get("CPU", 0.0),
+                n["Resources"].get("GPU", 0.0),
+                n["NodeID"] == self._here,
+            )
+            for n in self.ray.nodes()
+            if n["Alive"]
+        ]
         self._seen.update({node.id: node for node in found})
         return sorted(found, key=lambda n: not n.here)
 
@@ -186,14 +239,18 @@ class Cluster:
             bundle = {"CPU": demand.cpus} | ({"GPU": demand.gpus} if demand.gpus else {})
             wanted = {"here": self._here, "elsewhere": f"!{self._here}"}.get(place)
             labels = None if wanted is None else [{"ray.io/node-id": wanted}] * demand.count
-            group = self._groups[kind] = placement_group([bundle] * demand.count, strategy="PACK" if place == "here" else "SPREAD",
-                                                         bundle_label_selector=labels)
+            group = self._groups[kind] = placement_group(
+                [bundle] * demand.count,
+                strategy="PACK" if place == "here" else "SPREAD",
+                bundle_label_selector=labels,
+            )
             if not group.wait(self.config.start_s):
                 free = self.ray.available_resources()
                 raise ConfigError(
                     f"engine.ray: expected {demand.count} {demand.words} of {demand.size()} to be granted within start_s = "
                     f"{self.config.start_s:g} s, found the cluster ({', '.join(map(str, nodes))}) with {free.get('CPU', 0.0):g} "
-                    f"CPUs and {free.get('GPU', 0.0):g} GPUs free: others use it; wait for them, or ask for less")
+                    f"CPUs and {free.get('GPU', 0.0):g} GPUs free: others use it; wait for them, or ask for less"
+                )
 
     def check(self, kind: Kind) -> None:
         """Raise ClusterError when no node is left that workers of this kind may run on."""
@@ -203,8 +260,10 @@ class Cluster:
             return
         alive = {n.id for n in nodes}
         lost = [str(n) for n in self._seen.values() if n.id not in alive]
-        raise ClusterError(f"expected a node for the {self.demands[kind].words} (engine.ray.placement {self.config.placement}), "
-                           f"found none left: lost {', '.join(lost)}. Start a node again and resume, or change the placement")
+        raise ClusterError(
+            f"expected a node for the {self.demands[kind].words} (engine.ray.placement {self.config.placement}), "
+            f"found none left: lost {', '.join(lost)}. Start a node again and resume, or change the placement"
+        )
 
     def start(self, kind: Kind, index: int, cls: type, *args: Any) -> Any:
         """An actor of `cls` in place `index` of its kind; returns at once. Raises ClusterError when no node is left for it."""
@@ -212,16 +271,29 @@ class Cluster:
 
         self.check(kind)
         demand = self.demands[kind]
-        where = PlacementGroupSchedulingStrategy(self._groups[kind], placement_group_bundle_index=index)
-        return self.ray.remote(cls).options(num_cpus=demand.cpus, num_gpus=demand.gpus, max_restarts=0, max_task_retries=0,
-                                            scheduling_strategy=where).remote(*args)
+        where = PlacementGroupSchedulingStrategy(
+            self._groups[kind], placement_group_bundle_index=index
+        )
+        return (
+            self.ray.remote(cls)
+            .options(
+                num_cpus=demand.cpus,
+                num_gpus=demand.gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=where,
+            )
+            .remote(*args)
+        )
 
     def count_restart(self, kind: Kind, how: str) -> None:
         """An actor of this kind is about to be replaced. Raises ClusterError when engine.ray.restarts are used up."""
         self.restarts[kind] += 1
         if self.restarts[kind] > self.config.restarts:
-            raise ClusterError(f"expected at most {self.config.restarts} {self.demands[kind].words} to be lost (engine.ray."
-                               f"restarts), found one more. The last: {how}")
+            raise ClusterError(
+                f"expected at most {self.config.restarts} {self.demands[kind].words} to be lost (engine.ray."
+                f"restarts), found one more. The last: {how}"
+            )
 
     def end(self, actor: Any) -> None:
         """End an actor by force, if it still runs."""

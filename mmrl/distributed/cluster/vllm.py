@@ -12,6 +12,7 @@ that who answers changes log-probs by rounding only.
 
 In a run of several training processes each has actors of its own.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,14 @@ from typing import Any
 import torch
 
 from mmrl.distributed.cluster.group import ActorGroup
-from mmrl.distributed.cluster.objects import Array, MediaStore, absolute, actor_threads, shares, tensors_of
+from mmrl.distributed.cluster.objects import (
+    Array,
+    MediaStore,
+    absolute,
+    actor_threads,
+    shares,
+    tensors_of,
+)
 from mmrl.distributed.cluster.session import Cluster
 from mmrl.errors import WeightSyncError
 from mmrl.rollout.digest import differing
@@ -30,7 +38,9 @@ from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling
 
 __all__ = ["RemoteVLLM", "VLLMHost"]
 
-_AT_ONCE = 16  # tensors that an actor fetches together; other nodes than the trainer's hold them meanwhile
+_AT_ONCE = (
+    16  # tensors that an actor fetches together; other nodes than the trainer's hold them meanwhile
+)
 
 
 @dataclass(frozen=True)
@@ -70,22 +80,33 @@ class VLLMHost:
             table = ray.get(weights.ref[0])
             names = table.sent if table.base == self._sync else table.refs
             self._sync = 0
-            self._digests = next(iter(self.backend.load(_fetched({name: table.refs[name] for name in names}))), {})
+            self._digests = next(
+                iter(self.backend.load(_fetched({name: table.refs[name] for name in names}))), {}
+            )
             if wrong := differing(weights.digests or self._digests, self._digests):
                 raise WeightSyncError(
                     f"a rollout actor started in place of a lost one does not hold its weights: expected the same digests, found "
-                    f"others in {len(wrong)} blocks ({', '.join(wrong[:6])}). Does its node hold another version of vLLM?")
+                    f"others in {len(wrong)} blocks ({', '.join(wrong[:6])}). Does its node hold another version of vLLM?"
+                )
             self._sync = weights.sync
         return self._digests
 
-    def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]], weights: _Weights,
-                 media: Mapping[str, Any]) -> list[list[Written]]:
+    def generate(
+        self,
+        asked: Sequence[tuple[WirePrompt, WireSampling]],
+        weights: _Weights,
+        media: Mapping[str, Any],
+    ) -> list[list[Written]]:
         """See VLLMBackend.generate."""
         self.load(weights)
         return self.backend.generate(_filled(asked, media))
 
-    def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]], weights: _Weights,
-              media: Mapping[str, Any]) -> list[list[float]]:
+    def score(
+        self,
+        asked: Sequence[tuple[WirePrompt, Sequence[int]]],
+        weights: _Weights,
+        media: Mapping[str, Any],
+    ) -> list[list[float]]:
         """See VLLMBackend.score."""
         self.load(weights)
         return self.backend.score(_filled(asked, media))
@@ -94,14 +115,23 @@ class VLLMHost:
 def _fetched(refs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     names = list(refs)
     for first in range(0, len(names), _AT_ONCE):
-        yield from tensors_of({name: refs[name] for name in names[first:first + _AT_ONCE]}).items()
+        yield from tensors_of(
+            {name: refs[name] for name in names[first : first + _AT_ONCE]}
+        ).items()
 
 
-def _filled(asked: Sequence[tuple[WirePrompt, Any]], media: Mapping[str, Any]) -> list[tuple[WirePrompt, Any]]:
+def _filled(
+    asked: Sequence[tuple[WirePrompt, Any]], media: Mapping[str, Any]
+) -> list[tuple[WirePrompt, Any]]:
     """Prompts with the tensors of their media."""
     tensors = tensors_of(media)
-    return [(replace(prompt, media=tuple(replace(m, tensor=tensors[m.hash]) for m in prompt.media)), rest)
-            for prompt, rest in asked]
+    return [
+        (
+            replace(prompt, media=tuple(replace(m, tensor=tensors[m.hash]) for m in prompt.media)),
+            rest,
+        )
+        for prompt, rest in asked
+    ]
 
 
 class RemoteVLLM:
@@ -111,7 +141,9 @@ class RemoteVLLM:
     loaded = ""  # as VLLMBackend's: nobody else can replace the weights
 
     def __init__(self, settings: VLLMSettings, actors: int) -> None:
-        self.settings = replace(settings, model=absolute(settings.model), sleep=False)  # their GPUs do not train meanwhile
+        self.settings = replace(
+            settings, model=absolute(settings.model), sleep=False
+        )  # their GPUs do not train meanwhile
         self.actors = actors
         self.group: ActorGroup | None = None
         self._held: dict[str, Any] = {}  # references to the weights of now, by name
@@ -132,7 +164,9 @@ class RemoteVLLM:
 
     def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]]) -> list[list[Written]]:
         """See VLLMBackend.generate."""
-        parts = shares([len(prompt.ids) + s.count * s.max_tokens for prompt, s in asked], self.actors)
+        parts = shares(
+            [len(prompt.ids) + s.count * s.max_tokens for prompt, s in asked], self.actors
+        )
         return self._asked("generate", [self._portable([asked[i] for i in part]) for part in parts])
 
     def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
@@ -154,7 +188,10 @@ class RemoteVLLM:
         media: dict[str, Any] = {}
         for item in (m for prompt, _ in asked for m in prompt.media):
             media[item.hash] = self._media.put(item.hash, item.tensor)
-        bare = [(replace(prompt, media=tuple(replace(m, tensor=None) for m in prompt.media)), rest) for prompt, rest in asked]
+        bare = [
+            (replace(prompt, media=tuple(replace(m, tensor=None) for m in prompt.media)), rest)
+            for prompt, rest in asked
+        ]
         return bare, self._weights, media
 
     # weights

@@ -3,6 +3,7 @@
 All methods are collective: every process calls them, in the same order. The canonical optimizer state is that of
 torch.optim.AdamW as `mmrl.training.optim.build_optimizer` makes it, whole: a checkpoint of any engine resumes under any other.
 """
+
 from __future__ import annotations
 
 import abc
@@ -91,8 +92,15 @@ class TrainEngine(abc.ABC):
         """Add the gradient of a summed (not averaged) loss; `last` on the last micro-batch of an optimizer step."""
 
     @abc.abstractmethod
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
-             heads_only: bool = False) -> tuple[float, float]:
+    def step(
+        self,
+        denominator: float,
+        update: int,
+        total_updates: int,
+        failure: Callable[[float], str],
+        *,
+        heads_only: bool = False,
+    ) -> tuple[float, float]:
         """Sum over processes, divide by the denominator, clip, optimizer step number `update` (from 0): (norm before clipping, lr).
 
         With `heads_only` (a critic that warms up; no gradient of the model was taken) the model keeps its weights, and its

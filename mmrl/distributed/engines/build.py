@@ -1,10 +1,11 @@
 """From `engine.train` to a training engine.
 
-    world = World(device, **accelerator_options(config))
-    actor = build_actor(config, world, policy)           # what samples and is saved
-    engine = build_train_engine(config, world, policy, optimizer)
-    engine.fill(actor)                                   # where it is not the policy itself
+world = World(device, **accelerator_options(config))
+actor = build_actor(config, world, policy)           # what samples and is saved
+engine = build_train_engine(config, world, policy, optimizer)
+engine.fill(actor)                                   # where it is not the policy itself
 """
+
 from __future__ import annotations
 
 import os
@@ -36,13 +37,20 @@ def accelerator_options(config: RunConfig) -> dict[str, Any]:
 
     Raises MissingExtraError without the engine's library, ConfigError where `accelerate launch` was told of another engine.
     """
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and config.engine.train != "fsdp2":
-        raise ConfigError(f"expected engine.train fsdp2 under accelerate launch --use_fsdp, found {config.engine.train}; set "
-                          "engine.train: fsdp2, or launch without --use_fsdp (see accelerate config)")
+    if (
+        os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        and config.engine.train != "fsdp2"
+    ):
+        raise ConfigError(
+            f"expected engine.train fsdp2 under accelerate launch --use_fsdp, found {config.engine.train}; set "
+            "engine.train: fsdp2, or launch without --use_fsdp (see accelerate config)"
+        )
     deepspeed = config.engine.train.startswith("deepspeed")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and not deepspeed:
-        raise ConfigError("expected engine.train deepspeed_zero2 or deepspeed_zero3 under accelerate launch --use_deepspeed, found "
-                          f"{config.engine.train}; set one of them, or launch without --use_deepspeed (see accelerate config)")
+        raise ConfigError(
+            "expected engine.train deepspeed_zero2 or deepspeed_zero3 under accelerate launch --use_deepspeed, found "
+            f"{config.engine.train}; set one of them, or launch without --use_deepspeed (see accelerate config)"
+        )
     if not deepspeed:
         return {}
     from mmrl.distributed.engines.deepspeed import plugin
@@ -56,14 +64,20 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
     if chosen == "auto":
         chosen = "single" if processes == 1 else "ddp"
     if chosen == "single" and processes > 1:
-        raise ConfigError(f"expected engine.train auto, ddp, fsdp2 or deepspeed_* in a run of {processes} processes, found single; "
-                          "set engine.train: auto, or start one process")
+        raise ConfigError(
+            f"expected engine.train auto, ddp, fsdp2 or deepspeed_* in a run of {processes} processes, found single; "
+            "set engine.train: auto, or start one process"
+        )
     if kind != "serial" and processes > 1 and not config.overlaps_in_processes:
-        raise ConfigError(f"expected schedule.kind serial in a run of {processes} processes, found {kind}: it overlaps "
-                          "rollout and training within one process; start one process, or set schedule.kind: serial")
+        raise ConfigError(
+            f"expected schedule.kind serial in a run of {processes} processes, found {kind}: it overlaps "
+            "rollout and training within one process; start one process, or set schedule.kind: serial"
+        )
     if kind != "serial" and chosen not in ("single", "ddp"):
-        raise ConfigError(f"expected schedule.kind serial with engine.train {chosen}, found {kind}: its forwards wait for other "
-                          "processes in a fixed order, groups close in any; set schedule.kind: serial, or engine.train: auto")
+        raise ConfigError(
+            f"expected schedule.kind serial with engine.train {chosen}, found {kind}: its forwards wait for other "
+            "processes in a fixed order, groups close in any; set schedule.kind: serial, or engine.train: auto"
+        )
     return chosen
 
 
@@ -80,7 +94,9 @@ def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = T
     return policy.whole_copy(torch.device("cpu" if world.is_main else "meta"))
 
 
-def build_train_engine(config: RunConfig, world: World, policy: Any, optimizer: torch.optim.Optimizer) -> TrainEngine:
+def build_train_engine(
+    config: RunConfig, world: World, policy: Any, optimizer: torch.optim.Optimizer
+) -> TrainEngine:
     """The engine that trains `policy`; a sharded one shards its model and switches `optimizer` to the shards, in place.
 
     Raises ConfigError and MissingExtraError.

@@ -10,6 +10,7 @@ losses would be rounded otherwise than those of one process where activations ar
 Weights stay fp32 (frozen ones as they were loaded) and neither DeepSpeed's bf16 nor its fp16 is used: policy.autocast surrounds the
 forward. DeepSpeed switches off an autocast that surrounds its engine; ours begins inside of the root module.
 """
+
 from __future__ import annotations
 
 import logging
@@ -43,15 +44,28 @@ def plugin(config: RunConfig) -> dict[str, Any]:
     accelerate do not heed.
     """
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys():
-        raise ConfigError(f"expected engine.train {config.engine.train} to be started by a launcher, found none; start it with "
-                          "torchrun --nproc_per_node GPUS -m mmrl.cli.main train ... (1 is a number of GPUs too)")
-    if os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes", "on", "y", "t"):
-        raise ConfigError(f"expected engine.train {config.engine.train} to be started by torchrun, found accelerate launch --cpu "
-                          "(ACCELERATE_USE_CPU), under which accelerate leaves DeepSpeed out; start with torchrun")
+        raise ConfigError(
+            f"expected engine.train {config.engine.train} to be started by a launcher, found none; start it with "
+            "torchrun --nproc_per_node GPUS -m mmrl.cli.main train ... (1 is a number of GPUs too)"
+        )
+    if os.environ.get("ACCELERATE_USE_CPU", "false").lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+        "y",
+        "t",
+    ):
+        raise ConfigError(
+            f"expected engine.train {config.engine.train} to be started by torchrun, found accelerate launch --cpu "
+            "(ACCELERATE_USE_CPU), under which accelerate leaves DeepSpeed out; start with torchrun"
+        )
     gpus = torch.cuda.is_available()
     if gpus and config.model.device is not None and torch.device(config.model.device).type == "cpu":
-        raise ConfigError(f"expected model.device cuda or null with engine.train {config.engine.train} on a machine with GPUs, "
-                          "found cpu: DeepSpeed takes them; hide them with CUDA_VISIBLE_DEVICES= to train on the CPU")
+        raise ConfigError(
+            f"expected model.device cuda or null with engine.train {config.engine.train} on a machine with GPUs, "
+            "found cpu: DeepSpeed takes them; hide them with CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
     _import(gpus)
     from accelerate.utils import DeepSpeedPlugin
 
@@ -61,10 +75,12 @@ def plugin(config: RunConfig) -> dict[str, Any]:
         def set_deepspeed_weakref(self) -> None:
             pass
 
-    options = {"deepspeed_plugin": Plugin(hf_ds_config=deepspeed_settings(config), zero3_init_flag=False),
-               "cpu": False,  # accelerate leaves DeepSpeed out on what it is told to be a CPU
-               "mixed_precision": "no",  # or a launcher's choice would round the weights
-               "gradient_accumulation_steps": _ACCUMULATION}
+    options = {
+        "deepspeed_plugin": Plugin(hf_ds_config=deepspeed_settings(config), zero3_init_flag=False),
+        "cpu": False,  # accelerate leaves DeepSpeed out on what it is told to be a CPU
+        "mixed_precision": "no",  # or a launcher's choice would round the weights
+        "gradient_accumulation_steps": _ACCUMULATION,
+    }
     return options if gpus else {**options, "backend": "gloo"}
 
 
@@ -73,9 +89,13 @@ def _import(gpus: bool) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise MissingExtraError("engine.train deepspeed_zero2 and deepspeed_zero3 need the deepspeed package: "
-                                f"{install_command('deepspeed')} ({error})") from error
-    warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)  # DeepSpeed's own calls
+        raise MissingExtraError(
+            "engine.train deepspeed_zero2 and deepspeed_zero3 need the deepspeed package: "
+            f"{install_command('deepspeed')} ({error})"
+        ) from error
+    warnings.filterwarnings(
+        "ignore", message="`torch.distributed.*is deprecated", category=FutureWarning
+    )  # DeepSpeed's own calls
     if not gpus:
         # An op for reductions in shared memory: 26 s of g++ at the first start, and a start that is killed meanwhile leaves a
         # lock for which every later one waits forever. gloo does these reductions.
@@ -86,19 +106,29 @@ def _import(gpus: bool) -> Any:
 def deepspeed_settings(config: RunConfig) -> dict[str, Any]:
     """DeepSpeed's own configuration for a run."""
     options = config.engine.deepspeed
-    zero: dict[str, Any] = {"stage": 3 if config.engine.train == "deepspeed_zero3" else 2, "overlap_comm": False}
+    zero: dict[str, Any] = {
+        "stage": 3 if config.engine.train == "deepspeed_zero3" else 2,
+        "overlap_comm": False,
+    }
     if options.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if options.offload == "all":
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if zero["stage"] == 3:
-        zero |= {"stage3_param_persistence_threshold": options.persist_below, "stage3_max_live_parameters": options.max_live,
-                 "stage3_max_reuse_distance": options.max_live, "stage3_gather_16bit_weights_on_model_save": False}
-    return {"train_micro_batch_size_per_gpu": 1,  # of no consequence: it only counts samples
-            "gradient_accumulation_steps": _ACCUMULATION,
-            "gradient_clipping": config.optim.max_grad_norm,
-            "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's AdamW
-            "zero_optimization": zero}
+        zero |= {
+            "stage3_param_persistence_threshold": options.persist_below,
+            "stage3_max_live_parameters": options.max_live,
+            "stage3_max_reuse_distance": options.max_live,
+            "stage3_gather_16bit_weights_on_model_save": False,
+        }
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # of no consequence: it only counts samples
+        "gradient_accumulation_steps": _ACCUMULATION,
+        "gradient_clipping": config.optim.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's AdamW
+        "zero_optimization": zero,
+    }
 
 
 class DeepSpeedEngine(TrainEngine):
@@ -109,12 +139,18 @@ class DeepSpeedEngine(TrainEngine):
 
     lockstep = True
 
-    def __init__(self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer
+    ) -> None:
         self._deepspeed = _import(policy.device.type == "cuda")
         self.config, self.world, self.policy = config, world, policy
         self.sharded = config.engine.train == "deepspeed_zero3"
-        self._groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]  # before they hold flat partitions
-        self._trained: list[torch.nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._groups: list[dict[str, Any]] = optimizer.state_dict()[
+            "param_groups"
+        ]  # before they hold flat partitions
+        self._trained: list[torch.nn.Parameter] = [
+            p for group in optimizer.param_groups for p in group["params"]
+        ]
         self._named = list(policy.named_parameters())
         self._heads, self._group_of, self._number_of = _split(optimizer, head_parameters(policy))
         accelerator = world.accelerator
@@ -150,16 +186,31 @@ class DeepSpeedEngine(TrainEngine):
         self._engine.backward(loss, scale_wrt_gas=False)
         self._open = True
 
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
-             heads_only: bool = False) -> tuple[float, float]:
+    def step(
+        self,
+        denominator: float,
+        update: int,
+        total_updates: int,
+        failure: Callable[[float], str],
+        *,
+        heads_only: bool = False,
+    ) -> tuple[float, float]:
         rate = learning_rate(self.config.optim, update, total_updates)
         set_learning_rate(self._engine.optimizer, rate)
         if denominator <= 0:
             return 0.0, rate
-        assert self._open and self._engine.is_gradient_accumulation_boundary(), "the last backward must be called with last=True"
+        assert self._open and self._engine.is_gradient_accumulation_boundary(), (
+            "the last backward must be called with last=True"
+        )
         self._engine.optimizer.override_loss_scale(denominator / self.world.size)
-        resting = [n for n in range(len(self._engine.optimizer.param_groups)) if n not in self._heads] if heads_only else []
-        for number in resting:  # its gradients are zeros: nothing moves, and what counts the steps goes back
+        resting = (
+            [n for n in range(len(self._engine.optimizer.param_groups)) if n not in self._heads]
+            if heads_only
+            else []
+        )
+        for (
+            number
+        ) in resting:  # its gradients are zeros: nothing moves, and what counts the steps goes back
             self._engine.optimizer.param_groups[number]["lr"] = 0.0
         self._engine.step()
         if resting:
@@ -167,7 +218,9 @@ class DeepSpeedEngine(TrainEngine):
             set_learning_rate(self._engine.optimizer, rate)
         self._open = False
         norm = float(self._engine.get_global_grad_norm())
-        if not 0 <= norm < float("inf"):  # DeepSpeed left the weights as they were and says inf, or -1 in older releases
+        if (
+            not 0 <= norm < float("inf")
+        ):  # DeepSpeed left the weights as they were and says inf, or -1 in older releases
             raise NonFiniteError(failure(norm if norm > 0 else float("nan")))
         return norm, rate
 
@@ -182,18 +235,25 @@ class DeepSpeedEngine(TrainEngine):
 
     def optimizer_state(self) -> dict[str, Any] | None:
         with self.engaging():
-            state = canonical_state(self._engine.optimizer, self._trained, self._group_of, keep=self.world.is_main)
+            state = canonical_state(
+                self._engine.optimizer, self._trained, self._group_of, keep=self.world.is_main
+            )
         if state is None:
             return None
         now = self._engine.optimizer.param_groups
-        groups = [{**group, "lr": now[number]["lr"]} for group, number in zip(self._groups, self._number_of, strict=True)]
+        groups = [
+            {**group, "lr": now[number]["lr"]}
+            for group, number in zip(self._groups, self._number_of, strict=True)
+        ]
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         restore_state(self._engine.optimizer, self._trained, self._group_of, state["state"])
 
 
-def _split(optimizer: torch.optim.Optimizer, heads: Sequence[torch.nn.Parameter]) -> tuple[set[int], list[int], list[int]]:
+def _split(
+    optimizer: torch.optim.Optimizer, heads: Sequence[torch.nn.Parameter]
+) -> tuple[set[int], list[int], list[int]]:
     """Give `heads` parameter groups of their own, in place: DeepSpeed keeps one flat tensor and one counter of steps for a group.
 
     Returns the numbers of those groups, the group of each parameter in the order before, and a group made of each one before.
@@ -227,7 +287,9 @@ def _root(policy: Trained) -> Root:
     return root
 
 
-def _chunks(named: Sequence[tuple[str, torch.nn.Parameter]]) -> Iterator[list[tuple[str, torch.nn.Parameter]]]:
+def _chunks(
+    named: Sequence[tuple[str, torch.nn.Parameter]],
+) -> Iterator[list[tuple[str, torch.nn.Parameter]]]:
     """Consecutive parameters that are gathered together."""
     chunk: list[tuple[str, torch.nn.Parameter]] = []
     size = 0

@@ -4,6 +4,7 @@ ZeRO keeps the moments of all parameters of a group in one flat partition per pr
 counter. mmrl's optimizer steps every parameter of a group at every update, or none (the model while a critic warms up), so that
 the counters of a group agree. A counter of 0 beside moments of 0 stands for no state.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,7 +24,10 @@ def _is_zero3(zero: Any) -> bool:
 def _partitions(zero: Any) -> list[tuple[torch.Tensor, int]]:
     """This process's flat fp32 partitions, which are the keys of the optimizer's state, and the group each belongs to."""
     if _is_zero3(zero):
-        return [(flat, zero.sub_group_to_group_id[n]) for n, flat in enumerate(zero.fp32_partitioned_groups_flat)]
+        return [
+            (flat, zero.sub_group_to_group_id[n])
+            for n, flat in enumerate(zero.fp32_partitioned_groups_flat)
+        ]
     return [(flat, n) for n, flat in enumerate(zero.single_partition_of_fp32_groups)]
 
 
@@ -36,8 +40,9 @@ def _link(zero: Any) -> None:
     zero._lazy_init_hp_params_optimizer_state()
 
 
-def canonical_state(zero: Any, parameters: Sequence[torch.nn.Parameter], groups: Sequence[int], *,
-                    keep: bool) -> dict[int, dict[str, Any]] | None:
+def canonical_state(
+    zero: Any, parameters: Sequence[torch.nn.Parameter], groups: Sequence[int], *, keep: bool
+) -> dict[int, dict[str, Any]] | None:
     """The "state" of AdamW.state_dict() for `parameters` in their order, on the CPU; None unless `keep`. Collective.
 
     `zero` is DeepSpeed's optimizer, `groups` the number of its parameter group for each parameter. Before the first step it is
@@ -73,8 +78,12 @@ def forget_steps(zero: Any, groups: Sequence[int]) -> None:
             entry["step"].zero_()
 
 
-def restore_state(zero: Any, parameters: Sequence[torch.nn.Parameter], groups: Sequence[int],
-                  state: dict[int, dict[str, Any]]) -> None:
+def restore_state(
+    zero: Any,
+    parameters: Sequence[torch.nn.Parameter],
+    groups: Sequence[int],
+    state: dict[int, dict[str, Any]],
+) -> None:
     """Put a canonical "state" into DeepSpeed's partitions, before the first step. See `canonical_state`."""
     if not state:
         return
@@ -82,18 +91,25 @@ def restore_state(zero: Any, parameters: Sequence[torch.nn.Parameter], groups: S
     for number, group in enumerate(groups):
         steps.setdefault(group, set()).add(float(state[number]["step"]) if number in state else 0.0)
     if any(len(counts) != 1 for counts in steps.values()):
-        raise ValueError("expected the same number of steps for all parameters of a group, found "
-                         f"{'; '.join(', '.join(f'{s:g}' for s in sorted(counts)) for counts in steps.values())}")
+        raise ValueError(
+            "expected the same number of steps for all parameters of a group, found "
+            f"{'; '.join(', '.join(f'{s:g}' for s in sorted(counts)) for counts in steps.values())}"
+        )
     for flat, group in _partitions(zero):
         moments = {name: torch.zeros_like(flat) for name in _MOMENTS}
-        zero.optimizer.state[flat] = {"step": torch.tensor(min(steps[group]), dtype=torch.float32), **moments}
+        zero.optimizer.state[flat] = {
+            "step": torch.tensor(min(steps[group]), dtype=torch.float32),
+            **moments,
+        }
     if _is_zero3(zero):
         _fill_shards(zero, parameters, state)
     else:
         _fill_partitions(zero, parameters, state)
 
 
-def _fill_partitions(zero: Any, parameters: Sequence[torch.nn.Parameter], state: dict[int, dict[str, Any]]) -> None:
+def _fill_partitions(
+    zero: Any, parameters: Sequence[torch.nn.Parameter], state: dict[int, dict[str, Any]]
+) -> None:
     """ZeRO-2: each parameter knows which part of it lies in this process's partition."""
     from deepspeed.utils import safe_set_full_optimizer_state
 
@@ -103,7 +119,9 @@ def _fill_partitions(zero: Any, parameters: Sequence[torch.nn.Parameter], state:
             safe_set_full_optimizer_state(parameters[number], entry[name].float(), name)
 
 
-def _fill_shards(zero: Any, parameters: Sequence[torch.nn.Parameter], state: dict[int, dict[str, Any]]) -> None:
+def _fill_shards(
+    zero: Any, parameters: Sequence[torch.nn.Parameter], state: dict[int, dict[str, Any]]
+) -> None:
     """ZeRO-3: shards are equal, the last ones padded; the full setter of DeepSpeed fails where the size does not divide."""
     from deepspeed.utils import safe_set_local_optimizer_state
 
@@ -112,7 +130,7 @@ def _fill_shards(zero: Any, parameters: Sequence[torch.nn.Parameter], state: dic
         parameter = parameters[number]
         for name in _MOMENTS:
             size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
-            mine = entry[name].flatten()[rank * size:(rank + 1) * size].float()
+            mine = entry[name].flatten()[rank * size : (rank + 1) * size].float()
             shard = torch.zeros(size)
-            shard[:mine.numel()] = mine
+            shard[: mine.numel()] = mine
             safe_set_local_optimizer_state(parameter, shard, name)

@@ -13,6 +13,7 @@ layer is called, which mmrl does not do (mmrl/distributed/engines/root.py).
 
 fully_shard averages gradients over processes. Losses here are sums, so the division is switched off.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -40,8 +41,15 @@ class FSDPEngine(TrainEngine):
 
     sharded = lockstep = True
 
-    def __init__(self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
-        self.config, self.world, self.policy, self.optimizer = config.optim, world, policy, optimizer
+    def __init__(
+        self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.config, self.world, self.policy, self.optimizer = (
+            config.optim,
+            world,
+            policy,
+            optimizer,
+        )
         if not torch.distributed.is_initialized():  # one process
             store = torch.distributed.HashStore()  # type: ignore[attr-defined]
             backend = "nccl" if policy.device.type == "cuda" else "gloo"
@@ -66,7 +74,9 @@ class FSDPEngine(TrainEngine):
     def run(self, forward: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
         root = self._roots[id(self.policy.model)]
         try:
-            return root(lambda: tuple(t.clone() if t._is_view() else t for t in forward()))  # a view may lose its hooks
+            return root(
+                lambda: tuple(t.clone() if t._is_view() else t for t in forward())
+            )  # a view may lose its hooks
         finally:
             if not torch.is_grad_enabled():  # no backward will give back what the root gathered
                 for module in root.modules():  # reshard() gives back a module's own group only
@@ -76,10 +86,24 @@ class FSDPEngine(TrainEngine):
     def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
         loss.backward()
 
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
-             heads_only: bool = False) -> tuple[float, float]:
-        return take_step(self.optimizer, self._heads if heads_only else self._trained, self.config, denominator, update,
-                         total_updates, failure)
+    def step(
+        self,
+        denominator: float,
+        update: int,
+        total_updates: int,
+        failure: Callable[[float], str],
+        *,
+        heads_only: bool = False,
+    ) -> tuple[float, float]:
+        return take_step(
+            self.optimizer,
+            self._heads if heads_only else self._trained,
+            self.config,
+            denominator,
+            update,
+            total_updates,
+            failure,
+        )
 
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.policy.named_parameters():
@@ -93,15 +117,25 @@ class FSDPEngine(TrainEngine):
             for number, entries in found["state"].items():
                 whole = {name: _whole(value) for name, value in entries.items()}
                 if self.world.is_main:
-                    state[number] = {name: value.cpu() if isinstance(value, torch.Tensor) else value
-                                     for name, value in whole.items()}
+                    state[number] = {
+                        name: value.cpu() if isinstance(value, torch.Tensor) else value
+                        for name, value in whole.items()
+                    }
         return {**found, "state": state} if self.world.is_main else None
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.optimizer.load_state_dict({**state, "state": {
-            number: {name: _like(value, parameters[number]) for name, value in entries.items()}
-            for number, entries in state["state"].items()}})
+        self.optimizer.load_state_dict(
+            {
+                **state,
+                "state": {
+                    number: {
+                        name: _like(value, parameters[number]) for name, value in entries.items()
+                    }
+                    for number, entries in state["state"].items()
+                },
+            }
+        )
 
 
 def _shard(root: Root, mesh: DeviceMesh) -> Root:
@@ -128,6 +162,12 @@ def _whole(value: Any) -> Any:
 
 def _like(value: Any, parameter: torch.Tensor) -> Any:
     """A tensor of the parameter's shape, sharded as the parameter is; anything else (AdamW's step) as it is."""
-    if not (isinstance(value, torch.Tensor) and isinstance(parameter, DTensor) and value.shape == parameter.shape):
+    if not (
+        isinstance(value, torch.Tensor)
+        and isinstance(parameter, DTensor)
+        and value.shape == parameter.shape
+    ):
         return value
-    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return distribute_tensor(
+        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )

@@ -4,6 +4,7 @@ torch's DistributedDataParallel reduces in buckets during the last backward and 
 micro-batches, and nobody may wait for a backward that never comes: as under its `no_sync`, gradients add up locally and are then
 reduced in buckets, once (mmrl.training.optim).
 """
+
 from __future__ import annotations
 
 import copy
@@ -23,7 +24,9 @@ __all__ = ["LocalEngine"]
 class LocalEngine(TrainEngine):
     """`optimizer` holds the trained parameters of `policy`."""
 
-    def __init__(self, config: OptimConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, config: OptimConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.config, self.world, self.policy, self.optimizer = config, world, policy, optimizer
         self._trained = policy.trainable()
         heads = {id(p) for p in head_parameters(policy)}
@@ -38,10 +41,25 @@ class LocalEngine(TrainEngine):
     def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
         loss.backward()
 
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
-             heads_only: bool = False) -> tuple[float, float]:
-        return take_step(self.optimizer, self._heads if heads_only else self._trained, self.config, denominator, update,
-                         total_updates, failure, world_size=self.world.size)
+    def step(
+        self,
+        denominator: float,
+        update: int,
+        total_updates: int,
+        failure: Callable[[float], str],
+        *,
+        heads_only: bool = False,
+    ) -> tuple[float, float]:
+        return take_step(
+            self.optimizer,
+            self._heads if heads_only else self._trained,
+            self.config,
+            denominator,
+            update,
+            total_updates,
+            failure,
+            world_size=self.world.size,
+        )
 
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.policy.named_parameters():
@@ -52,4 +70,6 @@ class LocalEngine(TrainEngine):
         return self.optimizer.state_dict() if self.world.is_main else None
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(copy.deepcopy(state))  # what is mapped from a file must not stay so
+        self.optimizer.load_state_dict(
+            copy.deepcopy(state)
+        )  # what is mapped from a file must not stay so

@@ -3,6 +3,7 @@
 Every process packs its own groups, so numbers of micro-batches differ, and a process may have no group at all. Before each
 optimizer step they agree on the largest number; who has fewer runs tokens that count for nothing in the rest.
 """
+
 from __future__ import annotations
 
 import torch
@@ -42,4 +43,7 @@ class Losses:
         """What was wrong with losses, for the message of the optimizer step; where lockstep every process asks and hears of all."""
         if not self._engine.lockstep:
             return ""
-        return "".join(f"{text}; " for text in (self._said if self._world is None else self._world.gather(self._said)))
+        return "".join(
+            f"{text}; "
+            for text in (self._said if self._world is None else self._world.gather(self._said))
+        )

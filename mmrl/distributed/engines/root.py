@@ -10,6 +10,7 @@ belong to a module that surrounds all of that. It returns plain tuples of tensor
 A vision tower of which nothing is trained stays outside, whole on every process: its features come from the cache or are computed
 without asking anybody (mmrl/policy/vision.py).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
