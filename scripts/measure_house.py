@@ -68,7 +68,7 @@ trainer.fit()
 """
 _KEYS = """
 from mmrl.config import RunConfig
-from mmrl.robotics.config import EmbodiedConfig
+from robotics.config import EmbodiedConfig
 def leaves(model):
     for name, field in model.model_fields.items():
         kind = field.annotation
@@ -197,7 +197,7 @@ def frames(tree: Path, folder: Path) -> list[str]:
     """Names of the functions of mmrl between Trainer.fit and the loss, of the first step of configs/demo.yaml."""
     data = folder / "scenes"
     make = (
-        "import sys\ntry:\n    from mmrl.tasks.scenes import make_scenes\nexcept ImportError:\n    from mmrl.tasks.scenes import "
+        "import sys\ntry:\n    from mmrl.tasks.scenes import make_scenes\nexcept ImportError:\n    from tasks.scenes import "
         "make_scenes\nmake_scenes(sys.argv[1], 16, seed=3)"
     )
     subprocess.run(
