@@ -8,8 +8,8 @@ import numpy as np
 
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.source import Played, StepRecord
-from mmrl.training.learner import UpdateResult
 from mmrl.training.metrics import update_metrics
+from mmrl.training.update_result import UpdateResult
 
 __all__ = ["episode_row", "step_row"]
 

@@ -42,11 +42,12 @@ from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.learner import Learner
 from mmrl.training.metrics import peak_memory_gib
 from mmrl.training.pipeline import Outcome
 from mmrl.training.preflight import ALWAYS_MEASURED, Measured
 from mmrl.training.rollouts import Opened, RolloutSource
+from mmrl.training.update_result import UpdateResult
 
 __all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
 

@@ -16,9 +16,9 @@ from mmrl.errors import MMRLError
 from mmrl.rollout.schedule import StepTally
 from mmrl.training.alarms import AlarmBoard
 from mmrl.training.collapse import answer_key, common_share
-from mmrl.training.learner import UpdateResult
 from mmrl.training.metrics import completion_records, step_metrics
 from mmrl.training.trainer import Trainer
+from mmrl.training.update_result import UpdateResult
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 

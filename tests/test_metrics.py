@@ -8,8 +8,8 @@ import pytest
 
 from mmrl.algorithms import LossStats
 from mmrl.rollout.schedule import StepTally
-from mmrl.training.learner import SourceStats, UpdateResult
 from mmrl.training.metrics import completion_records, step_metrics
+from mmrl.training.update_result import SourceStats, UpdateResult
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 
 

@@ -165,7 +165,7 @@ def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Pat
     made = trainer(tmp_path, {"per_group": 1}, algorithm={"entropy": {"target": 99.0}})
     made.fit()
     (row,) = metrics(made)
-    assert made.learner.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), (
+    assert made.learner.loss.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), (
         "of the policy's own tokens"
     )
     for group in made.rollouts.schedule.tally.groups:

@@ -178,7 +178,10 @@ def check_entropy(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Tr
     assert [r["train/entropy_coef"] for r in rows] == pytest.approx([0.02, 0.04, 0.06, 0.08]), (
         "two optimizer steps each"
     )
-    assert state["entropy"] == trainer.learner.entropy.state_dict() and state["entropy"]["last"] > 0
+    assert (
+        state["entropy"] == trainer.learner.loss.entropy.state_dict()
+        and state["entropy"]["last"] > 0
+    )
 
 
 def check_curriculum(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Trainer) -> None:

@@ -11,36 +11,26 @@ In a run of several processes each trains on its own groups. Collective operatio
 everywhere and also where a process has no group. Where the engine's forwards are collective (sharded weights) processes agree on
 the number of micro-batches of an optimizer step beforehand, and who has fewer runs idle ones.
 
-Forwards, gradients and optimizer steps are the training engine's (mmrl.distributed.engines), what a turn's tokens are given and
-taken the policy's (`evaluate`), what rollouts are to learn the advantage estimator's (mmrl.training.credit, mmrl.training.critic).
+What rollouts are to learn is the advantage estimator's to say (mmrl.training.credit, mmrl.training.critic), the loss of a
+micro-batch is mmrl.training.turn_loss; forwards, gradients and optimizer steps are the training engine's
+(mmrl.distributed.engines).
 
-Legend: N tokens of all turns of a micro-batch, M values of them (mmrl.policy.policy.Evaluated).
+Legend: N tokens of a turn.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from mmrl.algorithms import (
-    EntropyBonus,
-    EntropySettings,
-    LossStats,
-    ObjectiveSettings,
-    OfflineSettings,
-    ValueStats,
-    policy_loss,
-    trainable,
-)
+from mmrl.algorithms import trainable
 from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
 from mmrl.algorithms.group_rewards import usable
-from mmrl.algorithms.offpolicy import OffPolicy
 from mmrl.config import RunConfig
 from mmrl.distributed.engines.base import Trained, TrainEngine
 from mmrl.distributed.engines.lockstep import Losses, agree
@@ -57,15 +47,14 @@ from mmrl.training.sequences import (
     plan_of,
     token_weight,
 )
+from mmrl.training.turn_loss import TurnLoss
+from mmrl.training.update_result import UpdateResult
 from mmrl.types import Rollout, RolloutGroup, Turn
 
 __all__ = [
     "AdvantageEstimator",
     "Learner",
-    "SourceStats",
     "TrainedPolicy",
-    "UpdateResult",
-    "objective_settings",
 ]
 
 Key = tuple[int, int, int]
@@ -122,90 +111,6 @@ class AdvantageEstimator(Protocol):
         """Continue from `state_dict`."""
 
 
-def objective_settings(config: RunConfig) -> ObjectiveSettings:
-    """The algorithm section as the loss wants it. Lengths are normalised by `token_weight`, over all turns of a rollout, whose
-    turns may lie in several micro-batches."""
-    a = config.algorithm
-    return ObjectiveSettings(
-        clip_low=a.clip_low,
-        clip_high=a.clip_high,
-        dual_clip=a.dual_clip,
-        importance=a.importance,
-        aggregate="token_mean",
-        kl_coef=a.kl.coef,
-        kl_estimator=a.kl.estimator,
-        offline=OfflineSettings(gamma=a.offline.gamma, cap=a.offline.cap),
-    )
-
-
-@dataclass
-class SourceStats:
-    """Sums of one data source: loss statistics, |sampler - trainer| log-prob gap, entropy in nats."""
-
-    stats: LossStats = field(default_factory=LossStats)
-    gap_sum: float = 0.0
-    gap_max: float = 0.0
-    gap_tokens: float = 0.0
-    entropy: float = 0.0
-    entropy_tokens: float = 0.0
-
-    def add(self, other: SourceStats) -> None:
-        """Add the sums of `other`."""
-        self.stats += other.stats
-        self.gap_sum, self.gap_max = self.gap_sum + other.gap_sum, max(self.gap_max, other.gap_max)
-        self.gap_tokens += other.gap_tokens
-        self.entropy, self.entropy_tokens = (
-            self.entropy + other.entropy,
-            self.entropy_tokens + other.entropy_tokens,
-        )
-
-
-@dataclass
-class UpdateResult:
-    """What a step's training did: sums over all processes, by data source, and the seconds it took in this one."""
-
-    sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
-    value_stats: ValueStats = field(default_factory=ValueStats)
-    turns: int = 0
-    denominator: float = 0.0
-    grad_norms: list[float] = field(default_factory=list)
-    lr: float = 0.0
-    packed_tokens: float = 0.0
-    logprobs_s: float = 0.0
-    update_s: float = 0.0
-    wait_s: float = 0.0  # for the slowest process: a sum over processes
-    credit: dict[str, float] = field(default_factory=dict)  # metrics of the advantages
-
-    @property
-    def total(self) -> SourceStats:
-        """The sums over all sources."""
-        total = SourceStats()
-        for _, stats in sorted(self.sources.items()):
-            total.add(stats)
-        return total
-
-    @property
-    def critic(self) -> dict[str, float]:
-        """Metrics of the value loss; none without a critic."""
-        found = self.value_stats
-        return (
-            {}
-            if found.count == 0
-            else {
-                "train/critic/loss": found.loss / max(self.denominator, 1.0),
-                "train/critic/clipped": found.clipped / found.count,
-            }
-        )
-
-    def merge(self, part: UpdateResult) -> None:
-        """Add what is counted by each process for itself."""
-        for name, stats in sorted(part.sources.items()):
-            self.sources[name].add(stats)
-        self.value_stats += part.value_stats
-        self.turns, self.wait_s = self.turns + part.turns, self.wait_s + part.wait_s
-        self.packed_tokens += part.packed_tokens
-
-
 class Learner:
     """Turns the groups of a step into optimizer steps of a training engine.
 
@@ -230,17 +135,12 @@ class Learner:
     ) -> None:
         self.config, self.policy, self.engine, self.world = config, policy, engine, world
         self.advantages, self.critic, self._prompt_of = advantages, critic, prompt_of
-        self.settings, self._shuffles, self._packs_groups = (
-            objective_settings(config),
-            shuffles,
-            packs_groups,
-        )
+        self._shuffles, self._packs_groups = shuffles, packs_groups
+        self.loss = TurnLoss(config, policy, engine, critic)
         self._longest = config.rollout.max_new_tokens if longest is None else longest
-        self._mixes = config.algorithm.offline.per_group > 0
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm
         self.total_updates = config.train.steps * a.epochs * a.minibatches
-        self.offpolicy = OffPolicy(config)
         self.on_weights: Callable[[], Any] = lambda: (
             None
         )  # called when a step has changed them, while the policy is held
@@ -253,21 +153,6 @@ class Learner:
         ] = {}  # of groups whose turns have none, while the step is trained on
         self._names: list[str] = []  # of the samples trained on as they came
         self.losses = Losses(engine, world)
-        e = a.entropy
-        self.entropy = EntropyBonus(
-            EntropySettings(
-                coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max
-            )
-        )
-        self._entropy_seen = [
-            0.0,
-            0.0,
-        ]  # sum of entropies and tokens of the optimizer step, this process
-
-    @property
-    def one_pass(self) -> bool:
-        """Whether a step is one optimizer step."""
-        return self.config.algorithm.epochs == self.config.algorithm.minibatches == 1
 
     @property
     def collects(self) -> str:
@@ -301,13 +186,13 @@ class Learner:
         return {
             "updates": self.updates,
             "credit": self.advantages.state_dict(),
-            "entropy": self.entropy.state_dict(),
+            "entropy": self.loss.entropy.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. What a checkpoint does not have was not there when it was written."""
         self.updates = state["updates"]
-        for name, part in (("credit", self.advantages), ("entropy", self.entropy)):
+        for name, part in (("credit", self.advantages), ("entropy", self.loss.entropy)):
             if name in state:
                 part.load_state_dict(state[name])
 
@@ -319,9 +204,10 @@ class Learner:
             torch.cuda.set_device(
                 self.policy.device
             )  # a thread has a current device of its own, which collectives use
-        self.step, self._version = step, self.policy.version
+        self.step = self.loss.step = step
+        self._version = self.policy.version
         self._result, self._collected, self._names, self._prompts = UpdateResult(), [], [], {}
-        self.offpolicy.begin()
+        self.loss.offpolicy.begin()
         if not self.engine.lockstep:  # lets last step's gradients go before the rollout
             self.engine.begin()
 
@@ -351,13 +237,13 @@ class Learner:
             self._train_on_all(self._collected, result)
         result.credit = {
             **self.advantages.metrics(),
-            **self.offpolicy.metrics(self.world),
-            **self.entropy.metrics(),
+            **self.loss.offpolicy.metrics(self.world),
+            **self.loss.entropy.metrics(),
         }
         self._collected, self._prompts = [], {}
         self.on_weights()
         result.update_s += time.perf_counter() - began - result.logprobs_s
-        return self._reduce(result)
+        return result.over(self.world)
 
     def _wait(self, result: UpdateResult) -> None:
         """Until every process has closed its groups."""
@@ -374,7 +260,7 @@ class Learner:
             groups = self._judged(groups, result)
         with self.world.telling():
             samples = self._prepare(groups, result)
-        if not self.one_pass and self.offpolicy.corrects(
+        if not self.loss.one_pass and self.loss.offpolicy.corrects(
             any(t.stale for s in samples for t in s.turns)
         ):
             samples = self._with_proximal(samples, result)
@@ -474,7 +360,7 @@ class Learner:
                     in_loss,
                     "" if turn.prompt is not None else group.fingerprint,
                     rollout.offline,
-                    self.offpolicy.asynchronous
+                    self.loss.offpolicy.asynchronous
                     and not rollout.offline
                     and turn.policy_version < self._version,
                     tuple(values),
@@ -499,32 +385,10 @@ class Learner:
             groups,
             drafts,
             self._plan_without_step(drafts),
-            lambda turns: self._judge(turns, result),
+            lambda turns: self.loss.judge(turns, result),
         )
         result.logprobs_s += time.perf_counter() - began
         return found
-
-    def _judge(
-        self, turns: Sequence[TrainingTurn], result: UpdateResult
-    ) -> tuple[list[tuple[float, ...]], list[float]]:
-        """The critic's values of each turn of a micro-batch, and after it; an idle one has none."""
-        prompt, written = self.policy.idle_turn()
-
-        def forward() -> tuple[torch.Tensor, ...]:
-            judged = self.policy.judge(
-                [t.prompt for t in turns] or [prompt], [t.tokens for t in turns] or [written]
-            )
-            result.packed_tokens += judged.num_tokens if turns else 0
-            return judged.values_M, judged.after_D
-
-        with torch.no_grad():
-            values_M, after_D = self.engine.run(forward)
-        pieces = (
-            values_M.split([len(t.tokens) if self.policy.values_tokens else 1 for t in turns])
-            if turns
-            else ()
-        )
-        return [tuple(piece.tolist()) for piece in pieces], after_D.tolist()[: len(turns)]
 
     def _plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
         """Micro-batches of forwards alone, with idle ones where forwards are collective."""
@@ -581,7 +445,9 @@ class Learner:
         for number, turns in enumerate(plan, 1):
             if first_pass:
                 self._compare_inputs(turns)
-            loss = self._loss(turns, result, first_pass, fresh) if turns else self._idle(result)
+            loss = (
+                self.loss.of(turns, result, first_pass, fresh) if turns else self.loss.idle(result)
+            )
             names = ", ".join(dict.fromkeys(t.sample for t in turns))
             self.engine.backward(
                 self.losses.finite(
@@ -611,12 +477,11 @@ class Learner:
             self.updates,
             self.total_updates,
             lambda norm: self._failure(norm, names),
-            heads_only=self._warming,
+            heads_only=self.loss.warming,
         )
         self.updates += 1
-        if self.entropy.adaptive:
-            self.entropy.observe(*self.world.sum(self._entropy_seen))
-            self._entropy_seen = [0.0, 0.0]
+        if self.loss.entropy.adaptive:
+            self.loss.entropy.observe(*self.world.sum(self.loss.take_entropy()))
         result.grad_norms.append(norm)
         result.denominator += total
 
@@ -627,248 +492,16 @@ class Learner:
             f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint"
         )
 
-    # the loss of a micro-batch
-
-    @property
-    def _warming(self) -> bool:
-        """Whether this step trains the critic alone."""
-        return self.critic is not None and self.critic.warming_up(self.step)
-
-    def _loss(
-        self, turns: Sequence[TrainingTurn], result: UpdateResult, first_pass: bool, fresh: bool
-    ) -> torch.Tensor:
-        """The summed loss; what it counts goes into `result`."""
-        reference_N, out = self._forward(
-            [t.prompt for t in turns], [t.tokens for t in turns], result
-        )
-        columns = _Columns.of(turns, out.logp_N.device)
-        old_N, weight_N = self._old(turns, columns, out.logp_N.detach(), first_pass)
-        total = torch.zeros((), device=out.logp_N.device)
-        if (
-            not self._warming
-        ):  # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
-            names = sorted({t.source for t in turns})
-            label_N = columns.per_turn([names.index(t.source) for t in turns])
-            loss = policy_loss(
-                self.settings,
-                out.logp_N,
-                old_N,
-                columns.advantage_N,
-                columns.turn_N,
-                columns.in_loss_N,
-                ref_logp_N=reference_N,
-                weight_N=weight_N,
-                scale_N=columns.scale_N,
-                label_N=label_N,
-                num_labels=len(names),
-                offline_N=columns.offline_N if self._mixes else None,
-                entropy_N=out.entropy_N,
-                entropy_coef=self.entropy.coefficient,
-            )
-            total = loss.loss
-            for name, stats in zip(names, loss.by_label, strict=True):
-                result.sources[name].stats += stats
-        if self.critic is not None:
-            value = self.critic.loss(turns, out.values_M)
-            total, result.value_stats = total + value.loss, result.value_stats + value.stats
-        if self.entropy.adaptive:
-            seen_M = out.entropy_N.detach()[columns.in_loss_N & ~columns.offline_N].double()
-            self._entropy_seen = [
-                self._entropy_seen[0] + float(seen_M.sum()),
-                self._entropy_seen[1] + seen_M.numel(),
-            ]
-        if first_pass:
-            self._observe(turns, columns, out, result, fresh)
-        return total
-
-    def _old(
-        self, turns: Sequence[TrainingTurn], columns: _Columns, logp_N: torch.Tensor, count: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs of the policy at the bottom of the ratio, and weights of tokens of other policies
-        (mmrl.algorithms.offpolicy)."""
-        if count:
-            self.offpolicy.observe(columns.stale_N, columns.in_loss_N)
-        if not self.offpolicy.corrects(any(t.stale for t in turns)):
-            return columns.behaviour_N, None
-        proximal_N = logp_N
-        if not self.one_pass:
-            proximal_N = columns.floats([t.proximal_N or () for t in turns])
-        return self.offpolicy.correct(
-            proximal_N,
-            columns.behaviour_N,
-            columns.stale_N,
-            ~columns.offline_N,
-            columns.in_loss_N,
-            count=count,
-        )
-
-    def _idle(self, result: UpdateResult) -> torch.Tensor:
-        """A loss of 0 by the forwards that `_loss` runs, for another process that has turns left. Its gradient, zeros, is of the
-        same parameters."""
-        prompt, tokens = self.policy.idle_turn()
-        packed = result.packed_tokens
-        _, out = self._forward([prompt], [tokens], result)
-        result.packed_tokens = packed  # of turns alone
-        parts = [] if self._warming else [out.logp_N.sum(), out.entropy_N.sum()]
-        return torch.stack(parts + [out.values_M.sum()] * (self.critic is not None)).sum() * 0.0
-
-    def _forward(
-        self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], result: UpdateResult
-    ) -> tuple[torch.Tensor | None, Evaluated]:
-        """Log-probs of the reference, where there is a KL term, and what the policy and its critic say."""
-        reference_N, warming = None, self._warming
-        if self.settings.kl_coef > 0 and not warming:
-            began = time.perf_counter()
-            with torch.no_grad(), self.policy.reference() as reference:
-                reference_N = self._evaluate(reference, prompts, tokens).logp_N
-            result.logprobs_s += time.perf_counter() - began
-        detached = warming or (self.critic is not None and self.critic.detached)
-        out = self._evaluate(
-            self.policy,
-            prompts,
-            tokens,
-            detach_values=detached,
-            entropy_gradient=self.entropy.coefficient > 0 and not warming,
-        )
-        result.packed_tokens += out.num_tokens
-        return reference_N, out
-
-    def _evaluate(
-        self,
-        policy: Any,
-        prompts: Sequence[Prompt],
-        tokens: Sequence[tuple[int, ...]],
-        **options: bool,
-    ) -> Evaluated:
-        packed = 0
-
-        def forward() -> tuple[torch.Tensor, ...]:
-            nonlocal packed
-            out = policy.evaluate(prompts, tokens, self.config.rollout.temperature, **options)
-            packed = out.num_tokens
-            return out.logp_N, out.entropy_N, out.values_M
-
-        logp_N, entropy_N, values_M = self.engine.run(forward)
-        return Evaluated(logp_N, entropy_N, values_M, packed)
-
     def _with_proximal(
         self, samples: Sequence[TrainingSample], result: UpdateResult
     ) -> list[TrainingSample]:
         """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
         began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
-        plan = self._plan_without_step(samples)
-        with torch.no_grad():
-            for turns in plan:
-                idle_prompt, idle_tokens = self.policy.idle_turn()
-                out = self._evaluate(
-                    self.policy,
-                    [t.prompt for t in turns] or [idle_prompt],
-                    [t.tokens for t in turns] or [idle_tokens],
-                )
-                for turn, piece in zip(
-                    turns,
-                    out.logp_N.split([len(t.tokens) for t in turns]) if turns else (),
-                    strict=True,
-                ):
-                    known[id(turn)] = tuple(piece.tolist())
+        for turns in self._plan_without_step(samples):
+            for turn, logprobs_N in zip(turns, self.loss.logprobs(turns), strict=True):
+                known[id(turn)] = logprobs_N
         result.logprobs_s += time.perf_counter() - began
         return [
             replace(s, turns=tuple(replace(t, proximal_N=known[id(t)]) for t in s.turns))
             for s in samples
         ]
-
-    def _observe(
-        self,
-        turns: Sequence[TrainingTurn],
-        columns: _Columns,
-        out: Evaluated,
-        result: UpdateResult,
-        fresh: bool,
-    ) -> None:
-        """Entropy and, while the weights are still the rollout's, the sampler-trainer gap of each source, over the tokens that the
-        policy wrote; sums in float64."""
-        gap_N, entropy_N = (
-            (out.logp_N.detach() - columns.behaviour_N).abs().double(),
-            out.entropy_N.detach().double(),
-        )
-        own_N = columns.mask_N & ~columns.offline_N
-        names = sorted({t.source for t in turns})
-        source_N = columns.per_turn([names.index(t.source) for t in turns])
-        for number, name in enumerate(names):
-            entry, here_N = result.sources[name], own_N & (source_N == number)
-            entry.entropy += float(entropy_N[here_N].sum())
-            entry.entropy_tokens += float(here_N.sum())
-            now_N = here_N & ~columns.stale_N  # only there are sampler and trainer the same weights
-            if fresh and now_N.any():
-                gap_M = gap_N[now_N]
-                entry.gap_sum += float(gap_M.sum())
-                entry.gap_max = max(entry.gap_max, float(gap_M.max()))
-                entry.gap_tokens += gap_M.numel()
-
-    def _reduce(self, result: UpdateResult) -> UpdateResult:
-        """With the sums of all processes, added in the same order in each."""
-        if self.world.size == 1:
-            return result
-        whole = replace(
-            result,
-            sources=defaultdict(SourceStats),
-            value_stats=ValueStats(),
-            turns=0,
-            packed_tokens=0.0,
-            wait_s=0.0,
-        )
-        for part in self.world.gather([replace(result, sources=dict(result.sources))]):
-            whole.merge(part)
-        return whole
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """What the tokens of a micro-batch bring along, all (N,); `turn_N` numbers their turns."""
-
-    device: torch.device
-    sizes: torch.Tensor
-    turn_N: torch.Tensor
-    mask_N: torch.Tensor
-    in_loss_N: torch.Tensor
-    offline_N: torch.Tensor
-    stale_N: torch.Tensor
-    scale_N: torch.Tensor
-    advantage_N: torch.Tensor
-    behaviour_N: torch.Tensor
-
-    @classmethod
-    def of(cls, turns: Sequence[TrainingTurn], device: torch.device) -> _Columns:
-        sizes = torch.tensor([len(t.tokens) for t in turns], device=device)
-
-        def spread(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(sizes)
-
-        def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-            return torch.as_tensor(
-                np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device
-            )
-
-        mask_N = column([t.mask_N for t in turns], torch.bool)
-        return cls(
-            device,
-            sizes,
-            spread(range(len(turns)), torch.long),
-            mask_N,
-            mask_N & spread([t.in_loss for t in turns], torch.bool),
-            spread([t.offline for t in turns], torch.bool),
-            spread([t.stale for t in turns], torch.bool),
-            spread([t.scale for t in turns], torch.float32),
-            column([t.advantage_N for t in turns], torch.float32),
-            column([t.logps for t in turns], torch.float32),
-        )
-
-    def per_turn(self, values: Sequence[int]) -> torch.Tensor:
-        """A number of each turn, for its tokens."""
-        return torch.tensor(values, device=self.device).repeat_interleave(self.sizes)
-
-    def floats(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
-        """Numbers of the tokens of each turn."""
-        return torch.as_tensor(
-            np.concatenate([np.asarray(v, np.float32) for v in values]), device=self.device
-        )

@@ -19,7 +19,7 @@ from mmrl.algorithms.group_rewards import accuracies, score_of
 from mmrl.data.demonstrations import is_right, on_policy
 from mmrl.rollout.schedule import StepTally
 from mmrl.training.collapse import answer_key, sameness
-from mmrl.training.learner import SourceStats, UpdateResult
+from mmrl.training.update_result import SourceStats, UpdateResult
 from mmrl.types import RolloutGroup, StopReason
 from mmrl.workers.scoring import is_reward_failure
 

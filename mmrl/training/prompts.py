@@ -30,12 +30,13 @@ from mmrl.rollout.episodes import check_environments
 from mmrl.rollout.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, judgement
-from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.learner import Learner
 from mmrl.training.metrics import completion_records, step_metrics
 from mmrl.training.pipeline import IteratorSource, Outcome
 from mmrl.training.preflight import Measured, measured_by
 from mmrl.training.rollouts import Opened, RolloutSource
 from mmrl.training.runlog import rollout_rows
+from mmrl.training.update_result import UpdateResult
 from mmrl.types import RolloutGroup, Sample
 from mmrl.workers.prefetch import prefetching
 

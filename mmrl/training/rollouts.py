@@ -17,10 +17,11 @@ from mmrl.data.sources import LoadedSource
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.engines import TrainEngine
 from mmrl.evaluation.evaluate import Evaluation
-from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord
 from mmrl.training.pipeline import GroupSource, Outcome
 from mmrl.training.preflight import Measured
+from mmrl.training.update_result import UpdateResult
 
 __all__ = ["Opened", "RolloutSource"]
 

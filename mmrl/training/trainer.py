@@ -37,7 +37,7 @@ from mmrl.operations.restart import find_start, resumes, sound_best
 from mmrl.training.alarms import Alarm, AlarmBoard
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.identity import check_identity, extension_notes, run_identity
-from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord, restore_media
 from mmrl.training.optim import build_policy_optimizer
 from mmrl.training.pipeline import Pipeline, PipelineSettings
@@ -45,6 +45,7 @@ from mmrl.training.preflight import best_metric, check_model_folder, check_packa
 from mmrl.training.rollouts import Opened, RolloutSource
 from mmrl.training.runlog import RunFolder, write_json
 from mmrl.training.trackers import Trackers
+from mmrl.training.update_result import UpdateResult
 
 __all__ = ["Trainer"]
 

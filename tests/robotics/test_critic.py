@@ -287,14 +287,14 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
             == (not torch.equal(p, before[name]))
             == name.startswith("value_head.")
         ), name
-    updater.config = config.model_copy(
+    updater.config = updater.loss.config = config.model_copy(
         update={
             "algorithm": config.algorithm.model_copy(
                 update={"epochs": 1, "kl": config.algorithm.kl.model_copy(update={"coef": 0.0})}
             )
         }
     )
-    updater.settings = dataclasses.replace(updater.settings, kl_coef=0.0)
+    updater.loss.settings = dataclasses.replace(updater.loss.settings, kl_coef=0.0)
     updater.begin(3)
     updater.add(groups[0])
     updater.finish()

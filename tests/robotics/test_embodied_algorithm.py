@@ -307,7 +307,8 @@ def test_a_sequence_of_gspo_is_a_decision(vla: VLAPolicy) -> None:
         learner._collected.append(g)
     samples = learner._prepare(groups, learner._result)
     loss = sum(
-        float(learner._loss(list(s.turns), learner._result, True, False).detach()) for s in samples
+        float(learner.loss.of(list(s.turns), learner._result, True, False).detach())
+        for s in samples
     )
     expected, clipped = 0.0, 0
     for g, advantages_G in zip(

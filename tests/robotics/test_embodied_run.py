@@ -18,9 +18,10 @@ from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.episodes import EpisodeRollouts
 from mmrl.robotics.rollout import Driver, RolloutGroup
 from mmrl.robotics.source import EpisodeSource
-from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.learner import Learner
 from mmrl.training.pipeline import Closed
 from mmrl.training.trainer import Trainer
+from mmrl.training.update_result import UpdateResult
 from scripts._torture_trust_state import flip_bit
 from tests.robot_kit import config_of, saved_vla
 
