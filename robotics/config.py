@@ -25,6 +25,7 @@ from mmrl.config import (
 )
 from mmrl.config import ScheduleConfig as _ScheduleConfig
 from mmrl.errors import did_you_mean
+from mmrl.robotics.contract import simulator_class
 
 __all__ = [
     "ActionConfig",
@@ -327,9 +328,7 @@ class EmbodiedConfig(RunConfig):
     @property
     def stops_at_success(self) -> bool:
         """Whether a success ends an episode, so that success at the end says nothing beyond success once."""
-        return self.env.suite in ("libero", "robosuite") or bool(
-            self.env.options.get("stop_at_success", True)
-        )
+        return simulator_class(self.env.suite).stops_at_success(self.env.options)
 
 
 def load_embodied(

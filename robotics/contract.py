@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ __all__ = [
     "initial_states",
     "make_simulator",
     "run_chunk",
+    "simulator_class",
 ]
 
 Split = Literal["train", "eval"]
@@ -229,32 +230,55 @@ class Simulator(abc.ABC):
             "demonstrations elsewhere and read them as a LeRobot data set"
         )
 
+    @classmethod
+    def stops_at_success(cls, options: Mapping[str, Any]) -> bool:
+        """Whether a success ends an episode of a simulator with these options."""
+        return bool(options.get("stop_at_success", True))
+
+    @classmethod
+    def recorded_states(cls, task: str, split: Split) -> list[InitialState] | None:
+        """The initial states that are recorded for a task; None where they come from seeds without end. Opens nothing."""
+        return None
+
+    @classmethod
+    def describe_states(cls, states: Sequence[InitialState]) -> str:
+        """Which initial states, in the words of a result."""
+        if not states:
+            return "none"
+        first = states[0]
+        return f"held out: {len(states)} of split {first.split}, from seed {first.seed}"
+
     def versions(self) -> dict[str, str]:
         """What a result must name: packages, render backend ('render'), assets ('assets': 'stand-in' where they are)."""
         return {}
 
 
-def make_simulator(spec: EnvSpec) -> Simulator:
-    """Build the simulator of `spec`; suites beyond SIMULATORS are given as module:Class."""
-    target = current_target(SIMULATORS.get(spec.suite, spec.suite))
+def simulator_class(suite: str) -> type[Simulator]:
+    """The class of a suite; those beyond SIMULATORS are given as module:Class. Raises ConfigError."""
+    target = current_target(SIMULATORS.get(suite, suite))
     module, _, name = target.partition(":")
     if not name:
         raise ConfigError(
-            f"expected suite {', '.join(SIMULATORS)} or module:Class, found {spec.suite!r}."
-            f"{did_you_mean(spec.suite, SIMULATORS)}"
+            f"expected suite {', '.join(SIMULATORS)} or module:Class, found {suite!r}."
+            f"{did_you_mean(suite, SIMULATORS)}"
         )
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something the module itself imports
-        raise ConfigError(f"suite {spec.suite}: expected a module {module}, found none") from error
-    simulator = getattr(found, name)(spec)
-    if not isinstance(simulator, Simulator):
+        raise ConfigError(f"suite {suite}: expected a module {module}, found none") from error
+    kind = getattr(found, name)
+    if not (isinstance(kind, type) and issubclass(kind, Simulator)):
         raise ConfigError(
-            f"suite {spec.suite}: expected {target} to be a mmrl.robotics.contract.Simulator"
+            f"suite {suite}: expected {target} to be a mmrl.robotics.contract.Simulator"
         )
-    return simulator
+    return kind
+
+
+def make_simulator(spec: EnvSpec) -> Simulator:
+    """Build the simulator of `spec`. Raises ConfigError."""
+    return simulator_class(spec.suite)(spec)
 
 
 def check_actions(actions_CA: Any, space: ActionSpace) -> np.ndarray:

@@ -27,7 +27,7 @@ from mmrl.evaluation.evaluate import Evaluation
 from mmrl.evaluation.stats import describe, macro_estimate
 from mmrl.operations.versions import versions
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
+from mmrl.robotics.contract import EnvSpec, InitialState, initial_states, simulator_class
 from mmrl.robotics.rollout import Driver, GroupRequest
 from mmrl.robotics.source import env_specs, states_of
 from mmrl.types import Rollout, Sample
@@ -66,15 +66,7 @@ class EvalPlan:
 
 def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
     """Which initial states, in words: rows of an init file, or how many of the held-out split."""
-    if spec.suite == "libero":
-        from mmrl.robotics.libero import describe_rows
-
-        return describe_rows(states)
-    return (
-        f"held out: {len(states)} of split {states[0].split}, from seed {states[0].seed}"
-        if states
-        else "none"
-    )
+    return simulator_class(spec.suite).describe_states(states)
 
 
 def simulator_versions(

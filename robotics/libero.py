@@ -186,6 +186,16 @@ class LiberoSimulator(ArmSimulator):
     }
     install = INSTALL
 
+    @classmethod
+    def recorded_states(cls, task: str, split: Split) -> list[InitialState] | None:
+        """Rows of the task's init file."""
+        return libero_states(task, split)
+
+    @classmethod
+    def describe_states(cls, states: Sequence[InitialState]) -> str:
+        """Which rows of init files."""
+        return describe_rows(states)
+
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self.suite, self.task_name = resolve_task(spec.task)

@@ -196,6 +196,11 @@ class ArmSimulator(Simulator):
         "opencv-python-headless"
     )
 
+    @classmethod
+    def stops_at_success(cls, options: Mapping[str, Any]) -> bool:
+        """Always: robosuite's and LIBERO's environments end with it."""
+        return True
+
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         for name in spec.options:

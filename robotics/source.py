@@ -18,7 +18,7 @@ import numpy as np
 
 from mmrl.algorithms import trainable
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.robotics.contract import EnvSpec, InitialState, Split, initial_states
+from mmrl.robotics.contract import EnvSpec, InitialState, Split, initial_states, simulator_class
 from mmrl.robotics.learning import return_settings, scored, teaches
 from mmrl.robotics.rollout import Closing, Driver, GroupRequest
 from mmrl.training.pipeline import Closed
@@ -38,11 +38,7 @@ def env_specs(config: EmbodiedConfig) -> list[EnvSpec]:
 
 def states_of(spec: EnvSpec, split: Split) -> list[InitialState] | None:
     """The recorded initial states of a split, or None where they come from seeds without end."""
-    if spec.suite != "libero":
-        return None
-    from mmrl.robotics.libero import libero_states
-
-    return libero_states(spec.task, split)
+    return simulator_class(spec.suite).recorded_states(spec.task, split)
 
 
 @dataclass(frozen=True)
