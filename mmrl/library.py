@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -269,8 +268,9 @@ def _configured(
 
 
 def _robots() -> type[RunConfig]:
-    found: type[RunConfig] = importlib.import_module("mmrl.robotics.config").EmbodiedConfig
-    return found
+    from mmrl.robotics.config import EmbodiedConfig
+
+    return EmbodiedConfig
 
 
 def _of_checkpoint(model: str | Path) -> RunConfig:
@@ -315,7 +315,9 @@ def _named(
         raise ConfigError("expected a task or a reward, found both; a task has its own reward")
     if function is not None:
         cls = _task_of(function, getattr(function, _SETTINGS, {}))
-        version: str = _functions().version_of(function)
+        from mmrl.tasks.function import version_of
+
+        version = version_of(function)
         return offer(cls, cls.name), {**({"version": version} if version else {}), **(params or {})}
     if task is None or isinstance(task, str):
         if task is not None:
@@ -330,12 +332,9 @@ def _named(
 
 
 def _task_of(function: Callable[..., Any], settings: Mapping[str, Any]) -> type[Task]:
-    made: type[Task] = _functions().function_task(function, **settings)
-    return made
+    from mmrl.tasks.function import function_task
 
-
-def _functions() -> Any:
-    return importlib.import_module("mmrl.tasks.function")
+    return function_task(function, **settings)
 
 
 def _add_data(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
@@ -27,8 +26,10 @@ _SHOWN = 20
 
 
 def open_store(folder: Path) -> Any:
-    """The TensorStore in `folder`. Imported only here, so that the engine does not depend on it. CacheError if there is none."""
-    return importlib.import_module("mmrl.video.store").TensorStore.existing(folder)
+    """The TensorStore in `folder`. Raises CacheError if there is none."""
+    from mmrl.video.store import TensorStore
+
+    return TensorStore.existing(folder)
 
 
 def _size(nbytes: float) -> str:

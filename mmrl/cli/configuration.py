@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -54,5 +53,7 @@ def _explained(name: str, config: Path | None) -> str:
             raise error from None
 
 
-def _robots() -> Any:
-    return importlib.import_module("mmrl.robotics.config").EmbodiedConfig
+def _robots() -> type[RunConfig]:
+    from mmrl.robotics.config import EmbodiedConfig
+
+    return EmbodiedConfig

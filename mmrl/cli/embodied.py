@@ -2,12 +2,11 @@
 
     mmrl eval runs/robot/checkpoints/best --suite tiny_reach,tiny_push --samples 4
 
-The engine imports robotics by name only.
+A checkpoint acts where it has a vla.json.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +38,11 @@ def is_vla(checkpoint: str) -> bool:
 
 def robot_book(suites: Path | None) -> tuple[Any, Path | None]:
     """(the suites of simulated tasks, the file for all others): --suites names either."""
-    module = importlib.import_module("mmrl.robotics.suites")
-    if suites is not None and module.is_robot_file(suites):
-        return module.load_robot_suites(suites), None
-    return module.load_robot_suites(), suites
+    from mmrl.robotics.suites import is_robot_file, load_robot_suites
+
+    if suites is not None and is_robot_file(suites):
+        return load_robot_suites(suites), None
+    return load_robot_suites(), suites
 
 
 def acting_suites(checkpoint: str, wanted: str, suites: Path | None) -> list[str] | None:
@@ -109,14 +109,15 @@ def robot_suites_command(
 ) -> None:
     """Evaluate one VLA checkpoint (or a policy in another process, `external`) on suites of simulated tasks and print one table;
     status 1 when a suite has no number."""
+    from mmrl.robotics.suite_runs import base_settings, run_suites
+    from mmrl.robotics.suite_table import percent
+
     chosen = robot_book(suites)[0].select(names)
-    runs = importlib.import_module("mmrl.robotics.suite_runs")
-    base = runs.base_settings(
+    base = base_settings(
         checkpoint, config, list(overrides), chosen, external, trust_code=trust_code, say=typer.echo
     )
     _quiet(base)
-    percent = importlib.import_module("mmrl.robotics.suite_table").percent
-    rows = runs.run_suites(
+    rows = run_suites(
         checkpoint,
         chosen,
         base,
@@ -167,7 +168,9 @@ def policy_command_suites(
     names = [part.strip() for part in wanted.split(",") if part.strip()]
     if (rest := [n for n in names if n not in book.names]) or not names:
         raise _unknown(rest, book, "policy")
-    with importlib.import_module("mmrl.robotics.external").ExternalPolicy(command) as policy:
+    from mmrl.robotics.external import ExternalPolicy
+
+    with ExternalPolicy(command) as policy:
         name = policy.facts.name
         typer.echo(
             f"policy: {name}, " + ", ".join(f"{k} {v}" for k, v in policy.facts.versions.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -34,14 +33,16 @@ _RATES = {"success_once": "success rate", "success_at_end": "success at end"}
 
 
 def run_config(path: Path, overrides: list[str], preset: str | None = None) -> RunConfig:
-    """The configuration of a file: embodied where it has an `env` section (the engine imports robotics by name only).
+    """The configuration of a file: embodied where it has an `env` section.
 
     A `preset` is laid over the file and under the overrides (mmrl/config/presets.py).
     """
     if preset is not None:
         overrides = [*read_preset(preset).overrides, *overrides]
     if is_embodied(path):
-        return importlib.import_module("mmrl.robotics.config").load_embodied(path, overrides)
+        from mmrl.robotics.config import load_embodied
+
+        return load_embodied(path, overrides)
     return load_config(path, overrides)
 
 
@@ -415,8 +416,11 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
 
 def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     """Record demonstrations where there are none, clone them, save the policy."""
-    warmstart = importlib.import_module("mmrl.robotics.warmstart")
-    display = Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
+    from mmrl.robotics import warmstart
+    from mmrl.robotics.config import EmbodiedConfig
+
+    assert isinstance(settings, EmbodiedConfig), "chosen by its section env"
+    display = Display(settings.demos.steps, quiet)
     with display:
         vla, last = warmstart.warm_start(
             settings,

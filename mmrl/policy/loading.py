@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -222,9 +221,8 @@ def _model_type(path: str) -> str:
 
 def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
     """The visual cache (mmrl.video.visuals.VisualCache, which takes `options`) of a run, in memory and in data.cache.dir."""
-    visuals, sampling, store = (
-        importlib.import_module(f"mmrl.video.{name}") for name in ("visuals", "sampling", "store")
-    )
+    from mmrl.video import sampling, store, visuals
+
     video, cache = data.video.model_dump(), data.cache
     bounds = {
         name: video.pop(name) for name in ("min_pixels", "max_pixels", "total_pixels", "decoder")

@@ -13,11 +13,12 @@ Legend: n patches, D values of a patch, H hidden width.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from mmrl.video.references import Features
 
 __all__ = ["FrozenTower", "joint_media_inputs", "media_inputs"]
 
@@ -82,17 +83,10 @@ def _encode(
     """The features of each visual."""
     out = forward(pixels_nD, torch.tensor(grids_thw, device=pixels_nD.device), return_dict=True)
     deep = getattr(out, "deepstack_features", None) or ()
-    features = _features_class()
     return [
-        features(main, tuple(layer[i] for layer in deep))
+        Features(main, tuple(layer[i] for layer in deep))
         for i, main in enumerate(out.pooler_output)
     ]
-
-
-def _features_class() -> Any:
-    return importlib.import_module(
-        "mmrl.video.references"
-    ).Features  # resolved by name: the engine does not depend on the package
 
 
 def media_inputs(

@@ -8,7 +8,6 @@ is opened: the engine does not depend on it.
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,9 +152,8 @@ def read_stills(
 
     Raises MediaError or whatever the video package raises, ImportError without it.
     """
-    decode, sampling = (
-        importlib.import_module(f"mmrl.video.{name}") for name in ("decode", "sampling")
-    )
+    from mmrl.video import decode, sampling
+
     path = logged_path(clip.path, folder)
     duration, seen = clip.duration, sorted(clip.seen)
     if not seen:

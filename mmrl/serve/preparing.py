@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
 import pickle
 import resource
@@ -31,6 +30,7 @@ from mmrl.serve.media import MediaRules, check_picture, file_of, is_remote
 from mmrl.serve.protocol import Asked, Defaults, read_body
 from mmrl.task import Template
 from mmrl.types import Sample
+from mmrl.video.references import Frame
 
 __all__ = ["Encode", "ReadBody", "Reading", "Recipe", "SMALL_BODY", "build", "run"]
 
@@ -128,10 +128,8 @@ def run(connection: Connection, progress: Any, recipe: Recipe, niceness: int) ->
 
 def _bound(limits: Limits) -> Any:
     """Let the kernel refuse memory beyond the limit, and clips be measured by it; returns mmrl.video.probing."""
-    bounds, probing = (
-        importlib.import_module("mmrl.video.bounds"),
-        importlib.import_module("mmrl.video.probing"),
-    )
+    from mmrl.video import bounds, probing  # here: a worker's, which its parent does without
+
     bounds.set_bounds(bounds.ClipBounds(limits.pixels, limits.clip_frames))
     with contextlib.suppress(
         OSError, ValueError, StopIteration
@@ -272,9 +270,8 @@ def _check_cost(encoder: Encoder, limits: Limits, asked: Asked, paths: Sequence[
 
 def _carried(encoder: Encoder, visuals: Sequence[Any]) -> tuple[Any, ...]:
     """The same references with their pixels: the process that reads them has no files."""
-    frame = importlib.import_module("mmrl.video.references").Frame
     return tuple(
-        frame(
+        Frame(
             **{f.name: getattr(v, f.name) for f in fields(v) if f.name not in ("path", "packed")},
             path="",
             packed=encoder.visuals.packed(v),

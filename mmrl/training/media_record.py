@@ -14,14 +14,14 @@ not looked at: the run has learned nothing from them.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmrl.errors import DataError, MismatchError, MMRLError
+from mmrl.video import file_identity
 
 if TYPE_CHECKING:
     from mmrl.data.sources import LoadedSource
@@ -48,7 +48,7 @@ class MediaRecord:
         """The file at `path` was read and has this digest. Raises MismatchError when it had another one earlier in the run."""
         known = self._seen.get(path)
         if known is None:
-            self._seen[path] = self._new[path] = (digest, _identity().settled_stamp(path))
+            self._seen[path] = self._new[path] = (digest, file_identity.settled_stamp(path))
         elif known[0] != digest:
             raise MismatchError(
                 f"{path}: expected the picture or clip that this run has read before, found other bytes: the file "
@@ -92,11 +92,10 @@ class MediaRecord:
     def _changed(self, path: str) -> str:
         """What is other about the file than it was; '' where nothing is."""
         digest, stamp = self._seen[path]
-        identity = _identity()
         try:
-            if stamp is not None and identity.stamp_of(path) == stamp:
+            if stamp is not None and file_identity.stamp_of(path) == stamp:
                 return ""
-            return "" if identity.digest_of_content(path) == digest else "other bytes"
+            return "" if file_identity.digest_of_content(path) == digest else "other bytes"
         except MMRLError:
             return "it is gone, or cannot be read"
 
@@ -118,7 +117,3 @@ def restore_media(
             f"cannot resume: pictures or clips that the run had read when {checkpoint.name} was written are not the "
             f"same any more: {why}; restore the files or start a new run"
         )
-
-
-def _identity() -> Any:
-    return importlib.import_module("mmrl.video.file_identity")  # the engine imports it by name only

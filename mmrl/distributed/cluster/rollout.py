@@ -15,7 +15,6 @@ With several actors batches are others than locally, so log-probs agree to round
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -148,9 +147,8 @@ class RemoteRollout(RolloutEngine):
 
     def _portable(self, requests: Sequence[Request]) -> tuple[list[Request], dict[str, Any]]:
         """The requests with visuals that carry their pixels elsewhere, and the references to these by key."""
-        frame = importlib.import_module(
-            "mmrl.video.references"
-        ).Frame  # by name: the engine does not depend on the package
+        from mmrl.video.references import Frame
+
         media: dict[str, Any] = {}
         prompts: dict[int, Prompt] = {}
         for request in requests:
@@ -169,7 +167,7 @@ class RemoteRollout(RolloutEngine):
                     for f in fields(visual)
                     if f.name not in ("key", "packed")
                 }
-                visuals.append(frame(**held, key=key))
+                visuals.append(Frame(**held, key=key))
             prompts[id(request.prompt)] = replace(request.prompt, visuals=tuple(visuals))
         return [replace(r, prompt=prompts[id(r.prompt)]) for r in requests], media
 
