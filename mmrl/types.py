@@ -252,8 +252,8 @@ class Rollout:
         return bool(self.turns) and self.turns[-1].truncated
 
     def oldest_version(self, default: int) -> int:
-        """That of the oldest weights that acted in it."""
-        return min((t.policy_version for t in self.turns), default=default)
+        """That of the oldest weights that acted in it; `default` where nothing was written (a failed reset)."""
+        return min((t.policy_version for t in self.turns if t.token_ids), default=default)
 
 
 @dataclass(frozen=True)

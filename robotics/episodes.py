@@ -46,7 +46,7 @@ from mmrl.training.learner import Learner
 from mmrl.training.metrics import peak_memory_gib
 from mmrl.training.pipeline import Outcome
 from mmrl.training.preflight import ALWAYS_MEASURED, Measured
-from mmrl.training.rollouts import Opened, RolloutSource
+from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.update_result import UpdateResult
 
 __all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
@@ -118,9 +118,9 @@ class EpisodeRollouts:
         """See RolloutSource: the policy decides by its own forward."""
 
     @contextmanager
-    def working(self, opened: Opened) -> Iterator[None]:
+    def working(self, context: RunContext) -> Iterator[None]:
         """See RolloutSource."""
-        c, self.opened = self.config, opened
+        c, self.context = self.config, context
         workers = min(c.env.workers, c.env.slots)
         self.timeline = Timeline({"render": workers, "infer": 1, "train": 1})
         limits = dataclasses.replace(pool_settings(c.env), environment=own_gpu(self.world.device))
@@ -138,7 +138,7 @@ class EpisodeRollouts:
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
             self.driver = Driver(
                 self.pool,
-                opened.actor,
+                context.actor,
                 seed=c.seed,
                 stages=stages,
                 temperature=c.rollout.temperature,
@@ -147,18 +147,18 @@ class EpisodeRollouts:
                 bootstrap=c.algorithm.critic.bootstrap,
             )
             self.groups = EpisodeSource(
-                c, self.driver, rank=self.world.rank, size=self.world.size, policy=opened.policy
+                c, self.driver, rank=self.world.rank, size=self.world.size, policy=context.policy
             )
             yield
 
     def learner(self) -> Learner:
         """See RolloutSource."""
         self._learner = robot_learner(
-            self.config, self.opened.policy, self.opened.training, self.world, self.opened.actor
+            self.config, self.context.policy, self.context.training, self.world, self.context.actor
         )
         return self._learner
 
-    def share(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
+    def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
         """See RolloutSource: all that these use the policy for is in GroupSource.infer."""
 
     def sync(self) -> None:
@@ -290,11 +290,11 @@ class EpisodeRollouts:
 
     def state_dict(self) -> dict[str, Any]:
         """See RolloutSource: which states a step gets depends on its number alone."""
-        return {"version": self.opened.actor.version}
+        return {"version": self.context.actor.version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See RolloutSource."""
-        self.opened.actor.version = self.opened.policy.version = state["version"]
+        self.context.actor.version = self.context.policy.version = state["version"]
 
 
 _CHECKED: type[RolloutSource] = (

@@ -109,7 +109,7 @@ def clone(
     """
     config = supervised(config, config.demos.optim)
     world = world or World(vla.device, **accelerator_options(config))
-    with world.telling():
+    with world.raise_on_all_ranks():
         kept = build_actor(config, world, vla, samples=False)
     world.barrier()
     engine = build_train_engine(config, world, vla, build_optimizer(vla.trainable(), config.optim))
@@ -121,13 +121,13 @@ def clone(
         while len(order) < config.demos.batch:
             order += rng.permutation(len(demos)).tolist()
         chosen, order = order[: config.demos.batch], order[config.demos.batch :]
-        with world.telling():
+        with world.raise_on_all_ranks():
             examples = _encoded(vla, demos, chosen[world.rank :: world.size])
         metrics = _update(vla, engine, examples, config, step, world) | {
             "seconds": time.perf_counter() - began
         }
         if on_step is not None and world.is_main:
-            with world.telling():
+            with world.raise_on_all_ranks():
                 on_step(step, metrics)
     world.barrier()
     if kept is not vla:

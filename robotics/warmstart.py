@@ -91,7 +91,7 @@ def _recorded(
             if on_episode is not None:
                 on_episode(done, total)
 
-        with world.telling():
+        with world.raise_on_all_ranks():
             folder = record_demos(config, told)
         world.gather([True])
         return folder
@@ -169,7 +169,7 @@ def warm_start(
         options = accelerator_options(supervised(config, config.demos.optim))
         world = World(torch.device(config.model.device) if config.model.device else None, **options)
     folder = _recorded(config, on_episode, world)
-    with world.telling():
+    with world.raise_on_all_ranks():
         vla, demos = _opened(config, folder, world)
     world.barrier()
     return vla, clone(vla, demos, config, on_step, world)

@@ -27,7 +27,7 @@ from mmrl.distributed.world import World
 from mmrl.errors import NonFiniteError
 from mmrl.policy.policy import Policy
 from mmrl.tasks.scenes import make_scenes
-from mmrl.training.answer_critic import AnswerAdvantages, add_critic, judgement
+from mmrl.training.answer_critic import AnswerAdvantages, add_critic, build_advantages
 from mmrl.training.learner import Learner
 from mmrl.training.optim import build_policy_optimizer
 from mmrl.training.trainer import Trainer
@@ -260,7 +260,7 @@ def groups_of(policy: Policy) -> tuple[list[RolloutGroup], dict[str, Any]]:
 def learner_of(config: RunConfig, policy: Policy, prompts: dict[str, Any]) -> Learner:
     world = World(torch.device("cpu"))
     optimizer = build_policy_optimizer(policy, config.optim, config.algorithm.critic.lr)
-    advantages, critic = judgement(config, world, lambda sample: "reward")
+    advantages, critic = build_advantages(config, world, lambda sample: "reward")
     return Learner(
         config,
         policy,

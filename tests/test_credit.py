@@ -102,7 +102,7 @@ def test_two_processes_compute_what_one_does(overrides: tuple[str, ...]) -> None
     config = settings(*overrides)
     everything: list[Any] = []
     first, second = (Credit(config, Process(everything)) for _ in range(2))  # type: ignore[arg-type]
-    if not first.looks_beyond_groups:
+    if not first.needs_whole_step:
         assert {**first.assign(groups[::2]), **second.assign(groups[1::2])} == whole
         return
     everything += [second._view(g) for g in groups[1::2]]

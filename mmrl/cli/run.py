@@ -389,14 +389,14 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     from mmrl.policy.loading import load_policy
     from mmrl.training.sft import run_sft
 
-    with world.telling():
+    with world.raise_on_all_ranks():
         policy = load_policy(settings.model, settings.data, device=world.device)
     world.barrier()
     display = Display(settings.train.steps, quiet)
     with display:
         display.begin(0)
         last = run_sft(policy, settings, lambda step, m: display.step(step, _loss_parts(m)), world)
-    with world.telling():
+    with world.raise_on_all_ranks():
         if world.is_main:
             policy.save(out)
             record = out / "failures.jsonl"
@@ -432,7 +432,7 @@ def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> 
             ),
             world=world,
         )
-    with world.telling():
+    with world.raise_on_all_ranks():
         if world.is_main:
             warmstart.save_policy(vla, settings, out)
             typer.echo(f"model: {out}  (loss {last['loss']:.3f})")

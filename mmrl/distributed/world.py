@@ -153,7 +153,7 @@ class World:
             _LOG.warning("the other processes could not be told: %s", lost)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """An error inside is told to the other processes before it is raised; what `stop` asks of its caller holds here too."""
         try:
             yield

@@ -21,7 +21,7 @@ def holding(trainer: Any) -> Iterator[None]:
     Raises ConfigError where another launch trains there, or has trained there since.
     """
     with ExitStack() as stack:
-        with trainer.world.telling():
+        with trainer.world.raise_on_all_ranks():
             if trainer.world.is_main:
                 stack.enter_context(
                     trainer.folder.held(resume=trainer.resume, overwrite=trainer.overwrite)

@@ -1,10 +1,10 @@
 """PPO on answers to prompts: a critic reads the language model's hidden states, generalised advantages from its values.
 
-    advantages, critic = judgement(config, world)            # for a Learner; algorithm.advantage gae, else Credit and no critic
+    advantages, critic = build_advantages(config, world)  # for a Learner; algorithm.advantage gae, else Credit and no critic
 
 Level token: V(t) is what the critic expects before token t is written, read from the hidden state that predicts it; the reward
 comes with the last token, where an environment rewards turns with the last of each turn. Level turn: one value of each turn, read
-from its prompt's last token. Old values are those of the weights before the update (`with_values`), by the packing that training
+from its prompt's last token. Old values are those of the weights before the update (`compute_values`), by the packing that training
 uses: answers of a prompt share it there as well. What follows the last step of a rollout is algorithm.critic.bootstrap: nothing
 (TRL, verl), or the value read from its last token's hidden state.
 
@@ -36,7 +36,7 @@ from mmrl.training.critic import CriticLoss, normalised
 from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason
 
-__all__ = ["AnswerAdvantages", "add_critic", "judgement", "with_values"]
+__all__ = ["AnswerAdvantages", "add_critic", "build_advantages", "compute_values"]
 
 Key = tuple[int, int, int]
 
@@ -56,7 +56,7 @@ def add_critic(policy: Policy, config: RunConfig, *folders: Any) -> Policy:
     return policy
 
 
-def judgement(
+def build_advantages(
     config: RunConfig, world: World, headline_of: Callable[[Sample], str]
 ) -> tuple[Any, CriticLoss | None]:
     """What rollouts are to learn, and the value loss where there is a critic; of a run on prompts."""
@@ -72,7 +72,7 @@ def judgement(
     return AnswerAdvantages(config, world), CriticLoss(settings, judges=True, detached=c.detach)
 
 
-def with_values(
+def compute_values(
     groups: Sequence[RolloutGroup],
     drafts: Sequence[TrainingSample],
     plan: Sequence[Sequence[TrainingTurn]],
@@ -124,12 +124,12 @@ class _Column:
 
 
 class AnswerAdvantages:
-    """An AdvantageEstimator: generalised advantages from the values in the groups' turns (see `with_values`).
+    """An AdvantageEstimator: generalised advantages from the values in the groups' turns (see `compute_values`).
 
     `world`: the processes that have the other groups of the step, over all of which advantages are normalised.
     """
 
-    looks_beyond_groups = "algorithm.advantage gae (its advantages are normalised over the step)"
+    needs_whole_step = "algorithm.advantage gae (its advantages are normalised over the step)"
 
     def __init__(self, config: RunConfig, world: World) -> None:
         c = config.algorithm.critic

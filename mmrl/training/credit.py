@@ -115,7 +115,7 @@ class Credit:
         )
 
     @property
-    def looks_beyond_groups(self) -> str:
+    def needs_whole_step(self) -> str:
         """Why advantages depend on the other groups of the step, so that processes must exchange them; '' where they do not."""
         a = self.config.algorithm
         why = {
@@ -143,7 +143,7 @@ class Credit:
         Raises RewardError when GDPO lacks a reward part. Every process must call it in every step.
         """
         views = [self._view(group) for group in groups]
-        everywhere = self.world.gather(views) if self.looks_beyond_groups else views
+        everywhere = self.world.gather(views) if self.needs_whole_step else views
         everywhere = sorted(everywhere, key=lambda v: v.key)
         found = dict(zip((v.key for v in everywhere), self._advantages(everywhere), strict=True))
         assigned = {}

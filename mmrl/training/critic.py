@@ -69,7 +69,7 @@ class CriticAdvantages:
     are normalised and metrics taken.
     """
 
-    looks_beyond_groups = "algorithm.advantage gae (normalised over the step)"
+    needs_whole_step = "algorithm.advantage gae (normalised over the step)"
 
     def __init__(
         self, rewards: ReturnSettings, gae: GAESettings, actor: Any, world: World, token_budget: int

@@ -38,7 +38,7 @@ from mmrl.distributed.world import World
 from mmrl.errors import MismatchError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
-from mmrl.training.answer_critic import with_values
+from mmrl.training.answer_critic import compute_values
 from mmrl.training.critic import CriticLoss
 from mmrl.training.sequences import (
     RolloutTargets,
@@ -93,7 +93,7 @@ class AdvantageEstimator(Protocol):
     """What rollouts are to learn."""
 
     @property
-    def looks_beyond_groups(self) -> str:
+    def needs_whole_step(self) -> str:
         """Why advantages depend on the other groups of the step; '' where a group's own suffice."""
 
     def targets(
@@ -161,7 +161,7 @@ class Learner:
         why = {
             f"algorithm.epochs {a.epochs}": a.epochs > 1,
             f"algorithm.minibatches {a.minibatches}": a.minibatches > 1,
-            self.advantages.looks_beyond_groups: bool(self.advantages.looks_beyond_groups),
+            self.advantages.needs_whole_step: bool(self.advantages.needs_whole_step),
         }
         return ", ".join(words for words, holds in why.items() if holds)
 
@@ -258,7 +258,7 @@ class Learner:
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
         if self.critic is not None and self.critic.judges:
             groups = self._judged(groups, result)
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             samples = self._prepare(groups, result)
         if not self.loss.one_pass and self.loss.offpolicy.corrects(
             any(t.stale for s in samples for t in s.turns)
@@ -372,7 +372,7 @@ class Learner:
     def _judged(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> list[RolloutGroup]:
         """The groups with the critic's values, those of the weights before the update, for all passes over the step. Collective."""
         began = time.perf_counter()
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             blank = {
                 g.key: [
                     RolloutTargets.of_outcome(0.0, len(r.turns)) if trainable(r) else None
@@ -381,12 +381,11 @@ class Learner:
                 for g in groups
             }
             drafts = [sample for g in groups for sample in self._samples(g, blank[g.key])]
-        found = with_values(
-            groups,
-            drafts,
-            self._plan_without_step(drafts),
-            lambda turns: self.loss.judge(turns, result),
-        )
+        plan = self._plan_without_step(drafts)
+        with self.engine.collective_section():
+            found = compute_values(
+                groups, drafts, plan, lambda turns: self.loss.judge(turns, result)
+            )
         result.logprobs_s += time.perf_counter() - began
         return found
 
@@ -413,7 +412,7 @@ class Learner:
         if self.engine.lockstep:
             idle, total = self._agree(plan, share)
             plan += [[]] * idle
-        with self.engine.engaging():
+        with self.engine.collective_section():
             self.engine.begin(total)
             self._accumulate(plan, result, first_pass=first_pass, fresh=fresh)
             names = list(dict.fromkeys(t.sample for s in samples for t in s.turns))
@@ -424,7 +423,7 @@ class Learner:
 
         What is wrong with the prompts is said here, to all: inside a forward the others would wait for this process.
         """
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             for turns in plan:
                 self._compare_inputs(turns)
                 for turn in turns:
@@ -480,7 +479,7 @@ class Learner:
             heads_only=self.loss.warming,
         )
         self.updates += 1
-        if self.loss.entropy.adaptive:
+        if self.loss.entropy.adaptive and not self.loss.warming:
             self.loss.entropy.observe(*self.world.sum(self.loss.take_entropy()))
         result.grad_norms.append(norm)
         result.denominator += total
@@ -497,9 +496,11 @@ class Learner:
     ) -> list[TrainingSample]:
         """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
         began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
-        for turns in self._plan_without_step(samples):
-            for turn, logprobs_N in zip(turns, self.loss.logprobs(turns), strict=True):
-                known[id(turn)] = logprobs_N
+        plan = self._plan_without_step(samples)
+        with self.engine.collective_section():
+            for turns in plan:
+                for turn, logprobs_N in zip(turns, self.loss.logprobs(turns), strict=True):
+                    known[id(turn)] = logprobs_N
         result.logprobs_s += time.perf_counter() - began
         return [
             replace(s, turns=tuple(replace(t, proximal_N=known[id(t)]) for t in s.turns))

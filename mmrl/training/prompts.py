@@ -29,12 +29,12 @@ from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments
 from mmrl.rollout.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.training.advice import remarks
-from mmrl.training.answer_critic import add_critic, judgement
+from mmrl.training.answer_critic import add_critic, build_advantages
 from mmrl.training.learner import Learner
 from mmrl.training.metrics import completion_records, step_metrics
 from mmrl.training.pipeline import IteratorSource, Outcome
 from mmrl.training.preflight import Measured, measured_by
-from mmrl.training.rollouts import Opened, RolloutSource
+from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.runlog import rollout_rows
 from mmrl.training.update_result import UpdateResult
 from mmrl.types import RolloutGroup, Sample
@@ -113,15 +113,15 @@ class PromptRollouts:
         )
 
     @contextmanager
-    def working(self, opened: Opened) -> Iterator[None]:
+    def working(self, context: RunContext) -> Iterator[None]:
         """See RolloutSource."""
-        self.policy, self.actor, self.training = opened.policy, opened.actor, opened.training
+        self.policy, self.actor, self.training = context.policy, context.actor, context.training
         specs = [
             (s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)
         ]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
         encoder = self.policy.encoder
-        encoder.visuals.witness = opened.media.note
+        encoder.visuals.witness = context.media.note
         with (
             run_cluster(self.config, self.world.size, prompt_demands(self.config)) as self.cluster,
             prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead],
@@ -144,7 +144,7 @@ class PromptRollouts:
         if not self.serial:
             yield from self.schedule.groups(step)
             return
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             groups = list(self.schedule.groups(step))
             self._end(step)
         self.engine.rest()
@@ -161,7 +161,7 @@ class PromptRollouts:
         def headline(sample: Sample) -> str:
             return stream.find(sample.source, sample.id)[1].member(sample.task).headline
 
-        advantages, critic = judgement(self.config, self.world, headline)
+        advantages, critic = build_advantages(self.config, self.world, headline)
         learner = Learner(
             self.config,
             self.policy,
@@ -179,13 +179,14 @@ class PromptRollouts:
         self.policy.publish()
         self.sync()
 
-    def share(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
+    def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
         """See RolloutSource."""
         self.schedule.exclusive = exclusive
 
     def sync(self) -> None:
         """See RolloutSource."""
-        self._sent = self.engine.publish(self.training)
+        with self.training.collective_section():  # sharded weights are gathered on the way
+            self._sent = self.engine.publish(self.training)
 
     def begin(self, step: int) -> None:
         """See RolloutSource. Completions name the step that their weights begin."""
@@ -277,7 +278,7 @@ class PromptRollouts:
             on_error=self.config.data.on_error,
             protocol=protocol_of(self.config),
         )
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             return evaluate(
                 self.actor,
                 self.engine,

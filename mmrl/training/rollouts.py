@@ -23,11 +23,11 @@ from mmrl.training.pipeline import GroupSource, Outcome
 from mmrl.training.preflight import Measured
 from mmrl.training.update_result import UpdateResult
 
-__all__ = ["Opened", "RolloutSource"]
+__all__ = ["RunContext", "RolloutSource"]
 
 
 @dataclass(frozen=True)
-class Opened:
+class RunContext:
     """What the trainer has when rollouts begin. `actor` samples and is saved: the policy itself, or a whole copy of it where the
     training engine shards its weights."""
 
@@ -41,8 +41,10 @@ class RolloutSource(Protocol):
     """The rollouts of a run. Made of its configuration and the processes it runs in, before a model is loaded: what cannot work
     (a data set that is missing, a suite that does not exist) raises ConfigError or DataError then.
 
-    Calls come in this order, all from the main thread: `load_policy`; `build`; `working`, and inside it `learner`, `share`, and for
-    each step `begin`, (the groups are rolled out and trained on), `row`, `failures`, `logged`.
+    Calls come in this order: `load_policy`; `build`; `working`, and inside it `learner`, `set_policy_lock`, and for each step
+    `begin`, (the groups are rolled out and trained on), `row`, `failures`, `logged`. All come from the main thread of every
+    process; only what `learner` gives as on_weights runs in the thread that trains. `logged`, `notes` and `state_dict` are asked of
+    the main process alone: no collective operation may be in them.
     """
 
     @property
@@ -75,13 +77,13 @@ class RolloutSource(Protocol):
     def build(self, policy: Any, actor: Any) -> None:
         """What samples, before `training` shards the policy's weights. May be collective."""
 
-    def working(self, opened: Opened) -> AbstractContextManager[None]:
+    def working(self, context: RunContext) -> AbstractContextManager[None]:
         """Workers, simulators and engines are up while it is open."""
 
     def learner(self) -> Learner:
         """What trains on the groups."""
 
-    def share(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
+    def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
         """`exclusive` holds the policy for this thread, for rollouts that use it outside of GroupSource.infer."""
 
     def sync(self) -> None:

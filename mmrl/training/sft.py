@@ -91,7 +91,7 @@ def run_sft(
     """
     config = supervised(config)
     world = world or World(policy.device, **accelerator_options(config))
-    with world.telling():
+    with world.raise_on_all_ranks():
         stream = prompt_stream(
             config,
             load_sources(
@@ -109,12 +109,12 @@ def run_sft(
     failures: list[dict[str, Any]] = []
     encoder, steps = policy.encoder, config.train.steps
     with ExitStack() as stack:
-        with world.telling():
+        with world.raise_on_all_ranks():
             [encoder.ahead] = stack.enter_context(prefetching(config.data, [encoder.visuals]))
             coming = _share(stream, config, world)
         for step in range(1, steps + 1):
             began = time.perf_counter()
-            with world.telling():
+            with world.raise_on_all_ranks():
                 drawn, coming = coming, _share(stream, config, world) if step < steps else []
                 if encoder.ahead is not None:
                     encoder.ahead.forget()
@@ -130,7 +130,7 @@ def run_sft(
                 "seconds": time.perf_counter() - began,
             }
             if on_step is not None and world.is_main:
-                with world.telling():
+                with world.raise_on_all_ranks():
                     on_step(step, metrics)
     encoder.visuals.release()
     world.barrier()
@@ -241,7 +241,7 @@ def supervised_step(
     engine.begin(total)
     sums = [0.0] * numbers
     # where lockstep, the others are about to run collectives of the engine's own
-    with nullcontext() if engine.lockstep else world.telling():
+    with nullcontext() if engine.lockstep else world.raise_on_all_ranks():
         for number, part in enumerate(parts, 1):
             loss, found = terms(part)
             engine.backward(loss, last=number == len(parts))

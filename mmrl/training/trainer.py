@@ -14,7 +14,7 @@ from __future__ import annotations
 import pkgutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -42,7 +42,7 @@ from mmrl.training.media_record import MediaRecord, restore_media
 from mmrl.training.optim import build_policy_optimizer
 from mmrl.training.pipeline import Pipeline, PipelineSettings
 from mmrl.training.preflight import best_metric, check_model_folder, check_packages
-from mmrl.training.rollouts import Opened, RolloutSource
+from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.runlog import RunFolder, write_json
 from mmrl.training.trackers import Trackers
 from mmrl.training.update_result import UpdateResult
@@ -87,7 +87,7 @@ class Trainer:
             torch.device(config.model.device) if config.model.device else None,
             **accelerator_options(config),
         )
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             self._open(resume, overwrite)
         self._build_engines()
 
@@ -135,19 +135,19 @@ class Trainer:
 
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             self.actor = build_actor(self.config, self.world, self.policy)
         self.training: TrainEngine = build_train_engine(
             self.config, self.world, self.policy, self.optimizer
         )
-        with self.world.telling():
+        with self.world.raise_on_all_ranks():
             self.rollouts.build(self.policy, self.actor)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Everything that rolls out, scores and trains, while it is open."""
         s, c = self.config.schedule, self.config
-        with self.rollouts.working(Opened(self.policy, self.actor, self.training, self.media)):
+        with self.rollouts.working(RunContext(self.policy, self.actor, self.training, self.media)):
             self.learner = self.rollouts.learner()
             settings = PipelineSettings(
                 schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0
@@ -164,7 +164,7 @@ class Trainer:
                     self.world.size > 1
                 ):  # a thread that waits for other processes may not be left behind: see World.stop
                     self.pipeline.patience_s = _PATIENCE_S
-                self.rollouts.share(self.pipeline.exclusive)
+                self.rollouts.set_policy_lock(self.pipeline.exclusive)
                 yield
 
     def fit(self) -> dict[str, Any]:
@@ -176,14 +176,13 @@ class Trainer:
         try:
             return self._run()
         except Exception as error:
-            if not (self.training.lockstep and self.training.engaged):
+            if not (self.training.lockstep and self.training.in_collective):
                 self.world.stop(error)
-            if (
-                self.world.stopping
-                and (lost := self.world.gather(self._lost))
-                and self.world.is_main
-            ):
-                self.folder.append("failures.jsonl", lost)
+            with suppress(RuntimeError):  # others are gone: the error that is raised says more
+                if self.world.stopping:
+                    lost = self.world.gather(self._lost)
+                    if self.world.is_main:
+                        self.folder.append("failures.jsonl", lost)
             raise
 
     def _run(self) -> dict[str, Any]:
@@ -324,7 +323,8 @@ class Trainer:
         self.actor.version = self.policy.version
         if (save or self.config.engine.rollout == "own") and self._filled != self.learner.updates:
             self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
-            self.training.fill(self.actor)
+            with self.training.collective_section():
+                self.training.fill(self.actor)
             self._filled = self.learner.updates
 
     def _times(self, step: int) -> dict[str, float]:
@@ -406,7 +406,8 @@ class Trainer:
         best, best_step = (metric, step) if better else (self.best, self.best_step)
         self._fill_actor(save=True)
         self.media.learn(self.world.gather(self.media.take_new()))
-        optimizer = self.training.optimizer_state()
+        with self.training.collective_section():
+            optimizer = self.training.optimizer_state()
         if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")
             state = {

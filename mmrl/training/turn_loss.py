@@ -123,7 +123,7 @@ class TurnLoss:
         if self.critic is not None:
             value = self.critic.loss(turns, out.values_M)
             total, result.value_stats = total + value.loss, result.value_stats + value.stats
-        if self.entropy.adaptive:
+        if self.entropy.adaptive and not self.warming:
             seen_M = out.entropy_N.detach()[columns.in_loss_N & ~columns.offline_N].double()
             self._entropy_seen = [
                 self._entropy_seen[0] + float(seen_M.sum()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -327,6 +328,34 @@ def play_run(folder: Path, name: str, *overrides: str) -> Any:
             *overrides,
         ],
     )
+
+
+@pytest.mark.parametrize("kind", ["serial", "pipelined"])
+def test_an_environment_that_cannot_be_reset_costs_its_rollout_not_the_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no turn that was written has no weights that wrote it: it made its group older than any."""
+    loaded = type(task_from_spec(f"{Path(__file__)}:Play").environment(None))  # type: ignore[arg-type]
+    reset, calls = loaded.reset, itertools.count()
+
+    def sometimes(self: Any, sample: Sample, seed: int) -> mmrl.Observation:
+        if next(calls) % 3 == 0:
+            raise RuntimeError("no display")
+        return reset(self, sample, seed)
+
+    monkeypatch.setattr(loaded, "reset", sometimes)
+    row = Trainer(
+        play_run(
+            tmp_path,
+            kind,
+            f"schedule.kind={kind}",
+            "data.eval=[]",
+            "eval.samples=0",
+            "reward.max_failure_share=0.5",
+        )
+    ).fit()
+    assert row["step"] == 2 and row["train/parse_rate"] == pytest.approx(2 / 3)
+    assert row["train/grad_norm"] > 0
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:

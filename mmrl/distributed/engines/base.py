@@ -65,19 +65,19 @@ class TrainEngine(abc.ABC):
     lockstep: bool = False
     """Forward and backward are collective: processes must run the same modules in the same number of micro-batches."""
 
-    engaged: bool = False
+    in_collective: bool = False
     """Inside a collective pass, to the end of which all processes come or none: an error of one cannot be told to the others."""
 
     @contextmanager
-    def engaging(self) -> Iterator[None]:
-        """`engaged` meanwhile, and from then on where an error of this process alone ends it."""
-        self.engaged = True
+    def collective_section(self) -> Iterator[None]:
+        """`in_collective` meanwhile, and from then on where an error of this process alone ends it."""
+        self.in_collective = True
         try:
             yield
         except NonFiniteError:  # of a gradient: all processes raise it, at the end of the pass
-            self.engaged = False
+            self.in_collective = False
             raise
-        self.engaged = False
+        self.in_collective = False
 
     @abc.abstractmethod
     def begin(self, denominator: float | None = None) -> None:
@@ -117,7 +117,7 @@ class TrainEngine(abc.ABC):
         """Copy the trained weights into `copy`, a whole copy of the policy or, where that has no heads, of its model (on any
         device)."""
         theirs = dict(copy.named_parameters())
-        with self.engaging():
+        with self.collective_section():
             for name, tensor in self.parameters(trainable=True):
                 theirs[name].copy_(tensor)
 

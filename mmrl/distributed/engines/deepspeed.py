@@ -234,7 +234,7 @@ class DeepSpeedEngine(TrainEngine):
                 yield from ((name, p.detach()) for name, p in chunk)
 
     def optimizer_state(self) -> dict[str, Any] | None:
-        with self.engaging():
+        with self.collective_section():
             state = canonical_state(
                 self._engine.optimizer, self._trained, self._group_of, keep=self.world.is_main
             )

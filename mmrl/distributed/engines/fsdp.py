@@ -113,7 +113,7 @@ class FSDPEngine(TrainEngine):
     def optimizer_state(self) -> dict[str, Any] | None:
         found = self.optimizer.state_dict()
         state: dict[int, dict[str, Any]] = {}
-        with self.engaging():
+        with self.collective_section():
             for number, entries in found["state"].items():
                 whole = {name: _whole(value) for name, value in entries.items()}
                 if self.world.is_main:
