@@ -262,7 +262,7 @@ def _configured(
             _robots() if robot else RunConfig, config, keep=lambda tree: merge(tree, over)
         )
     if isinstance(config, RunConfig):
-        return config_from(type(config), merge(config.model_dump(exclude_unset=True), over))
+        return config_from(type(config), merge(config.given(), over))
     tree = merge(_tree(config or {}), over)
     return config_from(_robots() if "env" in tree else RunConfig, tree)
 

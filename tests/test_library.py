@@ -18,7 +18,7 @@ from PIL import Image
 
 import mmrl
 from mmrl.cli.run import train_command
-from mmrl.config import load_config
+from mmrl.config import AlgorithmConfig, DataSource, LoraSettings, RunConfig, load_config
 from mmrl.data.memory_rows import stored
 from mmrl.errors import ConfigError, DataError, RegistryError
 from mmrl.library import _tree
@@ -353,6 +353,45 @@ def test_settings_are_those_of_the_command_line(tmp_path: Path) -> None:
         trainer.config.train.save_every,
         given["train"]["steps"],
     ) == (3, 1, 5)
+
+
+def test_an_override_of_the_method_brings_the_defaults_of_the_new_one() -> None:
+    """Those that a method brought were set by nobody."""
+
+    def methods(first: dict[str, Any], **then: str) -> AlgorithmConfig:
+        config = RunConfig.model_validate({"algorithm": first})
+        whole = RunConfig.model_validate(config.model_dump(mode="json"))
+        assert whole == config, "the file that a run writes names every key"
+        over = {f"algorithm.{key}": value for key, value in then.items()}
+        return mmrl.Trainer(config=config, overrides=over).config.algorithm
+
+    assert methods({"importance": "sequence"}, importance="token") == AlgorithmConfig()
+    assert methods({"advantage": "gae"}, advantage="grpo") == AlgorithmConfig()
+    assert methods({"advantage": "gae"}, advantage="rloo", advantage_scale="none") == (
+        AlgorithmConfig(advantage="rloo", advantage_scale="none")
+    )
+    kept = methods({"importance": "sequence", "clip_low": 0.1}, importance="token")
+    assert (kept.clip_low, kept.clip_high) == (0.1, 0.28), "what was set stays"
+
+
+def test_a_method_set_from_python_has_the_defaults_of_a_file() -> None:
+    ppo = AlgorithmConfig(advantage="gae")
+    wanted = RunConfig.model_validate({"algorithm": {"advantage": "gae"}})
+    assert RunConfig(algorithm=ppo) == wanted and wanted.algorithm.critic.level == "token"
+    assert ppo.critic.level == "turn", "what the caller holds stays as it is"
+    ppo.advantage = "grpo"
+    assert ppo == AlgorithmConfig()
+
+
+def test_what_was_set_inside_a_section_is_set() -> None:
+    config = RunConfig()
+    config.train.steps = 5
+    config.model.lora = LoraSettings()
+    config.data.train = [DataSource(task="counting", path="rows.jsonl")]
+    trainer = mmrl.Trainer(config=config, overrides={"data.train.0.limit": 3})
+    ours = trainer.config
+    assert ours.train.steps == 5 and ours.model.lora == LoraSettings()
+    assert (ours.data.train[0].limit, config.data.train[0].limit) == (3, None)
 
 
 def test_official_answers_are_for_evaluation() -> None:

@@ -279,17 +279,15 @@ class AlgorithmConfig(_Section):
     overlong_weight: float = Field(1.0, ge=0)
     """soft: the penalty at the limit."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_methods(cls, data: Any) -> Any:
+    @model_validator(mode="after")
+    def _defaults_of_methods(self) -> AlgorithmConfig:
         """Those of GSPO and GAE, unless they are given.
 
         A sequence's ratio is the geometric mean of its tokens' and hardly leaves 1: the ranges of tokens would never bind.
         """
-        if not isinstance(data, dict):
-            return data
-        sequence, critic = data.get("importance") == "sequence", data.get("advantage") == "gae"
-        return {**(GSPO if sequence else {}), **(GAE if critic else {}), **data}
+        self.follow(GSPO, applies=self.importance == "sequence")
+        self.follow(GAE, applies=self.advantage == "gae")
+        return self
 
     @field_validator("difficulty", mode="before")
     @classmethod

@@ -62,7 +62,7 @@ def with_new_names(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         return tree, []
     algorithm = tree.get("algorithm") or {}
     if isinstance(algorithm, AlgorithmConfig):
-        algorithm = algorithm.model_dump(exclude_unset=True)
+        algorithm = algorithm.given()
     algorithm = copy.deepcopy(algorithm)
     said = []
     for key, value in old.items():

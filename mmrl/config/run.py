@@ -63,21 +63,15 @@ class RunConfig(_Section):
     engine: EngineConfig = EngineConfig()
     operations: OperationsConfig = OperationsConfig()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_critic(cls, data: Any) -> Any:
-        """What is usual differs between answers and robots."""
-        a = data.get("algorithm") if isinstance(data, dict) else None
-        if (
-            not isinstance(a, dict)
-            or a.get("advantage") != "gae"
-            or not isinstance(a.get("critic", {}), dict)
-        ):
-            return data
-        return {
-            **data,
-            "algorithm": {**a, "critic": {**cls.critic_defaults, **a.get("critic", {})}},
-        }
+    @model_validator(mode="after")
+    def _defaults_of_the_critic(self) -> RunConfig:
+        """What is usual differs between answers and robots. A section that was given as an object stays as it is."""
+        critic = self.algorithm.critic.model_copy()
+        critic.follow(self.critic_defaults, applies=self.algorithm.advantage == "gae")
+        if critic != self.algorithm.critic:
+            self.__dict__["algorithm"] = self.algorithm.model_copy()
+            self.algorithm.__dict__["critic"] = critic
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
