@@ -17,6 +17,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from mmrl.operations.versions import versions
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.rollout.episodes import Episode, begin, play
+from mmrl.rollout.episodes import Episode, begin, play, turns_of
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.training.runlog import write_json
@@ -151,7 +152,10 @@ def evaluate(
         for start, end in pairwise(
             [0, *range(min(_FIRST_CHUNK, _CHUNK), len(part), _CHUNK), len(part)]
         ):
-            rows += _evaluate_chunk(policy, engine, scorer, key, source, part[start:end], settings)
+            with ExitStack() as begun:  # whatever ends the evaluation, no environment stays open
+                rows += _evaluate_chunk(
+                    policy, engine, scorer, key, source, part[start:end], settings, begun
+                )
     if world is not None:
         rows = world.gather(rows)
     rows.sort(key=lambda r: (r["_order"], r["mode"], r["_number"]))
@@ -196,6 +200,7 @@ def _evaluate_chunk(
     source: LoadedSource,
     samples: Sequence[tuple[int, Sample]],
     settings: EvalSettings,
+    begun: ExitStack,
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     plain: list[_Asked] = []
@@ -203,7 +208,7 @@ def _evaluate_chunk(
     played: list[tuple[int, str, list[Episode]]] = []
     for order, sample in samples:
         try:
-            if opened := _begun(policy, sample, source.task, settings):
+            if opened := _begun(policy, sample, source.task, settings, begun):
                 played += [(order, mode, episodes) for mode, episodes in opened]
                 continue
             prompt = policy.encoder(sample, source.task)
@@ -270,18 +275,18 @@ def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
 
 
 def _begun(
-    policy: Policy, sample: Sample, task: Task, settings: EvalSettings
+    policy: Policy, sample: Sample, task: Task, settings: EvalSettings, begun: ExitStack
 ) -> list[tuple[str, list[Episode]]]:
-    """The rollouts of each mode in the task's environment; [] where it has none. Raises MediaError, DataError, and ConfigError for
-    views, which are about one prompt."""
-    if settings.views and task.member(sample.task).environment(policy.template) is not None:
+    """The rollouts of each mode in the task's environment, closed by the end of `begun`; [] where it has none. Raises MediaError,
+    DataError, and ConfigError for views, which are about one prompt."""
+    if settings.views and turns_of(task, sample.task, policy.template) is not None:
         raise ConfigError(
             f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
             f"{', '.join(settings.views)}; leave them out"
         )
     key = _noise_key(sample, settings)
     found = [
-        (mode, begin(policy, sample, task, count, key, greedy=mode == "greedy"))
+        (mode, begin(policy, sample, task, count, key, greedy=mode == "greedy", begun=begun))
         for mode, count in _modes(settings)
     ]
     return [(mode, episodes) for mode, episodes in found if episodes]

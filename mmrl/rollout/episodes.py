@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from mmrl.task import Task, Template
 from mmrl.types import Rollout, Sample, Score, StopReason, Turn
 from mmrl.workers.scoring import checked, failed
 
-__all__ = ["Episode", "begin", "check_environments", "play"]
+__all__ = ["Episode", "begin", "check_environments", "play", "turns_of"]
 
 _PART = "reward"
 
@@ -46,6 +47,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)
     failure: Exception | SystemExit | None = None
+    closed: bool = False
 
     @property
     def open(self) -> bool:
@@ -86,6 +88,16 @@ class Episode:
         except (Exception, SystemExit) as error:
             self.failure = error
 
+    def close(self) -> None:
+        """Close the environment, the first time that this is called; an error of its is the rollout's failure."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self.environment.close()
+        except (Exception, SystemExit) as error:
+            self.failure = self.failure or error
+
     def rollout(self) -> Rollout:
         """What came of it: its score is the sum of the rewards, with the last turn's info as metrics."""
         turns = tuple(self.turns) or (Turn((), "", (), StopReason.ERROR),)
@@ -116,25 +128,29 @@ def begin(
     key: tuple[int, ...],
     *,
     greedy: bool = False,
+    begun: ExitStack | None = None,
 ) -> list[Episode]:
     """`count` rollouts of `sample`, reset with one seed made of `key`; [] where the task ends after one turn. Equal first
-    observations share one prompt. Raises MediaError and DataError for pictures and prompts that cannot be used."""
+    observations share one prompt. Raises MediaError and DataError for pictures and prompts that cannot be used.
+
+    The end of `begun` closes those that were not played by then, whatever happened; when this raises, nothing is left open."""
     seed = int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
     episodes: list[Episode] = []
     known: dict[str, Prompt] = {}
-    for _ in range(count):
-        environment = task.member(sample.task).environment(policy.template)
-        if environment is None:
-            return []
-        episodes.append(Episode(sample, task, environment, key, greedy))
-    try:
+    with ExitStack() as stack:
+        for _ in range(count):
+            environment = task.member(sample.task).environment(policy.template)
+            if environment is None:
+                return []
+            episodes.append(Episode(sample, task, environment, key, greedy))
+            stack.callback(episodes[-1].close)
         for episode in episodes:
             episode.reset(policy, seed)
             if episode.prompt is not None:
                 episode.prompt = known.setdefault(episode.prompt.fingerprint, episode.prompt)
-    except BaseException:
-        _close(episodes)
-        raise
+        kept = stack.pop_all()
+        if begun is not None:
+            begun.push(kept)
     return episodes
 
 
@@ -145,7 +161,9 @@ def play(
     settings: SamplingSettings,
 ) -> list[tuple[Rollout, ...]]:
     """Play to their ends and close the environments; the rollouts of each group."""
-    try:
+    with ExitStack() as stack:
+        for episode in (e for group in groups for e in group):
+            stack.callback(episode.close)
         for number in itertools.count(1):
             asked = [parts for group in groups for parts in _asked(group, number)]
             if not asked:
@@ -154,8 +172,6 @@ def play(
             for (_, episodes), turns in zip(asked, written, strict=True):
                 for episode, turn in zip(episodes, turns, strict=True):
                     episode.take(policy, turn)
-    finally:
-        _close(e for group in groups for e in group)
     return [tuple(e.rollout() for e in group) for group in groups]
 
 
@@ -171,14 +187,6 @@ def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, lis
     else:
         for place, e, prompt in at:
             yield Request(prompt, 1, () if e.greedy else (*e.key, number, place), e.greedy), [e]
-
-
-def _close(episodes: Sequence[Episode] | Iterator[Episode]) -> None:
-    for episode in episodes:
-        try:
-            episode.environment.close()
-        except (Exception, SystemExit) as error:
-            episode.failure = episode.failure or error
 
 
 def _first(policy: Policy, observation: Observation, name: str) -> Prompt:
@@ -198,13 +206,23 @@ def _visuals(policy: Policy, observation: Observation) -> list[Any]:
     return found
 
 
+def turns_of(task: Task, kind: str, template: Template) -> int | None:
+    """The most turns of a rollout of the task's samples of this kind; None where it has no environment."""
+    environment = task.member(kind).environment(template)
+    if environment is None:
+        return None
+    with suppress(Exception, SystemExit):  # what it cannot close it fails at in a rollout, too
+        environment.close()
+    return environment.max_turns
+
+
 def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]) -> None:
     """Raises ConfigError for settings that a task with an environment (given with the tasks of its samples) cannot be run with."""
     template = Template("", CoordFrame.ABS_ORIG)
     names = [
         task.name
         for task, kinds in tasks
-        if any(task.member(kind).environment(template) is not None for kind in kinds)
+        if any(turns_of(task, kind, template) is not None for kind in kinds)
     ]
     a = config.algorithm
     why = {

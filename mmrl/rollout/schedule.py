@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -265,16 +265,17 @@ class SerialSchedule:
         """Roll out and score the tickets; a prompt that cannot be encoded gives a group with an error."""
         groups: list[RolloutGroup] = []
         ready: list[_Open] = []
-        for ticket in tickets:
-            with self.exclusive():
-                opened = self._open(ticket, step)
-            if isinstance(opened, RolloutGroup):
-                groups.append(opened)
-            else:
-                ready.append(opened)
-        written = self._answers(
-            ready, [self.demonstrations.rollouts(len(o.demonstrations)) for o in ready], 3, step
-        )
+        with ExitStack() as begun:  # whatever ends the wave, no environment stays open
+            for ticket in tickets:
+                with self.exclusive():
+                    opened = self._open(ticket, step, begun)
+                if isinstance(opened, RolloutGroup):
+                    groups.append(opened)
+                else:
+                    ready.append(opened)
+            written = self._answers(
+                ready, [self.demonstrations.rollouts(len(o.demonstrations)) for o in ready], 3, step
+            )
         closed = [replace(o.group, rollouts=found) for o, found in zip(ready, written, strict=True)]
         closed = self._mixed(closed, ready, step)
         for group, opened in zip(closed, ready, strict=True):
@@ -283,8 +284,9 @@ class SerialSchedule:
             )
         return sorted([*groups, *self._contrasted(closed, ready, step)], key=lambda g: g.key)
 
-    def _open(self, ticket: Ticket, step: int) -> _Open | RolloutGroup:
-        """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded."""
+    def _open(self, ticket: Ticket, step: int, begun: ExitStack) -> _Open | RolloutGroup:
+        """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded. Its episodes are
+        closed by the end of `begun`."""
         sample, task = self.stream.find(ticket.source, ticket.sample_id)
         try:
             episodes = begin(
@@ -293,6 +295,7 @@ class SerialSchedule:
                 task,
                 self.demonstrations.rollouts(0),
                 (self.config.seed, 3, *ticket.key),
+                begun=begun,
             )
             prompt = next(
                 (e.prompt for e in episodes if e.prompt is not None), None

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -16,11 +16,13 @@ import torch
 import mmrl
 from mmrl.config import DataSource, load_config
 from mmrl.data.sources import LoadedSource
-from mmrl.errors import ConfigError, DataError
+from mmrl.distributed.world import World
+from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.evaluation.evaluate import EvalSettings, evaluate
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
+from mmrl.rollout.schedule import SerialSchedule
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
 from mmrl.workers.scoring import Scorer
@@ -292,6 +294,49 @@ def test_an_evaluation_refuses_views() -> None:
         row["text"] for row in found.predictions
     ]
     assert found.metric("greedy/correct") == 1.0
+
+
+class Ending:
+    """A rollout engine that somebody ends."""
+
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Any:
+        raise KeyboardInterrupt
+
+
+def _unusable(self: Counting, sample: Sample, seed: int) -> mmrl.Observation:
+    if sample.question == "unusable" or (sample.question == "third" and len(self.made) == 3):
+        raise MediaError("expected a picture, found none", kind="missing")
+    return mmrl.Observation(chat(sample.question, 1), [picture(0)])
+
+
+@pytest.mark.parametrize("questions", [("yes", "unusable"), ("third",), ("broken reset", "ended")])
+def test_whatever_ends_a_wave_or_an_evaluation_closes_each_environment_once(
+    questions: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A later sample cannot be used; the third environment cannot (evaluating, one stands open); an engine ends."""
+    if "ended" not in questions:
+        monkeypatch.setattr(Counting, "reset", _unusable)
+    samples = tuple(replace(sample(q), id=q) for q in questions)
+    source = LoadedSource(DataSource(task="grounding", path="x"), Play(), samples)
+    config = play_run(tmp_path, "ended", "data.on_error=raise")
+    p, engine = policy(), cast(Any, Ending())
+    with Scorer([("grounding", {})], [source.task], workers=0, timeout_s=1.0) as scorer:
+        with pytest.raises((DataError, KeyboardInterrupt)):
+            settings = EvalSettings(SAMPLING, samples=2, on_error="raise")
+            evaluate(p, engine, scorer, [source], settings)
+        assert Counting.made and [env.closed for env in Counting.made] == [1] * len(Counting.made)
+        Counting.made.clear()
+        schedule = SerialSchedule(config, p, engine, scorer, [source], World(torch.device("cpu")))
+        with pytest.raises((DataError, KeyboardInterrupt)):
+            list(schedule.groups(1))
+    assert Counting.made and [env.closed for env in Counting.made] == [1] * len(Counting.made)
+
+
+def test_a_task_is_asked_for_its_environment_and_nothing_stays_open() -> None:
+    check_environments(
+        load_config(None, ["data.train=[{task: grounding, path: x}]"]), [(Play(), {"play"})]
+    )
+    assert [env.closed for env in Counting.made] == [1]
 
 
 # ---- whole runs
