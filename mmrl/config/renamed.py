@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from mmrl.config.algorithm import GAE, AlgorithmConfig
+from mmrl.config.algorithm import GAE, AlgorithmConfig, CriticConfig
 
 __all__ = ["with_new_names"]
 
@@ -49,6 +49,7 @@ _SILENT = {
     "filter.high": None,
     "advantage_scale": "std",
     "dynamic_sampling": True,
+    **{f"critic.{new}": CriticConfig.model_fields[new].default for new in _CRITIC.values()},
 }
 """What a key of algorithm was in every robot run before the old keys went."""
 
