@@ -73,7 +73,7 @@ class Environment(abc.ABC):
 
     It lives in the process of the run: what may hang, crash or hold a graphics context belongs into a process of its own, which
     `close` ends. What it raises costs its rollout alone, which is recorded as failed and not learned from. All rollouts of a round
-    are open at the same time.
+    of training are open at the same time, and 64 of an evaluation.
     """
 
     max_turns: ClassVar[int] = 8

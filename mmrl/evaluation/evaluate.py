@@ -53,6 +53,9 @@ __all__ = [
 ]
 
 _CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
+_EPISODES = (
+    64  # in environments that are open together: each may be a process with a display of its own
+)
 _FIRST_CHUNK = 16  # and at first: the model answers these while workers decode the next ones
 
 
@@ -206,7 +209,11 @@ def _evaluate_chunk(
     plain: list[_Asked] = []
     changed: list[_Asked] = []
     played: list[tuple[int, str, list[Episode]]] = []
+    wanted = sum(count for _, count in _modes(settings))
     for order, sample in samples:
+        if played and sum(len(episodes) for _, _, episodes in played) + wanted > _EPISODES:
+            rows += _played(policy, engine, key, source, played, settings)
+            played.clear()
         try:
             if opened := _begun(policy, sample, source.task, settings, begun):
                 played += [(order, mode, episodes) for mode, episodes in opened]

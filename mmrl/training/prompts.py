@@ -26,7 +26,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.rollout import RolloutEngine, build_rollout_engine
-from mmrl.rollout.episodes import check_environments
+from mmrl.rollout.episodes import check_environments, turns_of
 from mmrl.rollout.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, build_advantages
@@ -170,9 +170,16 @@ class PromptRollouts:
             advantages,
             prompt_of=prompt_of,
             critic=critic,
+            longest=self.config.rollout.max_new_tokens * self._most_turns(),
         )
         learner.on_weights = self._changed
         return learner
+
+    def _most_turns(self) -> int:
+        """Of a rollout of any task that is trained on."""
+        template = self.policy.template
+        kinds = {(s.task, x.task) for s in self.train_sources for x in s.samples}
+        return max((turns_of(task, kind, template) or 1 for task, kind in kinds), default=1)
 
     def _changed(self) -> None:
         """A step's weights get the name of the next one, while the policy is still held."""

@@ -332,6 +332,35 @@ def test_whatever_ends_a_wave_or_an_evaluation_closes_each_environment_once(
     assert Counting.made and [env.closed for env in Counting.made] == [1] * len(Counting.made)
 
 
+def test_an_evaluation_opens_a_bounded_number_of_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most: list[int] = []
+
+    def reset(self: Counting, sample: Sample, seed: int) -> mmrl.Observation:
+        most.append(sum(not env.closed for env in self.made))
+        return ordinary(self, sample, seed)
+
+    ordinary = Counting.reset
+    monkeypatch.setattr(Counting, "reset", reset)
+    samples = tuple(replace(sample(turns=1), id=str(i)) for i in range(5))
+    p, source = policy(), LoadedSource(DataSource(task="grounding", path="x"), Play(), samples)
+    with Scorer([("grounding", {})], [source.task], workers=0, timeout_s=1.0) as scorer:
+        settings = EvalSettings(SAMPLING, samples=2)
+        together = evaluate(p, PrefillOnceEngine(p), scorer, [source], settings)
+        assert max(most) == 15
+        most.clear()
+        monkeypatch.setattr("mmrl.evaluation.evaluate._EPISODES", 7)
+        apart = evaluate(p, PrefillOnceEngine(p), scorer, [source], settings)
+    assert max(most) == 6 and apart.predictions == together.predictions
+
+
+def test_dr_grpo_divides_by_the_length_of_a_whole_rollout(tmp_path: Path) -> None:
+    trainer = Trainer(play_run(tmp_path, "long", "algorithm.aggregate=dr_grpo"))
+    with trainer._working():
+        assert trainer.learner._longest == 5 * Counting.max_turns
+
+
 def test_a_task_is_asked_for_its_environment_and_nothing_stays_open() -> None:
     check_environments(
         load_config(None, ["data.train=[{task: grounding, path: x}]"]), [(Play(), {"play"})]
