@@ -1,7 +1,7 @@
 """An environment of two turns in one file: look at a picture too coarse to read, name a quarter, read it from close by.
 
     python -m scripts.demo_turns                                    # a tiny model learns it on a CPU in a minute
-    mmrl train data.train='[{task: examples/zoom.py:Zoom, path: ROWS}]' model.path=MODEL ...
+    mmrl train grounding data.train='[{task: examples/zoom.py:Zoom, path: ROWS}]' data.eval='[]' model.path=MODEL
 
 One quarter of a picture of 224 x 224 pixels holds fine stripes of two colours, of which there are four pairs. The pairs mix to the
 same grey: in the overview of 56 x 56 pixels, which averages 4 x 4 pixels, it can be seen where the stripes are, and by no means

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
-from mmrl.config import ModelConfig
+from mmrl.config import ModelConfig, load_config
 from mmrl.policy.loading import load_policy
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
-from mmrl.rollout.episodes import begin, play
+from mmrl.rollout.episodes import begin, check_environments, play
+from mmrl.training.preflight import best_metric, measured_by
 from scripts import bench_turns, demo_turns
 from scripts._readme_turns import turns, turns_cost
 from tests.engine_kit import REPO
@@ -31,6 +33,21 @@ def test_the_record_keeps_its_claim_and_others_would_not() -> None:
     flat["real"]["after"] = flat["real"]["before"]
     assert [words for words in demo_turns.verdict(flat) if "rewards gained +0.000" in words]
     assert turns(found).count("\n") == 5 and "permuted within each group" in turns(found)
+
+
+def test_the_command_of_the_example_is_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    import examples.zoom
+
+    [line] = [x for x in str(examples.zoom.__doc__).splitlines() if "mmrl train" in x]
+    program, verb, recipe, *overrides = shlex.split(line)
+    assert (program, verb) == ("mmrl", "train") and all("=" in o for o in overrides)
+    monkeypatch.chdir(REPO)
+    config = load_config(REPO / "configs" / f"{recipe}.yaml", overrides)
+    assert [(s.task, s.path) for s in config.data.train] == [("examples/zoom.py:Zoom", "ROWS")]
+    assert config.data.eval == [] and config.model.path == "MODEL"
+    zoom = task_from_spec(config.data.train[0].task, config.data.train[0].params)
+    check_environments(config, [(zoom, {"zoom"})])
+    best_metric(config.eval, measured_by([]))  # that of the recipe is of its own data
 
 
 @pytest.mark.slow
