@@ -330,7 +330,7 @@ def _played(
             row = _row(
                 source, ScoreJob(key, episode.sample, last.text, ctx), score, order, mode, number
             )
-            rows.append({**row, "turns": [t.text for t in rollout.turns]})
+            rows.append({**row, "environment": True, "turns": [t.text for t in rollout.turns]})
     return rows
 
 

@@ -5,7 +5,8 @@
 Reads rollouts/step_*.jsonl and eval predictions.jsonl of a run. Every line carries its sample, its coordinate frame,
 the picture sizes and its task as configured, so that the same parameters give exactly the logged scores. The lines of a group
 of rollouts are scored together, as in training, and so are the sampled predictions of one prompt, as in evaluations. Lines
-that cannot be read are kept with their number and reason, never dropped. Rewards run in a worker process, as in training.
+that cannot be read are kept with their number and reason, never dropped, and so are rollouts in an environment, whose reward is not
+that of a text. Rewards run in a worker process, as in training.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ __all__ = [
     "write_rescored",
 ]
 
+_PLAYED = (
+    "expected an answer that its task scores by the text, found a rollout in an environment, which paid its reward turn by turn; "
+    "it is not played again: evaluate a checkpoint (mmrl eval) with the other reward"
+)
 _PARTS = ("value", "parsed", "reason", "parts", "weights", "metrics", "detail")
 
 
@@ -105,6 +110,11 @@ class _Logged:
         return json.dumps(
             [self.row.get("step"), key, sample.source, sample.id, self.spec, changed], default=str
         )
+
+    @property
+    def played(self) -> bool:
+        """Whether an environment gave the score; logs that do not say so have the turns."""
+        return bool(self.row.get("environment") or self.row.get("turns"))
 
     @property
     def was_never_rolled_out(self) -> bool:
@@ -293,7 +303,9 @@ def rescore(
     A log may come from a stranger: its lines name tasks that are built in, installed, or given as `task`, and parameters that
     are no folders or hosts (mmrl.config.trust); with `trust_code` they name any.
     """
-    logged, broken = _read(Path(path))
+    found, broken = _read(Path(path))
+    broken += [BrokenLine(e.line, _PLAYED, json.dumps(e.row)) for e in found if e.played]
+    logged = [e for e in found if not e.played]
     if not logged:
         first = f"; first: line {broken[0].line}: {broken[0].reason}" if broken else ""
         raise DataError(

@@ -281,7 +281,7 @@ class SerialSchedule:
         for group, opened in zip(closed, ready, strict=True):
             self.tally.origins[group.key] = score_origin(
                 self._config_of[id(opened.task)], opened.prompt.images, opened.prompt.videos
-            )
+            ) | ({"environment": True} if opened.episodes else {})
         return sorted([*groups, *self._contrasted(closed, ready, step)], key=lambda g: g.key)
 
     def _open(self, ticket: Ticket, step: int, begun: ExitStack) -> _Open | RolloutGroup:
