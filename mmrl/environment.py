@@ -29,8 +29,8 @@ __all__ = ["Environment", "Observation", "Outcome"]
 
 @dataclass(frozen=True)
 class Observation:
-    """Chat messages in transformers' form, and the pictures of their {'type': 'image'} items in order: each a path, or the pixels,
-    uint8 (H, W, 3).
+    """Chat messages in transformers' form, and the pictures of their {'type': 'image'} items in order: each a path (as the sample's
+    own pictures it is read with data.image.orientation, which its reader notes), or the pixels, uint8 (H, W, 3).
 
     The first observation is how the chat begins, with the system text where there is one; a later one is what answers the policy,
     usually one message of the role 'user' or 'tool'.

@@ -11,6 +11,7 @@ to the rollout and its turn, so that the same tokens come out whatever else is p
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
 from mmrl.task import Task, Template
 from mmrl.types import Rollout, Sample, Score, StopReason, Turn
+from mmrl.video.media import image_overrides
 from mmrl.workers.scoring import checked, failed
 
 __all__ = ["Episode", "begin", "check_environments", "play", "turns_of"]
@@ -59,7 +61,7 @@ class Episode:
     def reset(self, policy: Policy, seed: int) -> None:
         """Begin. Raises MediaError and DataError of pictures and prompts that cannot be used; other errors fail the rollout."""
         try:
-            self.prompt = _first(policy, self.environment.reset(self.sample, seed), self.sample.id)
+            self.prompt = _first(policy, self.environment.reset(self.sample, seed), self.sample)
         except (MediaError, DataError):
             raise
         except (Exception, SystemExit) as error:  # an environment is user code
@@ -80,7 +82,7 @@ class Episode:
             )
             self.info = {str(name): float(value) for name, value in outcome.info.items()}
             if self.open and outcome.observation is not None:
-                visuals = _visuals(policy, outcome.observation)
+                visuals = _visuals(policy, outcome.observation, self.sample)
                 messages = [dict(m) for m in outcome.observation.messages]
                 self.prompt = policy.encoder.extended(
                     self.prompt, turn.token_ids, messages, visuals, self.sample.id
@@ -189,17 +191,19 @@ def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, lis
             yield Request(prompt, 1, () if e.greedy else (*e.key, number, place), e.greedy), [e]
 
 
-def _first(policy: Policy, observation: Observation, name: str) -> Prompt:
+def _first(policy: Policy, observation: Observation, sample: Sample) -> Prompt:
     return policy.encoder.prompt_of(
-        [dict(m) for m in observation.messages], _visuals(policy, observation), name
+        [dict(m) for m in observation.messages], _visuals(policy, observation, sample), sample.id
     )
 
 
-def _visuals(policy: Policy, observation: Observation) -> list[Any]:
-    """References to the pictures, kept for training."""
-    cache = policy.encoder.visuals
+def _visuals(policy: Policy, observation: Observation, sample: Sample) -> list[Any]:
+    """References to the pictures, kept for training; files are read as the sample's own (data.image.orientation)."""
+    cache, own = policy.encoder.visuals, image_overrides(sample)
     found = [
-        cache.image(str(x)) if isinstance(x, str) else cache.frame(np.asarray(x))
+        cache.image(os.fspath(x), own)
+        if isinstance(x, (str, os.PathLike))
+        else cache.frame(np.asarray(x))
         for x in observation.images
     ]
     cache.lease(found, policy.tower())
@@ -224,6 +228,13 @@ def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]
         for task, kinds in tasks
         if any(turns_of(task, kind, template) is not None for kind in kinds)
     ]
+    for task, kinds in tasks:
+        for kind in sorted(kinds):
+            if task.member(kind).in_group and turns_of(task, kind, template) is not None:
+                raise ConfigError(
+                    f"expected rewards of an environment or of a whole group (in_group), found both of task '{task.name}', whose "
+                    "environment's rewards are the reward: `score_in_group` would never be asked; leave one of them out"
+                )
     a = config.algorithm
     why = {
         "algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import mmrl
 from mmrl.config import DataSource, load_config
@@ -19,14 +20,17 @@ from mmrl.data.sources import LoadedSource
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.evaluation.evaluate import EvalSettings, evaluate
+from mmrl.evaluation.rescore import rescore
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
 from mmrl.rollout.schedule import SerialSchedule
+from mmrl.training.runlog import rollout_rows
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
+from mmrl.video.media import ORIENTATION_PARAM
 from mmrl.workers.scoring import Scorer
-from tests.engine_kit import REPO, Album, policy, read_jsonl, tiny_folder
+from tests.engine_kit import ALBUM, REPO, Album, policy, read_jsonl, tiny_folder
 
 SAMPLING = SamplingSettings(max_new_tokens=5)
 LIMIT = 1e-5
@@ -97,6 +101,10 @@ class Play(Album):
 
 def sample(question: str = "yes", **params: Any) -> Sample:
     return Sample("1", "play", "plays", question, None, params=params)
+
+
+def config_of_nothing() -> Any:
+    return load_config(None, ["data.train=[{task: grounding, path: x}]"])
 
 
 def played(
@@ -355,6 +363,63 @@ def test_an_evaluation_opens_a_bounded_number_of_environments(
     assert max(most) == 6 and apart.predictions == together.predictions
 
 
+def test_a_reward_that_an_environment_paid_is_not_scored_again(tmp_path: Path) -> None:
+    config, p, file = play_run(tmp_path, "log"), policy(), tmp_path / "log.jsonl"
+    plays = LoadedSource(config.data.train[0], Play(), (sample(),))
+    answers = LoadedSource(
+        DataSource(task=ALBUM, path="x"), Album(), (replace(sample(), task="album"),)
+    )
+    engine, settings = PrefillOnceEngine(p), EvalSettings(SAMPLING, samples=2)
+    with Scorer([], [plays.task, answers.task], workers=0, timeout_s=1.0) as scorer:
+        schedule = SerialSchedule(config, p, engine, scorer, [plays], World(torch.device("cpu")))
+        groups = list(schedule.groups(1))
+        trained = rollout_rows(groups, "abs_orig", 1, 5, schedule.tally.origins)
+        found = evaluate(p, engine, scorer, [plays], settings).predictions
+        plain = evaluate(p, engine, scorer, [answers], settings, first_key=1).predictions
+    assert trained and all(row["environment"] is True for row in (*trained, *found))
+    for rows in (trained, found):
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = rf"found none in {len(rows)} lines; first: line 1: .* a rollout in an environment"
+        with pytest.raises(DataError, match=words):
+            rescore(file, trust_code=True)
+    old = [{k: v for k, v in row.items() if k != "environment"} for row in found]
+    file.write_text("".join(json.dumps(row) + "\n" for row in (*trained, *old, *plain)))
+    again = rescore(file, trust_code=True)
+    assert len(again.broken) == len(trained) + len(old) and len(again.rows) == len(plain) == 3
+    assert not any(row.changed for row in again.rows)
+
+
+@pytest.mark.parametrize("spell", [str, Path])
+def test_a_picture_of_a_file_is_read_as_the_samples_own(
+    spell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(picture(0)).save(tmp_path / "turned.png", exif=exif)
+    monkeypatch.setattr(
+        Counting,
+        "reset",
+        lambda self, sample, seed: mmrl.Observation(
+            chat("what", 1), [spell(tmp_path / "turned.png")]
+        ),
+    )
+    p = policy()
+    for params, size in (({ORIENTATION_PARAM: "stored"}, (84, 56)), ({}, (56, 84))):
+        (episode,) = begin(p, sample(**params), Play(), 1, (1,))
+        assert episode.failure is None and episode.prompt is not None
+        assert [x.orig_wh for x in episode.prompt.images] == [size]
+
+
+def test_rewards_of_a_group_are_refused_where_an_environment_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Play, "in_group", True)
+    with pytest.raises(ConfigError, match="`score_in_group` would never be asked"):
+        check_environments(config_of_nothing(), [(Play(), {"play"})])
+    monkeypatch.setattr(Album, "in_group", True)
+    check_environments(config_of_nothing(), [(Album(), {"album"})])
+
+
 def test_dr_grpo_divides_by_the_length_of_a_whole_rollout(tmp_path: Path) -> None:
     trainer = Trainer(play_run(tmp_path, "long", "algorithm.aggregate=dr_grpo"))
     with trainer._working():
@@ -362,9 +427,7 @@ def test_dr_grpo_divides_by_the_length_of_a_whole_rollout(tmp_path: Path) -> Non
 
 
 def test_a_task_is_asked_for_its_environment_and_nothing_stays_open() -> None:
-    check_environments(
-        load_config(None, ["data.train=[{task: grounding, path: x}]"]), [(Play(), {"play"})]
-    )
+    check_environments(config_of_nothing(), [(Play(), {"play"})])
     assert [env.closed for env in Counting.made] == [1]
 
 
