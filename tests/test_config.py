@@ -271,6 +271,7 @@ def test_a_critic_is_of_advantage_gae(small: Path) -> None:
         ("algorithm.importance=sequence", "importance sequence gives an answer one ratio"),
         ("algorithm.difficulty=softmax", "the critic knows what is hard"),
         ("algorithm.offline.per_group=1", "with advantage gae nothing does"),
+        ("algorithm.filter.key=reward", r"filter\.key reward is what groups are chosen by"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_config(small, [gae, override])

@@ -122,6 +122,11 @@ class RunConfig(_Section):
                 "algorithm.filter.low and high choose groups by their rewards, and with advantage gae groups teach "
                 "whatever theirs are: set both to null"
             )
+        if a.filter.key != type(a.filter).model_fields["key"].default and a.advantage == "gae":
+            raise ValueError(
+                f"algorithm.filter.key {a.filter.key} is what groups are chosen by, and with advantage gae groups teach "
+                "whatever their rewards are: remove it"
+            )
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
             raise ValueError(
                 "algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
