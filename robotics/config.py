@@ -210,17 +210,24 @@ _OF_PROMPTS = {
     "algorithm.contrast": "there is no changed view of a simulator to roll out on",
     "algorithm.offline": "demonstrations of a simulator are cloned beforehand (mmrl sft), none belongs to the state of a group",
     "algorithm.overlong": "an episode is cut off at env.horizon, which is part of its task",
+    "algorithm.overlong_buffer": "an episode is cut off at env.horizon, which is part of its task",
+    "algorithm.overlong_weight": "an episode is cut off at env.horizon, which is part of its task",
     "algorithm.carry_share": "a place's initial states follow from its number alone, so none is carried to another step",
     "engine.rollout": "a policy that acts decides by its own forward pass",
     "engine.vllm": "a policy that acts decides by its own forward pass",
     "rollout.top_p": "actions are drawn from all of their bins",
     "rollout.top_k": "actions are drawn from all of their bins",
     "rollout.max_new_tokens": "a decision has the tokens of action.chunk action steps, no more and no fewer",
+    "model.frame": "a policy that acts writes actions, no coordinates",
+    "reward.workers": "rewards come from the simulators, which live in env.workers processes",
+    "reward.timeout_s": "rewards come from the simulators, whose time env.step_s bounds",
+    "reward.max_failure_share": "rewards come from the simulators, whose failures env.retries and env.respawns bound",
     "data.train": "episodes come from env",
     "data.eval": "held-out episodes come from env (eval_states)",
     "data.selection": "episodes come from env",
     "data.curriculum": "episodes come from env",
     "eval.views": "there is no changed view of a simulator to answer on",
+    "train.log_reflection": "an episode has actions, no text that could reflect",
     "train.forward": "each decision has a prompt of its own, none is shared",
 }
 """Keys that an episode has no use for, and why: an embodied run refuses them rather than ignore them."""
@@ -270,6 +277,10 @@ class EmbodiedConfig(RunConfig):
                 call_default_factory=True
             ):
                 raise ValueError(f"{name} means nothing to an embodied run: {why}; remove it")
+        if self.model.system:
+            raise ValueError(
+                "model.system means nothing to an embodied run: the text of its prompts is vla.prompt; remove it"
+            )
         self._check_rewards()
         if missing := [c for c in self.vla.cameras if c not in self.env.cameras]:
             raise ValueError(

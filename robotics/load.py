@@ -185,7 +185,7 @@ def load_vla(
             core.device
         )
         make_batch_invariant(head, core.device)
-    vla = VLAPolicy(core, codec, settings, head)
+    vla = VLAPolicy(core, codec, settings, head, batch_tokens=config.rollout.batch_tokens)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
     check_loaded(vla.named_parameters(), weights or config.model.path)

@@ -103,8 +103,11 @@ class VLAPolicy:
         codec: ActionCodec,
         settings: VLAConfig,
         value_head: ValueHead | None = None,
+        *,
+        batch_tokens: int = 65536,
     ) -> None:
         self.core, self.codec, self.settings, self.value_head = core, codec, settings, value_head
+        self._batch_tokens = batch_tokens  # what decode: autoregressive holds in the KV cache
         self.tokens_per_decision = codec.tokens
         vocabulary = core.processor.tokenizer.get_vocab()
         wanted = [action_token(i) for i in range(codec.bins)]
@@ -195,6 +198,7 @@ class VLAPolicy:
             self.codec,
             self.settings,
             head if device is None or head is None else head.to(device),
+            batch_tokens=self._batch_tokens,
         )
 
     def publish(self) -> int:
@@ -386,7 +390,9 @@ class VLAPolicy:
         temperature: float,
     ) -> list[Choice]:
         settings = SamplingSettings(
-            temperature=temperature, max_new_tokens=self.tokens_per_decision
+            temperature=temperature,
+            max_new_tokens=self.tokens_per_decision,
+            batch_tokens=self._batch_tokens,
         )
         requests = [Request(p, 1, k, greedy) for p, k in zip(prompts, keys, strict=True)]
         written = [c[0] for c in self._engine.generate(requests, settings)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from mmrl.errors import CheckpointError, ConfigError, DataError
 from mmrl.robotics.actions import ActionStatistics
 from mmrl.robotics.contract import EnvSpec, Observation, make_simulator
 from mmrl.robotics.load import load_vla
+from mmrl.rollout import PrefillOnceEngine
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 
@@ -50,6 +52,26 @@ def test_a_choice_depends_on_its_own_noise_alone(model: Path, decode: str) -> No
     assert len({c.tokens for c in same}) > 1  # equal pictures, other noise
     greedy = vla.act([seen[0]] * 2, [(1,), (2,)], greedy=True)
     assert greedy[0].tokens == greedy[1].tokens
+
+
+def test_the_kv_cache_of_a_written_chunk_is_bounded(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rollout.batch_tokens, also of the copy that acts while this policy's weights are sharded; choices do not depend on it."""
+    seen, keys = observations(3), [(7, i) for i in range(3)]
+    free = make_vla(model, "vla.decode=autoregressive").act(seen, keys)
+    bounded = make_vla(model, "vla.decode=autoregressive", "rollout.batch_tokens=1")
+    held: list[int] = []
+    decode = PrefillOnceEngine._decode
+
+    def counted(engine: Any, prompts: Any, counts: Any, rows: Any, settings: Any) -> Any:
+        held.append(len(rows))
+        return decode(engine, prompts, counts, rows, settings)
+
+    monkeypatch.setattr(PrefillOnceEngine, "_decode", counted)
+    for vla in (bounded, bounded.whole_copy()):
+        assert [c.tokens for c in vla.act(seen, keys)] == [c.tokens for c in free]
+    assert held == [1] * 6
 
 
 @pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
