@@ -7,7 +7,14 @@ Importing mmrl is light: torch and transformers are imported by the parts that n
 """
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if not (_tasks := Path(__file__).parent / "tasks").is_dir():
+    raise ImportError(
+        f"expected {_tasks} to be a folder or a symbolic link to one, found neither: this copy of the repository has lost its "
+        "symbolic links, as zips and checkouts without them do; get it by `git clone -c core.symlinks=true`"
+    )
 
 from mmrl import _torchvision_cpu
 from mmrl.coords import CoordFrame

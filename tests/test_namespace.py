@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_the_bare_name_is_refused_with_the_name_to_write(name: str) -> None:
     )
     done = python("-m", f"{name}.anything", cwd=ROOT)
     assert f"expected `import mmrl.{name}`" in done.stderr
+
+
+def test_a_copy_that_lost_its_links_says_so(tmp_path: Path) -> None:
+    """As git without core.symlinks and some zips leave it: the link is a text file that holds the path."""
+    (tmp_path / "mmrl").mkdir()
+    shutil.copy(ROOT / "mmrl" / "__init__.py", tmp_path / "mmrl")
+    (tmp_path / "mmrl" / "tasks").write_text("../tasks")
+    done = python("-c", "import mmrl", cwd=tmp_path, root=str(tmp_path))
+    words = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and words.startswith("ImportError: expected ")
+    assert "has lost its symbolic links" in words and "core.symlinks=true" in words
 
 
 def test_a_users_own_packages_of_these_names_stand_beside_mmrl(tmp_path: Path) -> None:
