@@ -4,13 +4,15 @@
 
 Turns that follow each other and have one prompt (the answers to a question) are packed behind one copy of it and never
 separated, and so is a turn whose prompt extends the turn before (a chat that grows); every other turn (a robot's decision) has a
-place of its own.
+place of its own. Rollouts whose chats grow, with pictures in every turn, are parted where a group exceeds the token budget: their
+prompt is computed once in each micro-batch then.
 
 Legend: N tokens of a turn, V values and advantages of it: 1, or one per action step.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -128,13 +130,29 @@ def bundles(samples: Iterable[TrainingSample]) -> list[Bundle]:
     return found
 
 
-def plan_of(samples: Iterable[TrainingSample], token_budget: int) -> list[list[TrainingTurn]]:
-    """The turns of each micro-batch, in order, which are within the token budget (one bundle at least)."""
-    packed = bundles(samples)
-    lengths = [
-        sum(map(packed_length, pack_turns([t.prompt for t in b], [t.tokens for t in b])))
-        for b in packed
+def _length(turns: Sequence[TrainingTurn]) -> int:
+    return sum(map(packed_length, pack_turns([t.prompt for t in turns], [t.tokens for t in turns])))
+
+
+def _parted(bundle: Bundle, token_budget: int) -> list[Bundle]:
+    """The bundle; where its prompts grow and it exceeds the budget, whole rollouts of it within the budget (one at least)."""
+    root = bundle[0].prompt
+    if all(t.prompt is root for t in bundle) or _length(bundle) <= token_budget:
+        return [bundle]
+    starts = [n for n, t in enumerate(bundle) if t.prompt is root]
+    rollouts = [bundle[a:b] for a, b in itertools.pairwise([*starts, len(bundle)])]
+    own = [_length(r) - root.length for r in rollouts]
+    return [
+        [t for number in part for t in rollouts[number]]
+        for part in within_budget(own, max(1, token_budget - root.length))
     ]
+
+
+def plan_of(samples: Iterable[TrainingSample], token_budget: int) -> list[list[TrainingTurn]]:
+    """The turns of each micro-batch, in order, which are within the token budget (one bundle, or one rollout of a bundle whose
+    prompts grow, at least)."""
+    packed = [part for bundle in bundles(samples) for part in _parted(bundle, token_budget)]
+    lengths = [_length(bundle) for bundle in packed]
     return [
         [t for number in part for t in packed[number]]
         for part in within_budget(lengths, token_budget)

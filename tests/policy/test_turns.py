@@ -400,6 +400,14 @@ def test_a_group_whose_prompts_grow_is_one_bundle() -> None:
         [12],
         [8, 4],
     ]
+    for budget, counts in ((1, [3, 2, 1, 2, 2, 2]), (sizes[0] - 1, [6, 2, 4])):
+        plan = plan_of(samples, budget)  # between rollouts, which stay whole and in order
+        assert [len(part) for part in plan] == counts
+        assert [t for part in plan for t in part] == [t for s in samples for t in s.turns]
+    answers = [replace(s, turns=s.turns[:1]) for s in samples]
+    assert [len(part) for part in plan_of(answers, 1)] == [len(group) for group in groups], (
+        "the answers to one question are never separated"
+    )
     alone = [
         TrainingSample(s.place, tuple(replace(t, prompt=replace(t.prompt)) for t in s.turns), 1.0)
         for s in samples[:1]

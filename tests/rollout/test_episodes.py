@@ -530,6 +530,9 @@ def test_a_run_trains_on_all_turns_and_packing_changes_no_number(
             assert a["train/grad_norm"] == pytest.approx(b["train/grad_norm"], rel=1e-4)
             assert a["train/loss"] == pytest.approx(b["train/loss"], abs=1e-6)
     assert shared[0]["train/tokens/packed"] < padded[0]["train/tokens/packed"] / 2
+    assert shared[0]["train/tokens/packed"] < small[0]["train/tokens/packed"], (
+        "cut between rollouts"
+    )
     logged = read_jsonl(tmp_path / "shared" / "rollouts" / "step_000002.jsonl")
     assert logged and all(
         len(row["turns"]) == 2 and row["turns"][-1] == row["text"] for row in logged
