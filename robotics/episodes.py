@@ -275,9 +275,11 @@ class EpisodeRollouts:
         """See RolloutSource."""
         return [episode_row(e) for g in self._record.groups[:limit] for e in g]
 
-    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation:
+    def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation:
         """See RolloutSource."""
-        videos = folder / "videos" if limit is None and self.config.eval.gallery else None
+        e = self.config.eval
+        videos = folder / "videos" if full and e.gallery else None
+        limit = None if full else e.limit
         before = len(self.driver.failures)
         found = evaluate_policy(
             self.config, self.driver, step, limit=limit, videos=videos, world=self.world

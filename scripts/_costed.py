@@ -168,9 +168,9 @@ class CostedRollouts(EpisodeRollouts):
         self.sleeping = step > 1
         super().begin(step)
 
-    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation:
+    def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation:
         self.sleeping = False
-        return super().evaluate(step, limit=limit, folder=folder)
+        return super().evaluate(step, full=full, folder=folder)
 
 
 def run(

@@ -44,7 +44,7 @@ def look(trainer: Trainer) -> dict[str, Any]:
         "tensors": {},
     }
     assert tower is not None
-    for sample in trainer.train_sources[0].samples:
+    for sample in trainer.rollouts.train_sources[0].samples:
         for visual in encoder.references(sample):
             (features,) = visuals.features([visual], tower)
             parts = [visuals.pixels(visual), features.main, *features.deep]

@@ -12,7 +12,7 @@ import pytest
 from mmrl.config import load_config
 from mmrl.errors import MediaError, MMRLError, RolloutError
 from mmrl.rollout.schedule import SerialSchedule
-from mmrl.training import learner
+from mmrl.training import learner, turn_loss
 from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import file_size_limit
 
@@ -23,7 +23,11 @@ __all__ = ["stop"]
 def broken(kind: str) -> Iterator[None]:
     """What happens to the run of this process inside."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        loss, groups, encode = learner.policy_loss, SerialSchedule.groups, learner.Learner._prepare
+        loss, groups, encode = (
+            turn_loss.policy_loss,
+            SerialSchedule.groups,
+            learner.Learner._prepare,
+        )
 
         def not_finite(*args: Any, **options: Any) -> Any:
             found = loss(*args, **options)
@@ -42,7 +46,7 @@ def broken(kind: str) -> Iterator[None]:
         if kind == "checkpoint":
             stack.enter_context(file_size_limit(250_000))
         elif kind in ("loss", "infinite"):
-            patch.setattr(learner, "policy_loss", not_finite)
+            patch.setattr(turn_loss, "policy_loss", not_finite)
         elif kind == "media":
             patch.setattr(learner.Learner, "_prepare", gone)
         else:

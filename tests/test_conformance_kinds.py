@@ -200,7 +200,7 @@ def test_the_list_shows_what_each_task_is(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         assert words in done.output
     assert "Beside the parameters" not in done.output
-    monkeypatch.setitem(BUILT_IN, "lost", "tasks.nowhere:Lost")
+    monkeypatch.setitem(BUILT_IN, "lost", "mmrl.tasks.nowhere:Lost")
     done = CliRunner().invoke(app, ["tasks", "list"])
     assert (
         done.exit_code == 1

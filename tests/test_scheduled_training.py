@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +178,18 @@ def test_a_resumed_pipelined_run_is_the_whole_one(tmp_path: Path, files: tuple[s
 class Eager(Trainer):
     """Holds the policy for a whole wave. Otherwise training comes first whenever both could go on, and nothing gets old."""
 
-    def _pipeline(self, source: Any) -> Any:
-        close = self.schedule._close
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        with super()._working():
+            schedule = self.rollouts.schedule  # type: ignore[attr-defined]
+            close = schedule._close
 
-        def whole(tickets: Any, step: int) -> Any:
-            with self.pipeline.exclusive():
-                return close(tickets, step)
+            def whole(tickets: Any, step: int) -> Any:
+                with self.pipeline.exclusive():
+                    return close(tickets, step)
 
-        self.schedule._close = whole  # type: ignore[method-assign]
-        return super()._pipeline(source)
+            schedule._close = whole
+            yield
 
 
 @pytest.mark.parametrize(

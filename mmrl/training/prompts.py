@@ -271,7 +271,7 @@ class PromptRollouts:
             self._tally.origins,
         )
 
-    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation | None:
+    def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:
         """See RolloutSource."""
         if not self.eval_sources:
             return None
@@ -280,7 +280,7 @@ class PromptRollouts:
             sampling_settings(self.config),
             e.samples,
             self.config.seed,
-            limit,
+            None if full else e.limit,
             views=tuple(e.views),
             on_error=self.config.data.on_error,
             protocol=protocol_of(self.config),

@@ -101,8 +101,9 @@ class RolloutSource(Protocol):
     def logged(self, limit: int) -> list[dict[str, Any]]:
         """Rows of rollouts/step_*.jsonl of the step just trained: those of its first `limit` groups."""
 
-    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation | None:
-        """Roll out the held-out samples (the first `limit`); clips go below `folder`. None without any. Collective."""
+    def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:
+        """Roll out the held-out samples: all of them, with clips below `folder`, or with `full` False the first eval.limit. None
+        without any. Collective."""
 
     def notes(self) -> list[str]:
         """Lines to say when the run starts."""

@@ -376,7 +376,7 @@ class Trainer:
         began, e = time.perf_counter(), self.config.eval
         folder = self.folder.path / "eval" / f"step_{step:06d}"
         self._fill_actor()
-        evaluation = self.rollouts.evaluate(step, limit=None if full else e.limit, folder=folder)
+        evaluation = self.rollouts.evaluate(step, full=full, folder=folder)
         if evaluation is None:
             return {}
         if self.world.is_main:
