@@ -111,7 +111,10 @@ KINDS: dict[str, Kind] = {
     ),
     "grounding_lora": _grounding("model.lora={r: 8}"),
     "grounding_ppo": _grounding(
-        "algorithm.advantage=gae", "algorithm.advantage_scale=batch", "algorithm.epochs=2"
+        "algorithm.advantage=gae",
+        "algorithm.advantage_scale=batch",
+        "algorithm.filter.key=accuracy",
+        "algorithm.epochs=2",
     ),
     "grounding_pipelined": _grounding("schedule.kind=pipelined"),
     "luffy": _grounding("algorithm.offline={per_group: 1, gold: true}"),

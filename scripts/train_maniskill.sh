@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fine-tune a vision-language-action policy in ManiSkill 3 with GRPO (or PPO: algorithm.advantage=gae vla.value_head=true
-# algorithm.filter.low=null algorithm.filter.high=null).
+# algorithm.filter.low=null algorithm.filter.high=null algorithm.filter.key=accuracy).
 #
 #   bash scripts/train_maniskill.sh [--model FOLDER] [--tasks PushCube-v1,PickCube-v1] [--horizon 80] [--demos FOLDER]
 #                                   [--name RUN] [--gpus N] [--resume] [--overwrite] [section.key=value ...]

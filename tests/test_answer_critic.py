@@ -429,6 +429,7 @@ def run(folder: Path, name: str, rows: Path, *overrides: str) -> list[dict[str, 
             f"name={name}",
             "algorithm.advantage=gae",
             "algorithm.advantage_scale=batch",
+            "algorithm.filter.key=accuracy",  # the recipe has another
             "train.prompts_per_step=16",
             "rollout.group_size=4",
             "reward.workers=0",

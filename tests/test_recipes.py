@@ -440,6 +440,7 @@ def test_what_only_training_reads_makes_no_other_clone(
         "algorithm.advantage=gae",
         "algorithm.filter.low=null",
         "algorithm.filter.high=null",
+        "algorithm.filter.key=accuracy",
         "vla.value_head=true",
         "seed=4",
         "name=other",

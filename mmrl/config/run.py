@@ -125,7 +125,7 @@ class RunConfig(_Section):
         if a.filter.key != type(a.filter).model_fields["key"].default and a.advantage == "gae":
             raise ValueError(
                 f"algorithm.filter.key {a.filter.key} is what groups are chosen by, and with advantage gae groups teach "
-                "whatever their rewards are: remove it"
+                "whatever their rewards are: remove it (over a recipe: algorithm.filter.key=accuracy)"
             )
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
             raise ValueError(
