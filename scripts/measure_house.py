@@ -61,7 +61,10 @@ def watch(frame, event, argument):
         print("FRAMES", " ".join(reversed(names)), flush=True)
         os._exit(0)
 from mmrl.config import load_config
-from mmrl.training.trainer import Trainer
+try:
+    from mmrl.training.trainer import Trainer
+except ImportError:
+    from mmrl.trainer import Trainer
 trainer = Trainer(load_config("configs/demo.yaml", {overrides!r}))
 sys.setprofile(watch)
 trainer.fit()
