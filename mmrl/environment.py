@@ -45,7 +45,8 @@ class Outcome:
     """What a turn led to: the next observation, or the end (`terminated`: of the environment's own, `truncated`: cut off).
 
     `reward` is that of this turn. The sum over a rollout must lie in the task's value_range; `info` of the last turn becomes the
-    metrics of its score (`correct`, `success` ...). Raises ValueError for an outcome that neither ends nor shows something.
+    metrics of its score (`correct`, `success` ...). `parsed` False: the turn could not be read; a rollout counts as parsed where
+    its last turn was. Raises ValueError for an outcome that neither ends nor shows something.
     """
 
     observation: Observation | None = None
@@ -53,6 +54,7 @@ class Outcome:
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, float] = field(default_factory=dict)
+    parsed: bool = True
 
     def __post_init__(self) -> None:
         if self.observation is None and not self.ended:

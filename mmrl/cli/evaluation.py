@@ -162,6 +162,13 @@ def _evaluate(
     run_benchmarks(found, sources, folder / "submissions")
     write_evaluation(found, folder)
     write_rejected(sources, folder / "rejected.jsonl")
+    lost, why = found.unjudged
+    if lost:
+        typer.secho(
+            f"{lost} of {len(found.predictions)} completions could not be judged and count as 0; first: {why}",
+            err=True,
+            fg="yellow",
+        )
     return found
 
 

@@ -115,6 +115,13 @@ class Evaluation:
         means = [math.fsum(values) / len(values) for values in columns.values()]
         return math.fsum(means) / len(means) if means else None
 
+    @property
+    def unjudged(self) -> tuple[int, str]:
+        """How many completions have no judgement, since the reward or the environment failed, and the first reason."""
+        reasons = [str(p["score"]["reason"] or "") for p in self.predictions]
+        lost = [reason for reason in reasons if reason.startswith("reward_")]
+        return len(lost), lost[0] if lost else ""
+
     def selection(self, name: str, limit: int | None) -> float:
         """`metric`, by which checkpoints are compared (eval.best_metric). Raises ConfigError where it was not measured."""
         found = self.metric(name, limit)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)
     failure: Exception | SystemExit | None = None
+    parsed: bool = True
     closed: bool = False
 
     @property
@@ -81,6 +84,7 @@ class Episode:
                 truncated=outcome.truncated or over,
             )
             self.info = {str(name): float(value) for name, value in outcome.info.items()}
+            self.parsed = outcome.parsed
             if self.open and outcome.observation is not None:
                 visuals = _visuals(policy, outcome.observation, self.sample)
                 messages = [dict(m) for m in outcome.observation.messages]
@@ -110,7 +114,8 @@ class Episode:
                     Score.combine(
                         {_PART: sum(t.reward for t in turns)},
                         {_PART: 1.0},
-                        parsed=True,
+                        parsed=self.parsed,
+                        reason=None if self.parsed else "parse_error: its last turn",
                         metrics=self.info,
                     ),
                     task.value_range,
@@ -118,8 +123,17 @@ class Episode:
                 return Rollout(turns, score, info=self.info)
             except ValueError as wrong:  # a reward outside the task's range, info without an end
                 error = wrong
-        score = failed("reward_error: environment", error, (_PART,))
+        score = failed(f"reward_error: environment{_place(error)}", error, (_PART,))
         return Rollout(turns, score, error=score.reason, info=self.info)
+
+
+def _place(error: BaseException) -> str:
+    """Where an environment's own code raised, ' (FILE:LINE)'; '' for what is not of a file of its."""
+    ours = str(Path(__file__).resolve().parents[1])
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)
+    ]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def begin(

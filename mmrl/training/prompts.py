@@ -286,7 +286,7 @@ class PromptRollouts:
             protocol=protocol_of(self.config),
         )
         with self.world.raise_on_all_ranks():
-            return evaluate(
+            found = evaluate(
                 self.actor,
                 self.engine,
                 self.scorer,
@@ -296,6 +296,15 @@ class PromptRollouts:
                 world=self.world,
                 first_key=len(self.train_sources),
             )
+            (lost, why), limit = found.unjudged, self.config.reward.max_failure_share
+            if lost > limit * len(
+                found.predictions
+            ):  # else a table of zeros would pass for a result
+                raise RewardError(
+                    f"{lost} of {len(found.predictions)} rewards failed in the evaluation of step {step} (limit "
+                    f"reward.max_failure_share = {limit:g}); first: {why}"
+                )
+            return found
 
     def notes(self) -> list[str]:
         """See RolloutSource."""

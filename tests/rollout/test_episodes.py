@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import mmrl
 from mmrl.config import DataSource, load_config
 from mmrl.data.sources import LoadedSource
 from mmrl.distributed.world import World
-from mmrl.errors import ConfigError, DataError, MediaError
+from mmrl.errors import ConfigError, DataError, MediaError, RewardError
 from mmrl.evaluation.evaluate import EvalSettings, evaluate
 from mmrl.evaluation.rescore import rescore
 from mmrl.registry import task_from_spec
@@ -198,14 +199,39 @@ def test_the_limit_on_turns_truncates() -> None:
 def test_an_environment_that_fails_costs_its_rollout() -> None:
     for r in played("broken step"):
         assert (
-            r.error == "reward_error: environment: SystemExit: the browser died"
+            re.fullmatch(
+                r"reward_error: environment \(test_episodes\.py:\d+\): SystemExit: the browser died",
+                str(r.error),
+            )
             and len(r.turns) == 2
         )
         assert r.score is not None and r.score.value == 0 and not r.score.parsed
-    assert [r.error for r in played("broken reset")] == [
-        "reward_error: environment: RuntimeError: no display"
-    ] * 3
+    for r in played("broken reset"):
+        assert str(r.error).startswith("reward_error: environment (test_episodes.py:")
+        assert str(r.error).endswith("RuntimeError: no display")
     assert all(env.closed == 1 for env in Counting.made)
+
+
+def test_an_environment_says_whether_a_turn_could_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Counting.step
+    monkeypatch.setattr(
+        Counting, "step", lambda self, turn: replace(step(self, turn), parsed=False)
+    )
+    for r in played():
+        assert r.error is None and r.score is not None and not r.score.parsed
+        assert r.score.value == pytest.approx(sum(t.reward for t in r.turns)), "what it paid counts"
+
+
+def test_what_an_evaluation_could_not_judge_is_counted() -> None:
+    p, task = policy(), Play()
+    rows = (sample("broken step"), sample("yes"), sample("broken reset"))
+    source = LoadedSource(DataSource(task="grounding", path="x"), task, rows)
+    with Scorer([("grounding", {})], [task], workers=0, timeout_s=1.0) as scorer:
+        found = evaluate(
+            p, PrefillOnceEngine(p), scorer, [source], EvalSettings(SAMPLING, samples=0)
+        )
+    lost, why = found.unjudged
+    assert lost == 2 and why.endswith("the browser died")
 
 
 class Odd(Counting):
@@ -493,6 +519,21 @@ def test_an_environment_that_cannot_be_reset_costs_its_rollout_not_the_run(
     ).fit()
     assert row["step"] == 2 and row["train/parse_rate"] == pytest.approx(2 / 3)
     assert row["train/grad_norm"] > 0
+
+
+def test_an_evaluation_that_judges_nothing_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = type(task_from_spec(f"{Path(__file__)}:Play").environment(None))  # type: ignore[arg-type]
+
+    def broken(self: Any, turn: mmrl.Turn) -> mmrl.Outcome:
+        raise KeyError("page")
+
+    monkeypatch.setattr(loaded, "step", broken)
+    with pytest.raises(
+        RewardError, match=r"12 of 12 rewards failed in the evaluation of step 0 .*KeyError: 'page'"
+    ):
+        Trainer(play_run(tmp_path, "dead")).fit()
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
