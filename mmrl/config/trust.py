@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from mmrl.config.model import RolloutConfig
 from mmrl.config.read import load_config_as
 from mmrl.errors import RegistryError
 
@@ -96,7 +97,8 @@ CHECKPOINT_KEYS: Mapping[str, Rule] = {
             for part in ("train", "eval")
         },
     },
-    "rollout": ALL,
+    # a group of one goes with PPO, whose algorithm section stays behind: an evaluation has no groups
+    "rollout": {key: ALL for key in RolloutConfig.model_fields if key != "group_size"},
     "reward": {"timeout_s": ALL, "workers": at_most(_CPUS)},
     "eval": ALL,
 }

@@ -314,6 +314,24 @@ def test_a_hostile_configuration_is_an_error(
     assert not (tmp_path / "PWNED").exists()
 
 
+def test_a_checkpoint_of_ppo_with_one_answer_per_prompt_can_be_evaluated(tmp_path: Path) -> None:
+    trained = load_config(
+        REPO / "configs" / "grounding.yaml",
+        [
+            "algorithm.advantage=gae",
+            "algorithm.dynamic_sampling=false",
+            "rollout.group_size=1",
+            "rollout.max_new_tokens=9",
+        ],
+    )
+    folder = tmp_path / "ck" / "trainer"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(trained.model_dump(mode="json")), encoding="utf-8"
+    )
+    assert checkpoint_settings(RunConfig, str(folder.parent), []).rollout.max_new_tokens == 9
+
+
 def test_a_large_configuration_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / "config.yaml").open("wb") as file:
         file.truncate(1 << 40)
