@@ -61,7 +61,8 @@ def trial_overrides(run: RunConfig, prompts: int, samples: int, out: Path) -> li
         f"algorithm.minibatches={min(run.algorithm.minibatches, prompts)}",
         "schedule.kind=serial",
         "schedule.timeline=0",
-        "reward.max_failure_share=1.0",
+        # of prompts: a trial says what failed, and how often
+        *(["reward.max_failure_share=1.0"] if run.data.train else []),
         "train.wandb=false",
         "train.tensorboard=false",
         "operations.metrics_port=null",
