@@ -312,29 +312,42 @@ class EmbodiedConfig(RunConfig):
                 f"({', '.join(weights)}), found {key!r}.{did_you_mean(key, known)}"
             )
 
-    def _check_critic_of_kind(self) -> None:
-        """What a robot's critic can judge."""
-        a = self.algorithm
+    def _against_critic_of_kind(self) -> list[tuple[str, str]]:
+        """What a robot's critic cannot judge: (the overrides that mend it, why)."""
+        a, found = self.algorithm, []
         if a.critic.level == "token":
-            raise ValueError(
-                "algorithm.critic.level token is of answers: a robot's tokens are bins of one decision, which is "
-                "executed as a whole, so nothing is earned between two of them; use turn or action"
+            found.append(
+                (
+                    "algorithm.critic.level=turn",
+                    "algorithm.critic.level token is of answers: a robot's tokens are bins of one decision, which is "
+                    "executed as a whole, so nothing is earned between two of them; use turn or action",
+                )
             )
-        if a.advantage != "gae":
-            return
         if a.critic.hidden != type(a.critic).model_fields["hidden"].default:
-            raise ValueError(
-                f"algorithm.critic.hidden {a.critic.hidden} is of answers: the width of a robot's critic is that of "
-                "its checkpoint; remove it, or set vla.value_hidden"
+            found.append(
+                (
+                    f"algorithm.critic.hidden={type(a.critic).model_fields['hidden'].default}",
+                    f"algorithm.critic.hidden {a.critic.hidden} is of answers: the width of a robot's critic is that "
+                    "of its checkpoint; remove it, or set vla.value_hidden",
+                )
             )
         if not self.vla.value_head:
-            raise ValueError("algorithm.advantage gae needs a critic: set vla.value_head: true")
-        if self.reward.shuffle:
-            raise ValueError(
-                "reward.shuffle deals the rewards of a group's episodes anew, and a critic learns from those of "
-                "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or pass_k "
-                "for this control, or set it to false"
+            found.append(
+                (
+                    "vla.value_head=true",
+                    "algorithm.advantage gae needs a critic: set vla.value_head: true",
+                )
             )
+        if self.reward.shuffle:
+            found.append(
+                (
+                    "reward.shuffle=false",
+                    "reward.shuffle deals the rewards of a group's episodes anew, and a critic learns from those of "
+                    "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or "
+                    "pass_k for this control, or set it to false",
+                )
+            )
+        return found
 
     @property
     def stops_at_success(self) -> bool:

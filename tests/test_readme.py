@@ -79,6 +79,22 @@ def test_recipes_in_the_readme_exist_and_their_options_are_known() -> None:
         assert used <= known and (bool(used) == bool(script))
 
 
+def test_lines_for_ppo_set_all_that_their_recipes_need() -> None:
+    from mmrl.cli.run import run_config
+    from mmrl.config.shipped import recipe_file
+
+    lines = re.findall(
+        r"^    .*algorithm\.advantage=gae.*$", README.replace("\\\n", " "), re.MULTILINE
+    )
+    assert len(lines) == 2
+    for line in lines:
+        named = re.search(r"(?:mmrl train |scripts/train_)(\w+)", line)
+        assert named is not None
+        settings = re.findall(r"[a-z][\w.]+=\S+", line.partition(" # ")[0])
+        config = run_config(recipe_file(named[1]), settings)
+        assert config.algorithm.advantage == "gae", line
+
+
 @pytest.mark.parametrize("name", ["cache", "video", "tgrpo", "torture"])
 def test_a_missing_result_is_said(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

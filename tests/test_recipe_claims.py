@@ -12,6 +12,7 @@ import yaml
 
 from mmrl.config import ADVANTAGE_SCALES, RunConfig, load_config
 from mmrl.distributed.world import World
+from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
 from mmrl.robotics.config import load_embodied
 from mmrl.training.advice import remarks
@@ -193,6 +194,22 @@ def test_alternatives_that_comments_name_load(recipe: str, words: str, override:
     )
     source = config_of(recipe, override).data.train[0]
     task_from_spec(source.task, source.params)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_says_at_once_all_that_ppo_needs(recipe: str) -> None:
+    ppo = ["algorithm.advantage=gae", "rollout.group_size=1"]
+    needed: list[str] = []
+    try:
+        config_of(recipe, *ppo)
+    except ConfigError as error:
+        listed = re.search(r"settings must change; over a recipe: (.*)", str(error))
+        scale = "advantage_scale batch" in str(error)
+        one = "algorithm.advantage_scale=batch" if scale else "vla.value_head=true"
+        needed = listed[1].split() if listed else [one]
+    assert config_of(recipe, *ppo, *needed).algorithm.advantage == "gae"
+    if recipe in ("grounding", "detection", "counting", "ocr", "puzzles", "gui", "tracking"):
+        assert needed == [], "the README's line for PPO names none"
 
 
 def test_onethinkers_name_stands_where_its_rule_is_used() -> None:

@@ -101,6 +101,8 @@ class RunConfig(_Section):
 
     def _check_advantages(self) -> None:
         a = self.algorithm
+        if a.advantage == "gae":
+            return  # _check_critic names all that is against it at once
         fitting = ADVANTAGE_SCALES[a.advantage]
         if a.advantage_scale not in fitting:
             raise ValueError(
@@ -117,16 +119,6 @@ class RunConfig(_Section):
                 f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
                 "true (max_rounds: 1 only filters)"
             )
-        if (a.filter.low is not None or a.filter.high is not None) and a.advantage == "gae":
-            raise ValueError(
-                "algorithm.filter.low and high choose groups by their rewards, and with advantage gae groups teach "
-                "whatever theirs are: set both to null"
-            )
-        if a.filter.key != type(a.filter).model_fields["key"].default and a.advantage == "gae":
-            raise ValueError(
-                f"algorithm.filter.key {a.filter.key} is what groups are chosen by, and with advantage gae groups teach "
-                "whatever their rewards are: remove it (over a recipe: algorithm.filter.key=accuracy)"
-            )
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
             raise ValueError(
                 "algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
@@ -140,38 +132,108 @@ class RunConfig(_Section):
                 f"algorithm.critic.{', '.join(changed)}: only advantage gae has a critic, found {a.advantage}, whose "
                 "advantages come from the group; remove it, or set algorithm.advantage: gae"
             )
-        if a.advantage == "gae" and a.dynamic_sampling:
-            raise ValueError(
-                "algorithm.dynamic_sampling true replaces groups whose rewards are equal, and with advantage gae "
-                "those teach as well: a critic judges each turn by itself; remove it, or set it to false"
-            )
-        if a.advantage == "gae" and a.difficulty != "none":
-            raise ValueError(
-                f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
-                "advantages come from no group: the critic knows what is hard; remove it"
-            )
-        self._check_critic_of_kind()
-
-    def _check_critic_of_kind(self) -> None:
-        """What a run on prompts can do with a critic."""
-        a = self.algorithm
         if a.advantage != "gae":
             return
-        if a.critic.level == "action":
+        against = [*self._against_gae(), *self._against_critic_of_kind()]
+        if len(against) == 1:
+            raise ValueError(against[0][1])
+        if against:
             raise ValueError(
-                "algorithm.critic.level action is of robots, whose decisions are chunks of actions: an answer has "
-                "turns and tokens; set algorithm.critic.level to token or turn"
+                f"with algorithm.advantage gae {len(against)} settings must change; over a recipe: "
+                f"{' '.join(override for override, _ in against)}"
+                + "".join(f"\n    {why}" for _, why in against)
+            )
+
+    def _against_gae(self) -> list[tuple[str, str]]:
+        """What does not go with advantage gae: (the overrides that mend it, why)."""
+        a, found = self.algorithm, []
+        if a.advantage_scale not in ADVANTAGE_SCALES["gae"]:
+            found.append(
+                (
+                    "algorithm.advantage_scale=batch",
+                    "algorithm.advantage gae is defined with algorithm.advantage_scale batch, found "
+                    f"{a.advantage_scale}",
+                )
+            )
+        if a.aggregation == "gdpo":
+            found.append(
+                (
+                    "algorithm.aggregation=plain",
+                    "algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale "
+                    f"std, found gae and {a.advantage_scale}",
+                )
+            )
+        if self.data.selection.kind != "none":
+            found.append(
+                (
+                    "data.selection=none",
+                    f"data.selection {self.data.selection.kind} replaces groups by how their rewards differ, and with "
+                    "advantage gae groups teach whatever theirs are: remove it",
+                )
+            )
+        bounds = [b for b in ("low", "high") if getattr(a.filter, b) is not None]
+        if bounds:
+            found.append(
+                (
+                    " ".join(f"algorithm.filter.{bound}=null" for bound in bounds),
+                    "algorithm.filter.low and high choose groups by their rewards, and with advantage gae groups "
+                    "teach whatever theirs are: set both to null",
+                )
+            )
+        if a.filter.key != type(a.filter).model_fields["key"].default:
+            found.append(
+                (
+                    "algorithm.filter.key=accuracy",
+                    f"algorithm.filter.key {a.filter.key} is what groups are chosen by, and with advantage gae groups "
+                    "teach whatever their rewards are: remove it (over a recipe: algorithm.filter.key=accuracy)",
+                )
+            )
+        if a.dynamic_sampling:
+            found.append(
+                (
+                    "algorithm.dynamic_sampling=false",
+                    "algorithm.dynamic_sampling true replaces groups whose rewards are equal, and with advantage gae "
+                    "those teach as well: a critic judges each turn by itself; remove it, or set it to false",
+                )
+            )
+        if a.difficulty != "none":
+            found.append(
+                (
+                    "algorithm.difficulty=none",
+                    f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
+                    "advantages come from no group: the critic knows what is hard; remove it",
+                )
+            )
+        return found
+
+    def _against_critic_of_kind(self) -> list[tuple[str, str]]:
+        """What a run on prompts cannot do with a critic: (the overrides that mend it, why)."""
+        a, found = self.algorithm, []
+        if a.critic.level == "action":
+            found.append(
+                (
+                    "algorithm.critic.level=token",
+                    "algorithm.critic.level action is of robots, whose decisions are chunks of actions: an answer has "
+                    "turns and tokens; set algorithm.critic.level to token or turn",
+                )
             )
         if a.critic.level == "token" and a.importance == "sequence":
-            raise ValueError(
-                "algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token an "
-                "advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token"
+            found.append(
+                (
+                    "algorithm.critic.level=turn",
+                    "algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token "
+                    "an advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token",
+                )
             )
         if a.offline.per_group:
-            raise ValueError(
-                "algorithm.offline compares demonstrations with the policy's own answers in their group; with "
-                "advantage gae nothing does: start from `mmrl sft`, or use advantage grpo"
+            found.append(
+                (
+                    "algorithm.offline.per_group=0",
+                    "algorithm.offline compares demonstrations with the policy's own answers in their group; with "
+                    "advantage gae nothing does: start from `mmrl sft`, or use advantage grpo",
+                )
             )
+        return found
 
     def _check_offline(self) -> None:
         a, o = self.algorithm, self.algorithm.offline
