@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from mmrl.config import DataSource
+from mmrl.cli.configuration import recipe_lines
+from mmrl.cli.demo import make_data
+from mmrl.config import DataSource, load_config
+from mmrl.config.shipped import recipe_file, recipes
 from mmrl.data.sources import LoadedSource, PromptStream, load_sources, write_rejected
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
@@ -128,6 +131,36 @@ def test_missing_and_empty_data_are_named(tmp_path: Path) -> None:
     empty.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="at least one usable sample"):
         loaded(str(empty))
+
+
+def test_the_demo_that_was_not_drawn_is_named_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = load_config(recipe_file("demo")).data.train[0]
+    with pytest.raises(DataError, match=r"found nothing; `mmrl demo` draws it .*; or check data"):
+        load_sources([source])
+
+
+def test_the_demo_draws_anew_where_another_number_of_scenes_lies(tmp_path: Path) -> None:
+    def rows(name: str) -> int:
+        return len((tmp_path / name / "data.jsonl").read_text(encoding="utf-8").splitlines())
+
+    for train, held_out in ((4, 2), (6, 3)):
+        make_data(tmp_path, train=train, held_out=held_out)
+        assert (rows("train"), rows("eval")) == (train, held_out)
+    drawn = (tmp_path / "train" / "data.jsonl").stat().st_mtime_ns
+    make_data(tmp_path, train=6, held_out=3)
+    assert (tmp_path / "train" / "data.jsonl").stat().st_mtime_ns == drawn, "once"
+
+
+def test_recipes_are_listed_with_commands_of_an_installation() -> None:
+    *lines, hint = recipe_lines()
+    assert {line.split()[0] for line in lines} == set(recipes()) and "data.train.0.path=" in hint
+    assert not any(word in line for line in lines for word in ("bash", "scripts", "python -m"))
+    by_name = {line.split()[0]: line for line in lines}
+    assert "mmrl train grounding ..." in by_name["grounding"]
+    assert "mmrl sft libero --out POLICY, then mmrl train libero" in by_name["libero"]
 
 
 def test_broken_rows_stop_the_run_or_are_listed(scenes: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`mmrl config`: the resolved configuration, what a key means, the JSON schema for editors."""
+"""`mmrl config`: the resolved configuration, what a key means, the JSON schema for editors; and `mmrl recipes`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import yaml
 from mmrl.cli.run import is_embodied, run_config
 from mmrl.config import RunConfig
 from mmrl.config.reference import explain
+from mmrl.config.shipped import recipes
 from mmrl.errors import ConfigError
 
-__all__ = ["config_command"]
+__all__ = ["config_command", "recipe_lines"]
 
 
 def config_command(
@@ -57,3 +58,36 @@ def _robots() -> type[RunConfig]:
     from mmrl.robotics.config import EmbodiedConfig
 
     return EmbodiedConfig
+
+
+def recipe_lines() -> list[str]:
+    """For each installed recipe its name, the command that runs it from any folder, and what it trains on which data."""
+    lines = []
+    for name, file in recipes().items():
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        model = tree["model"]["path"]
+        if name == "demo":
+            command, what = "mmrl demo", "grounding on scenes that it draws"
+        elif "env" in tree:
+            command, what = (
+                f"mmrl train {name}",
+                f"{tree['env']['suite']} {_few(tree['env']['tasks'])}",
+            )
+            if not model.startswith("assets/"):  # no policy yet
+                command = f"mmrl sft {name} --out POLICY, then {command} model.path=POLICY"
+        else:
+            sources = tree["data"]["train"]
+            tasks = list(dict.fromkeys(source["task"] for source in sources))
+            command = f"mmrl {'train' if 'rollout' in tree else 'sft'} {name} ..."
+            what = f"{_few(tasks)} on {_few([source['path'] for source in sources], 1)}"
+        lines.append(f"{name:19} {command:35} # {what}; {model}")
+    return [
+        *lines,
+        "... are overrides: data.train.0.path=train.jsonl data.eval.0.path=val.jsonl (none: data.eval=[]). `mmrl config NAME` "
+        "shows all settings.",
+    ]
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

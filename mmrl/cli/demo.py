@@ -21,10 +21,15 @@ _MIX = {0: 0.5, 1: 0.5}
 
 
 def make_data(folder: Path, *, train: int = 2000, held_out: int = 200) -> None:
-    """Training and held-out scenes; generated from seeds, so they are the same everywhere and share no picture."""
+    """Training and held-out scenes, unless so many are there; generated from seeds, so they are the same everywhere and share no
+    picture."""
     for name, count, seed in (("train", train, 11), ("eval", held_out, 12)):
-        if not (folder / name / "data.jsonl").exists():
+        if _rows(folder / name / "data.jsonl") != count:
             make_scenes(folder / name, count, seed, 112, _MIX, f"demo-{name}-", background="graded")
+
+
+def _rows(file: Path) -> int:
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 def demo_command(overrides: list[str], scenes: int = 2000, quiet: bool = False) -> Path:

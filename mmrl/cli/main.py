@@ -347,12 +347,11 @@ def score(
 
 @app.command()
 def recipes() -> None:
-    """Names of the recipes that come with mmrl, with the command that each begins with."""
-    from mmrl.config.shipped import recipes as known
+    """The recipes that come with mmrl: the command that runs each, and what it trains."""
+    from mmrl.cli.configuration import recipe_lines
 
-    for name, file in known().items():
-        with file.open(encoding="utf-8") as lines:
-            typer.echo(f"{name:20} {next(lines, '').lstrip('# ').strip()}")
+    for line in recipe_lines():
+        typer.echo(line)
 
 
 @app.command()

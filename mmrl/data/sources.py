@@ -40,6 +40,8 @@ __all__ = [
     "write_skipped",
 ]
 
+_DEMO = Path("runs/demo_data")  # of the recipe `demo`
+
 
 @dataclass(frozen=True)
 class LoadedSource:
@@ -76,7 +78,10 @@ def load_sources(
     seen: dict[str, str] = {}
     for config in configs:
         if not config.path.startswith("hf:/") and not Path(config.path).exists():
-            raise DataError(f"expected data at {config.path}, found nothing; check {key}")
+            drawn = "`mmrl demo` draws it and trains on it; or " * (
+                _DEMO in Path(config.path).parents
+            )
+            raise DataError(f"expected data at {config.path}, found nothing; {drawn}check {key}")
         task = task_from_spec(config.task, config.params)
         task.on_error, task.orientation = on_error, orientation
         samples, refused = check_demonstrations(config.path, _rows(task, config), on_error)
