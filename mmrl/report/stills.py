@@ -1,6 +1,6 @@
 """Which frames of a clip stand for it, and their pixels: what the policy saw where that was logged, else spread evenly.
 
-Frames that boxes belong to are preferred, so that a track can be seen. The video package is looked up by name when a clip
+Frames that boxes belong to are preferred, so that a track can be seen. The video package is imported when a clip
 is opened: the engine does not depend on it.
 
     python -c "from mmrl.report.stills import choose; print(choose([k / 2 for k in range(40)], keys=[5, 5.5], limit=6))"
@@ -152,12 +152,13 @@ def read_stills(
 
     Raises MediaError or whatever the video package raises, ImportError without it.
     """
-    from mmrl.video import decode, sampling
+    from mmrl.video.decode import probe, read_clip
+    from mmrl.video.sampling import FrameSampling
 
     path = logged_path(clip.path, folder)
     duration, seen = clip.duration, sorted(clip.seen)
     if not seen:
-        length = decode.probe(path, folder_fps=clip.folder_fps).duration_s - clip.start
+        length = probe(path, folder_fps=clip.folder_fps).duration_s - clip.start
         duration = max(min(duration or length, length), _EPS)
         seen = sorted(
             {duration * (i + 0.5) / limit for i in range(limit)}
@@ -170,9 +171,9 @@ def read_stills(
         return max(1, round(height * scale)), max(1, round(width * scale))
 
     moments = tuple(max(0.0, clip.start + second) for second in seconds)
-    found = decode.read_clip(
+    found = read_clip(
         path,
-        sampling.FrameSampling(kind="timestamps", timestamps=moments, folder_fps=clip.folder_fps),
+        FrameSampling(kind="timestamps", timestamps=moments, folder_fps=clip.folder_fps),
         size=size,
     )
     length = duration or max(found.info.duration_s - clip.start, _EPS)
