@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,6 +120,7 @@ class Trainer:
         overwrite: bool = False,
         quiet: bool = False,
     ) -> None:
+        _check_model(model)
         self.config = _configured(model, config, overrides)
         named = _named(task, reward, params)
         name = named[0] or ""
@@ -201,6 +203,7 @@ def evaluate(
     from mmrl.rollout.schedule import sampling_settings
     from mmrl.workers.scoring import Scorer
 
+    _check_model(model)
     settings = _configured(model, config, None) if config is not None else _of_checkpoint(model)
     name, known = _named(task, reward, params)
     if name is None:
@@ -244,6 +247,19 @@ def evaluate(
             write_evaluation(found, Path(out))
             write_rejected(sources, Path(out) / "rejected.jsonl")
     return found
+
+
+def _check_model(model: Any) -> None:
+    """Raise ConfigError for what is no model, above all a configuration in its place."""
+    if model is not None and not isinstance(model, (str, os.PathLike)):
+        mend = (
+            "give it as config=...; its model.path is the model then"
+            if isinstance(model, (RunConfig, Mapping))
+            else "give its path, model='...'"
+        )
+        raise ConfigError(
+            f"model: expected a folder or hub name, found {type(model).__name__}; {mend}"
+        )
 
 
 def _configured(

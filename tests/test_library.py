@@ -413,6 +413,8 @@ def test_official_answers_are_for_evaluation() -> None:
         ({"reward": lambda text, sample: 1.0}, "expected train_data, found none"),
         ({"task": "groundin", "train_data": "x"}, "Did you mean 'grounding'"),
         ({"task": 7, "train_data": "x"}, "expected a task's name, a mmrl.Task class"),
+        ({"model": mmrl.RunConfig()}, "found RunConfig; give it as config=...; its model.path"),
+        ({"model": 7}, "expected a folder or hub name, found int; give its path"),
         ({"config": {"train.stepz": 3}}, "unknown key 'train.stepz'"),
         ({"config": {"train.steps": 3, "train.steps.more": 3}}, "goes below 'steps'"),
     ],
