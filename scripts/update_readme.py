@@ -399,7 +399,8 @@ def robot_algorithms(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"\n{where}; shuffled: the rewards of a group's episodes are dealt anew among them.",
+            f"\n{where}; shuffled: the rewards of a group's episodes are dealt anew among them. Rewarded is success, for gdpo "
+            "{success: 1.0, brevity: 0.2}: it differs in its reward, too.",
         ]
     )
 

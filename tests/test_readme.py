@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from mmrl.types import Sample, StopReason, Turn
 from scripts.update_readme import BLOCKS, ROOT, rendered
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -93,6 +95,33 @@ def test_lines_for_ppo_set_all_that_their_recipes_need() -> None:
         settings = re.findall(r"[a-z][\w.]+=\S+", line.partition(" # ")[0])
         config = run_config(recipe_file(named[1]), settings)
         assert config.algorithm.advantage == "gae", line
+
+
+def test_the_environment_in_the_readme_looks_and_pays(tmp_path: Path) -> None:
+    code = re.search(r"```python\n# look.py\n(.*?)```", README, re.DOTALL)
+    assert code is not None
+    look: dict[str, Any] = {}
+    exec(code.group(1), look)
+    Image.new("RGB", (56, 28), "red").save(tmp_path / "cup.png")
+    sample = Sample("1", "look", "s", "Which colour?", "red", images=(str(tmp_path / "cup.png"),))
+
+    def play(*texts: str) -> list[Any]:
+        world = look["Look"]()
+        world.reset(sample, 0)
+        return [world.step(Turn((1,), text, (0.0,), StopReason.EOS)) for text in texts]
+
+    first, last = play("left", "red")
+    assert first.observation.images[0].shape == (28, 28, 3) and not first.ended
+    assert (last.reward, last.terminated, play("red")[0].reward) == (1.0, True, 0.0)
+
+
+def test_the_legend_of_the_robots_methods_says_which_has_another_reward() -> None:
+    from scripts.bench_robot_learning import VARIANTS
+
+    legend = BLOCKS["robot_algorithms"]()
+    for name, overrides in VARIANTS.items():
+        for reward in (o.partition("=")[2] for o in overrides if o.startswith("rl.reward=")):
+            assert f"for {name} {reward}" in " ".join(legend.split())
 
 
 @pytest.mark.parametrize("name", ["cache", "video", "tgrpo", "torture"])
