@@ -81,7 +81,7 @@ class RolloutConfig(_Section):
     """How completions are sampled."""
 
     group_size: int = Field(8, ge=1)
-    """Completions per prompt, the G of GRPO; at least 2. For robots: episodes from one initial state."""
+    """Completions per prompt, the G of GRPO; at least 2 (with advantage gae 1). For robots: episodes from one initial state."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature. Log-probs of training are taken at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
