@@ -21,7 +21,7 @@ import numpy as np
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.matching import hungarian_pairs, matched_sum
 from mmrl.rewards.modes import by_mode
-from mmrl.rewards.reading.words import HEDGES, LEADS
+from mmrl.rewards.reading.words import HEDGES, LEADS, ONES, TENS
 
 __all__ = [
     "CountParse",
@@ -41,38 +41,14 @@ _MAX_CHARS = 200
 _DIAGONAL = 1000 * math.sqrt(2)
 _NEAR = 10.0  # thousandths: true points this near to each other may be answered by equal points; the least reach
 _POINT_RULES = ("matched", "published")
-
-_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {
-    **{word: value for value, word in enumerate(_SMALL)},
-    **{word: 10 * (i + 2) for i, word in enumerate(_TENS)},
+    **{word: value for value, word in enumerate(ONES)},
+    **{word: 10 * (i + 2) for i, word in enumerate(TENS)},
 }
 _TOKEN = re.compile(
     rf"(?P<digits>(?<![\w.,])-?[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?(?![\w%]|[.,][0-9]))"
-    rf"|\b(?P<tens>{'|'.join(_TENS)})(?:[- ](?P<ones>{'|'.join(_SMALL[1:10])}))?\b"
-    rf"|\b(?P<small>{'|'.join(_SMALL)})\b",
+    rf"|\b(?P<tens>{'|'.join(TENS)})(?:[- ](?P<ones>{'|'.join(ONES[1:10])}))?\b"
+    rf"|\b(?P<small>{'|'.join(ONES)})\b",
     re.IGNORECASE,
 )
 _OTHER_SIZES = re.compile(

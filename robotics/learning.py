@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mmrl.algorithms import GAESettings, PPOSettings, ReturnSettings, return_parts, trainable
+from mmrl.algorithms import GAESettings, ReturnSettings, return_parts, trainable
 from mmrl.algorithms.group_rewards import passes_filter, score_of
 from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
@@ -35,20 +35,12 @@ def robot_learner(
 ) -> Learner:
     """What trains `policy` on groups of episodes: with algorithm.advantage gae by a critic, else by the episodes' scores. `actor`
     has the weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
-    c, critic = config.algorithm.critic, None
+    critic = None
     advantages: AdvantageEstimator = Credit(
         config, world, lambda sample: f"success_{config.rl.success}"
     )
     if config.algorithm.advantage == "gae":
-        critic = CriticLoss(
-            PPOSettings(
-                value_clip=c.value_clip,
-                huber_delta=c.huber_delta,
-                value_coef=c.value_coef,
-                critic_warmup_steps=c.warmup,
-            ),
-            detached=c.detach,
-        )
+        critic = CriticLoss.of(config.algorithm.critic)
         advantages = critic_advantages(config, actor or policy, world)
     return Learner(
         config,

@@ -40,7 +40,7 @@ from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.training.runlog import write_json
 from mmrl.types import RewardContext, Sample, Score, StopReason
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
 
 __all__ = [
     "EvalSettings",
@@ -118,8 +118,7 @@ class Evaluation:
     @property
     def unjudged(self) -> tuple[int, str]:
         """How many completions have no judgement, since the reward or the environment failed, and the first reason."""
-        reasons = [str(p["score"]["reason"] or "") for p in self.predictions]
-        lost = [reason for reason in reasons if reason.startswith("reward_")]
+        lost = [str(score.reason) for _, score in self.pairs if is_reward_failure(score)]
         return len(lost), lost[0] if lost else ""
 
     def selection(self, name: str, limit: int | None) -> float:

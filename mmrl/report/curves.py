@@ -13,6 +13,7 @@ from mmrl.report.text import esc, metric_name, plural, short
 __all__ = [
     "Curve",
     "MODES",
+    "UPDATE_CURVES",
     "draw_curves",
     "eval_chart",
     "held_out_curves",
@@ -45,18 +46,7 @@ class Curve:
 
 
 _UNIT_RANGE = (0.0, 1.0)
-_CURVES = (
-    Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE),
-    Curve(
-        "Training IoU",
-        {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"},
-        "sampled",
-        bounds=_UNIT_RANGE,
-    ),
-    Curve(
-        "Right answers", {"train/correct": "correct"}, "share of completions", bounds=_UNIT_RANGE
-    ),
-    Curve("Parse rate", {"train/parse_rate": "parsed"}, "share of completions", bounds=_UNIT_RANGE),
+UPDATE_CURVES = (
     Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True),
     Curve(
         "KL",
@@ -87,6 +77,21 @@ _CURVES = (
         log=True,
         noisy=False,
     ),
+)
+"""What an update measures, of answers and of episodes (mmrl.training.metrics.update_metrics)."""
+_CURVES = (
+    Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE),
+    Curve(
+        "Training IoU",
+        {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"},
+        "sampled",
+        bounds=_UNIT_RANGE,
+    ),
+    Curve(
+        "Right answers", {"train/correct": "correct"}, "share of completions", bounds=_UNIT_RANGE
+    ),
+    Curve("Parse rate", {"train/parse_rate": "parsed"}, "share of completions", bounds=_UNIT_RANGE),
+    *UPDATE_CURVES,
     Curve(
         "Completion length",
         {

@@ -16,7 +16,7 @@ import yaml
 from mmrl.evaluation.stats import Estimate
 from mmrl.report.charts import Line, line_chart, smoothing_note, track
 from mmrl.report.clips import episodes
-from mmrl.report.curves import MODES, Curve, draw_curves, other_metrics
+from mmrl.report.curves import MODES, UPDATE_CURVES, Curve, draw_curves, other_metrics
 from mmrl.report.gantt import schedule_section
 from mmrl.report.load import Run, Series, number
 from mmrl.report.robot_work import failed_attempts, results_of, stage_times, streaming
@@ -48,36 +48,7 @@ _CURVES = (
         percent=True,
         bounds=_RANGE,
     ),
-    Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True),
-    Curve(
-        "KL",
-        {"train/kl_step": "within a step", "train/kl": "to the reference"},
-        "nats per token",
-        log=True,
-    ),
-    Curve(
-        "Log-prob gap",
-        {"train/logprob_gap/mean": "mean", "train/logprob_gap/max": "max"},
-        "acting to training, nats per token",
-        log=True,
-        zero=True,
-        noisy=False,
-    ),
-    Curve(
-        "Clipped tokens",
-        {"train/clip/low": "low", "train/clip/high": "high"},
-        "share",
-        percent=True,
-        zero=True,
-    ),
-    Curve(
-        "Gradient norm",
-        {"train/grad_norm": "norm"},
-        "before clipping",
-        zero=True,
-        log=True,
-        noisy=False,
-    ),
+    *UPDATE_CURVES,
     Curve(
         "Groups",
         {

@@ -1,7 +1,7 @@
 """Which frames of a clip stand for it, and their pixels: what the policy saw where that was logged, else spread evenly.
 
 Frames that boxes belong to are preferred, so that a track can be seen. The video package is imported when a clip
-is opened: the engine does not depend on it.
+is opened: a report without one does without.
 
     python -c "from mmrl.report.stills import choose; print(choose([k / 2 for k in range(40)], keys=[5, 5.5], limit=6))"
 """

@@ -237,18 +237,18 @@ def turns_of(task: Task, kind: str, template: Template) -> int | None:
 def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]) -> None:
     """Raises ConfigError for settings that a task with an environment (given with the tasks of its samples) cannot be run with."""
     template = Template("", CoordFrame.ABS_ORIG)
-    names = [
-        task.name
+    played = [
+        (task, kind)
         for task, kinds in tasks
-        if any(turns_of(task, kind, template) is not None for kind in kinds)
+        for kind in sorted(kinds)
+        if turns_of(task, kind, template) is not None
     ]
-    for task, kinds in tasks:
-        for kind in sorted(kinds):
-            if task.member(kind).in_group and turns_of(task, kind, template) is not None:
-                raise ConfigError(
-                    f"expected rewards of an environment or of a whole group (in_group), found both of task '{task.name}', whose "
-                    "environment's rewards are the reward: `score_in_group` would never be asked; leave one of them out"
-                )
+    for task, kind in played:
+        if task.member(kind).in_group:
+            raise ConfigError(
+                f"expected rewards of an environment or of a whole group (in_group), found both of task '{task.name}', whose "
+                "environment's rewards are the reward: `score_in_group` would never be asked; leave one of them out"
+            )
     a = config.algorithm
     why = {
         "algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),
@@ -257,8 +257,8 @@ def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]
         "eval.views": (bool(config.eval.views), "a changed view of the prompt alone"),
     }
     for key, (used, what) in why.items():
-        if names and used:
+        if played and used:
             raise ConfigError(
-                f"expected no {key} with task '{names[0]}', whose rollouts take several turns in an environment: it "
+                f"expected no {key} with task '{played[0][0].name}', whose rollouts take several turns in an environment: it "
                 f"is about {what}; switch it off"
             )

@@ -105,10 +105,9 @@ class GroupPlaces:
         """Called once for each group, in order."""
         step = group.key[0]
         self._count = self._count + 1 if step == self._step else 0
-        self._step, written = step, on_policy(group.rollouts)
-        return self._count, min(
-            r.oldest_version(step) for r in written
-        ) - 1 if written else step - 1
+        self._step = step
+        oldest = min((r.oldest_version(step) for r in on_policy(group.rollouts)), default=step)
+        return self._count, oldest - 1
 
 
 class SerialSchedule:

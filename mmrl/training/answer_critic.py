@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.algorithms import GAESettings, PPOSettings, gae_advantages, trainable, trajectory_in_loss
+from mmrl.algorithms import GAESettings, gae_advantages, trainable, trajectory_in_loss
 from mmrl.algorithms.group_rewards import training_rewards, usable
 from mmrl.config import RunConfig
 from mmrl.distributed.world import World
@@ -60,16 +60,9 @@ def build_advantages(
     config: RunConfig, world: World, headline_of: Callable[[Sample], str]
 ) -> tuple[Any, CriticLoss | None]:
     """What rollouts are to learn, and the value loss where there is a critic; of a run on prompts."""
-    c = config.algorithm.critic
     if config.algorithm.advantage != "gae":
         return Credit(config, world, headline_of), None
-    settings = PPOSettings(
-        value_clip=c.value_clip,
-        huber_delta=c.huber_delta,
-        value_coef=c.value_coef,
-        critic_warmup_steps=c.warmup,
-    )
-    return AnswerAdvantages(config, world), CriticLoss(settings, judges=True, detached=c.detach)
+    return AnswerAdvantages(config, world), CriticLoss.of(config.algorithm.critic, judges=True)
 
 
 def compute_values(

@@ -34,6 +34,7 @@ from mmrl.algorithms import (
     trainable,
     value_loss,
 )
+from mmrl.config import CriticConfig
 from mmrl.distributed.world import World
 from mmrl.policy.pack import within_budget
 from mmrl.training.sequences import RolloutTargets, TrainingTurn
@@ -186,6 +187,17 @@ class CriticLoss:
         self, settings: PPOSettings, *, judges: bool = False, detached: bool = False
     ) -> None:
         self.settings, self.judges, self.detached = settings, judges, detached
+
+    @classmethod
+    def of(cls, critic: CriticConfig, *, judges: bool = False) -> CriticLoss:
+        """That of the section algorithm.critic."""
+        settings = PPOSettings(
+            value_clip=critic.value_clip,
+            huber_delta=critic.huber_delta,
+            value_coef=critic.value_coef,
+            critic_warmup_steps=critic.warmup,
+        )
+        return cls(settings, judges=judges, detached=critic.detach)
 
     def warming_up(self, step: int) -> bool:
         """Whether training step `step` (from 1) trains the critic alone."""

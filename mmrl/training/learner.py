@@ -32,12 +32,11 @@ from mmrl.algorithms import trainable
 from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
 from mmrl.algorithms.group_rewards import usable
 from mmrl.config import RunConfig
-from mmrl.distributed.engines.base import Trained, TrainEngine
+from mmrl.distributed.engines.base import TrainEngine
 from mmrl.distributed.engines.lockstep import Losses, agree
 from mmrl.distributed.world import World
 from mmrl.errors import MismatchError
 from mmrl.policy.encode import Prompt
-from mmrl.policy.policy import Evaluated
 from mmrl.training.answer_critic import compute_values
 from mmrl.training.critic import CriticLoss
 from mmrl.training.sequences import (
@@ -49,44 +48,14 @@ from mmrl.training.sequences import (
 )
 from mmrl.training.turn_loss import TurnLoss
 from mmrl.training.update_result import UpdateResult
-from mmrl.types import Rollout, RolloutGroup, Turn
+from mmrl.types import Rollout, RolloutGroup
 
 __all__ = [
     "AdvantageEstimator",
     "Learner",
-    "TrainedPolicy",
 ]
 
 Key = tuple[int, int, int]
-
-
-class TrainedPolicy(Trained, Protocol):
-    """What a learner asks of a policy: Policy, mmrl.robotics.vla.VLAPolicy."""
-
-    version: int
-
-    def evaluate(
-        self,
-        prompts: Sequence[Prompt],
-        tokens: Sequence[tuple[int, ...]],
-        temperature: float = 1.0,
-        *,
-        entropy_gradient: bool = False,
-        detach_values: bool = False,
-    ) -> Evaluated:
-        """Log-probs, entropies and values of turns."""
-
-    def token_mask(self, turn: Turn) -> np.ndarray:
-        """Which of a turn's tokens had an effect, (N,) bool."""
-
-    def idle_turn(self) -> tuple[Prompt, tuple[int, ...]]:
-        """The smallest turn there is, for forwards that count for nothing."""
-
-    def publish(self) -> int:
-        """Name the current weights by the next version."""
-
-    def reference(self) -> Any:
-        """Context manager: the policy before training."""
 
 
 class AdvantageEstimator(Protocol):

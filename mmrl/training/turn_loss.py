@@ -155,7 +155,7 @@ class TurnLoss:
         )
 
     def idle(self, result: UpdateResult) -> torch.Tensor:
-        """A loss of 0 by the forwards that `_loss` runs, for another process that has turns left. Its gradient, zeros, is of the
+        """A loss of 0 by the forwards that `of` runs, for another process that has turns left. Its gradient, zeros, is of the
         same parameters."""
         prompt, tokens = self.policy.idle_turn()
         packed = result.packed_tokens

@@ -13,33 +13,12 @@ from decimal import Decimal
 from typing import Any
 
 from mmrl.rewards.official.asked import NOTHING, Asked, Found
+from mmrl.rewards.reading.words import ONES
 
 __all__ = ["mathvista", "number", "pixmo_count", "plain", "quick", "vsibench"]
 
 _QUOTE = 'The answer is "'
-_WORDS = (
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-)
+_WORDS = (*ONES, "twenty")
 _TOTAL = re.compile(r"a total of ([0-9]{1,300})(?![0-9])")
 
 
