@@ -99,9 +99,8 @@ def ovdeval() -> Row:
                 {"id": image, "file_name": f"{image:04d}.jpg", "width": 640, "height": 480}
             )
             box = _box(rng, 640, 480)
-            for _ in range(
-                rng.randrange(0, 5)
-            ):  # some objects cover each other, so that a box may be near two of them
+            # some objects cover each other, so that a box may be near two of them
+            for _ in range(rng.randrange(0, 5)):
                 box, label = (
                     _moved(rng, box, 0.15) if rng.random() < 0.4 else _box(rng, 640, 480),
                     rng.randrange(1, 7),

@@ -93,10 +93,8 @@ def loose_clips(
     folder: Path, task: str, settings: dict[str, Any], options: argparse.Namespace, seed: int
 ) -> Path:
     """The clips of one task and stage with loosened answers, made unless they are there; returns their data file."""
-    data, loose = (
-        folder / "data.jsonl",
-        folder / "loose.jsonl",
-    )  # the rows are written last: clips that are there are complete
+    # the rows are written last: clips that are there are complete
+    data, loose = folder / "data.jsonl", folder / "loose.jsonl"
     if not data.exists() or len(data.read_text(encoding="utf-8").splitlines()) != options.count:
         data = Path(clips(folder, task, options.count, seed, f"warm-{task}-", settings))
     rows = (json.loads(line) for line in data.read_text(encoding="utf-8").splitlines())

@@ -72,10 +72,8 @@ def lvis_truth() -> Row:
         if i not in annotated[2]["neg_category_ids"]
         and all(a["category_id"] != i for a in annotations if a["image_id"] == annotated[2]["id"])
     )
-    for box in (
-        [10.5, 20, 0, 14],
-        [30, 40, 12, 0],
-    ):  # of a category of which the image shows nothing else
+    # of a category of which the image shows nothing else
+    for box in ([10.5, 20, 0, 14], [30, 40, 12, 0]):
         annotations.append(
             {
                 "id": 1000 - len(annotations),

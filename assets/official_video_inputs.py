@@ -217,9 +217,8 @@ def got10k() -> Row:
             true.append([round(v, 3) for v in (x, y, w, h)])
             off = rng.choice([0.0, 0.05, 0.1, 0.12, 0.14, 0.25, 0.4, 3.0])
             guess = [x + off * w * rng.choice([-1, 1]), y + off * h * 0.5, w * (1 + off / 3), h]
-            guess = (
-                guess if rng.random() > 0.07 else [width + 50.0, height + 50.0, 20.0, 20.0]
-            )  # wholly outside
+            # wholly outside
+            guess = guess if rng.random() > 0.07 else [width + 50.0, height + 50.0, 20.0, 20.0]
             found.append([round(v, 3) for v in (guess if frame else true[0])])
             cover.append(0 if frame and rng.random() < 0.15 else rng.randrange(1, 9))
         sequences.append(

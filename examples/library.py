@@ -24,9 +24,8 @@ def overlap(completion: str, sample: mmrl.Sample) -> float:
     )
 
 
-scenes = Path(
-    make_scenes("runs/scenes", 160, seed=7, background="graded")
-)  # colored shapes: "red circle" and its box
+# colored shapes: "red circle" and its box
+scenes = Path(make_scenes("runs/scenes", 160, seed=7, background="graded"))
 rows = [
     {**row, "image": scenes.parent / row["image"]}
     for row in map(json.loads, scenes.read_text().splitlines())

@@ -33,12 +33,10 @@ def train(config: RunConfig) -> Iterator[dict[str, float]]:
     """Train the model of `config` on its data, and yield one row of numbers per step."""
     torch.manual_seed(config.seed)
     policy = load_policy(config.model, config.data)
-    stream = prompt_stream(
-        config, load_sources(config.data.train)
-    )  # an endless, seeded order of (sample, its task)
-    engine = PrefillOnceEngine(
-        policy
-    )  # one prefill per prompt; its KV cache is shared by the G completions
+    # an endless, seeded order of (sample, its task)
+    stream = prompt_stream(config, load_sources(config.data.train))
+    # one prefill per prompt; its KV cache is shared by the G completions
+    engine = PrefillOnceEngine(policy)
     optimizer = build_optimizer(policy.trainable(), config.optim)
     for step in range(1, config.train.steps + 1):
         drawn = [stream.draw() for _ in range(config.train.prompts_per_step)]
@@ -161,9 +159,8 @@ def main() -> None:
     parser.add_argument("--model", default="assets/tiny_vlm")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    prompt = (
-        '{prompt: "{question}", mode: iou}' if options.model == "assets/tiny_vlm" else "{}"
-    )  # what the tiny model was shown
+    # what the tiny model was shown
+    prompt = '{prompt: "{question}", mode: iou}' if options.model == "assets/tiny_vlm" else "{}"
     config = load_config(
         None,
         [

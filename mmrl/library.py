@@ -73,9 +73,8 @@ def reward(
         settings = {"low": low, "high": high, "metrics": tuple(metrics)}
         _task_of(wrapped, settings)  # said where it is written, not when it trains
         marked: Any = wrapped
-        if not isinstance(
-            wrapped, types.FunctionType
-        ):  # a method or an object, which may take no attribute
+        # a method or an object, which may take no attribute
+        if not isinstance(wrapped, types.FunctionType):
             marked = functools.wraps(wrapped)(lambda *given: wrapped(*given))
         setattr(marked, _SETTINGS, settings)
         return marked

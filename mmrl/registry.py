@@ -255,9 +255,8 @@ def _from_file(spec: str) -> type[Task]:
         loader_spec = importlib.util.spec_from_file_location(module_name, path)
         assert loader_spec is not None and loader_spec.loader is not None
         module = importlib.util.module_from_spec(loader_spec)
-        sys.modules[module_name] = (
-            module  # before execution, so that dataclasses and pickling find their module
-        )
+        # before execution, so that dataclasses and pickling find their module
+        sys.modules[module_name] = module
         try:
             loader_spec.loader.exec_module(module)
         except BaseException:

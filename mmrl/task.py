@@ -49,31 +49,23 @@ class Task(abc.ABC):
     name: ClassVar[str] = ""
     headline: ClassVar[str] = "reward"
     part_names: tuple[str, ...] = ()
-    value_range: tuple[float, float] = (
-        0.0,
-        1.0,
-    )  # of the total reward; wider only where a paper's preset says so
-    part_ranges: Mapping[str, tuple[float, float]] = MappingProxyType(
-        {}
-    )  # of reward parts that leave [0, 1]
-    metric_names: ClassVar[
-        tuple[str, ...]
-    ] = ()  # metrics every parsed answer has; a failure counts as 0 in each
-    in_group: ClassVar[bool] = (
-        False  # True: `score_in_group` is asked once all completions of a group have scores
-    )
+    # of the total reward; wider only where a paper's preset says so
+    value_range: tuple[float, float] = (0.0, 1.0)
+    # of reward parts that leave [0, 1]
+    part_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    # metrics every parsed answer has; a failure counts as 0 in each
+    metric_names: ClassVar[tuple[str, ...]] = ()
+    # True: `score_in_group` is asked once all completions of a group have scores
+    in_group: ClassVar[bool] = False
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising
     rejected: Sequence[Any] = ()
-    skipped: Mapping[str, int] = MappingProxyType(
-        {}
-    )  # rows left out on request by the last `load`, counted by reason
+    # rows left out on request by the last `load`, counted by reason
+    skipped: Mapping[str, int] = MappingProxyType({})
     orientation: Orientation = "displayed"  # set by the run before `load` (data.image.orientation): which pixels the data count
-    places: Mapping[str, tuple[str, int]] = MappingProxyType(
-        {}
-    )  # sample id -> (file, row) of the last `load`, where it knows
-    notes: Mapping[str, int] = MappingProxyType(
-        {}
-    )  # what the last `load` did to rows that are used, counted by what it was
+    # sample id -> (file, row) of the last `load`, where it knows
+    places: Mapping[str, tuple[str, int]] = MappingProxyType({})
+    # what the last `load` did to rows that are used, counted by what it was
+    notes: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, **params: Any) -> None:
         self.params: dict[str, Any] = params

@@ -83,9 +83,8 @@ def parse_count(answer: str) -> CountParse:
     tokens = list(_TOKEN.finditer(answer))
     digits = sum(char.isdigit() for char in answer)
     if len(tokens) != 1 or digits != sum(char.isdigit() for char in tokens[0][0]):
-        return CountParse(
-            None, "several_numbers" if tokens else "not_a_number"
-        )  # a stray digit is a second number
+        # a stray digit is a second number
+        return CountParse(None, "several_numbers" if tokens else "not_a_number")
     token = tokens[0]
     if HEDGES.search(answer) or LEADS.search(answer[: token.start()]):
         return CountParse(None, "hedged")

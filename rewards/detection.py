@@ -145,9 +145,8 @@ class _Case:
     def kept(self, threshold: float, iou_NM: Floats | None = None) -> Floats:
         """IoUs of equal labels (or `iou_NM`) that reach `threshold`, else 0; no truth asks for more than it can get."""
         iou = self.pair.right_NM if iou_NM is None else iou_NM
-        limit_M = np.minimum(
-            threshold, self.ceilings_M - 1e-9
-        )  # 0.156 and 156 * 0.001 differ in the last bit
+        # 0.156 and 156 * 0.001 differ in the last bit
+        limit_M = np.minimum(threshold, self.ceilings_M - 1e-9)
         return np.where(iou >= limit_M[None, :], iou, 0.0)
 
 
@@ -448,10 +447,8 @@ def _perception_r1(penalty: float = 0.5) -> DetectionReward:
     share = _check_number("penalty", penalty, 0, 0.5)
 
     def of_case(case: _Case) -> float:
-        pair, limit_M = (
-            case.pair,
-            np.clip(case.ceilings_M - 1e-9, 0.0, 0.5)[None, :],
-        )  # a pair overlaps, whatever the grid
+        # a pair overlaps, whatever the grid
+        pair, limit_M = case.pair, np.clip(case.ceilings_M - 1e-9, 0.0, 0.5)[None, :]
         pairs = hungarian_pairs(
             _perception_closeness(case, pair.bare_NM > limit_M), count_first=True
         )

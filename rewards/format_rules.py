@@ -127,9 +127,8 @@ def _v_triune_boxes(text: str, answer_format: str, kind: str) -> float:
         return 0.0
     for found in (parse_objects(inside) for inside in _answers(text)[:1]):
         ordered = any(box[0] <= box[2] and box[1] <= box[3] for _, box in found.objects)
-        return float(
-            found.reason is None and (ordered or not found.objects)
-        )  # there, [] earns nothing even where it is right
+        # there, [] earns nothing even where it is right
+        return float(found.reason is None and (ordered or not found.objects))
     return 0.0
 
 

@@ -252,9 +252,8 @@ def action_from(value: Any, space: str) -> Action:
         value = value[0]
     if not isinstance(value, dict):
         raise _Refused("not_an_action")
-    if isinstance(
-        value.get("arguments"), dict
-    ):  # a tool call: {"name": "computer_use", "arguments": {...}}
+    # a tool call: {"name": "computer_use", "arguments": {...}}
+    if isinstance(value.get("arguments"), dict):
         value = (
             value["arguments"]
             if "action" in value["arguments"]
@@ -267,9 +266,8 @@ def action_from(value: Any, space: str) -> Action:
     if name is None:
         raise _Refused("unknown_action")
     wanted = SPACES[space][name][0]
-    others = [
-        other for other in NAMES if other != "name" or "app" not in wanted
-    ]  # an app may be called "Wait"
+    # an app may be called "Wait"
+    others = [other for other in NAMES if other != "name" or "app" not in wanted]
     if any(action_name(value.get(other), space) not in (None, name) for other in others):
         raise _Refused("conflicting_arguments")
     fields: dict[str, Any] = {}
@@ -462,9 +460,8 @@ def same_text(found: str | None, true: str, rule: str) -> bool:
         if said and meant and " " not in said + meant and (said in meant or meant in said):
             return True
         return _overlap(said, meant) >= 0.5
-    if (
-        rule == "first_word"
-    ):  # OS-Atlas compares "[new" of "[new york]": of a single word, "[new]", the bracket belongs to it
+    # OS-Atlas compares "[new" of "[new york]": of a single word, "[new]", the bracket belongs to it
+    if rule == "first_word":
         return f"[{found}]".lower().split()[0] == f"[{true}]".lower().split()[0]
     return found in true or true in found or _alike(found, true) >= 0.5
 

@@ -46,15 +46,13 @@ def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
     u1, v1, u2, v2 = b
     width = (u2 if u2 < x2 else x2) - (u1 if u1 > x1 else x1)
     height = (v2 if v2 < y2 else y2) - (v1 if v1 > y1 else y1)
-    if not (
-        width > 0 and height > 0 and is_proper(a) and is_proper(b)
-    ):  # most boxes that miss are no more work than this
+    # most boxes that miss are no more work than this
+    if not (width > 0 and height > 0 and is_proper(a) and is_proper(b)):
         return 0.0
     overlap = width * height
     union = (x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - overlap
-    return (
-        min(1.0, overlap / union) if union > 0 else 0.0
-    )  # areas can underflow to 0 for tiny boxes
+    # areas can underflow to 0 for tiny boxes
+    return min(1.0, overlap / union) if union > 0 else 0.0
 
 
 def box_giou(a: Sequence[float], b: Sequence[float]) -> float:

@@ -172,9 +172,8 @@ def near_copies(
     same_MM = codes_M[:, None] == codes_M[None, :]
     alike_MM = np.where(same_MM & (iou_MM < TWIN_IOU), iou_MM, 0.0)
     np.fill_diagonal(alike_MM, 0.0)
-    most = np.zeros(
-        int(max(codes_N.max(), codes_M.max(initial=0))) + 1
-    )  # by label: copy_threshold's m
+    # by label: copy_threshold's m
+    most = np.zeros(int(max(codes_N.max(), codes_M.max(initial=0))) + 1)
     np.maximum.at(most, codes_M, alike_MM.max(1, initial=0.0))
     joined_NN &= iou_NN > np.clip((1.0 + most[codes_N]) / 2, *COPY_IOU)[:, None]
     if not joined_NN.any():

@@ -339,9 +339,8 @@ def _to_sympy(text: str) -> Any:
         basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none"
     )
     text = _PI.sub(r"\\pi ", text.replace("**", "^").replace("\u2212", "-"))
-    text = _EXPONENT.sub(
-        r"\1 \\times 10^{\2}", _BARE_POWER.sub(r"10^{\1}", text)
-    )  # 1.6e-19 is no product with e
+    # 1.6e-19 is no product with e
+    text = _EXPONENT.sub(r"\1 \\times 10^{\2}", _BARE_POWER.sub(r"10^{\1}", text))
     try:
         latex = normalize_latex(text, config)
         return latex2sympy(
@@ -362,9 +361,8 @@ def _values(value: Any) -> list[Any] | None:
     from sympy import Eq, Expr, FiniteSet, Float, MatrixBase, Tuple
 
     if isinstance(value, Eq):
-        sides = sorted(
-            value.args, key=lambda side: not side.is_Symbol
-        )  # x = 5 or 5 = x; other equations are compared whole
+        # x = 5 or 5 = x; other equations are compared whole
+        sides = sorted(value.args, key=lambda side: not side.is_Symbol)
         value = sides[1] if sides[0].is_Symbol and not sides[1].free_symbols else None
     if isinstance(value, (FiniteSet, Tuple, MatrixBase)):
         parts = [

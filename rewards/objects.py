@@ -107,9 +107,8 @@ def _numbers(values: Any, count: int) -> list[float]:
         raise ObjectError("not_a_box")
     if len(values) != count:
         raise ObjectError("wrong_count")
-    if not all(
-        -MAX_COORDINATE <= v <= MAX_COORDINATE for v in values
-    ):  # False for nan, inf and huge integers
+    # False for nan, inf and huge integers
+    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):
         raise ObjectError("out_of_range")
     return [float(v) for v in values]
 

@@ -73,9 +73,8 @@ _PYTHON = re.compile(
 _WORDS = {"(": "[", ")": "]", "True": "true", "False": "false", "None": "null"}
 _PLAIN_NUMBER = re.compile(r"\s{0,4}[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?\s{0,4}")
 _SPARE_COMMA = re.compile(r"(?<=[\w\])}]),(?=\s*[\])}])|^,(?=\s*[\])}])")
-_TO_REWRITE = re.compile(
-    r"[()]|True|False|None|,\s*[\])}]"
-)  # all that _WORDS and _SPARE_COMMA change
+# all that _WORDS and _SPARE_COMMA change
+_TO_REWRITE = re.compile(r"[()]|True|False|None|,\s*[\])}]")
 _BEGINNINGS = frozenset("[{(\"'-+.0123456789tfnTFNI \t\r\n")
 _ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
@@ -97,9 +96,8 @@ class BoxParse(NamedTuple):
 def strip_end_tokens(text: str) -> str:
     """`text` without surrounding white space and without the end-of-turn tokens a decoder may have kept."""
     end = len(text)
-    while (
-        True
-    ):  # an index moves instead of the text being copied: a text full of tokens stays linear
+    # an index moves instead of the text being copied: a text full of tokens stays linear
+    while True:
         while end and text[end - 1].isspace():
             end -= 1
         if not text.endswith(_END_TOKENS, 0, end):
@@ -224,9 +222,8 @@ def load_json(text: str, broken_numbers: bool = False) -> Any:
         and not text.count("'") % 2
         and not _TO_REWRITE.search(text)
     ):
-        return strict_json(
-            text.replace("'", '"'), broken_numbers
-        )  # a Python list of plain strings and numbers
+        # a Python list of plain strings and numbers
+        return strict_json(text.replace("'", '"'), broken_numbers)
     try:
         return strict_json(text, broken_numbers)
     except json.JSONDecodeError:
@@ -287,9 +284,8 @@ def _check(raw: list[list[float]]) -> BoxParse:
     for numbers in raw:
         if len(numbers) != 4:
             return BoxParse((), "wrong_count")
-        if not all(
-            -MAX_COORDINATE <= v <= MAX_COORDINATE for v in numbers
-        ):  # False for nan, inf and huge integers
+        # False for nan, inf and huge integers
+        if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in numbers):
             return BoxParse(
                 (),
                 "not_finite"

@@ -30,9 +30,8 @@ __all__ = ["DISTANCES", "dtw_similarity", "process", "reasoning_steps", "split_s
 MAX_STEPS = 32
 """Steps compared on either side; each further step of a prediction counts as foreign."""
 _STEP_CHARS = 200  # of a step are compared
-_TEXT_CHARS = (
-    16_384  # of the thoughts are read; what follows counts as one foreign step per _STEP_CHARS
-)
+# of the thoughts are read; what follows counts as one foreign step per _STEP_CHARS
+_TEXT_CHARS = 16_384
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 _NUMBERING = re.compile(
     r"(?:step\s{0,3}\d{1,3}\s{0,3}[:.)]?|\d{1,3}[.)]|[-*•])\s{0,8}", re.IGNORECASE

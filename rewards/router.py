@@ -124,10 +124,8 @@ class Rubric:
         return tuple(self._factories)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_built": {},
-        }  # built parts hold closures; they are rebuilt on demand
+        # built parts hold closures; they are rebuilt on demand
+        return {**self.__dict__, "_built": {}}
 
     def _merge(self, layers: list[Mapping[str, Any]]) -> dict[str, Any]:
         merged: dict[str, Any] = {k: dict(v) for k, v in self._base.items()}

@@ -152,9 +152,8 @@ def _soft_parts(predicted: Graph, true: Graph, words: float) -> tuple[float, flo
     alike_NM = _overlaps(
         [label for label, _ in predicted.nodes], [label for label, _ in true.nodes]
     )
-    both = (alike_NM > 0) & (
-        pair.any_NM > 0
-    )  # a right word far away, or a wrong word in place, earns nothing
+    # a right word far away, or a wrong word in place, earns nothing
+    both = (alike_NM > 0) & (pair.any_NM > 0)
     gains_NM = np.where(both, words * alike_NM + (1 - words) * pair.any_NM, 0.0)
     pairs = hungarian_pairs(gains_NM)
     matches = {i: (j, float(gains_NM[i, j])) for i, j in pairs}

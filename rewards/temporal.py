@@ -87,9 +87,8 @@ def span_iou(a: Sequence[float], b: Sequence[float]) -> float:
     if not (has_length(a) and has_length(b)):
         return 0.0
     (s, e), (t, f) = a, b
-    return max(0.0, min(e, f) - max(s, t)) / (
-        max(e, f) - min(s, t)
-    )  # the hull is the union wherever they meet
+    # the hull is the union wherever they meet
+    return max(0.0, min(e, f) - max(s, t)) / (max(e, f) - min(s, t))
 
 
 def span_iop(predicted: Sequence[float], true: Sequence[float]) -> float:

@@ -180,9 +180,8 @@ def _bounded(text: str, steps: Iterable[str], limit: int) -> str | None:
         return None
     if not text.isascii():
         grown = 0
-        for start in range(
-            0, len(text), _PIECE
-        ):  # piece by piece, so that a text that explodes costs one piece
+        # piece by piece, so that a text that explodes costs one piece
+        for start in range(0, len(text), _PIECE):
             grown += len(unicode_form(text[start : start + _PIECE]))
             if grown > limit:
                 return None

@@ -87,9 +87,8 @@ def _box(values: Any) -> Box:
         raise _Unreadable("not_a_box")
     if len(values) != 4:
         raise _Unreadable("wrong_count")
-    if not all(
-        -MAX_COORDINATE <= v <= MAX_COORDINATE for v in values
-    ):  # False for nan, infinity and huge integers
+    # False for nan, infinity and huge integers
+    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):
         raise _Unreadable("not_finite" if any(v != v for v in values) else "out_of_range")
     return float(values[0]), float(values[1]), float(values[2]), float(values[3])
 
@@ -234,9 +233,8 @@ def tube_viou(
     if not true or not start < end:
         return 0.0
     early, late = max(0.0, first - min(true)), max(true) - last
-    late = (
-        max(0.0, late) + 2 * _EPS if late > -_EPS else 0.0
-    )  # a key at the end: the end belongs to it
+    # a key at the end: the end belongs to it
+    late = max(0.0, late) + 2 * _EPS if late > -_EPS else 0.0
     total = sum(
         box_iou(predicted[key], box)
         for key, box in true.items()
@@ -253,6 +251,5 @@ def success(ious: Sequence[float], level: float) -> float:
 
 def success_area(ious: Sequence[float]) -> float:
     """Area under the success curve: the mean success over 101 thresholds from 0 to 1 (close to the mean IoU, AO)."""
-    return mean([bisect.bisect_left(LEVELS, iou) for iou in ious]) / len(
-        LEVELS
-    )  # levels below each IoU
+    # levels below each IoU
+    return mean([bisect.bisect_left(LEVELS, iou) for iou in ious]) / len(LEVELS)

@@ -41,9 +41,8 @@ MAX_FAILURES_IN_A_ROW = 20
 PROBE_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two probes that fail: the pause doubles from the first to the longest; calls within it raise at once."""
-_ROOT = str(
-    Path(__file__).absolute().parents[2]
-)  # the folder that holds mmrl; not resolved: mmrl/rewards may be a link
+# the folder that holds mmrl; not resolved: mmrl/rewards may be a link
+_ROOT = str(Path(__file__).absolute().parents[2])
 
 
 class Verdict(NamedTuple):
@@ -101,9 +100,8 @@ class _Process(Program):
         self.write(json.dumps({"id": self.number, "args": args}).encode() + b"\n")
         answer = self._answer()
         if answer.get("id") != self.number:
-            raise self.error(
-                "message", "answered another question"
-            )  # out of step: never trust it again
+            # out of step: never trust it again
+            raise self.error("message", "answered another question")
         return answer
 
     def _answer(self) -> dict[str, Any]:
@@ -255,9 +253,8 @@ class VerifierPool:
             self._failures = 0 if answered else self._failures + 1
             if answered:
                 self._idle.append(process)
-            elif (
-                verdict is not None
-            ):  # None: it could not be started, or this thread was interrupted
+            elif verdict is not None:
+                # None: it could not be started, or this thread was interrupted
                 self.counts["restarts"] += 1
                 self._idle.append(_Process(self.target))
 
@@ -339,11 +336,8 @@ def _serve(target: str) -> int:
         try:
             answer = {"id": question["id"], "value": verify(*question["args"])}
             json.dumps(answer)
-        except (
-            Exception,
-            RecursionError,
-            MemoryError,
-        ) as error:  # the verifier's own failure, reported as such
+        except (Exception, RecursionError, MemoryError) as error:
+            # the verifier's own failure, reported as such
             answer = {"id": question["id"], "error": f"{type(error).__name__}: {error}"[:300]}
         send(answer)
     return 0

@@ -239,9 +239,8 @@ class EmbodiedConfig(RunConfig):
 
     critic_defaults: ClassVar[Mapping[str, Any]] = {}
     rollout_source: ClassVar[str] = "mmrl.robotics.episodes:EpisodeRollouts"
-    overlaps_in_processes: ClassVar[bool] = (
-        True  # each has a whole policy, and waits for the others in between two steps
-    )
+    # each has a whole policy, and waits for the others in between two steps
+    overlaps_in_processes: ClassVar[bool] = True
 
     env: EnvConfig = EnvConfig()
     action: ActionConfig = ActionConfig()

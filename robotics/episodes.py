@@ -87,18 +87,15 @@ class EpisodeRollouts:
         self.config, self.world = config, world
         train_engine_name(config, world.size)
         if config.engine.workers == "ray":
-            simulator_demand(
-                config, config.env.workers
-            )  # what an embodied run does not take from Ray
+            # what an embodied run does not take from Ray
+            simulator_demand(config, config.env.workers)
         for spec in env_specs(config):
-            make_simulator(
-                spec
-            )  # cheap: names a suite that does not exist before a model is loaded
+            # cheap: names a suite that does not exist before a model is loaded
+            make_simulator(spec)
         self._record = StepRecord()
         self._failed: list[Failure] = []  # attempts of the step that failed
-        self._ahead: list[
-            Failure
-        ] = []  # attempts of the next steps that failed during an evaluation
+        # attempts of the next steps that failed during an evaluation
+        self._ahead: list[Failure] = []
 
     @property
     def measured(self) -> Measured:
@@ -129,9 +126,8 @@ class EpisodeRollouts:
             EnvPool(
                 c.env.slots,
                 workers,
-                pool_settings(c.env)
-                if self.cluster
-                else limits,  # Ray chooses the GPUs of its actors
+                # Ray chooses the GPUs of its actors
+                pool_settings(c.env) if self.cluster else limits,
                 RayWorkers(self.cluster) if self.cluster else None,
             ) as self.pool,
         ):
@@ -299,6 +295,5 @@ class EpisodeRollouts:
         self.context.actor.version = self.context.policy.version = state["version"]
 
 
-_CHECKED: type[RolloutSource] = (
-    EpisodeRollouts  # for type checkers: a run's configuration names this class by its text
-)
+# for type checkers: a run's configuration names this class by its text
+_CHECKED: type[RolloutSource] = EpisodeRollouts

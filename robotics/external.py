@@ -367,8 +367,7 @@ class ExternalPolicy:
         )
         if self._program.alive:
             self._program.begin(0.0)
-            with contextlib.suppress(
-                ChildError
-            ):  # it does not read: the end of its stdin is told as well
+            # it does not read: the end of its stdin is told as well
+            with contextlib.suppress(ChildError):
                 self._program.write(pack({"kind": "close"}))
         self._program.close(END_S)

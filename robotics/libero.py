@@ -57,9 +57,8 @@ TRAIN_ROWS = range(40)
 EVAL_ROWS = range(40, 50)
 """Rows held out for evaluation. Published protocols evaluate on all 50: `libero_states(..., rows='all')`."""
 
-_ATTEMPTS = (
-    100  # robosuite's random placement may fail; the seed makes the sequence the same every time
-)
+# robosuite's random placement may fail; the seed makes the sequence the same every time
+_ATTEMPTS = 100
 
 
 @functools.cache

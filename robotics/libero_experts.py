@@ -24,15 +24,12 @@ __all__ = ["BasketExpert", "LiftExpert"]
 
 _REACH = 0.05  # metres an action of 1 asks for
 _TURN = 0.5  # radians an action of 1 asks for
-_FINGERS = (
-    0.03  # how far above the grip point the hand has room: tall things are held near their top
-)
+# how far above the grip point the hand has room: tall things are held near their top
+_FINGERS = 0.03
 _OPEN, _CLOSE = -1.0, 1.0
 _CLOSING_STEPS, _OPENING_STEPS = 10, 6
-_STILL, _STILL_STEPS = (
-    0.001,
-    5,
-)  # a hand that sinks by less (metres in a step) for so many steps lies on something
+# a hand that sinks by less (metres in a step) for so many steps lies on something
+_STILL, _STILL_STEPS = 0.001, 5
 _HOLD = 0.003  # metres of a thing that the grip point must be below its top
 
 

@@ -258,9 +258,8 @@ class ManiSkillSimulator(Simulator):
             settings["sensor_configs"]["base_camera"] = _view(options)
         try:
             env = spec.make(**settings)
-        except (
-            Exception
-        ) as error:  # whatever a task's own code raises: the user hears which task, and why
+        except Exception as error:
+            # whatever a task's own code raises: the user hears which task, and why
             message = (
                 f"maniskill/{self.spec.task}: ManiSkill cannot build it with control_mode {options.control_mode}, robot "
                 f"{robot or 'default'}, render backend {backend}: {type(error).__name__}: {error}"

@@ -36,9 +36,8 @@ REWARDS = ("sparse", "dense", "normalized_dense")
 
 def registered_tasks() -> dict[str, Any]:
     """ManiSkill's tasks by id. Raises MissingExtraError where it is not installed or cannot be imported."""
-    logging.getLogger("mani_skill").setLevel(
-        logging.ERROR
-    )  # robots that a task does not list work, with a warning
+    # robots that a task does not list work, with a warning
+    logging.getLogger("mani_skill").setLevel(logging.ERROR)
     try:
         import mani_skill.envs  # noqa: F401  registers the tasks
         from mani_skill.utils.registration import REGISTERED_ENVS

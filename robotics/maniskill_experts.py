@@ -28,10 +28,8 @@ __all__ = ["EXPERTS", "Expert", "Goal"]
 
 _OPEN, _CLOSED = 1.0, -1.0
 _FULL_STEP = 0.1  # m and rad that an action of 1 asks for
-_GAIN, _TURN_GAIN = (
-    1.6,
-    0.5,
-)  # how much of the remaining way (turn) one step asks for; the arm lags behind what is asked
+# how much of the remaining way (turn) one step asks for; the arm lags behind what is asked
+_GAIN, _TURN_GAIN = 1.6, 0.5
 _PUSH = 0.03  # m asked for in one step of a push: a faster one kicks the cube past the goal
 _CUBE = 0.04  # edge of every cube here, m
 
@@ -67,9 +65,8 @@ class Expert:
         self._last = np.array(pose.p)
         full = np.zeros(7)
         full[:3] = np.clip(way / _FULL_STEP * _GAIN, -1.0, 1.0) * self._stride
-        full[3:6] = (
-            -_TURN_GAIN * _turn_to_down(pose.q) / _FULL_STEP
-        )  # ManiSkill 3.0.1 scales rotations by the lower bound, -0.1
+        # ManiSkill 3.0.1 scales rotations by the lower bound, -0.1
+        full[3:6] = -_TURN_GAIN * _turn_to_down(pose.q) / _FULL_STEP
         full[6] = gripper
         label = np.clip(
             full if self._space.dim == 7 else full[[0, 1, 2, 6]], self._space.low, self._space.high
@@ -86,9 +83,8 @@ def _turn_to_down(quaternion: Any) -> np.ndarray:
     turns = []
     for quarter in range(4):
         c, s = math.cos(quarter * math.pi / 4), math.sin(quarter * math.pi / 4)
-        turn = np.array(
-            [c * x + s * y, c * w - s * z, c * z + s * w, s * x - c * y]
-        )  # (0, c, s, 0) * conj(q)
+        # (0, c, s, 0) * conj(q)
+        turn = np.array([c * x + s * y, c * w - s * z, c * z + s * w, s * x - c * y])
         turns.append(turn if turn[0] >= 0 else -turn)
     turn = max(turns, key=lambda t: float(t[0]))
     length = float(np.linalg.norm(turn[1:]))

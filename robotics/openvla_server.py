@@ -211,9 +211,8 @@ def picture(picture_HWC: Any) -> Any:
         .resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     )
     pixels = np.asarray(small).astype(np.float64)
-    at = (_SIDE - 1) * np.linspace(
-        (1 - _CROP**0.5) / 2, (1 + _CROP**0.5) / 2, _SIDE
-    )  # corners are pixel centres
+    # corners are pixel centres
+    at = (_SIDE - 1) * np.linspace((1 - _CROP**0.5) / 2, (1 + _CROP**0.5) / 2, _SIDE)
     first = np.floor(at).astype(int)
     second, share = np.minimum(first + 1, _SIDE - 1), at - first
     rows = pixels[first] * (1 - share)[:, None, None] + pixels[second] * share[:, None, None]
@@ -541,7 +540,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     _here = Path(__file__).resolve().parent
-    sys.path[:] = [
-        p for p in sys.path if Path(p or ".").resolve() != _here
-    ]  # its modules are named like others (libero, datasets)
+    # its modules are named like others (libero, datasets)
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != _here]
     raise SystemExit(main())

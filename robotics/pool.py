@@ -411,9 +411,8 @@ class EnvPool:
         self._counts["errors"] += 1
         self._causes[cause] += 1
         now = time.monotonic() if ended is None else ended
-        self._replies = [
-            reply for reply in self._replies if reply.slot != place.number
-        ]  # not handed out, and out of date now
+        # not handed out, and out of date now
+        self._replies = [reply for reply in self._replies if reply.slot != place.number]
         self._replies.append(
             Reply(
                 place.number,

@@ -28,9 +28,8 @@ __all__ = ["RayWorker", "RayWorkers"]
 
 _STACK_S = 5.0
 _END_S = 2.0  # for an actor to end one of its processes by force
-_CHECK_S = (
-    1.0  # how often a worker that does not come up looks whether there still is a node for it
-)
+# how often a worker that does not come up looks whether there still is a node for it
+_CHECK_S = 1.0
 
 
 class _Host:
@@ -140,9 +139,8 @@ class RayWorker(WorkerHandle):
     def pictures(self, slot: int, count: int, side: int) -> list[np.ndarray]:
         """See WorkerHandle.pictures."""
         assert self._pictures is not None and self._pictures.shape == (count, side, side, 3)
-        copies = [
-            picture.copy() for picture in self._pictures
-        ]  # what Ray gives lies in its store as long as anybody looks at it
+        # what Ray gives lies in its store as long as anybody looks at it
+        copies = [picture.copy() for picture in self._pictures]
         self._pictures = None
         return copies
 

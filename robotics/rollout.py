@@ -157,12 +157,10 @@ class Driver:
         self._dealt = 0
         self._held: list[Ended] = []
         self._running: dict[int, _Running] = {}
-        self._hopeless: dict[
-            str, set[str]
-        ] = {}  # by environment: states that failed for good since it finished an episode
-        self._hopeless_in_a_row: set[tuple[str, str]] = (
-            set()
-        )  # environment and state: since any finished one
+        # by environment: states that failed for good since it finished an episode
+        self._hopeless: dict[str, set[str]] = {}
+        # environment and state: since any finished one
+        self._hopeless_in_a_row: set[tuple[str, str]] = set()
 
     def begin_dealing(self) -> None:
         """Deal to the first stage again, where nothing runs: a resumed run then batches as the whole one."""
@@ -224,9 +222,8 @@ class Driver:
                 for slot in slots
                 if self._running[slot].request.greedy == greedy
             ]
-            part.sort(
-                key=lambda item: (item[1].request.key, item[1].member)
-            )  # which slot was free first is chance
+            # which slot was free first is chance
+            part.sort(key=lambda item: (item[1].request.key, item[1].member))
             keys = [
                 (self.seed, 29, *run.request.key, run.member, len(run.turns)) for _, run in part
             ]
@@ -362,18 +359,16 @@ class Driver:
         )
         self.counters["failed_attempts"] += 1
         where = f"{request.spec.suite}/{request.spec.task}"
-        if (
-            reply.cause == "setup"
-        ):  # a task, package or asset that is not there will not be there next time
+        # a task, package or asset that is not there will not be there next time
+        if reply.cause == "setup":
             raise ConfigError(f"{where}: {error}")
         if reply.cause == "action":  # the same policy would choose the same again
             raise ConfigError(
                 f"{where}: the policy's actions cannot be executed: {error}. Its action settings (vla.json, or "
                 "action.statistics when it was made) are of another robot, task or controller"
             )
-        innocent = (
-            reply.cause == "neighbour"
-        )  # costs no retry of its own; the respawns it cost are bounded
+        # costs no retry of its own; the respawns it cost are bounded
+        innocent = reply.cause == "neighbour"
         if run.attempt < self.retries or innocent:
             self.stages.release(reply.slot)
             self._begin(reply.slot, _Running(request, run.member, run.attempt + (not innocent)))

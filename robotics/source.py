@@ -128,13 +128,11 @@ class EpisodeSource:
 
     def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
         rounds = self._rounds
-        tried = (
-            attempt % rounds
-        )  # a group rolled out again (see `again`) counts on above; the states it leads to are the same
+        # a group rolled out again (see `again`) counts on above; the states it leads to are the same
+        tried = attempt % rounds
         number = ((step - 1) * self.config.train.prompts_per_step + place) * rounds + tried
-        which = ((step - 1) * self.config.train.prompts_per_step + place) % len(
-            self.specs
-        )  # every task has its turn
+        # every task has its turn
+        which = ((step - 1) * self.config.train.prompts_per_step + place) % len(self.specs)
         known = self._states[which]
         if known is None:
             state = initial_states("train", 1, first=number)[0]
@@ -153,9 +151,8 @@ class EpisodeSource:
     @property
     def _rounds(self) -> int:
         a = self.config.algorithm
-        return (
-            a.max_rounds if a.dynamic_sampling or a.advantage == "gae" else 1
-        )  # gae: where no episode finished
+        # gae: where no episode finished
+        return a.max_rounds if a.dynamic_sampling or a.advantage == "gae" else 1
 
     def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
         """See GroupSource."""
@@ -175,9 +172,8 @@ class EpisodeSource:
         record, lesson = self.records[step], teaches(self.config, group)
         record.groups.append(Played.of(group))
         version = min(r.oldest_version(step - 1) for r in group.rollouts)
-        if (
-            self.config.algorithm.advantage == "gae"
-        ):  # a critic judges each decision: what finished can be learned from
+        # a critic judges each decision: what finished can be learned from
+        if self.config.algorithm.advantage == "gae":
             wanted = any(map(trainable, group.rollouts))
         else:
             wanted = lesson is not None and (lesson or not self.config.algorithm.dynamic_sampling)

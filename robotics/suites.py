@@ -43,16 +43,10 @@ __all__ = [
 ]
 
 _FILE = "configs/robot_suites.yaml"
-_OF_TASK = (
-    "suite",
-    "tasks",
-    "horizon",
-)  # of env: the suite's own, unless the command line says otherwise
-_OF_SIMULATOR = (
-    "image_size",
-    "cameras",
-    "options",
-)  # the checkpoint's, where it was trained in the same simulator
+# of env: the suite's own, unless the command line says otherwise
+_OF_TASK = ("suite", "tasks", "horizon")
+# the checkpoint's, where it was trained in the same simulator
+_OF_SIMULATOR = ("image_size", "cameras", "options")
 
 
 class RobotSuite(BaseModel):
@@ -169,9 +163,8 @@ def _explain(name: str, error: ValidationError | ConfigError) -> Iterable[str]:
         if item["type"] == "extra_forbidden":
             yield f"suite '{name}': unknown key '{where}'.{did_you_mean(where, known)} Known here: {', '.join(known)}"
         else:
-            found = (
-                "" if item["type"] == "missing" else f", found {item['input']!r}"
-            )  # of a missing key: the whole suite
+            # of a missing key: the whole suite
+            found = "" if item["type"] == "missing" else f", found {item['input']!r}"
             yield f"suite '{name}': {where}: {item['msg']}{found}"[:300]
 
 
@@ -251,9 +244,8 @@ def configure(
     env = _environment(base.env, suite, settings.cameras)
     states: dict[str, Sequence[InitialState]] = {}
     count, deviations = suite.states, []
-    ruling = (
-        rules if suite.libero else None
-    )  # a protocol decides sampling everywhere, the rest in LIBERO
+    # a protocol decides sampling everywhere, the rest in LIBERO
+    ruling = rules if suite.libero else None
     if ruling is not None and suite.libero:
         env["horizon"], env["image_size"], count = (
             ruling.steps(suite.libero),

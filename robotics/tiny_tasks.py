@@ -135,9 +135,8 @@ class PushTask(TinyTask):
             self.block = _clip(
                 (self.arm[0] + away * normal[0], self.arm[1] + away * normal[1]), _BLOCK_LIMIT
             )
-            if (
-                _distance(self.arm, self.block) < away
-            ):  # the block is at a wall: the arm stops at it
+            # the block is at a wall: the arm stops at it
+            if _distance(self.arm, self.block) < away:
                 self.arm = _clip(
                     (self.block[0] - away * normal[0], self.block[1] - away * normal[1]), _ARM_LIMIT
                 )
@@ -165,10 +164,8 @@ class PushTask(TinyTask):
         apart = max(1e-9, _distance(self.block, self.goal))
         ux, uy = (self.goal[0] - self.block[0]) / apart, (self.goal[1] - self.block[1]) / apart
         rx, ry = self.arm[0] - self.block[0], self.arm[1] - self.block[1]
-        along, across = (
-            rx * ux + ry * uy,
-            -rx * uy + ry * ux,
-        )  # the arm seen from the block, goal ahead
+        # the arm seen from the block, goal ahead
+        along, across = rx * ux + ry * uy, -rx * uy + ry * ux
         if along < 0 and abs(across) < 0.08:
             sideways = -2.5 * across
             return _towards(
@@ -211,9 +208,8 @@ class ReachTask(TinyTask):
                 and all(self._clearance(places[0], other) >= 0.3 for other in places[1:])
             ):
                 break
-        order = [
-            int(i) for i in rng.permutation(len(names))
-        ]  # what is drawn first says nothing about the target
+        # what is drawn first says nothing about the target
+        order = [int(i) for i in rng.permutation(len(names))]
         self.discs = [(names[i], places[i]) for i in order]
         self.target, self.colour = places[0], names[0]
         self.instruction = f"move to the {self.colour} disc"

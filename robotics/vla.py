@@ -273,9 +273,8 @@ class VLAPolicy:
         count = self.tokens_per_decision
         where = (batch.place_N if parallel else batch.source_N).view(-1, count)
         first = torch.tensor([0, *(len(c) for c in completions[:-1])]).cumsum(0).to(where.device)
-        last_U = batch.source_N.view(-1, count)[
-            first, 0
-        ]  # the first token of a completion is predicted by its prompt's last
+        # the first token of a completion is predicted by its prompt's last
+        last_U = batch.source_N.view(-1, count)[first, 0]
         return hidden[where], hidden[last_U]
 
     def _logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -265,13 +265,10 @@ def _watch(plan: WorkerPlan) -> None:
 
 def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
     """Answer commands until the pipe ends or brings None."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # terminals and schedulers send them to all processes
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # .. the parent finishes its step with us and ends us in its own order
+    # terminals and schedulers send them to all processes
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # .. the parent finishes its step with us and ends us in its own order
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks where a worker hangs
     plan = WorkerPlan(**plan_fields)
@@ -282,9 +279,8 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
         Connection(connection_fd),
         {number: _Slot(fd) for number, fd in plan.areas.items()},
     )
-    with contextlib.suppress(
-        EOFError, BrokenPipeError, ConnectionResetError
-    ):  # the parent is gone: so are we
+    # the parent is gone: so are we
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(resident_gib())
         while (command := connection.recv()) is not None:
             started, slot = time.monotonic(), slots[command.slot]

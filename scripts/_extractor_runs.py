@@ -137,9 +137,8 @@ def _mvbench(folder: Path) -> Judge:
     check = _notebook(folder / "video_chat2" / "mvbench.ipynb", "check_ans")["check_ans"]
 
     def judge(case: Case) -> Any:
-        said = (
-            "(" + case["text"].strip().split("\n")[0]
-        )  # return_prompt, and the line of infer_mvbench that removes explanations
+        # return_prompt, and the line of infer_mvbench that removes explanations
+        said = "(" + case["text"].strip().split("\n")[0]
         return [
             letter
             for letter, option in zip(LETTERS, OPTIONS, strict=True)

@@ -165,9 +165,8 @@ def build_policy(setting: Setting) -> Any:
         device=device,
         autocast=autocast,
     )
-    policy.eos_ids = (
-        -1,
-    )  # no completion ends early: every system writes the same number of tokens
+    # no completion ends early: every system writes the same number of tokens
+    policy.eos_ids = (-1,)
     return policy
 
 

@@ -181,9 +181,8 @@ def update(setting: Setting) -> dict[str, Any]:
         if setting.shape != SMOKE:
             found = estimate(run_of(setting), kind="cuda", prompt_tokens=items[0].prompt.length)
             phases = {n: sum(p.values()) for n, p in found.phases.items() if n != "rollout"}
-            held = (
-                sum(found.parts.values()) - found.parts["libraries"]
-            )  # torch does not count the GPU context
+            # torch does not count the GPU context
+            held = sum(found.parts.values()) - found.parts["libraries"]
             row["estimate_gib"] = round((held + max(phases.values())) / _GIB, 3)
         policy.model.zero_grad(set_to_none=True)
         row["step"] = _steps(policy, setting, _shared(setting, items))
@@ -223,9 +222,8 @@ def vllm(setting: Setting) -> dict[str, Any]:
         return {"engine": "vllm", "missing": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
-        model = (
-            Path(folder) / "model"
-        )  # vLLM reads no weights (load_format dummy): configuration and processor are enough
+        # vLLM reads no weights (load_format dummy): configuration and processor are enough
+        model = Path(folder) / "model"
         policy.base.config.architectures = [type(policy.base).__name__]
         policy.base.config.save_pretrained(model)
         policy.processor.save_pretrained(model)

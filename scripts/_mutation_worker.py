@@ -120,9 +120,8 @@ def _answer(tests: Sequence[str], timeout_s: float, output: Path) -> int | None:
         os.killpg(child, signal.SIGKILL)  # with what the tests left behind
     if status is None:
         os.waitpid(child, 0)
-    return (
-        1 if status is not None and status < 0 else status
-    )  # a mutant that kills the test process is noticed, too
+    # a mutant that kills the test process is noticed, too
+    return 1 if status is not None and status < 0 else status
 
 
 def main() -> None:

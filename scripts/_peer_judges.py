@@ -155,9 +155,8 @@ def pr1_counting(folder: Path) -> Judge:
 
 
 def pr1_detection(folder: Path, penalty: bool) -> Judge:
-    os.environ.update(
-        LOG_DIR=tempfile.mkdtemp(), DO_PENAIlty=str(penalty)
-    )  # the switch is spelled so
+    # the switch is spelled so
+    os.environ.update(LOG_DIR=tempfile.mkdtemp(), DO_PENAIlty=str(penalty))
     helper, forms = (
         load(folder / "src/open_r1/utils.py", classes=("HungarianMatcher",)),
         list[float](),

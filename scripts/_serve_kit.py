@@ -259,7 +259,6 @@ def beside(
     attacker.join(30)
     watched.set()
     watcher.join(30)
-    measure(
-        seen.quiet_s, time.monotonic() + quiet_s
-    )  # again: the machine may have had other work before
+    # again: the machine may have had other work before
+    measure(seen.quiet_s, time.monotonic() + quiet_s)
     return seen, counts

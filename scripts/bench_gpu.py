@@ -233,9 +233,8 @@ def main() -> int:
         )
         return 2
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    gpu = bench.run_child(
-        "scripts.bench_gpu", ["--child", "gpu", "{}"]
-    )  # a context of this process would take the rows' memory
+    # a context of this process would take the rows' memory
+    gpu = bench.run_child("scripts.bench_gpu", ["--child", "gpu", "{}"])
     peak = arguments.peak_tflops or peak_tflops(gpu["name"])
     installed = [
         a for a in ATTENTIONS if a != "flash_attention_2" or importlib.util.find_spec("flash_attn")

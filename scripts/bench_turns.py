@@ -30,12 +30,8 @@ MODEL = {
     "max_patches": 64,
 }
 WAYS = ("packed", "turns", "rows")
-ANSWER, GROUP, SIDE, SEEN = (
-    24,
-    8,
-    224,
-    112,
-)  # tokens of an answer, rollouts, pixels of the question's and of later pictures
+# tokens of an answer, rollouts, pixels of the question's and of later pictures
+ANSWER, GROUP, SIDE, SEEN = 24, 8, 224, 112
 SETTINGS = [(turns, frozen) for frozen in (True, False) for turns in (2, 3, 4)]
 
 

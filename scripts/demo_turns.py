@@ -24,10 +24,8 @@ from scripts._bench import parse, print_table, write_results
 ROOT = Path(__file__).resolve().parent.parent
 TASK = f"{ROOT / 'examples' / 'zoom.py'}:Zoom"
 HELD_OUT = 64
-_GAIN, _DRIFT = (
-    0.25,
-    0.15,
-)  # what real rewards must gain at least, and permuted ones may move at most
+# what real rewards must gain at least, and permuted ones may move at most
+_GAIN, _DRIFT = 0.25, 0.15
 
 
 def warm_model(

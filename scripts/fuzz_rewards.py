@@ -138,9 +138,8 @@ class Fuzzer:
             for name, flood in zip(("doubled", "one repeated", "flood"), floods, strict=False):
                 if name in PAYS_BY_ITS_RULE.get(self.case.name, ()):
                     continue
-                if (
-                    name != "flood" or score.value >= 0.9 * self.task.value_range[1]
-                ):  # near copies may mend a bad answer
+                # near copies may mend a bad answer
+                if name != "flood" or score.value >= 0.9 * self.task.value_range[1]:
                     variants[name] = with_answer(text, flood)
             if "<think>" not in text:
                 variants["right answer in the thoughts"] = f"<think>{gold}</think>\n{text}"

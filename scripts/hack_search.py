@@ -158,10 +158,8 @@ class Search:
         """Judge the guesses to begin with, then neighbours of the best; returns how many different answers were judged."""
         start = seeds(self.task, self.kind, self.train, self.rng)
         pool = [guess.text for guess in start if guess.text]
-        seen, idle = (
-            set[int](),
-            0,
-        )  # of their hashes: a million lists of boxes would not fit into memory
+        # of their hashes: a million lists of boxes would not fit into memory
+        seen, idle = set[int](), 0
         for guess in dict.fromkeys(start):
             seen.add(hash(guess))
             self.keep(self.mean(guess, self.train), guess)

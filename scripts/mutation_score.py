@@ -184,9 +184,8 @@ def _copy(folder: Path) -> Path:
     ).stdout
     for name in filter(None, listed.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(
-            ROOT / name, folder / name, follow_symlinks=False
-        )  # mmrl/tasks and three more are links
+        # mmrl/tasks and three more are links
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     for name in _LINKED:
         (folder / name).symlink_to(ROOT / name)
     return folder
@@ -229,13 +228,8 @@ def judge(
         finally:
             target.write_text(whole, encoding="utf-8")
             free.put(zygote)
-        if status not in (
-            0,
-            1,
-            2,
-            3,
-            None,
-        ):  # 3: pytest could not show a failure, of a loop that was ended where no line is
+        # 3: pytest could not show a failure, of a loop that was ended where no line is
+        if status not in (0, 1, 2, 3, None):
             raise SystemExit(f"expected pytest to run, found exit status {status}:\n{text[-3000:]}")
         reason = known.get((mutant.module, mutant.before, mutant.after), "")
         name = (
@@ -323,9 +317,8 @@ def main() -> None:
                         f"  {module}:{s['line']} {s['operator']}\n    - {s['before']}\n    + {s['after']}",
                         flush=True,
                     )
-                if (
-                    options.limit is None
-                ):  # now: a run of hours may be ended, and another may have recorded its modules meanwhile
+                # now: a run of hours may be ended, and another may have recorded its modules meanwhile
+                if options.limit is None:
                     written = write_results(
                         "mutation_score",
                         {"required": REQUIRED, "modules": _recorded() | {module: results[module]}},

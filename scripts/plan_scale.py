@@ -97,9 +97,8 @@ def shape_of(name: str) -> Shape:
         tower.get("intermediate_size", 4 * 1280),
     )
     language = layers * (h * heads * 128 * 2 + 2 * h * kv * 128 + 3 * h * i)
-    vision = (
-        tower["depth"] * (4 * e * e + 3 * e * m) + (4 * e) * (4 * e) + 4 * e * h
-    )  # blocks, merger
+    # blocks, merger
+    vision = tower["depth"] * (4 * e * e + 3 * e * m) + (4 * e) * (4 * e) + 4 * e * h
     return Shape(
         name,
         float(language),
@@ -230,9 +229,8 @@ def _rollout_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, floa
     """Seconds of a GPU that rolls out so many prompts: tower, prefill, decode; episodes: one forward per decision, simulators."""
     b = prompts * c["attempts"]
     compute = c["peak"] * c["prefill_share"]
-    tower = (
-        r.tower_passes * 2 * r.shape.vision * 4 * r.visual
-    )  # four patches make a token; attention inside windows left out
+    # four patches make a token; attention inside windows left out
+    tower = r.tower_passes * 2 * r.shape.vision * 4 * r.visual
     if r.embodied:
         n = b * r.group * r.decisions
         infer = (
@@ -296,13 +294,11 @@ def _traffic(r: Recipe, gpus: int, prompts: float) -> dict[str, float]:
     if r.engine == "ddp":
         return {"gradients": 2 * one, "gathers": 0.0, "media": media}
     m = micro_batches(r, prompts)
-    if (
-        r.engine == "deepspeed_zero2"
-    ):  # all-reduces its buckets (use_multi_rank_bucket_allreduce) and keeps its share of them
+    # all-reduces its buckets (use_multi_rank_bucket_allreduce) and keeps its share of them
+    if r.engine == "deepspeed_zero2":
         return {"gradients": m * 2 * one, "gathers": one, "media": media}
-    passes = 2 + (
-        1 if r.config.algorithm.kl.coef > 0 else 0
-    )  # forward and backward, and the reference's forward
+    # forward and backward, and the reference's forward
+    passes = 2 + (1 if r.config.algorithm.kl.coef > 0 else 0)
     return {"gradients": m * one, "gathers": (m * passes + 1) * one, "media": media}
 
 

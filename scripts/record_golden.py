@@ -202,9 +202,8 @@ def steps(run: Path) -> list[dict[str, Any]]:
         found = {name: row[name] for name in METRICS if row.get(name) is not None}
         if logged.exists():
             lines = [json.loads(line) for line in logged.read_text(encoding="utf-8").splitlines()]
-            lines.sort(
-                key=lambda r: r["key"]
-            )  # groups arrive in any order under a pipeline; members keep theirs
+            # groups arrive in any order under a pipeline; members keep theirs
+            lines.sort(key=lambda r: r["key"])
             found["rewards"] = [line["score"]["value"] for line in lines if line.get("score")]
         out.append(found)
     return out

@@ -98,9 +98,8 @@ def run(arguments: Sequence[str], jobs: int, timeout_s: float, log: Path) -> dic
         )
         began, status, late = time.monotonic(), -1, ""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(
-            log, "wb"
-        ) as output:  # read while it runs: what crashed says so at once, and at length
+        # read while it runs: what crashed says so at once, and at length
+        with open(log, "wb") as output:
             try:
                 status = subprocess.run(
                     [

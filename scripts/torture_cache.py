@@ -42,9 +42,8 @@ from scripts._torture_cache_worker import (
 
 __all__ = ["Round", "leftovers", "rounds", "torture"]
 
-_STILL_S = (
-    60.0  # a process that finished nothing for so long stands still; a build takes milliseconds
-)
+# a process that finished nothing for so long stands still; a build takes milliseconds
+_STILL_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -342,9 +341,8 @@ def play(
     )
     if kind.name == "undisturbed":
         good = good and counts["builds"] == sources
-    if (
-        plan.limit_bytes is not None
-    ):  # what was being written while others made room may come on top
+    # what was being written while others made room may come on top
+    if plan.limit_bytes is not None:
         good = good and size <= plan.limit_bytes + processes * 2 * per_entry
     if kind.kills:
         good = good and sum(n for name, n in done.items() if name.startswith("killed")) > 0

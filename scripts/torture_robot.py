@@ -350,9 +350,8 @@ def half_written(run: Path, *, all_files: bool) -> list[str]:
             elif file.suffix == ".yaml":
                 assert isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
             elif file.suffix == ".safetensors":
-                with safe_open(
-                    str(file), "pt"
-                ) as tensors:  # checks the header against the file's size
+                # checks the header against the file's size
+                with safe_open(str(file), "pt") as tensors:
                     assert list(tensors.keys())
             elif file.suffix == ".pt":
                 _load(file)

@@ -485,9 +485,8 @@ def simulated(found: dict[str, Any]) -> str:
             f"{max(render, infer + train) / (render + infer + train):.2f} | {idle} |"
         )
     machine = found["machine"]
-    other = any(
-        "stage_overlap" in row["systems"] for row in found["real"].values()
-    )  # of the script before it ran the trainer
+    # of the script before it ran the trainer
+    other = any("stage_overlap" in row["systems"] for row in found["real"].values())
     cores = _beside(found) or f" on {machine['cores']} cores"
     lines += [
         "",

@@ -350,9 +350,8 @@ class AnswerTask(ReadingTask):
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """The user's text: {frame} and {question} filled in; override to add options and the like."""
         text = prompt.replace("{frame}", FRAME_WORDS[CoordFrame(template.frame)])
-        return text.replace(
-            "{question}", sample.question
-        )  # last, so braces in the question stay as they are
+        # last, so braces in the question stay as they are
+        return text.replace("{question}", sample.question)
 
     # shared
 

@@ -168,9 +168,8 @@ def _cycle(rng: np.random.Generator, s: ClipSettings) -> Take:
 
 def _large_in_turn(rng: np.random.Generator, s: ClipSettings) -> tuple[tuple[Box | None, ...], ...]:
     """Both stand still and are small; the first is large for a while, later the second."""
-    cuts = sorted(
-        int(v) for v in rng.integers(0, s.slots - 1, 3)
-    )  # 0 <= a <= b <= c: the spans [a, b + 1) and [b + 1, c + 2)
+    # 0 <= a <= b <= c: the spans [a, b + 1) and [b + 1, c + 2)
+    cuts = sorted(int(v) for v in rng.integers(0, s.slots - 1, 3))
     spans = [(cuts[0], cuts[1] + 1), (cuts[1] + 1, cuts[2] + 2)]
     found = []
     for large, (start, end) in zip(
@@ -294,9 +293,8 @@ def _wander(
     if kind == "bounce":
         far = (a[0] + 2.5 * (b[0] - a[0]), a[1] + 2.5 * (b[1] - a[1]))
         return squares([(fold(x, room), fold(y, room)) for x, y in line(a, far, s.frames)], side)
-    if (
-        kind == "leave"
-    ):  # from a to a place beyond the edge in front of it, reached well before the end
+    # from a to a place beyond the edge in front of it, reached well before the end
+    if kind == "leave":
         angle = float(rng.uniform(0, 2 * np.pi))
         beyond = (
             a[0] + 1.5 * s.size * float(np.cos(angle)),
@@ -399,9 +397,8 @@ def _walls(rng: np.random.Generator, s: ClipSettings) -> Take:
         [start, *[(first + i) % 2 for i in range(count)], end],
     )
     along = np.interp(np.arange(s.frames), knots, places) * room
-    across = float(
-        rng.integers(round(0.1 * room), round(0.9 * room) + 1)
-    )  # clear of the other two edges
+    # clear of the other two edges
+    across = float(rng.integers(round(0.1 * room), round(0.9 * room) + 1))
     actor = Actor(
         *_kinds(rng, 1)[0],
         squares([(across, float(a)) if upright else (float(a), across) for a in along], side),
@@ -425,10 +422,8 @@ def _touch(rng: np.random.Generator, s: ClipSettings) -> Take:
     start, end = span[0] * s.slot, span[1] * s.slot
     widest, narrowest = (s.size - 2 * side) * float(rng.uniform(0.7, 1.0)), 0.14 * s.size
     gaps = [-side / 4] * s.frames  # they overlap by a quarter while together
-    for numbers in (
-        range(start),
-        range(s.frames - 1, end - 1, -1),
-    ):  # from the outer frame to the one next to the meeting
+    # from the outer frame to the one next to the meeting
+    for numbers in (range(start), range(s.frames - 1, end - 1, -1)):
         for k, gap in zip(
             numbers,
             line((widest, 0), (narrowest, 0), max(2, len(numbers)))[-len(numbers) :],

@@ -83,9 +83,8 @@ class FunctionTask(Task):
         if table["reward"] is None:
             return Score.failure("no_reward", self.part_names)
         for name, value in table.items():
-            if (
-                not isinstance(value, Real) and getattr(value, "shape", None) != ()
-            ):  # numpy's and torch's scalars are numbers
+            # numpy's and torch's scalars are numbers
+            if not isinstance(value, Real) and getattr(value, "shape", None) != ():
                 raise TypeError(
                     f"expected a number for {name!r}, found {type(value).__name__} {value!r:.60}"
                 )

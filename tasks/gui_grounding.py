@@ -77,9 +77,8 @@ def spell_inside(
     middle, text = centre(from_picture(box, frame, size)), ""
     for digits in range(_MOST_DECIMALS + 1):
         grid = grid_step(frame) / 10**digits
-        ticks = [
-            math.floor(value / grid + 0.5) for value in middle
-        ]  # the nearest is in the box if any is
+        # the nearest is in the box if any is
+        ticks = [math.floor(value / grid + 0.5) for value in middle]
         places = digits + (3 if frame is CoordFrame.REL1 else 0)
         text = f"[{ticks[0] * grid:.{places}f}, {ticks[1] * grid:.{places}f}]"
         if in_box(

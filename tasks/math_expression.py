@@ -144,9 +144,8 @@ class Math(AnswerTask):
                 evaluated=self.settings["evaluated"],
                 deadline_s=self.settings["deadline_s"],
             )
-        except (
-            RewardError
-        ) as err:  # the machine's fault, not the text's: recorded as reward_error and counted
+        except RewardError as err:
+            # the machine's fault, not the text's: recorded as reward_error and counted
             raise ValueError(str(err)) from err
         if verdict.correct is None:
             raise AnswerError(verdict.reason or "not_an_expression")

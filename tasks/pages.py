@@ -61,11 +61,8 @@ FLAGS = (
 )
 _LEAST_SIDE = 6  # pixels; smaller elements are no targets
 _TRIES = 10
-_CAPTURES, _CAPTURE_MS, _WAIT_MS = (
-    5,
-    60_000,
-    250,
-)  # attempts at a screenshot, how long each may take, the first pause
+# attempts at a screenshot, how long each may take, the first pause
+_CAPTURES, _CAPTURE_MS, _WAIT_MS = 5, 60_000, 250
 # Box, name and kind of every named element that a person sees: three quarters of it on the screen, its middle and at least
 # three of five probes not covered by anything else, its text not cut off.
 _TARGETS = """() => [...document.querySelectorAll("[data-say]")].map((e) => {

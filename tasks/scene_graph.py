@@ -342,9 +342,8 @@ class SceneGraph(AnswerTask):
             )
         around = from_picture(hull([item["bbox"] for item in objects]), ctx.frame, size)
         name, miss = objects[0]["label"], beside(around, extent, grid_step(ctx.frame))
-        if (
-            self.settings["mode"] == "r1_sgg"
-        ):  # which also pays the label alone, and for boxes that are near
+        # which also pays the label alone, and for boxes that are near
+        if self.settings["mode"] == "r1_sgg":
             name = foreign_text([item["label"] for item in objects])
             miss = (900 * extent[0], 900 * extent[1], 901 * extent[0], 901 * extent[1])
         return self._text([("1", name, miss)], [], ctx.frame)

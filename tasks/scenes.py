@@ -91,9 +91,8 @@ def shape_mask(shape: str, side: int) -> Mask:
         return np.asarray(offset[:, None] + offset[None, :] <= (side / 2) ** 2)
     if shape == "square":
         return np.ones((side, side), dtype=bool)
-    half_width = np.maximum(
-        centres / 2, 0.75
-    )  # the tip is one or two pixels wide, the last row is full
+    # the tip is one or two pixels wide, the last row is full
+    half_width = np.maximum(centres / 2, 0.75)
     half_width[-1] = side / 2
     return np.asarray(np.abs(centres[None, :] - side / 2) <= half_width[:, None])
 
@@ -198,9 +197,8 @@ def _background(rng: np.random.Generator, size: int, noise: int, strokes: int) -
         rows = np.clip(y + t * np.sin(angle), 0, size - 1).astype(int)
         grey[rows, columns] = rng.uniform(50, 110)
     speckle = rng.integers(0, 2 * noise + 1, (size, size, 3), dtype=np.uint8)
-    return (grey - noise).astype(np.uint8)[
-        :, :, None
-    ] + speckle  # 20..250 by the ranges above: nothing wraps around
+    # 20..250 by the ranges above: nothing wraps around
+    return (grey - noise).astype(np.uint8)[:, :, None] + speckle
 
 
 def _graded(rng: np.random.Generator, size: int, noise: int) -> Picture:
@@ -316,9 +314,8 @@ def make_scenes(
         level = levels[int(rng.choice(len(levels), p=shares))]
         scene = draw_scene(rng, size, level, noise, background)
         name = f"images/{prefix}{index:06d}.png"
-        Image.fromarray(scene.pixels).save(
-            folder / name, compress_level=1, compress_type=3
-        )  # run lengths: fast
+        # run lengths: fast
+        Image.fromarray(scene.pixels).save(folder / name, compress_level=1, compress_type=3)
         objects = [{"shape": o.shape, "color": o.color, "box": list(o.box)} for o in scene.objects]
         row: dict[str, Any] = {
             "id": f"{prefix}{index:06d}",

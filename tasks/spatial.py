@@ -209,9 +209,8 @@ class Spatial(Choice):
         samples = list(super().load(path))
         ids = {sample.id for sample in samples}
         lost = [s for s in samples if s.params.get("mirror_of", s.id) not in ids]
-        if (
-            lost and not self.rejected
-        ):  # with rejected rows a partner may be missing: its view is then a sample of its own
+        # with rejected rows a partner may be missing: its view is then a sample of its own
+        if lost and not self.rejected:
             raise DataError(
                 f"{path}: expected params.mirror_of to be the id of another row, found "
                 f"{lost[0].params['mirror_of']!r} in sample {lost[0].id!r}; correct or remove it"
@@ -405,9 +404,8 @@ def mirror_sample(sample: Sample, folder: str | os.PathLike[str] | None = None) 
     elif params.get("options"):
         options = options_of(params)
         swapped = [swap_sides(option) for option in options]
-        if sorted(swapped) == sorted(
-            options
-        ):  # the same options: then the letter moves, and a habit of letters shows
+        # the same options: then the letter moves, and a habit of letters shows
+        if sorted(swapped) == sorted(options):
             answer = LETTERS[options.index(swapped[LETTERS.index(answer)])]
         else:
             params["options"] = swapped

@@ -104,9 +104,8 @@ def _accuracy_part(
 
 def _structure(value: Any, predicted: Prediction, sample: Sample) -> float:
     time, share = value.get("time"), key_share(value, predicted, sample)
-    return (
-        share if isinstance(time, list) and len(time) == 2 else max(0.0, share - 0.5)
-    )  # the keys are paid all the same
+    # the keys are paid all the same
+    return share if isinstance(time, list) and len(time) == 2 else max(0.0, share - 0.5)
 
 
 @register("st_grounding")
@@ -206,10 +205,8 @@ class SpatioTemporalGrounding(AnswerTask):
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Tube:
         """Span and boxes. Reasons: those of mmrl.rewards.tracks and mmrl.rewards.times; no_time, several_spans, not_keyed."""
         parsed = parse_track(answer)
-        if self.pays_unread and parsed.reason in (
-            None,
-            "no_boxes",
-        ):  # as in the papers, each half is judged apart
+        # as in the papers, each half is judged apart
+        if self.pays_unread and parsed.reason in (None, "no_boxes"):
             return self._halves(parsed, answer, sample, ctx)
         if parsed.reason:
             raise AnswerError(parsed.reason)

@@ -97,9 +97,8 @@ def check_boxes(
             )
         if key in boxes:
             raise RowError("different times", f"{text!r} twice", "remove one of the boxes")
-        if (
-            duration is not None and key > duration + 1
-        ):  # truths name whole seconds, the last may be rounded up
+        # truths name whole seconds, the last may be rounded up
+        if duration is not None and key > duration + 1:
             raise RowError(
                 f"times inside the video of {duration} s",
                 repr(text),
@@ -112,9 +111,8 @@ def check_boxes(
 @of_sample
 def true_boxes(sample: Sample) -> Mapping[float, Box]:
     """The true boxes by key, in order of time."""
-    found = {
-        round(float(text), 3): tuple(box) for text, box in sample.answer["boxes"].items()
-    }  # keys as check_boxes writes them
+    # keys as check_boxes writes them
+    found = {round(float(text), 3): tuple(box) for text, box in sample.answer["boxes"].items()}
     return {key: found[key] for key in sorted(found)}
 
 
@@ -122,9 +120,8 @@ def boxes_to_pixels(
     boxes: Mapping[float, Sequence[float]], sample: Sample, ctx: RewardContext
 ) -> Boxes:
     """Boxes in ctx.frame as pixels of the displayed frame."""
-    _, _, sx, sy = box_to_orig(
-        (0, 0, 1, 1), ctx.frame, clip_size(sample, ctx)
-    )  # one scale for the whole track
+    # one scale for the whole track
+    _, _, sx, sy = box_to_orig((0, 0, 1, 1), ctx.frame, clip_size(sample, ctx))
     return {key: (x1 * sx, y1 * sy, x2 * sx, y2 * sy) for key, (x1, y1, x2, y2) in boxes.items()}
 
 

@@ -33,9 +33,8 @@ def of_sample(function: Callable[Concatenate[Sample, P], T]) -> Callable[Concate
     def once(sample: Sample, *args: P.args, **kwargs: P.kwargs) -> T:
         key = (id(sample), *args)
         found = kept.get(key)
-        if (
-            found is not None and not kwargs
-        ):  # the entry holds its sample, so that no other one can have its id
+        # the entry holds its sample, so that no other one can have its id
+        if found is not None and not kwargs:
             return found[1]
         value = function(sample, *args, **kwargs)
         if kwargs:

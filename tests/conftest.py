@@ -19,9 +19,8 @@ from hypothesis import settings
 settings.register_profile("mmrl", deadline=None)  # speed belongs in benchmarks
 settings.load_profile("mmrl")
 
-if not os.path.exists(
-    "/dev/nvidiactl"
-):  # whichever test imports robosuite first: the software renderer
+# whichever test imports robosuite first: the software renderer
+if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("MUJOCO_GL", "osmesa")
 
 NO_SKIP = any(

@@ -167,9 +167,8 @@ def _register() -> tuple[torch.library.Library, ...]:
         manual_seed_all=lambda seed: None,
     )
     _setup_privateuseone_for_python_backend(NAME, module, _Hook())
-    fallback = torch.library.Library(
-        "_", "IMPL", "AutocastPrivateUse1"
-    )  # returned, so that both live as long as the process
+    # returned, so that both live as long as the process
+    fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     for name in _CAST:
@@ -182,9 +181,8 @@ def toy_device() -> Iterator[torch.device]:
     """The device, for as long as the block lasts."""
     _register()
     before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(
-        True
-    )  # torch.tensor makes its numbers on the CPU and then copies, where modes see it
+    # torch.tensor makes its numbers on the CPU and then copies, where modes see it
+    torch._C._set_only_lift_cpu_tensors(True)
     try:
         with _Mode():
             yield torch.device(NAME, 0)

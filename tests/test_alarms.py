@@ -82,9 +82,8 @@ def test_rewards_are_stuck_only_after_steps_in_a_row_in_which_answers_parse() ->
     assert names(board, 3) == []  # one good step starts the count again
     assert [names(board, s, **stuck) for s in (4, 5, 6)] == [[], [], ["reward_stuck"]]
     unreadable = AlarmBoard(AlarmConfig(zero_reward_steps=1))
-    assert (
-        names(unreadable, 1, parse_rate=0.5, **stuck) == []
-    )  # nothing parses: another problem, seen in parse_rate
+    # nothing parses: another problem, seen in parse_rate
+    assert names(unreadable, 1, parse_rate=0.5, **stuck) == []
 
 
 def test_stuck_rewards_point_at_the_coordinate_frame() -> None:

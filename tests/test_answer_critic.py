@@ -94,9 +94,8 @@ def test_advantages_are_verls(case: dict[str, Any]) -> None:
     for mine, advantages, returns, values in zip(
         found, case["advantages"], case["returns"], PEER["values"], strict=True
     ):
-        assert flat(mine.advantages) == pytest.approx(
-            advantages, abs=5e-5
-        )  # theirs: / sqrt(variance + 1e-8), ours / (std + 1e-5)
+        # theirs: / sqrt(variance + 1e-8), ours / (std + 1e-5)
+        assert flat(mine.advantages) == pytest.approx(advantages, abs=5e-5)
         assert (
             flat(mine.returns) == pytest.approx(returns, abs=1e-8) and flat(mine.values) == values
         )
@@ -151,9 +150,8 @@ def test_what_an_environment_pays_for_a_turn_is_earned_in_it() -> None:
     """The score, here with a penalty, is their sum and what comes at the end; an environment's own end is none by the limit."""
     config = config_of("algorithm.critic={gamma: 0.9, gae_lambda: 1.0, bootstrap: standard}")
     values = [0.3, 0.1, 0.4, 0.2, 0.6]
-    whole = answer(
-        values, 1.1, cut=True, final=5.0, turns=2
-    )  # 3 and 2 tokens, the last turn cut by the length limit
+    # 3 and 2 tokens, the last turn cut by the length limit
+    whole = answer(values, 1.1, cut=True, final=5.0, turns=2)
     paid = [
         dataclasses.replace(t, rewards=(r,), valid=(True,), terminated=r == 1.0)
         for t, r in zip(whole.turns, (0.25, 1.0), strict=True)
@@ -186,9 +184,8 @@ def test_what_is_not_learned_from_counts_in_no_mean() -> None:
     assert judged.metrics()["train/critic/value"] == pytest.approx(0.25)
     with pytest.raises(NonFiniteError, match="expected finite rewards and values"):
         targets(config_of(), answer([0.1, float("nan")], 1.0))
-    assert (
-        judged.targets([]) == {} and judged.metrics()["train/critic/return"] == 0.0
-    )  # a process without groups
+    # a process without groups
+    assert judged.targets([]) == {} and judged.metrics()["train/critic/return"] == 0.0
 
 
 def test_the_control_experiment_permutes_the_step_not_a_group() -> None:

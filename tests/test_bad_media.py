@@ -80,9 +80,8 @@ def odd_pictures(folder: Path) -> list[str]:
     frames = [noise((56, 56)), noise((56, 56)).rotate(90)]
     frames[0].save(folder / "animated.gif", save_all=True, append_images=frames[1:], duration=50)
     noise((1990, 10)).save(folder / "wide.png")
-    Image.new("RGB", (20_000, 100), (9, 120, 60)).save(
-        folder / "panorama.png"
-    )  # 200 : 1, just allowed
+    # 200 : 1, just allowed
+    Image.new("RGB", (20_000, 100), (9, 120, 60)).save(folder / "panorama.png")
     return [str(p) for p in sorted(folder.iterdir())]
 
 

@@ -198,9 +198,8 @@ def test_what_is_measured_reaches_the_plan(tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "assets" / "results" / "bench_gpu.json"
     out.parent.mkdir(parents=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv(
-        "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-    )  # main sets it: here it must not stay
+    # main sets it: here it must not stay
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setattr(bench_gpu.bench, "run_child", measured)
     monkeypatch.setattr(
         sys,

@@ -265,9 +265,8 @@ def test_killed_while_saving(tmp_path: Path) -> None:
             if attempt >= 4 and leftovers:
                 break
             print(file=process.stdin, flush=True)
-            saved = next(
-                line.split() for line in process.stdout if line.startswith("saved ")
-            )  # libraries may print before it
+            # libraries may print before it
+            saved = next(line.split() for line in process.stdout if line.startswith("saved "))
             time.sleep(0.05 + 0.0137 * attempt)
             os.kill(int(saved[2]), signal.SIGKILL)
             assert "gone\n" in process.stdout

@@ -33,9 +33,8 @@ def test_the_mixed_demo_runs_and_reports_every_task(tmp_path: Path) -> None:
         "eval.samples=2",
         *few,
     )
-    assert done.returncode in (0, 1), done.stderr[
-        -3000:
-    ]  # 1: two steps made some task fall, and the script says so
+    # 1: two steps made some task fall, and the script says so
+    assert done.returncode in (0, 1), done.stderr[-3000:]
     run = tmp_path / "mixed_tiny"
     assert "Traceback" not in done.stderr and (done.returncode == 1) == ("FELL" in done.stdout)
     table = before_and_after(run)

@@ -79,9 +79,8 @@ def test_a_documented_command_line_is_parsed_and_its_configuration_accepted(
     assert found is not None
     words = [word for word in shlex.split(found["rest"]) if word != "..."]
     command, rest = command_of(words)
-    context = command.make_context(
-        command.name, list(rest)
-    )  # an unknown option, or a missing argument, raises
+    # an unknown option, or a missing argument, raises
+    context = command.make_context(command.name, list(rest))
     config, overrides = context.params.get("config"), list(context.params.get("overrides") or [])
     if not isinstance(config, Path):
         return

@@ -422,7 +422,6 @@ def test_group_rewards_judge_the_samples_of_a_prompt_together_and_the_greedy_ans
         ranked.add(row["score"]["parts"]["accuracy"])
     assert k == 1 or {0.25, 1.0} & ranked
     write_evaluation(found, tmp_path)
-    again = rescore(
-        tmp_path / "predictions.jsonl", trust_code=True
-    )  # the log names a file of ours as the task
+    # the log names a file of ours as the task
+    again = rescore(tmp_path / "predictions.jsonl", trust_code=True)
     assert len(again.rows) == 3 * (k + 1) and not any(row.changed for row in again.rows)

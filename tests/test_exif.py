@@ -27,16 +27,10 @@ from mmrl.video.store import TensorStore
 from mmrl.video.visuals import VisualCache
 from tests.engine_kit import tiny_folder
 
-STORED, BOX = (
-    (96, 56),
-    [8, 12, 40, 44],
-)  # the file's raster is 96 wide; the object in it, in its pixels
-TURNED = [
-    56 - 44,
-    8,
-    56 - 12,
-    40,
-]  # where orientation 6 (a quarter turn clockwise) shows it: x = 56 - y, y = x
+# the file's raster is 96 wide; the object in it, in its pixels
+STORED, BOX = (96, 56), [8, 12, 40, 44]
+# where orientation 6 (a quarter turn clockwise) shows it: x = 56 - y, y = x
+TURNED = [56 - 44, 8, 56 - 12, 40]
 
 
 def photo(path: Path, tag: int = 6, **options: Any) -> Path:

@@ -98,15 +98,8 @@ def test_exif_rotation_shows_the_same_scene_and_size(
     tmp_path: Path, suffix: str, orientation: int
 ) -> None:
     upright = Image.open(_corners(tmp_path / "upright.png")).convert("RGB")
-    undo = {
-        2: 0,
-        3: 3,
-        4: 1,
-        5: 5,
-        6: 2,
-        7: 6,
-        8: 4,
-    }  # Image.Transpose values that store the upright scene rotated
+    # Image.Transpose values that store the upright scene rotated
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
     stored = upright.transpose(Image.Transpose(undo[orientation])) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -195,10 +195,8 @@ def kept_bytes(p: Policy, function: Any) -> int:
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = (
-                storage.nbytes(),
-                tensor,
-            )  # kept alive: its address must stay its own
+            # kept alive: its address must stay its own
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), p.autocast():

@@ -64,9 +64,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train = make_scenes(folder / "train", count=6, seed=0, difficulty={0: 1.0, 1: 1.0})
     held_out = make_scenes(folder / "eval", count=4, seed=1)
     picture = folder / "eval" / "images" / "scene-1-000002.png"
-    picture.write_bytes(
-        picture.read_bytes()[:500]
-    )  # its header is whole, so the reader does not notice
+    # its header is whole, so the reader does not notice
+    picture.write_bytes(picture.read_bytes()[:500])
     task = f"{folder}/witness.py:Witness"
     config = load_config(
         None,

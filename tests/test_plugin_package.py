@@ -190,9 +190,8 @@ def test_a_foreign_task_is_trained_and_scored_in_both_forms(
     run = workshop / "runs" / "package"
     rows = metrics(run)
     assert [row["step"] for row in rows] == [1, 2]
-    assert all(
-        row["train/parse_rate"] > 0 and row["train/grad_norm"] > 0 for row in rows
-    )  # it really learned
+    # it really learned
+    assert all(row["train/parse_rate"] > 0 and row["train/grad_norm"] > 0 for row in rows)
     assert json.loads((run / "run.json").read_text(encoding="utf-8"))["status"] == "finished"
     results = json.loads(
         (run / "eval" / "step_000002" / "results.json").read_text(encoding="utf-8")
@@ -202,9 +201,8 @@ def test_a_foreign_task_is_trained_and_scored_in_both_forms(
     assert "0 of 12 scores changed" in said[1]
     assert "0 of 12 scores changed" in said[2] and "part/accuracy" in said[2]
     mmrl(*training(workshop, "file", FILE))
-    for a, b in zip(
-        rows, metrics(workshop / "runs" / "file"), strict=True
-    ):  # the same task, whatever form names it
+    # the same task, whatever form names it
+    for a, b in zip(rows, metrics(workshop / "runs" / "file"), strict=True):
         names = [name for name in a if name.startswith(("train/", "eval/"))]
         assert len(names) > 20 and [a[name] for name in names] == [b[name] for name in names]
 

@@ -279,9 +279,8 @@ def test_no_process_is_left_when_the_engine_is_interrupted_or_killed(tmp_path: P
     try:
         assert parent.stdout is not None
         for number in (signal.SIGINT, signal.SIGKILL):
-            line = next(
-                line for line in parent.stdout if line.startswith("workers")
-            )  # libraries may speak before
+            # libraries may speak before
+            line = next(line for line in parent.stdout if line.startswith("workers"))
             workers = [psutil.Process(int(pid)) for pid in line.split()[1:]]
             assert len(workers) == 1
             time.sleep(0.5)

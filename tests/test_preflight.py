@@ -153,9 +153,8 @@ def test_a_tracker_that_cannot_be_imported_is_refused_with_the_real_error(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, module, raising=False)
     if key == "tensorboard":
-        monkeypatch.setitem(
-            sys.modules, "tensorboard", None
-        )  # how Python marks a package that is not there
+        # how Python marks a package that is not there
+        monkeypatch.setitem(sys.modules, "tensorboard", None)
     missing = "a_dependency_of_wandb" if key == "wandb" else "tensorboard"
     config = settings(tmp_path, data, train={key: True})
     refused(

@@ -97,9 +97,8 @@ def test_rewards_on_ray_are_the_local_ones_whatever_they_do_and_a_lost_actor_cos
         hosts = pids(scorer.group)
         killer = threading.Timer(2.0, os.kill, (hosts[0], signal.SIGKILL))
         killer.start()
-        check(
-            ["sleep", *GOOD], scorer.score(jobs(["sleep", *GOOD])), reasons
-        )  # the actor with "sleep" is killed meanwhile
+        # the actor with "sleep" is killed meanwhile
+        check(["sleep", *GOOD], scorer.score(jobs(["sleep", *GOOD])), reasons)
         killer.join()
         assert cluster.restarts["rewards"] == 1 and pids(scorer.group)[1] == hosts[1]
         with Scorer([(spec, {})], [task_from_spec(spec)], workers=0) as local:

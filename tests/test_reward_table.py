@@ -23,9 +23,8 @@ PUBLISHED = ("has that number",)
 
 @pytest.fixture(scope="module")
 def found() -> list[Block]:
-    return [
-        block for block in reward_table.blocks() if not block.fixture.name.startswith("math")
-    ]  # these ask a verifier process
+    # these ask a verifier process
+    return [block for block in reward_table.blocks() if not block.fixture.name.startswith("math")]
 
 
 @pytest.mark.slow

@@ -213,12 +213,8 @@ def test_async_keeps_its_bound_measures_staleness_and_saves_what_it_has_not_trai
     assert all(
         r["train/logprob_gap/max"] is None or r["train/logprob_gap/max"] < 1e-4 for r in found
     ), "of current weights only"
-    for step in (
-        1,
-        2,
-        3,
-        4,
-    ):  # the position in a checkpoint is that after its step, however far the rollout had come
+    # the position in a checkpoint is that after its step, however far the rollout had come
+    for step in (1, 2, 3, 4):
         state = json.loads((trainer.checkpoints.path(step) / "trainer" / "state.json").read_text())
         drawn = sum(r["train/groups/asked"] - r["train/groups/carried"] for r in found[:step])
         assert state["schedule"]["stream"]["draws"] == drawn

@@ -73,9 +73,8 @@ def test_a_score_has_at_most_256_numbers_with_names_of_200_characters(table: str
         )
 
     def first(words: str) -> str:
-        return (
-            words if table != "weights" else words.replace("weights", "parts")
-        )  # they have the same names, and parts come first
+        # they have the same names, and parts come first
+        return words if table != "weights" else words.replace("weights", "parts")
 
     many = {f"m{i}": 0.25 for i in range(257)}
     assert dict(getattr(holding(dict(list(many.items())[:256])), table)) == dict(

@@ -30,9 +30,8 @@ def test_it_is_skipped():
 def test_a_run_says_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     with stress_suite.load(2):
-        end = (
-            time.monotonic() + 60
-        )  # a process that has just begun its program may not show its command yet
+        # a process that has just begun its program may not show its command yet
+        end = time.monotonic() + 60
         while len(busy := _busy()) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         assert len(busy) >= 2

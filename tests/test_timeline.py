@@ -40,9 +40,8 @@ def test_busy_bubble_and_bound_agree_with_counting_seconds(
     timeline.extend(Span(stage, f"{stage} {lane}", a, a + n) for stage, lane, a, n in rows)
     timeline.end_step(1, begin + wall)
     found = timeline.summary(1)
-    rows = [
-        (stage, f"{stage} {lane}", a, n) for stage, lane, a, n in rows
-    ]  # each stage has workers of its own
+    # each stage has workers of its own
+    rows = [(stage, f"{stage} {lane}", a, n) for stage, lane, a, n in rows]
     seconds = {}
     for stage, workers in (("render", 2), ("infer", 1), ("train", 1)):
         busy = sum(

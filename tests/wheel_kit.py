@@ -11,12 +11,8 @@ from pathlib import Path
 __all__ = ["LINKED", "ROOT", "build_wheel", "copy_of_the_sources", "without_paths"]
 
 ROOT = Path(__file__).resolve().parents[1]
-LINKED = (
-    "tasks",
-    "rewards",
-    "video",
-    "robotics",
-)  # folders of the repository that are parts of mmrl
+# folders of the repository that are parts of mmrl
+LINKED = ("tasks", "rewards", "video", "robotics")
 
 
 def without_paths() -> dict[str, str]:

@@ -25,10 +25,8 @@ __all__ = ["DECODERS", "check_intact", "decode_frames", "refusal"]
 
 _SECONDS_BEFORE = (0.0, 4.0)  # where to look for a keyframe again when a seek landed after it
 _BT601 = {2, 5, 6}  # unspecified, BT.470BG, SMPTE 170M: what swscale takes when it is told nothing
-_SEEKABLE = {
-    "mov,mp4,m4a,3gp,3g2,mj2",
-    "matroska,webm",
-}  # containers where torchcodec and decord find a frame again
+# containers where torchcodec and decord find a frame again
+_SEEKABLE = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
 
 
 def _damaged(index: ClipIndex, what: str) -> MediaError:
@@ -156,10 +154,8 @@ class _Walker:
                         f"it ends after {self.at + 1} of {self.index.info.frames} frames",
                     )
             return found
-        except (
-            av.error.FFmpegError,
-            IndexError,
-        ) as err:  # IndexError: PyAV, when a stream appears in the middle
+        except (av.error.FFmpegError, IndexError) as err:
+            # IndexError: PyAV, when a stream appears in the middle
             raise _damaged(
                 self.index, f"after {self.index.info.timestamps_s[max(self.at, 0)]:.3f} s ({err})"
             ) from err

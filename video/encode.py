@@ -152,13 +152,10 @@ def _add_stream(
     context = stream.codec_context
     context.time_base, context.thread_count = tick, 1
     context.flags |= 0x800000  # AV_CODEC_FLAG_BITEXACT: no version in the stream
-    context.colorspace, context.color_range = (
-        5,
-        1,
-    )  # BT.601 625 lines, limited range: what decoders assume for small pictures
-    if (
-        codec == "mpeg4"
-    ):  # its quantiser runs from 1 to 31 and is a flag with a value in lambda units
+    # BT.601 625 lines, limited range: what decoders assume for small pictures
+    context.colorspace, context.color_range = 5, 1
+    # its quantiser runs from 1 to 31 and is a flag with a value in lambda units
+    if codec == "mpeg4":
         context.flags |= 0x2
         context.global_quality = 118 * max(1, min(31, quality // 2))
     if codec == "hevc":

@@ -26,13 +26,11 @@ __all__ = ["canonical_json", "digest_of_content", "make_key", "settled_stamp", "
 
 _SIZE = 20  # bytes of a digest
 _CHUNK = 4 << 20
-_SETTLED_NS = (
-    2_000_000_000  # a file changed this recently could change again within one tick of its clock
-)
+# a file changed this recently could change again within one tick of its clock
+_SETTLED_NS = 2_000_000_000
 _TRIES = 3
-_MOST_REMEMBERED = (
-    1 << 16
-)  # files; the latest stay, so that a server which sees a new path per request does not grow
+# files; the latest stay, so that a server which sees a new path per request does not grow
+_MOST_REMEMBERED = 1 << 16
 _LOCK = threading.Lock()
 _remembered: dict[str, tuple[list[int], str]] = {}  # the latest last
 

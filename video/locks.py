@@ -90,9 +90,8 @@ def exclusive(
         if fd is not None:
             with suppress(OSError):
                 os.unlink(path)
-            fcntl.flock(
-                fd, fcntl.LOCK_UN
-            )  # also frees it where a forked child inherited the descriptor
+            # also frees it where a forked child inherited the descriptor
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -160,9 +159,8 @@ def remove_unused(path: Path, unless: Callable[[os.stat_result], bool] | None = 
             return None
         try:
             os.unlink(path)
-        except (
-            FileNotFoundError
-        ):  # its writer gave up, closed it and removed it itself, after we had looked
+        except FileNotFoundError:
+            # its writer gave up, closed it and removed it itself, after we had looked
             return None
         return facts.st_size
     finally:

@@ -80,9 +80,8 @@ def _suffix(data: bytes) -> str:
 def _read_head(path: str) -> bytes:
     """First bytes of the file; raises MediaError when there is none to read."""
     try:
-        if not (
-            stat.S_ISREG(kind := os.stat(path).st_mode) or stat.S_ISDIR(kind)
-        ):  # opening a pipe may wait for ever
+        # opening a pipe may wait for ever
+        if not (stat.S_ISREG(kind := os.stat(path).st_mode) or stat.S_ISDIR(kind)):
             raise MediaError(
                 f"expected a picture file, found a pipe or device: {path}; give the file itself",
                 kind="unsupported",
@@ -175,9 +174,8 @@ def image_facts(path: str | os.PathLike[str]) -> ImageFacts:
     """Size and EXIF orientation from the header alone. Raises MediaError (missing, empty, truncated, unsupported, too_large)."""
     with _open_lazily(os.fspath(path)) as picture:
         width, height = picture.size
-        if (
-            picture.format == "TIFF"
-        ):  # releases of Pillow differ in whether `size` is turned already
+        # releases of Pillow differ in whether `size` is turned already
+        if picture.format == "TIFF":
             tags: Any = getattr(picture, "tag_v2", {})
             width, height = int(tags.get(256, width)), int(tags.get(257, height))
         return ImageFacts((width, height), _orientation(picture))
@@ -223,9 +221,8 @@ def _check_scans(picture: Image, path: str) -> None:
     scans, last = 0, b""
     with open(path, "rb") as file:
         while (block := file.read(1 << 20)) and scans <= _MOST_SCANS:
-            scans += (last + block).count(
-                b"\xff\xda"
-            )  # the marker that begins one; in pixels FF is followed by 00
+            # the marker that begins one; in pixels FF is followed by 00
+            scans += (last + block).count(b"\xff\xda")
             last = block[-1:]
     if scans > _MOST_SCANS:
         raise MediaError(
@@ -251,9 +248,8 @@ def _deep_to_8bit(picture: Image, path: str) -> Image:
             path=path,
         )
     out = np.empty(values.shape, np.uint8)
-    for first in range(
-        0, len(values), rows := max(1, _STRIP // values.shape[1])
-    ):  # float64 of the whole would be 8 times as large
+    # float64 of the whole would be 8 times as large
+    for first in range(0, len(values), rows := max(1, _STRIP // values.shape[1])):
         out[first : first + rows] = np.rint(
             values[first : first + rows].astype(np.float64) * (255.0 / top)
         )
@@ -294,9 +290,8 @@ def open_image(
 
     name = os.fspath(path)
     with _open_lazily(name) as picture:
-        _check_shape(
-            picture.size, max_pixels, name
-        )  # before decoding: a bomb is refused by its header
+        # before decoding: a bomb is refused by its header
+        _check_shape(picture.size, max_pixels, name)
         _check_scans(picture, name)
         tag = left = _orientation(picture)
         try:
@@ -338,9 +333,8 @@ def open_image(
     else:  # what Pillow has turned while loading is turned back: 6 and 8 undo each other, the others themselves
         turn = 1 if left == tag else {6: 8, 8: 6}.get(tag, tag)
     turned = rgb.transpose(turns[turn]) if turn in turns else rgb
-    turned.info.pop(
-        "exif", None
-    )  # the rotation is done or not wanted: a copy of the picture must not ask for it
+    # the rotation is done or not wanted: a copy of the picture must not ask for it
+    turned.info.pop("exif", None)
     return turned
 
 

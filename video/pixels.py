@@ -50,9 +50,8 @@ def permute_frames(
 ) -> torch.Tensor:
     """The patches of a clip whose frame i is the old frame order[i]; a pair left open is filled with its last frame."""
     x = layout.split(patches_nD, grid_thw)
-    x = x.expand(*x.shape[:6], layout.temporal, *x.shape[7:]).movedim(
-        6, 1
-    )  # (t, F, ...); equal frames were packed once
+    # (t, F, ...); equal frames were packed once
+    x = x.expand(*x.shape[:6], layout.temporal, *x.shape[7:]).movedim(6, 1)
     frames = x.flatten(0, 1)
     index = [*order, *([order[-1]] * (len(frames) - len(order)))]
     return frames[index].view(x.shape).movedim(1, 6).reshape(len(patches_nD), -1)
@@ -182,9 +181,8 @@ class ByteCodec:
 
 def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
     """The processor's output for frames already sampled and resized, as a mapping of tensors."""
-    own = (
-        {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}
-    )  # a budget of resizing: not used
+    # a budget of resizing: not used
+    own = {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}
     return part(
         videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt", **own
     )

@@ -291,10 +291,8 @@ def _packets(container: Any, stream: Any, path: str) -> tuple[list[_Row], float]
                         _is_shown(packet, codec),
                     )
                 )
-    except (
-        av.error.FFmpegError,
-        IndexError,
-    ) as err:  # IndexError: PyAV, when a stream appears in the middle
+    except (av.error.FFmpegError, IndexError) as err:
+        # IndexError: PyAV, when a stream appears in the middle
         if _index_end(stream) > os.path.getsize(path):
             raise _cut(path, f"after {len(rows)} frames") from err
         raise MediaError(

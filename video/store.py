@@ -83,9 +83,8 @@ class TensorStore:
             self.folder / n for n in ("locks", "tmp", "files")
         )
         self._space = Space(self.folder, self._locks, limit_bytes)
-        self._seen: dict[
-            str, tuple[int, int, int]
-        ] = {}  # key -> inode, size, mtime of the file whose checksum was right
+        # key -> inode, size, mtime of the file whose checksum was right
+        self._seen: dict[str, tuple[int, int, int]] = {}
         self._condemned: set[str] = set()
         self._building = threading.local()
         self._warned = False
@@ -148,9 +147,8 @@ class TensorStore:
         try:
             with ExitStack() as stack:
                 held = True
-                with suppress(
-                    OSError
-                ):  # no room or no right to make a lock file: build here, and find out when writing
+                # no room or no right to make a lock file: build here, and find out when writing
+                with suppress(OSError):
                     held = stack.enter_context(
                         exclusive(
                             self._locks / key,
@@ -266,9 +264,8 @@ class TensorStore:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if not self.folder.is_dir():
-                raise self._failed(
-                    error, 0
-                ) from error  # a read-only store that exists can still be read
+                # a read-only store that exists can still be read
+                raise self._failed(error, 0) from error
 
     def _sweep(self) -> None:
         for folder in (self._temporary, self._locks, self._notes / "tmp"):

@@ -24,9 +24,8 @@ from mmrl.video.locks import exclusive, remove_unused, write_small
 __all__ = ["SUFFIX", "Counts", "File", "Space", "Stats", "Stored", "Verified", "files"]
 
 SUFFIX = ".safetensors"
-_LOW_WATER = (
-    0.95  # eviction goes below the bound by this much, so that not every write has to measure
-)
+# eviction goes below the bound by this much, so that not every write has to measure
+_LOW_WATER = 0.95
 _REFUSE_S = 5.0
 _MEASURE_S = 600.0
 _FLUSH_EVERY_S = 30.0
@@ -162,9 +161,8 @@ class Space:
         )
 
     def _known(self) -> int | None:
-        if (
-            time.monotonic() - self._measured_at >= _MEASURE_S
-        ):  # other processes may have written without a bound
+        # other processes may have written without a bound
+        if time.monotonic() - self._measured_at >= _MEASURE_S:
             return None
         try:
             total = int(self._size.read_text(encoding="ascii"))

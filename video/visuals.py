@@ -90,9 +90,8 @@ class VisualCache(Processing):
     ) -> None:
         super().__init__(processor, image_options, settings)
         self.store, self.keep_features = store, keep_features
-        self.witness: Callable[[str, str], None] | None = (
-            None  # told of every file that was read: path, digest of its bytes
-        )
+        # told of every file that was read: path, digest of its bytes
+        self.witness: Callable[[str, str], None] | None = None
         self.stats = VisualStats()
         # entries of the store that are held cannot be evicted: they may not fill it, nor use up the process's open files
         held = 1 << 62 if store is None or store.limit_bytes is None else store.limit_bytes // 4
@@ -295,12 +294,11 @@ class VisualCache(Processing):
             else:
                 found[place] = recalled
                 self.stats.features_recalled += 1
+        # one by one: features must not depend on what was asked for beside them
         for (
             place,
             visual,
-        ) in (
-            missing.items()
-        ):  # one by one: features must not depend on what was asked for beside them
+        ) in missing.items():
             if (pairs := self._pairs(visual)) is not None:
                 found[place] = _reordered(
                     self.features([replace(visual, change=Change())], tower, device)[0], pairs
@@ -362,9 +360,8 @@ class VisualCache(Processing):
     def _keep(
         self, visual: Visual, tower: Tower, place: tuple[Any, ...], made: Features
     ) -> Features:
-        if (
-            visual.change.name == "shuffle" or not self.keep_features
-        ):  # a new order every time: nobody asks for it again
+        # a new order every time: nobody asks for it again
+        if visual.change.name == "shuffle" or not self.keep_features:
             return made
         kept = Features(made.main.cpu(), tuple(d.cpu() for d in made.deep))
         if self.store is not None and not isinstance(visual, Frame):

@@ -54,9 +54,8 @@ class EntropyBonus:
     def __init__(self, settings: EntropySettings | None = None) -> None:
         self.settings = settings or EntropySettings()
         self._coef = self.settings.coef
-        self._last = (
-            math.inf
-        )  # mean entropy of the last step: before the first one nothing is known, and nothing acts
+        # mean entropy of the last step: before the first one nothing is known, and nothing acts
+        self._last = math.inf
 
     @property
     def adaptive(self) -> bool:

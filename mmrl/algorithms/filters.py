@@ -94,9 +94,8 @@ def overlong_penalty(length: int, settings: OverlongSettings) -> float:
     """What to add to the reward of a completion of `length` tokens: 0 unless the mode is 'soft'."""
     if settings.mode != "soft":
         return 0.0
-    assert (
-        settings.max_length is not None and settings.cache is not None
-    )  # checked when the settings were made
+    # checked when the settings were made
+    assert settings.max_length is not None and settings.cache is not None
     return soft_overlong_penalty(length, settings.max_length, settings.cache)
 
 
@@ -132,9 +131,8 @@ class Verdict(str, enum.Enum):
 
     KEPT = "kept"  # has signal: train on it
     NO_SIGNAL = "no_signal"  # rewards equal (or too alike): replaced; its sample waits for another try, unless all are 1
-    FAILED = (
-        "failed"  # no rewards (a broken picture stays broken): replaced, its sample does not wait
-    )
+    # no rewards (a broken picture stays broken): replaced, its sample does not wait
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -200,9 +198,8 @@ class DynamicSampler:
         self._free: list[tuple[int, int]] = []  # (position, attempt) waiting for a prompt
         self._in_flight: dict[Key, Ticket] = {}
         self._set_aside: dict[Key, Ticket] = {}  # this step's samples for the queue
-        self._queue: dict[
-            tuple[str, str], int
-        ] = {}  # (source, sample id) -> tries, in order of arrival
+        # (source, sample id) -> tries, in order of arrival
+        self._queue: dict[tuple[str, str], int] = {}
         self._credit = 0.0  # retries the carry share has earned
         self._counts: dict[str, dict[str, int]] = {}  # this step, by source
         self._totals: dict[str, dict[str, int]] = {}  # closed steps, by source
@@ -264,9 +261,8 @@ class DynamicSampler:
         `rewards_G` may be a part of the rewards by which groups are judged (accuracy); `top` is the largest it can be. `keep`
         replaces the test for signal by the caller's own (algorithm.filter; variance-based selection).
         """
-        spread = rewards_G is not None and has_signal(
-            rewards_G, self.settings.tol
-        )  # first: it raises on NaN
+        # first: it raises on NaN
+        spread = rewards_G is not None and has_signal(rewards_G, self.settings.tol)
         step, position, attempt = key
         ticket = self._in_flight.pop((step, position, attempt), None)
         assert ticket is not None, f"group {tuple(key)} was not asked, or offered twice"
@@ -305,10 +301,8 @@ class DynamicSampler:
         )
         tries: dict[tuple[str, str], int] = {}
         for _, ticket in sorted(self._set_aside.items()):
-            name = (
-                ticket.source,
-                ticket.sample_id,
-            )  # a short stream may bring a sample twice in one step: both count
+            # a short stream may bring a sample twice in one step: both count
+            name = (ticket.source, ticket.sample_id)
             tries[name] = tries.get(name, 0) + ticket.tries + 1
         for name, attempts in tries.items():
             if attempts < self.settings.max_tries:
@@ -368,9 +362,8 @@ class DynamicSampler:
                 f"expected the sampler state of format 1, found something else ({error!r}); the "
                 "checkpoint was written by another version or is damaged: resume from an earlier one"
             ) from error
-        self.__dict__.update(
-            loaded
-        )  # only after all of it was read: a broken state changes nothing
+        # only after all of it was read: a broken state changes nothing
+        self.__dict__.update(loaded)
 
 
 def _rows(tickets: Iterable[Ticket]) -> list[list[Any]]:

@@ -71,10 +71,8 @@ def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> li
     """
     if not config.reward.shuffle or config.algorithm.advantage == "gae":
         return list(values)
-    found, places = (
-        list(values),
-        [i for i, good in enumerate(usable(group)) if good],
-    )  # what has no reward takes no part
+    # what has no reward takes no part
+    found, places = list(values), [i for i, good in enumerate(usable(group)) if good]
     order = np.random.default_rng((config.seed, 17, *group.key)).permutation(len(places))
     for place, number in zip(places, order, strict=True):
         found[place] = values[places[number]]
@@ -181,9 +179,8 @@ class GroupOutcome(NamedTuple):
     contrast bonus is in it: a prompt is judged by what its task says of the answers."""
 
     key: tuple[int, int, int]
-    rewards: (
-        list[float] | None
-    )  # the task's own, of usable completions; None when the group failed or has fewer than two
+    # the task's own, of usable completions; None when the group failed or has fewer than two
+    rewards: list[float] | None
     low: float = 0.0  # range of its task's rewards
     high: float = 1.0
     judged: list[float] | None = None  # values of algorithm.filter.key, in the order of `rewards`

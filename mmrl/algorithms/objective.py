@@ -228,9 +228,8 @@ def kl_estimate(log_ratio: Tensor, estimator: KLEstimator) -> Tensor:
     if estimator == "k2":
         return 0.5 * log_ratio.square()
     if estimator == "k3":
-        return (
-            torch.expm1(log_ratio) - log_ratio
-        )  # expm1: exp(d) - d - 1 would cancel to noise near 0
+        # expm1: exp(d) - d - 1 would cancel to noise near 0
+        return torch.expm1(log_ratio) - log_ratio
     raise ConfigError(f"expected kl_estimator k1, k2 or k3, found {estimator!r}")
 
 
@@ -341,15 +340,13 @@ def policy_loss(
         kl_ref_M = kl_M.detach()
         if settings.kl_coef > 0:
             loss_M = loss_M + settings.kl_coef * kl_M
-    if (
-        entropy_N is not None and entropy_coef > 0
-    ):  # selected, not weighed by zeros: what is masked may hold NaN
+    # selected, not weighed by zeros: what is masked may hold NaN
+    if entropy_N is not None and entropy_coef > 0:
         loss_M = loss_M - entropy_coef * entropy_N[kept_M].to(logp_M.dtype).masked_fill(off_M, 0.0)
     if scale_N is not None:
         loss_M, policy_M = loss_M * select(scale_N), policy_M * select(scale_N)
-    if (
-        settings.aggregate == "sequence_mean"
-    ):  # each sequence's own 1 / length belongs inside the sum
+    # each sequence's own 1 / length belongs inside the sum
+    if settings.aggregate == "sequence_mean":
         share_M = length_B.to(logp_M.dtype).reciprocal()[row_M]
         loss_M, policy_M = loss_M * share_M, policy_M * share_M
     approx_kl_M = kl_estimate(token_log_ratio_M.detach().clamp(-limit, limit), "k3")

@@ -74,9 +74,8 @@ def off_policy_loss(
     as 1). The log-ratio is clamped to +-limit before exp, as in the rest of the loss.
     """
     log_ratio_M = (logp_M - behaviour_M).clamp(-limit, limit)
-    excess_M = (
-        (log_ratio_M - math.log(settings.cap)).clamp(min=0).detach()
-    )  # a constant: the gradient stays cap * dlogp
+    # a constant: the gradient stays cap * dlogp
+    excess_M = (log_ratio_M - math.log(settings.cap)).clamp(min=0).detach()
     rho_M = torch.exp(log_ratio_M - excess_M)
     shaped_M = rho_M if settings.gamma is None else rho_M / (rho_M + settings.gamma)
     return -advantage_M * shaped_M

@@ -98,9 +98,8 @@ class VarianceSelection:
 
     def __init__(self, settings: SelectionSettings) -> None:
         self.settings = settings
-        self._memory: dict[
-            Name, tuple[float, int]
-        ] = {}  # (source, sample id) -> (priority, last step rolled out)
+        # (source, sample id) -> (priority, last step rolled out)
+        self._memory: dict[Name, tuple[float, int]] = {}
         self._step, self._room = 0, 0
         self.replayed = 0  # in this step
 

@@ -85,9 +85,8 @@ def _settings(config: Path, overrides: list[str], workers: int | None) -> RunCon
         raise ConfigError(
             "expected data.train or data.eval with at least one source, found neither"
         )
-    settings.data.cache.verify = (
-        "never"  # what is there is counted by its header; training compares checksums as it reads
-    )
+    # what is there is counted by its header; training compares checksums as it reads
+    settings.data.cache.verify = "never"
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

@@ -365,16 +365,11 @@ def suites_command(
     from mmrl.registry import task_from_spec
 
     loaded = {}
-    for (
-        name,
-        suite,
-    ) in (
-        chosen.items()
-    ):  # all data first: a mistake in the last suite must not cost the work of the others
+    # all data first: a mistake in the last suite must not cost the work of the others
+    for name, suite in chosen.items():
         source = source_of(suite, data_root, limit, _taught(base, suite.task), answers)
-        task_from_spec(
-            suite.task, dict(suite.params)
-        )  # the suites file is the user's: what it names may be loaded
+        # the suites file is the user's: what it names may be loaded
+        task_from_spec(suite.task, dict(suite.params))
         with no_new_code(
             f"the settings of {checkpoint}", trust_code=trust_code or config is not None
         ):

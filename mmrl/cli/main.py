@@ -62,14 +62,8 @@ cache_app = typer.Typer(
 )
 app.add_typer(cache_app, name="cache")
 
-_STORAGE = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EFBIG,
-)  # no defect of ours: told as an error
+# no defect of ours: told as an error
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")
 ]
@@ -578,9 +572,8 @@ def main() -> None:
 
 def _main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # what UTF-8 (or this terminal) cannot show ends no command
+        # what UTF-8 (or this terminal) cannot show ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
     show_controls()
     try:
         app()

@@ -35,9 +35,8 @@ def list_command() -> None:
         console.print(f"[bold]{escape(name)}[/]  [dim]{escape(origin)}[/]", soft_wrap=True)
         try:
             task = resolve_task(name)
-        except (
-            Exception
-        ) as error:  # the task's own import: one broken plug-in must not hide the others
+        except Exception as error:
+            # the task's own import: one broken plug-in must not hide the others
             console.print(
                 f"  [red]cannot be imported:[/] {escape(f'{type(error).__name__}: {error}')}",
                 soft_wrap=True,

@@ -372,9 +372,8 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
         torch.device(settings.model.device) if settings.model.device else None,
         **accelerator_options(asked),
     )
-    train_engine_name(
-        asked, world.size
-    )  # what does not go together must fail before a model is loaded
+    # what does not go together must fail before a model is loaded
+    train_engine_name(asked, world.size)
     torch.manual_seed(settings.seed)
     (_sft if plain else _embodied_sft)(settings, out, quiet or not world.is_main, world)
     world.close()

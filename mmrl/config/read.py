@@ -63,11 +63,8 @@ def merge(base: Any, extra: Any) -> Any:
     return extra
 
 
-_MOST_BYTES, _MOST_VALUES, _DEEPEST = (
-    4 << 20,
-    200_000,
-    64,
-)  # of a configuration: beyond these it is none
+# of a configuration: beyond these it is none
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 4 << 20, 200_000, 64
 
 
 def _fix_floats(node: Any, count: list[int], depth: int = 0) -> Any:
@@ -108,11 +105,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     except ConfigError:
         raise
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: dates and integers that Python refuses
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: dates and integers that Python refuses
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")

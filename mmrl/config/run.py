@@ -32,15 +32,12 @@ class _Section(Section, BaseModel):
 class RunConfig(_Section):
     """Everything a run needs; written resolved to RUN/config.yaml."""
 
-    rollout_source: ClassVar[str] = (
-        "mmrl.training.prompts:PromptRollouts"  # makes this run's rollouts, imported when it trains
-    )
-    overlaps_in_processes: ClassVar[bool] = (
-        False  # whether schedule.kind pipelined and async go with several processes
-    )
-    critic_defaults: ClassVar[Mapping[str, Any]] = (
-        PROMPT_CRITIC  # of algorithm.critic with advantage gae
-    )
+    # makes this run's rollouts, imported when it trains
+    rollout_source: ClassVar[str] = "mmrl.training.prompts:PromptRollouts"
+    # whether schedule.kind pipelined and async go with several processes
+    overlaps_in_processes: ClassVar[bool] = False
+    # of algorithm.critic with advantage gae
+    critic_defaults: ClassVar[Mapping[str, Any]] = PROMPT_CRITIC
 
     name: str = "run"
     """Name of the run's folder."""
@@ -258,11 +255,8 @@ class RunConfig(_Section):
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""
-        from mmrl.algorithms import (  # brings torch; reading this module must not
-            EntropySettings,
-            ObjectiveSettings,
-            SamplerSettings,
-        )
+        # brings torch; reading this module must not
+        from mmrl.algorithms import EntropySettings, ObjectiveSettings, SamplerSettings
 
         a = self.algorithm
         ObjectiveSettings(

@@ -124,9 +124,8 @@ class Found:
     left_out: tuple[str, ...] = ()
 
 
-_without_new_code: list[
-    str
-] = []  # where the settings at hand were found, the innermost last; empty: the user's own
+# where the settings at hand were found, the innermost last; empty: the user's own
+_without_new_code: list[str] = []
 
 
 @contextmanager

@@ -35,10 +35,8 @@ MAX_FILE = 4 << 30  # bytes of a file that is read as a whole
 MAX_LINE = 64 << 20  # of one line of JSON Lines
 MAX_ROW = 1 << 30  # of one row of parquet, spelt out
 FREE_ROWS = 1_000_000  # of a parquet file; more need a byte each in the file
-_MAX_RATIO, _FREE = (
-    200,
-    256 << 20,
-)  # an archive may unpack to so many times its size, or to so many bytes
+# an archive may unpack to so many times its size, or to so many bytes
+_MAX_RATIO, _FREE = 200, 256 << 20
 
 
 def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
@@ -94,9 +92,8 @@ def open_parquet(path: str | os.PathLike[str]) -> Any:
     import pyarrow.parquet as pq
 
     size = check_regular(path).st_size
-    facts = pq.read_metadata(
-        path
-    )  # not its row_group(i).column(j): of a damaged file they abort the process (pyarrow 26)
+    # not its row_group(i).column(j): of a damaged file they abort the process (pyarrow 26)
+    facts = pq.read_metadata(path)
     most = max(FREE_ROWS, size)
     if facts.num_rows > most:
         raise DataError(

@@ -81,9 +81,8 @@ class Plan:
         )
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         for number, bucket in enumerate(self._buckets):
-            self._pool(
-                number, bucket.positions
-            )  # the unfiltered ones first: their numbers do not depend on the stages
+            # the unfiltered ones first: their numbers do not depend on the stages
+            self._pool(number, bucket.positions)
         for number, settings in enumerate(self.curriculum):
             self.stages.append(self._stage(settings, f"data.curriculum.{number}"))
         self.stages.append(self._stage(CurriculumStage(until=1.0), "data.train"))

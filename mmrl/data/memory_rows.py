@@ -65,9 +65,8 @@ def stored(data: Rows, folder: Path, name: str = "data") -> str | Path:
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=home))
     try:
         text = "\n".join(_lines(data, partial)) + "\n"
-        digest = xxhash.xxh3_128(
-            f"{name}\n{text}".encode("utf-8", "surrogatepass")
-        )  # pictures are named by their content
+        # pictures are named by their content
+        digest = xxhash.xxh3_128(f"{name}\n{text}".encode("utf-8", "surrogatepass"))
         file = home / digest.hexdigest() / f"{name}.jsonl"
         if not file.exists():
             with writing(file):
@@ -159,10 +158,8 @@ def _picture(picture: Any, folder: Path) -> str:
 
     if isinstance(picture, (str, os.PathLike)):
         return _absolute(picture)
-    if isinstance(picture, Mapping) and set(picture) <= {
-        "bytes",
-        "path",
-    }:  # datasets' undecoded pictures
+    # datasets' undecoded pictures
+    if isinstance(picture, Mapping) and set(picture) <= {"bytes", "path"}:
         if picture.get("bytes") is None:
             return _absolute(picture["path"])
         picture = picture["bytes"]

@@ -54,9 +54,8 @@ class LoadedSource:
     samples: tuple[Sample, ...]
     rejected: tuple[Any, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
-    pass_rates: Mapping[tuple[str, str], float] = field(
-        default_factory=dict
-    )  # by (source name, sample id)
+    # by (source name, sample id)
+    pass_rates: Mapping[tuple[str, str], float] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -244,9 +243,8 @@ class PromptStream:
         self.taken = [0] * len(self.plan.pools)
         self._digests = [_digest(s.samples) for s in self.sources]
         self._by_id = {(x.source, x.id): (x, s) for s in self.sources for x in s.samples}
-        self._allowed: tuple[int, frozenset[tuple[str, str]]] | None = (
-            None  # of the stage with that number
-        )
+        # of the stage with that number
+        self._allowed: tuple[int, frozenset[tuple[str, str]]] | None = None
 
     def find(self, source: str, sample_id: str) -> tuple[Sample, Task]:
         """The sample of that source and id, with its task."""

@@ -75,12 +75,10 @@ class Bench:
     scored: list[tuple[str, ScoreJob, Score]] = field(default_factory=list)
     lowest_gold: dict[str, float] = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
-    rounds: bool = (
-        False  # some gold answer differs from the truth by no more than rounding of coordinates
-    )
-    thin: dict[str, dict[str, None]] = field(
-        default_factory=dict
-    )  # frame -> ids of samples whose boxes its grid cannot spell
+    # some gold answer differs from the truth by no more than rounding of coordinates
+    rounds: bool = False
+    # frame -> ids of samples whose boxes its grid cannot spell
+    thin: dict[str, dict[str, None]] = field(default_factory=dict)
     hangs: int = 0
 
     @property
@@ -171,9 +169,8 @@ def _frozen(bench: Bench) -> Iterator[str]:
             yield f"sample {sample.id} can be changed ({type(sample).__name__})"
         if not isinstance(sample.question, str) or not isinstance(sample.images, tuple):
             yield f"sample {sample.id}: question {sample.question!r:.60} or images {sample.images!r:.60}"
-        if _texts([pickle.loads(pickle.dumps(sample))]) != _texts(
-            [sample]
-        ):  # our own bytes, made a moment ago
+        # our own bytes, made a moment ago
+        if _texts([pickle.loads(pickle.dumps(sample))]) != _texts([sample]):
             yield f"sample {sample.id} differs after pickling"
 
 
@@ -238,9 +235,8 @@ def _gold(bench: Bench) -> Iterator[str]:
         bench.lowest_gold[frame.value] = min(
             score.value, bench.lowest_gold.get(frame.value, math.inf)
         )
-        fixed = getattr(
-            bench.task.member(sample.task), "frame", None
-        )  # a paper's preset answers in its own frame always
+        # a paper's preset answers in its own frame always
+        fixed = getattr(bench.task.member(sample.task), "frame", None)
         rounded = only_rounded(score, dataclasses.replace(ctx, frame=fixed or frame))
         bench.rounds |= rounded
         least = (HALF if rounded else _GOLD) * _top(bench.task, score)
@@ -255,9 +251,8 @@ def _gold(bench: Bench) -> Iterator[str]:
                 f"sample {sample.id}, frame {frame.value}, progress {progress:g}: {text[:80]!r} scores "
                 f"{score.value:.4g} (parts {dict(score.parts)}, reason {score.reason})"
             )
-    if 2 * len(doubted) > len(
-        bench.usable
-    ):  # shares of the picture that are read as pixels look like this
+    # shares of the picture that are read as pixels look like this
+    if 2 * len(doubted) > len(bench.usable):
         yield (
             f"the boxes of {len(doubted)} of {len(bench.usable)} samples are thinner than the grid of the answers, those of "
             f"sample {next(iter(doubted))} first; is the frame of the data declared right?"
@@ -334,9 +329,8 @@ def _garbage(bench: Bench) -> Iterator[str]:
         score = bench.score(label, sample, text, ctx)
         paid = score.value
         if getattr(bench.task, "pays_unread", False) and "format" in score.parts:
-            paid -= (
-                score.weights["format"] * score.parts["format"]
-            )  # a paper's form, which it judges apart from the answer
+            # a paper's form, which it judges apart from the answer
+            paid -= score.weights["format"] * score.parts["format"]
         if abs(paid) > 1e-9 or score.parsed or not score.reason or is_reward_failure(score):
             yield f"{label}: value {score.value:.4g}, parsed {score.parsed}, reason {score.reason}"
 

@@ -52,9 +52,8 @@ def spellings_read(bench: Bench) -> dict[str, dict[str, int]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for sample, sizes in bench.usable:
         reads = None
-        with contextlib.suppress(
-            Exception
-        ):  # a task's own code: what it breaks is a finding of the checks
+        # a task's own code: what it breaks is a finding of the checks
+        with contextlib.suppress(Exception):
             reads = getattr(bench.task.member(sample.task), "readable_at", None)
         if reads is None or seen[sample.task] >= _SAMPLES:
             continue

@@ -29,12 +29,8 @@ __all__ = ["GOLD_COLOR", "WRONG_COLOR", "boxes_of", "draw_check", "points_of"]
 GOLD_COLOR = (0, 170, 60)
 WRONG_COLOR = (245, 130, 0)
 _SIDE = 448  # pixels; smaller pictures are enlarged, larger ones shrunk, so that lines and text stay readable
-_STILL, _COLUMNS, _GAP, _LABEL = (
-    208,
-    4,
-    6,
-    20,
-)  # pixels of a clip's frame, frames in a row, between them, of a label's height
+# pixels of a clip's frame, frames in a row, between them, of a label's height
+_STILL, _COLUMNS, _GAP, _LABEL = 208, 4, 6, 20
 
 
 def _numbers_of(detail: Mapping[str, Any], name: str, length: int) -> list[tuple[float, ...]]:

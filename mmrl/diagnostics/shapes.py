@@ -157,8 +157,7 @@ def meta_model(config: Any, dtype: Any = None) -> Any:
     from transformers import AutoModelForImageTextToText
 
     config = copy.deepcopy(config)
-    config._attn_implementation = (
-        "sdpa"  # a loaded model's configuration names mmrl's own, which from_config would look up
-    )
+    # a loaded model's configuration names mmrl's own, which from_config would look up
+    config._attn_implementation = "sdpa"
     with torch.device("meta"):
         return AutoModelForImageTextToText.from_config(config, dtype=dtype or torch.float32)

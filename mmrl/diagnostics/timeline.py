@@ -127,9 +127,8 @@ class Timeline:
             first = next(iter(self._steps.values()))[0]
             self._spans = [s for s in self._spans if s.end > first]
             for name, points in self._counters.items():
-                since = max(
-                    0, bisect.bisect_right(points, first, key=lambda p: p[0]) - 1
-                )  # its value when the window begins stays
+                # its value when the window begins stays
+                since = max(0, bisect.bisect_right(points, first, key=lambda p: p[0]) - 1)
                 self._counters[name] = points[since:]
 
     def end_step(self, step: int, at: float | None = None) -> None:

@@ -105,9 +105,8 @@ class Trial:
     histogram: Counter[str] = field(default_factory=Counter)
     longest: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
-    answers: Counter[str] = field(
-        default_factory=Counter
-    )  # by what reads them: "read", "native" (would at that level), "unread"
+    # by what reads them: "read", "native" (would at that level), "unread"
+    answers: Counter[str] = field(default_factory=Counter)
     max_failure_share: float = 1.0
 
     @property

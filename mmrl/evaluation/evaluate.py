@@ -53,9 +53,8 @@ __all__ = [
 ]
 
 _CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
-_EPISODES = (
-    64  # in environments that are open together: each may be a process with a display of its own
-)
+# in environments that are open together: each may be a process with a display of its own
+_EPISODES = 64
 _FIRST_CHUNK = 16  # and at first: the model answers these while workers decode the next ones
 
 
@@ -68,13 +67,11 @@ class EvalSettings:
     seed: int = 0
     limit: int | None = None
     greedy: bool = True
-    protocol: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # what else can change the numbers
+    # what else can change the numbers
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
-    views: Sequence[
-        str
-    ] = ()  # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
+    # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
+    views: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -266,10 +263,8 @@ def _evaluate_chunk(
                     else Request(other, settings.samples, noise_key)
                 )
                 changed.append(_Asked(order, sample, f"{MODE}{view}", prompt, request))
-    for asked in (
-        plain,
-        changed,
-    ):  # one after the other: the plain answers are those of an evaluation without views
+    # one after the other: the plain answers are those of an evaluation without views
+    for asked in (plain, changed):
         rows += _answers(policy, engine, scorer, key, source, asked, settings)
     return rows + _played(policy, engine, key, source, played, settings)
 

@@ -69,10 +69,8 @@ def _shared_name(names: Sequence[str], path: str) -> str:
     distinct = sorted(set(names))
     if len(distinct) == 1:
         return distinct[0]
-    first, last = (
-        distinct[0].split("/"),
-        distinct[-1].split("/"),
-    )  # sorted: what these two share, all share
+    # sorted: what these two share, all share
+    first, last = distinct[0].split("/"), distinct[-1].split("/")
     shared = [
         a
         for a, _ in itertools.takewhile(

@@ -104,9 +104,8 @@ class _Logged:
         if "step" not in self.row and self.row.get("mode") != "sampled":
             return None
         sample, key = self.sample, self.row.get("key")
-        changed = bool(
-            self.row.get("contrast")
-        )  # answers to a changed input are a group of their own
+        # answers to a changed input are a group of their own
+        changed = bool(self.row.get("contrast"))
         return json.dumps(
             [self.row.get("step"), key, sample.source, sample.id, self.spec, changed], default=str
         )
@@ -333,9 +332,8 @@ def rescore(
         resolve_task(task)  # the user's own word, before the log has one
     with no_new_code(str(path), trust_code=trust_code):
         tasks, refused = _tasks(specs)
-    if refused and (
-        task is not None or params or len(refused) == len(specs)
-    ):  # what the user asked for does not fit
+    # what the user asked for does not fit
+    if refused and (task is not None or params or len(refused) == len(specs)):
         raise next(iter(refused.values()))
     for name, number in list(groups):
         if number in refused:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Estimate", "bootstrap_mean", "describe", "macro_estimate", "paired_gain", "wilson"]
 
-_CHUNK = (
-    2_000_000  # random indices drawn at a time: bounds the memory of a large resampling to ~16 MB
-)
+# random indices drawn at a time: bounds the memory of a large resampling to ~16 MB
+_CHUNK = 2_000_000
 
 
 @dataclass(frozen=True)

@@ -88,16 +88,13 @@ class Suite(_Strict):
     official: bool
     split: str = ""
     params: dict[str, Any] = {}
-    answers: AnswerLevel | None = (
-        None  # the task parameter of that name; null: the task's own default
-    )
-    extractor: str | None = (
-        None  # the benchmark whose own extractor reads at official; without one, official reads as native
-    )
+    # the task parameter of that name; null: the task's own default
+    answers: AnswerLevel | None = None
+    # the benchmark whose own extractor reads at official; without one, official reads as native
+    extractor: str | None = None
     settings: SuiteSettings = SuiteSettings()
-    files: list[
-        str
-    ] = []  # what must exist below the data root; a name that ends with / is a folder; default: path
+    # what must exist below the data root; a name that ends with / is a folder; default: path
+    files: list[str] = []
     download: str  # how the official download names the files, and where they go
     notes: str = ""
 
@@ -365,9 +362,8 @@ class SuiteRow:
     sampled: float | None = None
     error: str = ""
     settings: Mapping[str, int] = field(default_factory=dict)  # as they were, overrides included
-    video: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # data.video as it was; {} for a suite without clips
+    # data.video as it was; {} for a suite without clips
+    video: Mapping[str, Any] = field(default_factory=dict)
     answers: str = ""  # how freely answers were read; "": the task's own default
     extractor: str = ""  # the benchmark whose own extractor read them; "": none
 

@@ -71,9 +71,8 @@ def stop_if_asked(trainer: Any, step: int, *, saved: bool) -> None:
     if trainer.world.is_main:
         trainer.folder.lock.check()
 
-    def save() -> (
-        None
-    ):  # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
+    # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
+    def save() -> None:
         trainer._checkpoint(step, {})
 
     trainer.interrupts.stop_if_asked(

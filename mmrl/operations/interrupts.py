@@ -96,9 +96,8 @@ class Interrupts:
             return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
-            signal.signal(
-                number, handler if handler is not None else signal.SIG_DFL
-            )  # None: set by something outside Python
+            # None: set by something outside Python
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         os.close(self._write)  # the watcher reads the end of the file
         self._thread.join()
         os.close(self._read)

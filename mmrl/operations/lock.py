@@ -38,12 +38,8 @@ BEAT_S = 15.0
 STALE_S = 180.0
 _HELD: set[str] = set()  # tokens of the locks that this process holds
 _GONE_S = 1.0  # a launch that looks at the lock may have it under another name for a moment
-_NO_LINKS = {
-    errno.EPERM,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.ENOSYS,
-}  # of os.link, on file systems without hard links
+# of os.link, on file systems without hard links
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
 class RunLock:
@@ -133,9 +129,8 @@ class RunLock:
             name="mmrl-run-lock",
             daemon=True,
         ).start()
-        self._end = weakref.finalize(
-            self, _release, self.path, token, stop
-        )  # also runs at the end of the process
+        # also runs at the end of the process
+        self._end = weakref.finalize(self, _release, self.path, token, stop)
         return True
 
     def _stale(self, holder: dict[str, Any]) -> bool:
@@ -222,9 +217,8 @@ def _born(pid: int) -> float | None:
                 .rpartition(")")[2]
                 .split()
             )
-            return (
-                None if state in "ZXx" else int(rest[18]) / os.sysconf("SC_CLK_TCK")
-            )  # field 22 of proc(5), starttime
+            # field 22 of proc(5), starttime
+            return None if state in "ZXx" else int(rest[18]) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return None
     import psutil
@@ -321,9 +315,8 @@ def _guard(path: Path) -> Iterator[None]:
 def _beat(path: Path, token: str, every_s: float, stop: threading.Event) -> None:
     while not stop.wait(every_s):
         with suppress(OSError):  # a file server that is away: the next beat may reach it
-            if (_read(path) or {}).get(
-                "token"
-            ) == token:  # else taken over, which `check` says, or being looked at
+            # else taken over, which `check` says, or being looked at
+            if (_read(path) or {}).get("token") == token:
                 os.utime(path)
 
 

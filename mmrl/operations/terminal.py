@@ -16,18 +16,15 @@ from typing import IO, Any
 
 __all__ = ["Shown", "show_controls", "unwrapped", "visible"]
 
-_TURNS = (
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-)  # Unicode's orders to write in the other direction
+# Unicode's orders to write in the other direction
+_TURNS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SHOWN = (
     {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"}
     | {0x7F: 0x2421}  # the pictures of control characters
     | dict.fromkeys((*range(0x80, 0xA0), *_TURNS), 0xFFFD)
 )
-_COLOUR = re.compile(
-    r"(\x1b\[(?:(?:0|1|3|4|2[234]|3[1-79]|9[1-7])(?:;|(?=m)))*m)"
-)  # bold, italics, underlined, colours but black
+# bold, italics, underlined, colours but black
+_COLOUR = re.compile(r"(\x1b\[(?:(?:0|1|3|4|2[234]|3[1-79]|9[1-7])(?:;|(?=m)))*m)")
 
 
 def visible(text: str) -> str:
@@ -39,9 +36,8 @@ class Shown:
     """A text stream of which `write` shows control characters; all else is the stream's own."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.rich_proxied_file = (
-            stream  # where rich, which writes control characters of its own, goes on writing
-        )
+        # where rich, which writes control characters of its own, goes on writing
+        self.rich_proxied_file = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)

@@ -22,9 +22,8 @@ def versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
     """Python's version and that of each named distribution; 'not installed' where it is missing."""
     found = {"python": platform.python_version()}
     for name in names:
-        if (
-            name == "mmrl"
-        ):  # the distribution is called mmrl-rft; a clone on PYTHONPATH has no metadata at all
+        # the distribution is called mmrl-rft; a clone on PYTHONPATH has no metadata at all
+        if name == "mmrl":
             found[name] = VERSION
             continue
         try:

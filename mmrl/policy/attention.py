@@ -90,9 +90,8 @@ def prefix_attention(
     )
     prompts, completions = slots.split([M * P, B * C])
     sizes = [heads, kv_heads, kv_heads]
-    q_M, k_M, v_M = (
-        prompts.view(M, P, -1, width).transpose(1, 2).split(sizes, 1)
-    )  # (M, heads, P, D)
+    # (M, heads, P, D)
+    q_M, k_M, v_M = prompts.view(M, P, -1, width).transpose(1, 2).split(sizes, 1)
     q_B, k_B, v_B = completions.view(B, C, -1, width).transpose(1, 2).split(sizes, 1)
     # padding is on the right, so a causal mask already hides it from every real prompt token
     out_M = _attend(
@@ -128,9 +127,8 @@ def _one_token_attention(
 ) -> torch.Tensor:
     """query (R, H, 1, D), key and value (R, Hkv, K, D) -> (R, 1, H, D); the cache is read as it is, never repeated."""
     rows, heads, _, width = query.shape
-    folded = query.reshape(
-        rows, key.shape[1], -1, width
-    )  # heads of a key head become queries: no causal mask
+    # heads of a key head become queries: no causal mask
+    folded = query.reshape(rows, key.shape[1], -1, width)
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, 1, heads, width)
 
@@ -233,9 +231,8 @@ def _flex_interface(
     ):
         return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
     kind = query.device.type
-    if torch.is_autocast_enabled(
-        kind
-    ):  # which knows nothing of flex attention: rotary positions leave queries and keys in fp32
+    # which knows nothing of flex attention: rotary positions leave queries and keys in fp32
+    if torch.is_autocast_enabled(kind):
         query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     if cu_seq_lens_q is not None:
         return vision_flex(query, key, value, cu_seq_lens_q, scaling), None

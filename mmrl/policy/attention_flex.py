@@ -52,9 +52,8 @@ def span_block_mask(spans_4RT: torch.Tensor, num_keys: int) -> BlockMask:
     """The block mask of queries that see two spans of keys each (int32: first begin, first end, second begin, second end; ends are
     exclusive, an empty span has begin >= end)."""
     length = spans_4RT.shape[-1]
-    padded = torch.nn.functional.pad(
-        spans_4RT, (0, -length % _BLOCK)
-    )  # no key: their blocks are never full
+    # no key: their blocks are never full
+    padded = torch.nn.functional.pad(spans_4RT, (0, -length % _BLOCK))
     num_blocks = -(-num_keys // _BLOCK)
     seen, full = [], []
     for part in padded.split(_QUERIES, -1):
@@ -143,9 +142,8 @@ def flex(
     return out.transpose(1, 2)
 
 
-_PICTURES: list[
-    tuple[torch.Tensor, BlockMask]
-] = []  # of the latest forward: the tower's layers use two (windows, whole pictures)
+# of the latest forward: the tower's layers use two (windows, whole pictures)
+_PICTURES: list[tuple[torch.Tensor, BlockMask]] = []
 
 
 def _picture_mask(starts: torch.Tensor, length: int) -> BlockMask:

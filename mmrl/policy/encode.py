@@ -380,9 +380,8 @@ class Encoder:
             (width, height), (orig_width, orig_height) = image.resized_wh, image.orig_wh
             found = f"found {width} x {height} = {width * height} for a picture of {orig_width} x {orig_height}"
             if (high := self._max_pixels) is not None:
-                shrunk = (orig_width - cell / 2) * (
-                    orig_height - cell / 2
-                ) > high  # even after rounding its sides down
+                # even after rounding its sides down
+                shrunk = (orig_width - cell / 2) * (orig_height - cell / 2) > high
                 slack = 0 if shrunk else cell
                 if (width - slack) * (height - slack) > high:
                     raise DataError(

@@ -25,9 +25,8 @@ def non_finite(named: Iterable[tuple[str, Any]]) -> list[str]:
             and not tensor.is_meta
         ):
             names.append(name)
-            bounds.append(
-                torch.stack(torch.aminmax(tensor.detach())).float()
-            )  # NaN wins over every number, in both
+            # NaN wins over every number, in both
+            bounds.append(torch.stack(torch.aminmax(tensor.detach())).float())
     if not names:
         return []
     sound = torch.isfinite(torch.stack([b.to(bounds[0].device) for b in bounds])).all(-1).tolist()

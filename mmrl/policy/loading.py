@@ -284,9 +284,8 @@ def load_policy(
     """
     from transformers import AutoProcessor
 
-    check_loadable(
-        config.path
-    )  # `weights` are those of a checkpoint that was compared when it was chosen
+    # `weights` are those of a checkpoint that was compared when it was chosen
+    check_loadable(config.path)
     template = template_for(_model_type(config.path), config)
     device, dtype, autocast = device_and_precision(config, device)
     check_attention(config.attn, device, autocast)
@@ -338,9 +337,8 @@ def assemble_policy(
     checkpointing, encoder."""
     lora = config.lora is not None and trainable
     for one in (model, reference):
-        if (
-            one is not None and autocast is not None and not lora
-        ):  # a LoRA run's base is loaded in bf16 altogether
+        # a LoRA run's base is loaded in bf16 altogether
+        if one is not None and autocast is not None and not lora:
             store_frozen(one, autocast)
     model, reference = model.to(device), reference.to(device) if reference is not None else None
     model = add_adapter(model, config, weights, new_tokens) if lora else model

@@ -46,15 +46,10 @@ _LOADED = {
     ".model",
     ".txt",
 }
-_OWN_FOLDERS = (
-    "",
-    "adapter",
-    "trainer",
-    "additional_chat_templates",
-)  # results of `mmrl eval` may lie in others
-_verified: set[tuple[str, str]] = (
-    set()
-)  # (folder, digest of its manifest) found whole by this process: checked once
+# results of `mmrl eval` may lie in others
+_OWN_FOLDERS = ("", "adapter", "trainer", "additional_chat_templates")
+# (folder, digest of its manifest) found whole by this process: checked once
+_verified: set[tuple[str, str]] = set()
 
 
 def write_manifest(folder: Path, step: int) -> None:
@@ -93,12 +88,8 @@ def problems(
         return [f"{MANIFEST}: {error}"]
     try:
         return _compared(folder, content["name"], content["files"], step, share)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:  # sealed, but not by this module
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # sealed, but not by this module
         return [
             f"{MANIFEST}: expected names, sizes and digests, found {type(error).__name__}: {error}"
         ]

@@ -48,9 +48,8 @@ _MEDIA_TOKENS = (
 )
 CRITIC_FOLDER = "critic"
 """Of a saved policy with a value head: beside the model's files, of which vLLM would read every *.safetensors as the model's."""
-_DUMMY_MASK = torch.ones(
-    1, 1, 1, 1, dtype=torch.bool
-)  # a 4-D mask is passed through: the layout does the masking
+# a 4-D mask is passed through: the layout does the masking
+_DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 
 
 @dataclass
@@ -108,9 +107,8 @@ class Entropy(torch.autograd.Function):
         logits_nV, log_z_n, entropy_n = ctx.saved_tensors
         logp_nV = logits_nV - log_z_n[:, None]
         p_nV = logp_nV.exp()
-        slope_nV = (
-            logp_nV.add_(entropy_n[:, None]).mul_(p_nV).masked_fill_(p_nV == 0, 0.0)
-        )  # 0 * -inf
+        # 0 * -inf
+        slope_nV = logp_nV.add_(entropy_n[:, None]).mul_(p_nV).masked_fill_(p_nV == 0, 0.0)
         return slope_nV.mul_(-gradients[0][:, None]), None
 
 
@@ -151,13 +149,11 @@ class Policy:
         self.reference_model = reference
         self.shared_prefix = True  # see `evaluate`
         self.value_head: ValueHead | None = None  # a critic's (mmrl.policy.loading.add_value_head)
-        self.values_tokens = (
-            False  # it values each token before it is written, not each turn before its first one
-        )
+        # it values each token before it is written, not each turn before its first one
+        self.values_tokens = False
         self._towers: dict[int, FrozenTower | None] = {}
-        self._logits_chunk = (
-            logits_chunk  # logits held at once; beyond it they are recomputed in backward
-        )
+        # logits held at once; beyond it they are recomputed in backward
+        self._logits_chunk = logits_chunk
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
         eos = model.generation_config.eos_token_id
         self.eos_ids = tuple(
@@ -247,9 +243,8 @@ class Policy:
         """
         head = self.base.lm_head
         with torch.autocast(self.device.type, enabled=False):
-            if hasattr(
-                head, "base_layer"
-            ):  # an adapter on the output layer: its own forward adds it
+            # an adapter on the output layer: its own forward adds it
+            if hasattr(head, "base_layer"):
                 return head(hidden_nH.to(head.weight.dtype)).float()
             if self.autocast_dtype is None and head.weight.dtype == torch.float32:
                 return head(hidden_nH)
@@ -368,9 +363,8 @@ class Policy:
         if self.has_adapter:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             with self.model.disable_adapter():
-                for (
-                    parameter
-                ) in trained:  # peft freezes what it switches off; a sharded model must not notice
+                # peft freezes what it switches off; a sharded model must not notice
+                for parameter in trained:
                     parameter.requires_grad_(True)
                 yield
         elif self.reference_model is not None:
@@ -394,9 +388,8 @@ class Policy:
         """
         tower = self.tower()
         memo: dict[int, Any] = {} if tower is None else {id(tower.model.visual): tower.model.visual}
-        if (
-            device is not None
-        ):  # tensors are moved one by one instead of being copied where they are
+        # tensors are moved one by one instead of being copied where they are
+        if device is not None:
             memo |= {
                 id(p): torch.nn.Parameter(p.detach().to(device, copy=True), p.requires_grad)
                 for p in self.model.parameters()
@@ -442,9 +435,8 @@ class Policy:
             self.model.save_pretrained(folder)
             self._name_precision(folder / "config.json")
         else:
-            self.model.save_pretrained(
-                folder / "adapter", save_embedding_layers=False
-            )  # of new tokens their rows only
+            # of new tokens their rows only
+            self.model.save_pretrained(folder / "adapter", save_embedding_layers=False)
             if merge_adapter:
                 save_merged(self.model, folder)
         self.processor.save_pretrained(folder)

@@ -36,12 +36,8 @@ _SPECIAL = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
-_TAGS = [
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-]  # ordinary added tokens: skip_special_tokens keeps them
+# ordinary added tokens: skip_special_tokens keeps them
+_TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 
 _CHAT_TEMPLATE = """\
 {%- for message in messages -%}

@@ -116,10 +116,8 @@ def _y_axis(
     if zero:
         low, high = min(0.0, low), max(0.0, high)
     pad = 0.08 * (high - low) or 0.1 * abs(high) or 0.05
-    low, high = (
-        low - (0 if low == 0 and (zero or high == 0) else pad),
-        high + pad,
-    )  # a line of zeros stands on its axis
+    # a line of zeros stands on its axis
+    low, high = low - (0 if low == 0 and (zero or high == 0) else pad), high + pad
     if bounds:
         room = 0.02 * (high - low)  # a line at exactly 0 or 1 keeps its full width
         low, high = max(low, bounds[0] - room), min(high, bounds[1] + room)

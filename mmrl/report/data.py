@@ -16,9 +16,8 @@ from mmrl.report.text import esc, plural
 __all__ = ["data_section"]
 
 _USES = {"train": "training", "eval": "held out"}
-_SHOWN = (
-    12  # kinds per file; the others are counted, and all of them stand in the file that is named
-)
+# kinds per file; the others are counted, and all of them stand in the file that is named
+_SHOWN = 12
 
 
 def _counts(value: Any) -> list[tuple[int, str]]:

@@ -68,12 +68,8 @@ _CURVES = (
     Curve("Age of the weights", {"train/staleness": "staleness"}, "versions", zero=True),
 )
 _MAY_BE_ZERO = ("Failed attempts", "Age of the weights")  # not drawn where nothing of it happened
-_DRAWN = (
-    "train/reward",
-    "train/accuracy",
-    "train/parse_rate",
-    "train/streamed",
-)  # the success again, and its rest
+# the success again, and its rest
+_DRAWN = ("train/reward", "train/accuracy", "train/parse_rate", "train/streamed")
 
 
 def is_embodied(run: Run) -> bool:

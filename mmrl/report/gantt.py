@@ -17,13 +17,8 @@ from mmrl.report.text import cut_text, esc, plural, short, span
 
 __all__ = ["StepTimes", "gantt", "read_timeline", "schedule_section"]
 
-STAGES = {
-    "reset": "c4",
-    "render": "c1",
-    "infer": "c2",
-    "reward": "c5",
-    "train": "c3",
-}  # in the order of a step
+# in the order of a step
+STAGES = {"reset": "c4", "render": "c1", "infer": "c2", "reward": "c5", "train": "c3"}
 _SPARE = ("c6", "gray")
 _LANE, _GAP, _W = 20.0, 6.0, 1000.0  # drawing units
 _MAX_LANES, _MAX_SHOWN = 24, 3

@@ -32,9 +32,8 @@ class EvalStep:
     per_source: Mapping[str, Mapping[str, Mapping[str, float | None]]]
     protocol: Mapping[str, Any]
     per_task: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
-    headlines: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  # table -> row -> the metric it is judged by
+    # table -> row -> the metric it is judged by
+    headlines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def rows(
         self, keep: Callable[[dict[str, Any]], bool] = lambda row: True
@@ -62,12 +61,10 @@ class Run:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     gallery: list[tuple[str | None, str]] = field(default_factory=list)
     """(source, id) of the prompts followed through training; source None (older runs) is any source."""
-    data: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # one record per data file, see mmrl.data.sources.skipped_report
-    failures: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # samples that could not be used at their step
+    # one record per data file, see mmrl.data.sources.skipped_report
+    data: list[dict[str, Any]] = field(default_factory=list)
+    # samples that could not be used at their step
+    failures: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -124,9 +121,8 @@ def number(value: Any) -> float | None:
 
 def logged_path(path: str, folder: Path | None) -> str:
     """Where a file that a log names lies: in `folder` if it is there, else as it is named."""
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # no name of a file: too long, or with a zero byte
+    # no name of a file: too long, or with a zero byte
+    with contextlib.suppress(OSError, ValueError):
         if folder is not None and (folder / path).exists():
             return str(folder / path)
     return path

@@ -64,9 +64,8 @@ class WeightDigest:
 
     def count(self, name: str, number: torch.Tensor) -> None:
         """Count a tensor of which only its own number is left."""
-        short = re.sub(
-            r"^(?:(?:model|language_model)\.)+", "", name
-        )  # in a checkpoint and in vLLM in another order
+        # in a checkpoint and in vLLM in another order
+        short = re.sub(r"^(?:(?:model|language_model)\.)+", "", name)
         self._sums.setdefault(block_of(short), []).append(number)
 
     def result(self) -> dict[str, int]:

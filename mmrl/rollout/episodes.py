@@ -196,9 +196,8 @@ def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, lis
     at = [
         (place, e, e.prompt) for place, e in enumerate(group, 1) if e.open and e.prompt is not None
     ]
-    if (
-        number == 1 and len({(id(prompt), e.greedy) for _, e, prompt in at}) == 1
-    ):  # as one question's answers
+    # as one question's answers
+    if number == 1 and len({(id(prompt), e.greedy) for _, e, prompt in at}) == 1:
         yield Request(at[0][2], len(at), at[0][1].key, at[0][1].greedy), [e for _, e, _ in at]
     else:
         for place, e, prompt in at:

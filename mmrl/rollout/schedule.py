@@ -66,9 +66,8 @@ class _Open:
     task: Task
     prompt: Prompt
     demonstrations: tuple[Turn, ...] = ()
-    episodes: Sequence[
-        Episode
-    ] = ()  # of a task with an environment: its rollouts, which have begun
+    # of a task with an environment: its rollouts, which have begun
+    episodes: Sequence[Episode] = ()
 
 
 @dataclass
@@ -81,17 +80,14 @@ class StepTally:
     prompt_tokens: int = 0
     report: StepReport | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
-    groups: list[RolloutGroup] = field(
-        default_factory=list
-    )  # every closed group, also those not trained on
+    # every closed group, also those not trained on
+    groups: list[RolloutGroup] = field(default_factory=list)
     trained: list[RolloutGroup] = field(default_factory=list)  # those yielded to be trained on
-    origins: dict[tuple[int, int, int], dict[str, Any]] = field(
-        default_factory=dict
-    )  # by key: score_origin
+    # by key: score_origin
+    origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)
     demonstrations_skipped: int = 0
-    notes: dict[str, float] = field(
-        default_factory=dict
-    )  # metrics of curriculum and selection, the same on all
+    # metrics of curriculum and selection, the same on all
+    notes: dict[str, float] = field(default_factory=dict)
 
 
 class GroupPlaces:
@@ -168,9 +164,8 @@ class SerialSchedule:
     def groups(self, step: int) -> Iterator[RolloutGroup]:
         """Closed, scored groups of `step` for this process; `self.tally` counts and times what was done."""
         tally = self.tally = self.tallies[step] = StepTally()
-        with (
-            self.exclusive()
-        ):  # async: media of steps still being trained are recalled from the cache
+        # async: media of steps still being trained are recalled from the cache
+        with self.exclusive():
             self.policy.encoder.visuals.release()
         if self.stream.begin_step(step, self.config.train.steps):
             self.sampler.retain(self.stream.allows)
@@ -191,9 +186,8 @@ class SerialSchedule:
                 yield from kept
         tally.report = self.sampler.end_step()
         tally.notes = self._notes()
-        if (
-            self.config.schedule.kind == "async"
-        ):  # the next step begins before this one is trained and saved
+        # the next step begins before this one is trained and saved
+        if self.config.schedule.kind == "async":
             self.states[step] = copy.deepcopy(self.state_dict())
 
     def _waves(self, tickets: Sequence[Ticket]) -> list[Sequence[Ticket]]:
@@ -299,9 +293,8 @@ class SerialSchedule:
             prompt = next(
                 (e.prompt for e in episodes if e.prompt is not None), None
             ) or self.policy.encoder(sample, task)
-            self.policy.encoder.visuals.lease(
-                prompt.visuals, self.policy.tower()
-            )  # until the next step begins
+            # until the next step begins
+            self.policy.encoder.visuals.lease(prompt.visuals, self.policy.tower())
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, self.config.data.on_error)
             group = RolloutGroup(

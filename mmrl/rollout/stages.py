@@ -35,9 +35,8 @@ class Stages:
         )
         self._stage_of = [s for s, block in enumerate(self.blocks) for _ in block]
         self._at_work: list[set[int]] = [set() for _ in range(stages)]
-        self._answered: list[dict[int, int]] = [
-            {} for _ in range(stages)
-        ]  # slot -> number of its answer
+        # slot -> number of its answer
+        self._answered: list[dict[int, int]] = [{} for _ in range(stages)]
         self._clock = 0
 
     def sent(self, slot: int) -> None:

@@ -171,9 +171,8 @@ class VLLMBackend:
         self.settings = settings
         self._vllm = _import_vllm()
         self.on_gpu = torch.cuda.is_available()
-        self._positions: dict[
-            tuple[str, ...], list[WirePrompt]
-        ] = {}  # prompts with media that are being answered, by their hashes
+        # prompts with media that are being answered, by their hashes
+        self._positions: dict[tuple[str, ...], list[WirePrompt]] = {}
         self._asleep = False
         with _undisturbed(), _readable_modules():
             self._register()
@@ -210,6 +209,7 @@ class VLLMBackend:
 
     def _options(self) -> dict[str, Any]:
         s = self.settings
+        # also bounds the tokens of one picture or clip
         options: dict[str, Any] = {
             "model": s.model,
             "dtype": s.dtype,
@@ -218,9 +218,7 @@ class VLLMBackend:
             "load_format": "dummy",  # the trainer's weights come before anything is asked
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature, no media tokens
             "generation_config": "vllm",  # no defaults of the model folder
-            "max_num_batched_tokens": max(
-                s.max_model_len, 8192
-            ),  # also bounds the tokens of one picture or clip
+            "max_num_batched_tokens": max(s.max_model_len, 8192),
             "mm_processor_cache_gb": 0,
             "skip_mm_profiling": True,
             "mm_device_do_normalize": False,  # media come processed
@@ -235,9 +233,8 @@ class VLLMBackend:
             and torch.distributed.is_initialized()
             and torch.distributed.get_world_size() > 1
         ):
-            options["distributed_executor_backend"] = (
-                "external_launcher"  # one engine in each of the training processes
-            )
+            # one engine in each of the training processes
+            options["distributed_executor_backend"] = "external_launcher"
         return options
 
     # sampling
@@ -402,10 +399,8 @@ class VLLMBackend:
                     info.load_numel = 0
 
         self.llm.apply_model(drop)
-        with (
-            _undisturbed(),
-            torch.no_grad(),
-        ):  # of nothing: gives these layers their old tensors back
+        # of nothing: gives these layers their old tensors back
+        with _undisturbed(), torch.no_grad():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(())})
 
     def forget(self) -> None:

@@ -44,9 +44,8 @@ class VLLMClient:
             )
         self.url, self._address, self._settings = settings.url, address, settings
         self.loaded = ""  # name of the weights that this run sent last; set on the processes that did not send them
-        self._known: dict[
-            str, str
-        ] = {}  # hashes of media that were sent, and the digests of their tensors
+        # hashes of media that were sent, and the digests of their tensors
+        self._known: dict[str, str] = {}
         self._key = os.environ.get("MMRL_API_KEY", "")
         found = self._wait()
         if found["dtype"] != dtype:

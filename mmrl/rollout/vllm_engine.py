@@ -41,10 +41,8 @@ __all__ = ["Answering", "VLLMEngine", "check_sampling"]
 
 _TEMPERATURES = (0.01, 2.0)  # what vLLM samples at
 _FP32, _BF16 = 1e-3, 0.05  # tolerances of the probe's mean gap
-_LEAST, _TIMES = (
-    1e-5,
-    30.0,
-)  # in fp32 rounding is so even that a gap so many times the first one means a stale weight
+# in fp32 rounding is so even that a gap so many times the first one means a stale weight
+_LEAST, _TIMES = 1e-5, 30.0
 
 
 class Answering(Protocol):

@@ -108,9 +108,8 @@ def wire_prompt(
         mine, places = places[: visual.tokens], places[visual.tokens :]
         digest = media_hash(visual.identity, None if tower is None else tower.fingerprint)
         offset = mine[0]
-        if visual.kind == "video" and mine[-1] - mine[0] >= len(
-            mine
-        ):  # frames apart: vLLM looks for the opening token of each
+        # frames apart: vLLM looks for the opening token of each
+        if visual.kind == "video" and mine[-1] - mine[0] >= len(mine):
             offset -= 1
         tensor = None
         if wanted(digest):

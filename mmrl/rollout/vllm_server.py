@@ -206,10 +206,8 @@ class RolloutServer:
         with self._lock:
             if document["first"]:
                 self._abandon()
-                if document["base"] not in (
-                    "",
-                    self.loaded,
-                ):  # the others come on top of weights that are no longer here
+                # the others come on top of weights that are no longer here
+                if document["base"] not in ("", self.loaded):
                     raise _Elsewhere
                 pieces: queue.Queue[Any] = queue.Queue(2)
                 done = self._worker.submit(self._load, document["sync"], pieces)

@@ -44,9 +44,8 @@ def dump(document: Any, tensors: dict[str, torch.Tensor]) -> bytes:
     whole = {}
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
-        whole[name] = (
-            plain.clone() if plain.data_ptr() in seen else plain
-        )  # safetensors refuse shared memory (tied embeddings)
+        # safetensors refuse shared memory (tied embeddings)
+        whole[name] = plain.clone() if plain.data_ptr() in seen else plain
         seen.add(plain.data_ptr())
     return save(whole, metadata={"document": json.dumps(document)})
 

@@ -54,12 +54,8 @@ except ImportError as error:
 __all__ = ["Service", "bind", "serve"]
 
 _POLL_S = 0.25  # how often a waiting request looks whether its client is still there
-_UNREAD = (
-    408,
-    411,
-    413,
-    503,
-)  # answers that may leave a body unread: the connection is closed after them
+# answers that may leave a body unread: the connection is closed after them
+_UNREAD = (408, 411, 413, 503)
 _SWITCH_S = 0.0005  # a busy connection keeps the engine from Python so long, after each of a step's many calls; default 5 ms
 _MOST_HEAD = 64 << 10  # bytes of a request's head
 _log = logging.getLogger("mmrl.serve")
@@ -225,9 +221,8 @@ def _routes(service: Service) -> list[Route]:
         def end() -> None:
             exchange.end()
             folder.cleanup()
-            if os.path.exists(
-                folder.name
-            ):  # a process that reads for a client who left was just writing there
+            # a process that reads for a client who left was just writing there
+            if os.path.exists(folder.name):
                 exchange.loop.call_later(service.limits.prepare_s, shutil.rmtree, folder.name, True)
             hold.release()
             service.open_requests -= 1

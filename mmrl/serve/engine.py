@@ -30,9 +30,8 @@ from mmrl.serve.text import StopTexts, TextStream
 __all__ = ["Accepted", "Event", "Failed", "Job", "ServingEngine"]
 
 _SHORT_PROMPT, _SHORT_ANSWERS = 1024, 256  # tokens; a request within both is short
-_PATIENCE_S = (
-    10.0  # that a long request lets short ones overtake while no long one is being answered
-)
+# that a long request lets short ones overtake while no long one is being answered
+_PATIENCE_S = 10.0
 _PREFILL = 8192  # tokens of long prompts that are read between two steps, one prompt at least
 _log = logging.getLogger("mmrl.serve")
 
@@ -147,9 +146,8 @@ class ServingEngine:
         try:
             work()
             return True
-        except (
-            Exception
-        ) as error:  # out of memory, a fault of a kernel: the next request must not suffer
+        except Exception as error:
+            # out of memory, a fault of a kernel: the next request must not suffer
             _log.exception("a batch failed")
             jobs = {job for row, job in self._live.items() if not row.done}
             self._batch.clear()

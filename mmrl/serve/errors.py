@@ -17,9 +17,8 @@ class RequestError(MMRLError, ValueError):
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None
     ) -> None:
-        super().__init__(
-            message.encode("utf-8", "backslashreplace").decode()
-        )  # what it quotes may hold half a character
+        # what it quotes may hold half a character
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
         self.param, self.status, self.code = param, status, code
 
     def body(self) -> dict[str, Any]:

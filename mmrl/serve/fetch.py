@@ -133,9 +133,8 @@ class Fetcher:
         self._backend = _Checked(rules.hosts, rules.remote, self._resolver)
         self._tls = httpcore.default_ssl_context()
         self._places = asyncio.Semaphore(limits.fetches)
-        self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = (
-            WeakValueDictionary()
-        )  # by client, while it fetches
+        # by client, while it fetches
+        self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def files(
         self, media: Sequence[Media], folder: Path, hold: Hold, client: str = ""

@@ -24,13 +24,11 @@ except ImportError as error:
 
 __all__ = ["Budget", "Hold", "body_of", "guarded"]
 
-_FREE = (
-    256 << 10
-)  # bytes of each body that do not count: small requests go on while large ones fill the budget
+# bytes of each body that do not count: small requests go on while large ones fill the budget
+_FREE = 256 << 10
 _DRAIN = 4  # bodies that are too large are read up to so many times the limit, so that the client gets to read the refusal
-_AFTER_BODY_S = (
-    5.0  # the application answers a late body with words; what it did not read is ended here, later
-)
+# the application answers a late body with words; what it did not read is ended here, later
+_AFTER_BODY_S = 5.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 5\r\n\r\n"
 _MOST_HEAD = 64 << 10  # bytes of a request's head
 _CHUNKED = b"HTTP/1.1 411 Length Required\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -195,9 +193,8 @@ def guarded(limits: Limits) -> type[H11Protocol]:
                     self._start("head", limits.header_s)
                 return
             self._stop("head")
-            if (
-                state is h11.SEND_BODY and self.conn.our_state is h11.DONE
-            ):  # a wrong key, a wrong path: the body is of no use
+            # a wrong key, a wrong path: the body is of no use
+            if state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
                 self._stop("body")
                 self._idle[self] = None
                 self._start("rest", _AFTER_BODY_S)

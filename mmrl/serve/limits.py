@@ -21,9 +21,8 @@ class Limits:
     body_bytes: int = 256 << 20  # of one body, one fetched picture or clip
     held_bytes: int = 1 << 30  # of all bodies, fetched media and pixels of waiting prompts at once
     # a request's content
-    text_bytes: int = (
-        16 * 16384
-    )  # of all its texts; the server sets 16 for each token of the longest prompt
+    # of all its texts; the server sets 16 for each token of the longest prompt
+    text_bytes: int = 16 * 16384
     stop_chars: int = 4096  # of all its stop strings
     media: int = 128  # pictures and clips
     pixels: int = 50_000_000  # of one picture, or one frame of a clip

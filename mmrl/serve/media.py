@@ -40,9 +40,8 @@ class MediaRules:
 
     root: Path | None = None  # file:// below here
     remote: bool = False  # http(s) is fetched from public addresses
-    hosts: tuple[
-        str, ...
-    ] = ()  # HOST or HOST:PORT that are fetched from wherever they are; without `remote`, these only
+    # HOST or HOST:PORT that are fetched from wherever they are; without `remote`, these only
+    hosts: tuple[str, ...] = ()
 
     def check_remote(self, media: Media) -> None:
         """Raises RequestError where nothing is fetched."""
@@ -154,18 +153,13 @@ def _local(media: Media, rules: MediaRules) -> str:
     root = rules.root.resolve()
     try:
         path = (root / named).resolve()
-        inside = path.is_relative_to(root) and (
-            path.is_file() or path.is_dir()
-        )  # a pipe would be waited for, a device has no end
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # no path at all: a zero byte, too long, a circle of links
+        # a pipe would be waited for, a device has no end
+        inside = path.is_relative_to(root) and (path.is_file() or path.is_dir())
+    except (OSError, ValueError, RuntimeError):
+        # no path at all: a zero byte, too long, a circle of links
         inside = False
-    if (
-        not inside
-    ):  # one text for outside and missing: what else is on this machine is nobody's business
+    # one text for outside and missing: what else is on this machine is nobody's business
+    if not inside:
         raise RequestError(
             f"expected {media.where} as a file below the folder of --media-root, found none at {named[:200]!r}",
             media.where,

@@ -177,9 +177,8 @@ class Readers:
 
     def take(self, small_only: bool) -> _Job | None:
         """The next job; waits for one. None when the pool closes. From a place's thread."""
-        queues = (
-            (self._small,) if small_only else (self._large, self._small)
-        )  # the first process sees to small ones already
+        # the first process sees to small ones already
+        queues = (self._small,) if small_only else (self._large, self._small)
         queues = queues if self._limits.workers > 1 else (self._small, self._large)
         with self._changed:
             while True:

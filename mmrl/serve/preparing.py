@@ -131,9 +131,8 @@ def _bound(limits: Limits) -> Any:
     from mmrl.video import bounds, probing  # here: a worker's, which its parent does without
 
     bounds.set_bounds(bounds.ClipBounds(limits.pixels, limits.clip_frames))
-    with contextlib.suppress(
-        OSError, ValueError, StopIteration
-    ):  # no such table or limit on this system: the time limit stays
+    # no such table or limit on this system: the time limit stays
+    with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         held = int(next(line for line in lines if line.startswith("VmData")).split()[1]) << 10
         resource.setrlimit(resource.RLIMIT_DATA, (held + limits.worker_bytes,) * 2)
@@ -163,9 +162,8 @@ def _answer(
             "messages",
             code="too_large",
         )
-    except (
-        Exception
-    ) as error:  # whatever a stranger's bytes make a library do: it is this request's end only
+    except Exception as error:
+        # whatever a stranger's bytes make a library do: it is this request's end only
         traceback.print_exc()
         return RequestError(
             f"the request could not be read ({type(error).__name__}); the server's log says more",

@@ -131,20 +131,16 @@ def read_body(
     try:
         text = bytes(body).decode("utf-8")
         document = json.loads(text)
-        if _SURROGATE.search(
-            text
-        ):  # as an escape: raw ones are no UTF-8. Half a character has no bytes for a tokenizer
+        # as an escape: raw ones are no UTF-8. Half a character has no bytes for a tokenizer
+        if _SURROGATE.search(text):
             json.dumps(document, ensure_ascii=False).encode()
         return read_chat(document, defaults, limits)
     except UnicodeEncodeError as error:
         raise RequestError(
             "expected texts of whole characters, found half of a surrogate pair (\\ud800 to \\udfff alone); drop it"
         ) from error
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # ValueError: no JSON, no UTF-8, an integer of 5000 digits
+    except (ValueError, RecursionError, MemoryError) as error:
+        # ValueError: no JSON, no UTF-8, an integer of 5000 digits
         if isinstance(error, RequestError):
             raise
         raise RequestError(

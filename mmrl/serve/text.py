@@ -87,9 +87,8 @@ class TextStream:
         self._parts: list[str] = []  # given out
         self._kept = ""  # not yet: it may be the beginning of a stop string
         self._ids: list[int] = []
-        self._context = self._done = (
-            0  # ids before _done are in the text; those from _context on give them context
-        )
+        # ids before _done are in the text; those from _context on give them context
+        self._context = self._done = 0
 
     @property
     def text(self) -> str:

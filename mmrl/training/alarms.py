@@ -24,9 +24,8 @@ from mmrl.diagnostics.diagnosis import diagnose, trained
 __all__ = ["Alarm", "AlarmBoard"]
 
 
-_MEASURED_BY = {
-    "same_answer": "same_answer"
-}  # the metric without which a step says nothing of a source; else its parse_rate
+# the metric without which a step says nothing of a source; else its parse_rate
+_MEASURED_BY = {"same_answer": "same_answer"}
 
 
 @dataclass(frozen=True)
@@ -48,17 +47,14 @@ class AlarmBoard:
         self._zero_by_source: dict[str, int] = {}
         self._active: set[str] = set()
         self._stuck: set[str] = set()  # sources whose alarm has been raised
-        self._failed_by_task: dict[
-            str, int
-        ] = {}  # steps in a row in which no episode of it finished
+        # steps in a row in which no episode of it finished
+        self._failed_by_task: dict[str, int] = {}
         self._dead: set[str] = set()  # tasks whose alarm has been raised
         self._lasting: dict[str, int] = {}  # steps in a row of a finding, by 'name/source'
-        self._lasted: set[str] = (
-            set()
-        )  # of these, those that have lasted for alarms.steps: no alarm is left to raise
-        self._untrained: int | None = (
-            0  # steps since the run began; None from the first gradient or the alarm on
-        )
+        # of these, those that have lasted for alarms.steps: no alarm is left to raise
+        self._lasted: set[str] = set()
+        # steps since the run began; None from the first gradient or the alarm on
+        self._untrained: int | None = 0
 
     def check(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Alarms newly raised by this step's metrics."""
@@ -102,9 +98,8 @@ class AlarmBoard:
                 "error",
             )
         new = [alarm for name, alarm in found.items() if name not in self._active]
-        if not any(
-            alarm.name == "reward_stuck" for alarm in new
-        ):  # the whole step's alarm has just named its sources
+        # the whole step's alarm has just named its sources
+        if not any(alarm.name == "reward_stuck" for alarm in new):
             new += [
                 Alarm(
                     step,
@@ -137,9 +132,8 @@ class AlarmBoard:
         }
         counts = {key: self._lasting.get(key, 0) + 1 for key in findings}
         for name in ("parse_rate", "same_answer"):
-            if (
-                f"{name}/" in findings
-            ):  # of every source: their own counts go on, and the one alarm is enough
+            # of every source: their own counts go on, and the one alarm is enough
+            if f"{name}/" in findings:
                 counts |= {
                     key: n + 1
                     for key, n in self._lasting.items()
@@ -264,19 +258,15 @@ class AlarmBoard:
             dict(state.get("lasting", {})),
         )
         self._dead, self._lasted = set(state.get("dead", ())), set(state.get("lasted", ()))
-        self._untrained = state.get(
-            "untrained"
-        )  # an older checkpoint does not say: taken for trained
+        # an older checkpoint does not say: taken for trained
+        self._untrained = state.get("untrained")
 
 
 def _scores_nothing(row: Mapping[str, Any], where: str) -> bool:
     """Answers parse but are all wrong, among the metrics below `where` ('train' or 'train/SOURCE')."""
     parse = row.get(f"{where}/parse_rate")
-    names = (
-        "reward/part/accuracy",
-        "reward/mean",
-        "accuracy",
-    )  # the last: episodes of a robot that succeeded
+    # the last: episodes of a robot that succeeded
+    names = ("reward/part/accuracy", "reward/mean", "accuracy")
     accuracy = next(
         (row[f"{where}/{name}"] for name in names if row.get(f"{where}/{name}") is not None), None
     )

@@ -29,9 +29,8 @@ from mmrl.policy.policy import Policy
 __all__ = ["Checkpoints"]
 
 _NAME = re.compile(r"step_(\d{6,})")
-_PROMISE = (
-    "manifest"  # in state.json: a manifest belongs to it, so that one that was removed is missed
-)
+# in state.json: a manifest belongs to it, so that one that was removed is missed
+_PROMISE = "manifest"
 
 
 class Checkpoints:

@@ -211,9 +211,8 @@ class CriticLoss:
                 np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=values_M.device
             )
 
-        tokens = [
-            (t.mask_N & t.in_loss).reshape(len(t.values_V), -1).sum(1) for t in turns
-        ]  # (V,) of each turn
+        # (V,) of each turn
+        tokens = [(t.mask_N & t.in_loss).reshape(len(t.values_V), -1).sum(1) for t in turns]
         found = value_loss(
             self.settings,
             values_M,

@@ -110,16 +110,14 @@ class Learner:
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm
         self.total_updates = config.train.steps * a.epochs * a.minibatches
-        self.on_weights: Callable[[], Any] = lambda: (
-            None
-        )  # called when a step has changed them, while the policy is held
+        # called when a step has changed them, while the policy is held
+        self.on_weights: Callable[[], Any] = lambda: None
         self.step = 0
         self._version = 0  # of the weights a step begins with, as turns name it
         self._result = UpdateResult()
         self._collected: list[RolloutGroup] = []
-        self._prompts: dict[
-            Key, Prompt
-        ] = {}  # of groups whose turns have none, while the step is trained on
+        # of groups whose turns have none, while the step is trained on
+        self._prompts: dict[Key, Prompt] = {}
         self._names: list[str] = []  # of the samples trained on as they came
         self.losses = Losses(engine, world)
 
@@ -170,9 +168,8 @@ class Learner:
     def begin(self, step: int = 0) -> None:
         """Start a step whose groups are added one by one."""
         if self.policy.device.type == "cuda" and self.policy.device.index is not None:
-            torch.cuda.set_device(
-                self.policy.device
-            )  # a thread has a current device of its own, which collectives use
+            # a thread has a current device of its own, which collectives use
+            torch.cuda.set_device(self.policy.device)
         self.step = self.loss.step = step
         self._version = self.policy.version
         self._result, self._collected, self._names, self._prompts = UpdateResult(), [], [], {}

@@ -32,9 +32,8 @@ __all__ = ["MediaRecord", "restore_media"]
 MEDIA = "media.json"
 _THREADS = 8
 
-Entry = tuple[
-    str, list[int] | None
-]  # digest of the bytes; size, times and inode, None where the file was too new to go by them
+# digest of the bytes; size, times and inode, None where the file was too new to go by them
+Entry = tuple[str, list[int] | None]
 
 
 class MediaRecord:

@@ -60,9 +60,8 @@ R = TypeVar("R")
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.02  # how long the driver sleeps on environments before it looks at the training thread
-_MAX_STALE = (
-    10  # refused groups per place and step until the run stops: the actor never gets fresh weights
-)
+# refused groups per place and step until the run stops: the actor never gets fresh weights
+_MAX_STALE = 10
 
 
 @dataclass(frozen=True)
@@ -199,12 +198,10 @@ class IteratorSource(Generic[G]):
             return []
         place, version = self.describe(group)
         self._seen.add(place)
-        if (
-            len(self._seen) == self.places
-        ):  # nothing more can come: let it end now, with whatever it counts at its end
-            rest = [
-                group for group in iterator if group is not None
-            ]  # apart from the check, which python -O leaves out
+        # nothing more can come: let it end now, with whatever it counts at its end
+        if len(self._seen) == self.places:
+            # apart from the check, which python -O leaves out
+            rest = [group for group in iterator if group is not None]
             assert not rest, f"step {step} yields more than {self.places} places"
             self._steps.popleft()
             self._seen = set()
@@ -240,12 +237,10 @@ class _Step(Generic[G]):
 
     places: int
     hold: Literal["nothing", "turn", "all"]
-    versions: dict[int, int | None] = field(
-        default_factory=dict
-    )  # of every place that closed; None: without a group
-    waiting: dict[int, Closed[G]] = field(
-        default_factory=dict
-    )  # not handed on yet, in order of arrival
+    # of every place that closed; None: without a group
+    versions: dict[int, int | None] = field(default_factory=dict)
+    # not handed on yet, in order of arrival
+    waiting: dict[int, Closed[G]] = field(default_factory=dict)
     stale: int = 0
     drained_at: float | None = None
 

@@ -53,9 +53,8 @@ class PromptRollouts:
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world = config, world
-        train_engine_name(
-            config, world.size
-        )  # what does not go together must fail before a model is loaded
+        # what does not go together must fail before a model is loaded
+        train_engine_name(config, world.size)
         check_prompt_workers(config, world.device.type)
         data = config.data
         self.train_sources, self.eval_sources = (
@@ -64,9 +63,8 @@ class PromptRollouts:
             )
             for configs, where in ((data.train, "data.train"), (data.eval, "data.eval"))
         )
-        prompt_stream(
-            config, self.train_sources
-        )  # nor may a curriculum that does not fit the data wait for it
+        # nor may a curriculum that does not fit the data wait for it
+        prompt_stream(config, self.train_sources)
         check_filter_key(config, [s.task for s in self.train_sources])
         check_environments(
             config,
@@ -78,12 +76,10 @@ class PromptRollouts:
         self._step, self._tally = 0, StepTally()
         self._sent: dict[str, float] = {}  # what giving away the weights measured
         self._records: list[dict[str, Any]] = []
-        self._broken: list[
-            dict[str, Any]
-        ] = []  # rewards that failed in a step of which too many did
-        self._position: dict[str, Any] | None = (
-            None  # async: of the schedule after the step just trained
-        )
+        # rewards that failed in a step of which too many did
+        self._broken: list[dict[str, Any]] = []
+        # async: of the schedule after the step just trained
+        self._position: dict[str, Any] | None = None
 
     @property
     def measured(self) -> Measured:
@@ -297,9 +293,8 @@ class PromptRollouts:
                 first_key=len(self.train_sources),
             )
             (lost, why), limit = found.unjudged, self.config.reward.max_failure_share
-            if lost > limit * len(
-                found.predictions
-            ):  # else a table of zeros would pass for a result
+            # else a table of zeros would pass for a result
+            if lost > limit * len(found.predictions):
                 raise RewardError(
                     f"{lost} of {len(found.predictions)} rewards failed in the evaluation of step {step} (limit "
                     f"reward.max_failure_share = {limit:g}); first: {why}"
@@ -323,6 +318,5 @@ class PromptRollouts:
         self.policy.version = state["version"]
 
 
-_CHECKED: type[RolloutSource] = (
-    PromptRollouts  # for type checkers: a run's configuration names this class by its text
-)
+# for type checkers: a run's configuration names this class by its text
+_CHECKED: type[RolloutSource] = PromptRollouts

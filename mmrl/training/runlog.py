@@ -150,9 +150,8 @@ class RunFolder:
                 shutil.rmtree(self.path)
                 self._replace = False
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / _RESERVE).write_bytes(
-                bytes(_RESERVED)
-            )  # room for the last words, whatever the run fills
+            # room for the last words, whatever the run fills
+            (self.path / _RESERVE).write_bytes(bytes(_RESERVED))
         write_text(
             self.path / "config.yaml",
             yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False),

@@ -116,9 +116,8 @@ def bundles(samples: Iterable[TrainingSample]) -> list[Bundle]:
     group: tuple[int, int, int] | None = None
     for sample in samples:
         for turn in sample.turns:
-            known = (
-                found[-1] if found and sample.place[0] == group else []
-            )  # groups of one sample are bundles of their own
+            # groups of one sample are bundles of their own
+            known = found[-1] if found and sample.place[0] == group else []
             if known and (
                 turn.prompt is known[0].prompt
                 or extends(turn.prompt, known[-1].prompt, known[-1].tokens)

@@ -246,8 +246,7 @@ def supervised_step(
             loss, found = terms(part)
             engine.backward(loss, last=number == len(parts))
             sums = [a + b for a, b in zip(sums, found, strict=True)]
-    sums = world.sum(
-        sums
-    )  # also where the error of another process is heard of, before gradients are reduced
+    # also where the error of another process is heard of, before gradients are reduced
+    sums = world.sum(sums)
     norm, _ = engine.step(total, *update, failure)
     return sums, int(total), norm

@@ -26,9 +26,8 @@ def import_trackers(config: RunConfig) -> dict[str, Any]:
             continue
         try:
             found[key] = importlib.import_module(module)
-        except (
-            Exception
-        ) as error:  # a dependency of the wrong version raises what it likes (protobuf: TypeError)
+        except Exception as error:
+            # a dependency of the wrong version raises what it likes (protobuf: TypeError)
             raise MissingExtraError(
                 f"train.{key} needs {module}, whose import fails with {type(error).__name__}: {error}; "
                 f"{install_command(key)}, or set train.{key}: false"
@@ -51,9 +50,8 @@ class Trackers:
                 self._wandb = modules["wandb"].init(
                     name=config.name, dir=str(folder), config=config.model_dump(mode="json")
                 )
-            except modules[
-                "wandb"
-            ].Error as error:  # no API key, no network, no right to the project
+            except modules["wandb"].Error as error:
+                # no API key, no network, no right to the project
                 raise ConfigError(
                     f"train.wandb: Weights & Biases did not start the run: {error}; run `wandb login`, set "
                     "WANDB_MODE=offline, or train.wandb: false"

@@ -99,9 +99,8 @@ class Trainer:
         self.resume, self.overwrite = resume, overwrite and not resume
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
         if self.world.is_main:
-            with self.folder.held(
-                resume=resume, overwrite=overwrite
-            ):  # a trainer that never trains keeps nobody out
+            # a trainer that never trains keeps nobody out
+            with self.folder.held(resume=resume, overwrite=overwrite):
                 self.checkpoints.clean()
         self.world.barrier()
         self.start = find_start(self.checkpoints, resume, self.world)
@@ -124,9 +123,8 @@ class Trainer:
         self.best_step = 0
         self.media = MediaRecord()
         self._filled = -1  # optimizer steps taken when the actor got its weights
-        self._lost: list[
-            dict[str, Any]
-        ] = []  # rows for failures.jsonl of a step that failed, which the main process does not have
+        # rows for failures.jsonl of a step that failed, which the main process does not have
+        self._lost: list[dict[str, Any]] = []
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         return build_policy_optimizer(
@@ -160,9 +158,8 @@ class Trainer:
                 version=self.start_step,
                 timeline=self.rollouts.timeline,
             ) as self.pipeline:
-                if (
-                    self.world.size > 1
-                ):  # a thread that waits for other processes may not be left behind: see World.stop
+                # a thread that waits for other processes may not be left behind: see World.stop
+                if self.world.size > 1:
                     self.pipeline.patience_s = _PATIENCE_S
                 self.rollouts.set_policy_lock(self.pipeline.exclusive)
                 yield
@@ -213,9 +210,8 @@ class Trainer:
         step, notes = self.start_step, list[str]()
         if step:
             state = self.checkpoints.load_state(step, self.training.load_optimizer_state)
-            unknown = {
-                "schedule": type(self.config.schedule)().model_dump(mode="json")
-            }  # keys that an older checkpoint may lack
+            # keys that an older checkpoint may lack
+            unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}
             check_identity(
                 {**run_identity(unknown), **state["identity"]},
                 run_identity(self.config.model_dump(mode="json")),
@@ -227,17 +223,15 @@ class Trainer:
             self.learner.load_state_dict(state)
             self.rollouts.load_state_dict(state)
             restore_media(self.media, self.checkpoints.path(step), self._sources(), self.world)
-            if (
-                state.get("best_metric", self.best_metric) == self.best_metric
-            ):  # else numbers of two metrics would be compared
+            # else numbers of two metrics would be compared
+            if state.get("best_metric", self.best_metric) == self.best_metric:
                 self.best, self.best_step = sound_best(
                     self.checkpoints, self.start, state["best"], state["best_step"], self.world
                 )
         if self.world.is_main:
             damaged = self.start.put_aside(self.checkpoints)
-            if (
-                self.best_step in self.checkpoints.steps()
-            ):  # killed between writing a checkpoint and marking it
+            # killed between writing a checkpoint and marking it
+            if self.best_step in self.checkpoints.steps():
                 self.checkpoints.mark_best(self.best_step)
             self.folder.start(
                 total_steps=self.config.train.steps,
@@ -390,9 +384,8 @@ class Trainer:
                     {"prompts": [{"source": s, "id": i} for s, i in prompts]},
                 )
             self.on_event("eval", evaluation)
-        selection = evaluation.selection(
-            self.best_metric, e.limit
-        )  # the same samples at every step, also when all were used
+        # the same samples at every step, also when all were used
+        selection = evaluation.selection(self.best_metric, e.limit)
         return {
             **flat_metrics(evaluation),
             "eval/selection": selection,

@@ -50,9 +50,8 @@ class FairLock:
             self._waiting.append((me, turn))
         try:
             turn.acquire()  # released by the one before, who hands the lock over
-        except (
-            BaseException
-        ):  # interrupted while waiting: leave the line, or pass on what was just handed over
+        except BaseException:
+            # interrupted while waiting: leave the line, or pass on what was just handed over
             with self._inner:
                 handed_over = (me, turn) not in self._waiting
                 if not handed_over:
@@ -88,9 +87,8 @@ class TrainingThread(Generic[R]):
         self._changed = threading.Condition()
         self.error: BaseException | None = None
         self._ending = False
-        self.finished = (
-            -1
-        )  # the last step whose finish() returned; set while the policy is still held
+        # the last step whose finish() returned; set while the policy is still held
+        self.finished = -1
         self.result: R  # of the last finish
         self._done = -1
         self._thread = threading.Thread(target=self._run, name="mmrl-train", daemon=True)

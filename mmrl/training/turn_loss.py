@@ -96,9 +96,8 @@ class TurnLoss:
         columns = Columns.of(turns, out.logp_N.device)
         old_N, weight_N = self._old(turns, columns, out.logp_N.detach(), first_pass)
         total = torch.zeros((), device=out.logp_N.device)
-        if (
-            not self.warming
-        ):  # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
+        # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
+        if not self.warming:
             names = sorted({t.source for t in turns})
             label_N = columns.per_turn([names.index(t.source) for t in turns])
             loss = policy_loss(

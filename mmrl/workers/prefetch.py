@@ -221,10 +221,8 @@ class Prefetcher:
             if media in self._done:
                 return self._done[media]
             error = self._failed[media]
-            if error.kind not in (
-                "crashed",
-                "timeout",
-            ):  # a file may be mended; one that kills is not tried again
+            # a file may be mended; one that kills is not tried again
+            if error.kind not in ("crashed", "timeout"):
                 del self._failed[media]
             raise error
 
@@ -290,9 +288,8 @@ class Prefetcher:
     def _feed(self) -> None:
         with self._changed:
             for worker in self._workers:
-                if (
-                    worker.ready and worker.media is None and worker.alive
-                ):  # else reading will tell: no clip's fault
+                # else reading will tell: no clip's fault
+                if worker.ready and worker.media is None and worker.alive:
                     media = self._next()
                     if media is None:
                         return

@@ -242,7 +242,6 @@ def patience(deadlines: Iterable[float], most_s: float | None = None) -> float |
 
 def end_group(pid: int) -> None:
     """Kill the process group that process `pid` leads: the process and all that it started and that did not leave the group."""
-    with contextlib.suppress(
-        ProcessLookupError, PermissionError
-    ):  # none is left, or only what became another user's
+    # none is left, or only what became another user's
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -29,9 +29,8 @@ __all__ = ["TAIL", "Program"]
 TAIL = 3000
 """Bytes of stderr that an error ends with."""
 _MOST_STDERR = 4 << 20  # of a program that writes on and on: more is forgotten by `trim`
-_CHUNK = (
-    1 << 16
-)  # of one reading: a larger buffer would be mapped and unmapped for every short answer
+# of one reading: a larger buffer would be mapped and unmapped for every short answer
+_CHUNK = 1 << 16
 _BLOCK = 1 << 20
 _SLICE_S = 1.0  # how often a silent program is asked whether it lives: what it started may hold its pipe open
 
@@ -90,9 +89,8 @@ class Program(Child):
 
     def start(self) -> None:
         """Start the command."""
-        self.held = (
-            bytearray()
-        )  # read, and not yet asked for; after an error: what came of the message
+        # read, and not yet asked for; after an error: what came of the message
+        self.held = bytearray()
         self._stderr = _appended() if self._errors else None
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(

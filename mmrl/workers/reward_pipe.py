@@ -28,9 +28,8 @@ TOKEN_BYTES = 8
 CLOSED = 74
 """Exit status of a reward process whose pipe was closed by the reward."""
 _HEADER = struct.Struct(f">{TOKEN_BYTES}sI")
-_LONGEST = (
-    8 << 20
-)  # bytes of one score; what it may hold is bounded long before (mmrl.workers.scoring)
+# bytes of one score; what it may hold is bounded long before (mmrl.workers.scoring)
+_LONGEST = 8 << 20
 _READ = 1 << 20
 
 
@@ -53,9 +52,8 @@ class ScoreWriter:
     def check(self) -> None:
         """To be asked after user code ran. Ends this process if it is a fork of the one that scores (user code returned twice, and
         the original goes on), or if the pipe is no longer there: while the job that closed it is still the one at hand."""
-        if (
-            os.getpid() != self._pid
-        ):  # os._exit: nothing of the original's is to be closed or flushed twice
+        # os._exit: nothing of the original's is to be closed or flushed twice
+        if os.getpid() != self._pid:
             os._exit(0)
         try:
             if self._place() == self._pipe:

@@ -47,9 +47,8 @@ LARGEST_DETAIL = 65_536
 MOST_NUMBERS = 256
 """Entries of `parts`, `weights` and `metrics` each, whose names have at most 200 characters; more are a reward_error."""
 _LONGEST_NAME = 200
-_FLUSH_S = (
-    0.005  # scores travel together for so long: one message each would cost more than most rewards
-)
+# scores travel together for so long: one message each would cost more than most rewards
+_FLUSH_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,8 @@ def score_one(task: Task, job: ScoreJob) -> Score:
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
         return checked(score, task.value_range)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # user code: recorded on the sample, counted by the trainer
+    except (Exception, SystemExit) as error:
+        # user code: recorded on the sample, counted by the trainer
         return failed("reward_error", error, task.part_names)
 
 
@@ -262,9 +259,8 @@ class Scorer:
         timeout_s: float = 10.0,
     ) -> None:
         self.tasks, self.timeout_s = list(tasks), timeout_s
-        self.unclaimed = (
-            0  # scores that belong to no completion that waits for one, and were dropped
-        )
+        # scores that belong to no completion that waits for one, and were dropped
+        self.unclaimed = 0
         ids = itertools.count(1)  # never used twice: a score that comes late finds nobody
         self._workers = [_Worker(specs, ids, timeout_s) for _ in range(workers)]
 
@@ -359,9 +355,8 @@ class Scorer:
         self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score], reason: str
     ) -> None:
         index = worker.pending.pop(worker.culprit())
-        rest = list(
-            worker.pending.values()
-        )  # scores that were computed but not sent are computed again
+        # scores that were computed but not sent are computed again
+        rest = list(worker.pending.values())
         scores[index] = Score.failure(reason, self.tasks[table[index].key].part_names)
         worker.restart()
         worker.send(table, [worker.later.pop(0)] if worker.later and not rest else rest)

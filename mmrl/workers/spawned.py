@@ -68,9 +68,8 @@ def _leave_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        os._exit(
-            1
-        )  # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
+        # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
+        os._exit(1)
 
 
 def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
@@ -89,9 +88,8 @@ def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
                     f"\n[{worker.name}: the {MOST_OUTPUT:,} bytes that are shown of its output are used up; what it prints "
                     "from here on is dropped]\n"
                 ).encode()
-            with contextlib.suppress(
-                OSError, ValueError, AttributeError
-            ):  # our own standard error is gone: nobody to tell
+            # our own standard error is gone: nobody to tell
+            with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stderr.write(shown.decode("utf-8", "replace"))
                 sys.stderr.flush()
 
@@ -107,18 +105,13 @@ def _main(
         os.dup2(output.fileno(), descriptor)
     output.close()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # not a terminal: lines would wait for a full block
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGUSR1,
-    ):  # terminals and schedulers send them to all processes
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # .. the parent finishes its step with us and ends us in its own order
+    # terminals and schedulers send them to all processes
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        # .. the parent finishes its step with us and ends us in its own order
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
-    with contextlib.suppress(
-        EOFError, BrokenPipeError, ConnectionResetError
-    ):  # the parent is gone: so are we
+    # the parent is gone: so are we
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         target(connection, progress, *args)
 
 
@@ -221,9 +214,8 @@ class Worker(Child):
         self.stop()
         self.wait(END_S)
         self._ended.set()
-        self._output.join(
-            2 * _LOOK_S
-        )  # its last words; children that it left behind may print for ever
+        # its last words; children that it left behind may print for ever
+        self._output.join(2 * _LOOK_S)
         self.connection.close()
 
     def ask_to_end(self) -> None:

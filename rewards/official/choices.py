@@ -112,9 +112,8 @@ def videommmu(reply: str, asked: Asked) -> Found:
     if bracketed.text:
         return bracketed
     if spaced := _said(text, asked.letters, "{} "):
-        return _last(
-            spaced, lambda letter: text.rfind(f" {letter} ")
-        )  # -1 where it ends a word: then the first letter counts
+        # -1 where it ends a word: then the first letter counts
+        return _last(spaced, lambda letter: text.rfind(f" {letter} "))
     return _by_content(text, asked)
 
 

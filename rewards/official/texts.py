@@ -39,10 +39,8 @@ _VIDEOMMMU_SIGNS = (
     "has ",
 )
 _TRIVIAL = frozenset(":,.!?;'")
-_MOST_CHARS, _MOST_DIGITS = (
-    20_000,
-    re.compile(r"\d{300}"),
-)  # more is no answer, and would cost more than linear time
+# more is no answer, and would cost more than linear time
+_MOST_CHARS, _MOST_DIGITS = 20_000, re.compile(r"\d{300}")
 _WITH_COMMAS = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
 _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?[eE][+-]?\d+")
 _SIMPLE = re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")

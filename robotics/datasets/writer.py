@@ -232,9 +232,8 @@ class LeRobotWriter:
         arrays, fields = [], []
         for name, values in columns.items():
             array = pa.array(values.reshape(-1))
-            if (
-                values.ndim == 2 and values.shape[1] > 1
-            ):  # lerobot stores a single value as a plain number
+            # lerobot stores a single value as a plain number
+            if values.ndim == 2 and values.shape[1] > 1:
                 array = pa.FixedSizeListArray.from_arrays(array, values.shape[1])
             arrays.append(array)
             fields.append(pa.field(name, array.type))

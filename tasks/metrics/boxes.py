@@ -58,9 +58,8 @@ class Picture:
     official_id: Any
     truth: list[Item] = field(default_factory=list)
     crowd: list[Item] = field(default_factory=list)
-    lost: list[Item] = field(
-        default_factory=list
-    )  # annotated, but no objects: official scorers count them as missed
+    # annotated, but no objects: official scorers count them as missed
+    lost: list[Item] = field(default_factory=list)
     predicted: list[Item] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     negative_ids: list[int] | None = None  # LVIS: categories verified to be absent
@@ -183,9 +182,8 @@ def _predictions(sample: Sample, score: Score) -> list[Item]:
     boxes = score.detail.get("pred_boxes") or []
     labels = list(score.detail.get("pred_labels") or [])
     asked = sample.params.get("categories") or []
-    default = (
-        asked[0] if len(asked) == 1 else ""
-    )  # a bare list of boxes answers the only category asked
+    # a bare list of boxes answers the only category asked
+    default = asked[0] if len(asked) == 1 else ""
     labels += [default] * (len(boxes) - len(labels))
     return [Item(_box(box), label_key(label)) for box, label in zip(boxes, labels, strict=False)]
 
@@ -256,9 +254,8 @@ def gather(pairs: Sequence[Pair]) -> Evaluation:
             for one in sample.params.get("lost") or []
             if label_key(one["label"]) in asked
         ]
-        mine = _predictions(
-            sample, score
-        )  # a label this sample did not ask for must not answer another sample's question
+        # a label this sample did not ask for must not answer another sample's question
+        mine = _predictions(sample, score)
         picture.predicted += [
             item if item.label in asked else item._replace(label="") for item in mine
         ]
@@ -327,9 +324,8 @@ def _counts(
         covered = _over_crowd(predicted, crowd, threshold)
         matched = _match(predicted, truth, covered, threshold)
         left = sum(i not in matched and not covered[i] for i in range(len(predicted))) + broken
-        if (
-            label in picture.asked and picture.negative_ids is not None
-        ):  # LVIS: absence is known for some labels only
+        # LVIS: absence is known for some labels only
+        if label in picture.asked and picture.negative_ids is not None:
             number = categories[label]["id"]
             if number in picture.open_ids or (number not in picture.negative_ids and not truth):
                 left = broken

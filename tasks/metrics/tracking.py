@@ -177,9 +177,8 @@ def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> d
         mine = score.detail.get("pred_boxes_by_key", {}) if score.parsed else {}
         keys = sorted(sample.answer["boxes"], key=float)
         rects = [_rect(mine[key]) if key in mine else [0.0] * 4 for key in keys]
-        raw = sample.params.get(
-            "rects", {}
-        )  # what the annotation holds where the truth was cut to the picture
+        # what the annotation holds where the truth was cut to the picture
+        raw = sample.params.get("rects", {})
         predictions[name], truths[name] = (
             rects,
             [raw.get(key) or _rect(sample.answer["boxes"][key]) for key in keys],

@@ -134,9 +134,8 @@ def read_any(
     reader, where = reader_of(name), Path(path)
     known = [p for p in inspect.signature(reader).parameters if p != "path"]
     if "check" not in known:
-        options.pop(
-            "check", None
-        )  # a reader of one fixed kind of answer, which it checks by itself
+        # a reader of one fixed kind of answer, which it checks by itself
+        options.pop("check", None)
     for option in options:
         if option not in known:
             raise ConfigError(

@@ -92,9 +92,8 @@ class Readout:
     rows: list[int] = field(default_factory=list)  # row or line of each sample
     files: list[str] = field(default_factory=list)  # in which of the files that is
     skipped: Counter[str] = field(default_factory=Counter)  # rows left out on request, by reason
-    notes: Counter[str] = field(
-        default_factory=Counter
-    )  # what was done to rows that are used: params.adjusted, EXIF
+    # what was done to rows that are used: params.adjusted, EXIF
+    notes: Counter[str] = field(default_factory=Counter)
 
     def verify(
         self, check: Callable[[Sample], None], file: str | os.PathLike[str], on_error: str = "raise"

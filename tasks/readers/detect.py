@@ -132,9 +132,8 @@ def _of_json(path: Path) -> str:
     if first is not None:
         return _of_row(first, path)
     try:
-        value = json.loads(
-            read_bounded(path).decode("utf-8-sig", "replace")
-        )  # the reader judges the encoding
+        # the reader judges the encoding
+        value = json.loads(read_bounded(path).decode("utf-8-sig", "replace"))
     except DataError:
         raise
     except (ValueError, RecursionError) as err:
@@ -187,9 +186,8 @@ def _of_parquet(path: Path) -> str:
         return "easyr1"  # its reader says that the file is broken
     if _listed_in_dataset_info(path):
         return "llama_factory"
-    return (
-        _by_keys(names, _TEXT_ONLY) or "easyr1"
-    )  # its reader says what to do about columns that are nobody's
+    # its reader says what to do about columns that are nobody's
+    return _by_keys(names, _TEXT_ONLY) or "easyr1"
 
 
 def _of_text(path: Path) -> str | None:

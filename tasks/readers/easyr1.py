@@ -108,9 +108,8 @@ def read_easyr1(
                 raise RowError(
                     f"at least one picture in '{images_key}'", "none", "add it, or set images_key"
                 )
-            shown = Media(
-                tuple(videos), ("",) * len(values), [], {}
-            )  # their numbers, before anything is opened
+            # their numbers, before anything is opened
+            shown = Media(tuple(videos), ("",) * len(values), [], {})
             question = ask(row.get(problem_key), shown, problem_key)
             answer = row.get(answer_key)
             if answer is None:

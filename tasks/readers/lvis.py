@@ -130,9 +130,8 @@ def read_lvis(
                 open_ended=partial,
             )
         present = {one.category for one in truth.objects}
-        if both := [
-            category for category in absent if category in present
-        ]:  # the official scorer goes by the annotations
+        # the official scorer goes by the annotations
+        if both := [category for category in absent if category in present]:
             absent = [category for category in absent if category not in present]
             truth.adjusted += ["category taken as present: annotated, and listed as absent"] * len(
                 both

@@ -84,9 +84,8 @@ def _number_params(row: Mapping[str, Any]) -> dict[str, Any]:
     precision, unit = row.get("precision"), row.get("unit")
     params: dict[str, Any] = {}
     if precision is not None and not (isinstance(precision, float) and math.isnan(precision)):
-        if type(precision) not in (int, float) or precision not in range(
-            16
-        ):  # a float such as 2.0 is in it
+        # a float such as 2.0 is in it
+        if type(precision) not in (int, float) or precision not in range(16):
             raise RowError(
                 "'precision' as a number of decimals, 0 to 15",
                 repr(precision)[:40],

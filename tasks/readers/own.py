@@ -180,9 +180,8 @@ def sample_from_row(
     own = row.get("task")
     if task == "mixed":
         task = text_of(own, "task")
-    elif (
-        own is not None and own != task and task in BUILT_IN
-    ):  # a task that is not built in knows what it asked for
+    elif own is not None and own != task and task in BUILT_IN:
+        # a task that is not built in knows what it asked for
         if only_mine:
             raise SkipRow(f"task {own}")
         raise RowError(
@@ -215,9 +214,8 @@ def sample_from_row(
         frame = check_frame(row.get("frame", default_frame))
     except ConfigError as err:
         raise RowError("a known coordinate frame", str(err), "correct 'frame'") from err
-    sizes = [
-        size_of(image) for image in images
-    ]  # all of them: a missing second picture is an error as well
+    # all of them: a missing second picture is an error as well
+    sizes = [size_of(image) for image in images]
     if images:
         width, height = sizes[index]
         if (params.get("width", width), params.get("height", height)) != (width, height):

@@ -105,9 +105,8 @@ class Routes:
             )
         known = [name for name in (*BUILT_IN, task) if name != "mixed"]
         for kind, target in (types or {}).items():
-            if (
-                task != "mixed" and target not in known
-            ):  # a mixed task checks every row's task itself: it has its own members
+            # a mixed task checks every row's task itself: it has its own members
+            if task != "mixed" and target not in known:
                 raise ConfigError(
                     f"reader.types sends {kind!r} to unknown task {target!r}; expected one of "
                     f"{', '.join(known)}.{did_you_mean(str(target), known)}"
@@ -164,9 +163,8 @@ def fixed_task(format: str, kind: str, task: str, types: Mapping[str, str] | Non
             f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, "
             + _another_way(format, kind, task)
         ) from None
-    if (
-        kind == "detection" and own != kind and not _singles(format, own) and not _alike(kind, own)
-    ):  # labelled boxes
+    # labelled boxes
+    if kind == "detection" and own != kind and not _singles(format, own) and not _alike(kind, own):
         raise ConfigError(
             f"reader.types sends task {kind}, which the {format} format holds, to task {own}: use task {kind} or "
             "mixed, " + _another_way(format, kind, own)

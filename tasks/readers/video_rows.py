@@ -70,9 +70,8 @@ def load_media(
     """
     if videos and images_only:
         refuse_video("a row with a video", True)
-    sizes = [
-        size_of(image) for image in images
-    ]  # all of them: a missing second picture is an error as well
+    # all of them: a missing second picture is an error as well
+    sizes = [size_of(image) for image in images]
     paths = tuple(resolve_video(name, clips.root) for name in videos)
     if not paths:
         return Media((), tuple(images), sizes, size_params(sizes))

@@ -93,9 +93,8 @@ def test_counts_add_up_and_no_sample_is_lost(
         assert len(asked) <= knob.quota * knob.max_attempts
         assert len({t.key for t in asked}) == len(asked)
         names = [(t.source, t.sample_id) for t in asked]
-        dull = [
-            t for t in asked if outcome(t) in (ZERO, HALF)
-        ]  # solved and failed ones do not wait
+        # solved and failed ones do not wait
+        dull = [t for t in asked if outcome(t) in (ZERO, HALF)]
         attempts = Counter((t.source, t.sample_id) for t in dull for _ in range(t.tries + 1))
         assert [t.tries for t in asked] == [
             tries.get(n, 0) if names.index(n) == i else 0 for i, n in enumerate(names)
@@ -207,10 +206,8 @@ def test_a_group_without_signal_is_replaced_and_its_sample_comes_back() -> None:
     assert report.unfilled == 0
     assert sampler.carry_over == (("coco", "s0"), ("coco", "s2"))
     report, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
-    assert [(t.sample_id, t.tries) for t in asked] == [
-        ("s0", 1),
-        ("s4", 0),
-    ]  # half a step is carried over
+    # half a step is carried over
+    assert [(t.sample_id, t.tries) for t in asked] == [("s0", 1), ("s4", 0)]
     assert report.counts["carried"] == 1 and sampler.carry_over == (("coco", "s2"),)
 
 
@@ -439,9 +436,8 @@ def test_settings_by_default_and_what_cannot_be_changed() -> None:
 
 
 def test_when_stream_and_queue_end_in_one_call_the_places_after_stay_empty_but_are_tried() -> None:
-    answers = iter(
-        [("coco", "a"), None, ("coco", "b")]
-    )  # a stream that pauses, as one of another stage may
+    # a stream that pauses, as one of another stage may
+    answers = iter([("coco", "a"), None, ("coco", "b")])
     sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=1))
     sampler.begin_step(0)
     assert [t.sample_id for t in sampler.ask(lambda: next(answers))] == ["a", "b"]

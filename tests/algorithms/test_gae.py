@@ -117,9 +117,8 @@ def test_columns_and_padding_do_not_touch_each_other(case) -> None:
             s, **{n: x[:, b : b + 1] for n, x in grid.items()}, valid_TB=valid[:, b : b + 1]
         ).advantages
         assert torch.equal(alone[:, 0], whole[:, b])
-    pad = {
-        n: torch.cat([x, x[-1:]]) for n, x in grid.items()
-    }  # one more row, not valid, full of junk
+    # one more row, not valid, full of junk
+    pad = {n: torch.cat([x, x[-1:]]) for n, x in grid.items()}
     pad["values_RB"][-2] = float("nan")
     longer = gae_advantages(
         s, **pad, valid_TB=torch.cat([valid, torch.zeros_like(valid[:1])])
@@ -245,9 +244,8 @@ def test_chunk_level_sums_and_action_level_is_a_finer_grid(mode) -> None:
     )
     terminated, truncated = torch.zeros(T, B, C).bool(), torch.zeros(T, B, C).bool()
     valid = torch.ones(T, B, C).bool()
-    terminated[1, 0, 1] = truncated[2, 1, 0] = truncated[3, 2, 2] = (
-        True  # one end in each column, two inside a chunk
-    )
+    # one end in each column, two inside a chunk
+    terminated[1, 0, 1] = truncated[2, 1, 0] = truncated[3, 2, 2] = True
     valid[1, 0, 2:] = valid[2:, 0] = valid[2, 1, 1:] = valid[3:, 1] = False
     rewards[~valid] = float("nan")
     values = torch.rand(T + 1, B, C, generator=g).double()

@@ -104,9 +104,8 @@ def test_equals_the_naive_loops(importance, aggregate, dual, estimator) -> None:
     for seed in range(3):
         t = _tokens(seed)
         if seed == 2:
-            t["mask_N"] = t["mask_N"] & (
-                t["sequence_id_N"] != 3
-            )  # one sequence wholly out of the loss
+            # one sequence wholly out of the loss
+            t["mask_N"] = t["mask_N"] & (t["sequence_id_N"] != 3)
         out = policy_loss(s, **t)
         expected, below = _naive(s, t)
         assert out.denominator == below == denominator(s, t["sequence_id_N"], t["mask_N"])
@@ -239,9 +238,8 @@ def test_sequence_importance_is_one_ratio_per_sequence() -> None:
     out.loss.backward()
     ratio = math.exp(0.1)
     assert out.loss.item() == pytest.approx(-2 * ratio)
-    assert logp.grad.tolist() == pytest.approx(
-        [-2 * ratio / 3] * 3
-    )  # GSPO: every token has the same gradient
+    # GSPO: every token has the same gradient
+    assert logp.grad.tolist() == pytest.approx([-2 * ratio / 3] * 3)
     assert out.stats.ratio == pytest.approx(3 * ratio)
 
 
@@ -329,9 +327,8 @@ def test_kl_estimators_non_negative_and_unbiased_by_exact_expectation() -> None:
     exact = (logp.exp() * (logp - ref)).sum()
     d = ref - logp
     assert (kl_estimate(d, "k3") >= 0).all() and (kl_estimate(d, "k2") >= 0).all()
-    assert (
-        kl_estimate(torch.linspace(-1e-6, 1e-6, 101), "k3") >= 0
-    ).all()  # float32, where exp(d) - d - 1 cancels
+    # float32, where exp(d) - d - 1 cancels
+    assert (kl_estimate(torch.linspace(-1e-6, 1e-6, 101), "k3") >= 0).all()
     for estimator in ("k1", "k3"):
         torch.testing.assert_close((logp.exp() * kl_estimate(d, estimator)).sum(), exact)
     assert (logp.exp() * kl_estimate(d, "k2")).sum() != pytest.approx(exact.item(), rel=1e-3)

@@ -126,9 +126,8 @@ def test_micro_batch_size_order_and_ranks_change_nothing(importance, aggregate, 
             totals = [
                 _accumulate(model, s, share)[0] for model, share in zip(ranks, shares, strict=True)
             ]
-            summed = _gradient(ranks[0], 1.0) + _gradient(
-                ranks[1], 1.0
-            )  # what an all-reduce with op SUM gives
+            # what an all-reduce with op SUM gives
+            summed = _gradient(ranks[0], 1.0) + _gradient(ranks[1], 1.0)
             torch.testing.assert_close(summed * gradient_scale(sum(totals)), expected, **tolerance)
 
 

@@ -168,9 +168,8 @@ def _assert_equal(
     torch.testing.assert_close(gradient, trl_gradient, atol=1e-6, rtol=1e-5)
     if settings.kl_coef > 0:
         assert logged["kl_ref"] == pytest.approx(trl_logged["kl"], abs=1e-5)
-    if (
-        settings.importance == "token"
-    ):  # with sequence ratios TRL averages over sequences, we over tokens
+    # with sequence ratios TRL averages over sequences, we over tokens
+    if settings.importance == "token":
         assert logged["clip_low"] == pytest.approx(trl_logged["clip_ratio/low_mean"])
         assert logged["clip_high"] == pytest.approx(trl_logged["clip_ratio/high_mean"])
 

@@ -131,9 +131,8 @@ def test_mixed_loss_and_gradient_equal_plain_loops(
 def test_gradient_equals_finite_differences_and_the_formula(gamma: float | None) -> None:
     s = OfflineSettings(gamma=gamma, cap=2.0)
     behaviour = torch.tensor([0.0, -1.0, -3.0, -0.2, -2.0], dtype=torch.float64)
-    logp = torch.tensor(
-        [-0.3, -1.4, -2.6, -4.0, -0.1], dtype=torch.float64, requires_grad=True
-    )  # the last is beyond the cap
+    # the last is beyond the cap
+    logp = torch.tensor([-0.3, -1.4, -2.6, -4.0, -0.1], dtype=torch.float64, requires_grad=True)
     advantage = torch.tensor([1.3, -0.7, 0.4, 2.0, 1.1], dtype=torch.float64)
     off_policy_loss(s, logp, behaviour, advantage).sum().backward()
     assert logp.grad is not None

@@ -140,14 +140,11 @@ def test_rewards_that_mean_nothing_explain_themselves() -> None:
 
 def test_token_mask_follows_the_executed_steps() -> None:
     assert token_mask((True, True, False), 6, 2) == [True] * 4 + [False] * 2
-    assert (
-        token_mask((True, True, True, False), 4, 2) == [True] * 4
-    )  # two actions of two steps: the second began
+    # two actions of two steps: the second began
+    assert token_mask((True, True, True, False), 4, 2) == [True] * 4
     assert token_mask((True, True, False, False), 4, 2) == [True, True, False, False]
-    finish, horizon = (
-        13,
-        16,
-    )  # SimpleVLA-RL: two chunks of eight actions of seven tokens, valid if index < finish_step * 7
+    # SimpleVLA-RL: two chunks of eight actions of seven tokens, valid if index < finish_step * 7
+    finish, horizon = 13, 16
     flags = [t < finish for t in range(horizon)]
     assert token_mask(flags[:8], 56, 7) + token_mask(flags[8:], 56, 7) == [
         i < finish * 7 for i in range(112)

@@ -66,9 +66,8 @@ def test_a_run_in_use_is_not_taken_when_the_clock_jumps(
     """Linux tells when a process began in ticks since the boot; the wall clock of that moment moves when the clock is set."""
     now, born = time.time, psutil.Process.create_time
     monkeypatch.setattr(time, "time", lambda: now() + jump)
-    monkeypatch.setattr(
-        psutil.Process, "create_time", lambda self: born(self) + jump
-    )  # what psutil says after the jump
+    # what psutil says after the jump
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: born(self) + jump)
     with pytest.raises(MMRLError, match="to be free"):
         RunLock(tmp_path / "run").acquire()
 

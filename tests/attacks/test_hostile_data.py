@@ -402,7 +402,6 @@ def test_statistics_that_are_no_numbers(values: Any, written: Path, tmp_path: Pa
     stats = json.loads(file.read_text())
     stats["action"]["q01"] = values
     file.write_text(json.dumps(stats))
-    with pytest.raises(
-        ValueError, match=r"expected|finite"
-    ):  # DataError and ConfigError are ValueErrors
+    # DataError and ConfigError are ValueErrors
+    with pytest.raises(ValueError, match=r"expected|finite"):
         LeRobotDataset(tmp_path / "set").action_statistics()

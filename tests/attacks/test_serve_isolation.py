@@ -167,9 +167,8 @@ def test_small_requests_overtake_large_ones(tmp_path: Path) -> None:
         ]
         assert not any(task.done() for task in work), "while all of them are under way"
         readers.close()
-        ends = await asyncio.gather(
-            *work, return_exceptions=True
-        )  # those that no process had taken as well: at once
+        # those that no process had taken as well: at once
+        ends = await asyncio.gather(*work, return_exceptions=True)
         assert all(isinstance(end, RequestError) and end.status == 503 for end in ends)
         return small
 
@@ -384,9 +383,8 @@ def test_chunks_are_refused_by_the_head(server: Server) -> None:
     found = said(
         raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000)
     )
-    assert b" 411 " in found[:40] or found == b"", found[
-        :200
-    ]  # closed while the client was still sending
+    # closed while the client was still sending
+    assert b" 411 " in found[:40] or found == b"", found[:200]
     quiet = said(raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n"))
     assert b" 411 " in quiet[:40] and quiet.endswith(b"\r\n\r\n"), quiet[:200]
 

@@ -229,9 +229,8 @@ def test_a_run_goes_on_from_the_checkpoint_before(calm: Path) -> None:
 def test_a_damaged_best_checkpoint_gives_its_place_to_the_next_best(calm: Path) -> None:
     run = copied(calm, "best")
     scores = {row["step"]: row["eval/selection"] for row in read_jsonl(run / "metrics.jsonl")}
-    file = (
-        checkpoint(run) / "trainer" / "state.json"
-    )  # saved as if the first step had been the best
+    # saved as if the first step had been the best
+    file = checkpoint(run) / "trainer" / "state.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "best": scores[1], "best_step": 1}))
     write_manifest(checkpoint(run), STEPS)
     trainer = Trainer(load_config(run.parents[1] / "calm.yaml", [f"name={run.name}"]), resume=True)
@@ -278,9 +277,8 @@ def test_evaluation_and_serving_refuse_a_damaged_checkpoint_and_name_others(
     with pytest.raises(CheckpointError, match=said):
         serve_command(best, None, [], ServeOptions(port=0, engine="own"))
     with pytest.raises(CheckpointError, match=said):
-        load_policy(
-            ModelConfig(path=best, device="cpu")
-        )  # and a run or a warm start that would begin with it
+        # and a run or a warm start that would begin with it
+        load_policy(ModelConfig(path=best, device="cpu"))
 
 
 def test_a_checkpoint_of_an_older_version_is_used_with_a_note(

@@ -85,9 +85,8 @@ def test_pictures_replaced_under_a_run_are_noticed_when_it_is_resumed(calm: Path
     with pytest.raises(DataError, match=rf"{trained[0]} \(it is gone, or cannot be read\)"):
         cut(calm, "gone").fit()
     aside.rename(trained[0])
-    trainer = cut(
-        calm, "restored"
-    )  # the same bytes, written again: other times, another inode, and no objection
+    # the same bytes, written again: other times, another inode, and no objection
+    trainer = cut(calm, "restored")
     trainer.fit()
     assert all(differences(calm, trainer.folder.path).values())
 

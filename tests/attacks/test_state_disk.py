@@ -148,9 +148,8 @@ def test_the_commands_end_with_words_and_status_2(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # TensorBoard's own thread says it too
+# TensorBoard's own thread says it too
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_is_optional_goes_on(
     tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,10 +51,8 @@ KINDS = {
         "engine.deepspeed.offload=all",
     ],
 }
-BF16 = [
-    "model.dtype=bf16",
-    "model.lora={r: 4, alpha: 8}",
-]  # a base in bf16, adapters in fp32, autocast
+# a base in bf16, adapters in fp32, autocast
+BF16 = ["model.dtype=bf16", "model.lora={r: 4, alpha: 8}"]
 ALONE = {
     **KINDS,
     "zero2_bf16": [*KINDS["zero2"], *BF16],

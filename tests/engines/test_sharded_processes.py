@@ -89,9 +89,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     jobs: list[list[Any]] = [
         [TRAIN, config, [f"name={kind}", *ENGINES[kind]]] for config, kind in plan
     ]
-    jobs.sort(
-        key=lambda job: "name=fsdp2" not in job[2]
-    )  # accelerate tells whoever comes later of DeepSpeed, in variables
+    # accelerate tells whoever comes later of DeepSpeed, in variables
+    jobs.sort(key=lambda job: "name=fsdp2" not in job[2])
     jobs.insert(2, ["tests.engines.fsdp_worker:drive", tiny_folder()])
     jobs += [
         [TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
@@ -157,9 +156,8 @@ def test_fsdp_sums_gradients_and_fails_together(found: Found) -> None:
 @pytest.mark.parametrize("kind", ALONE)
 def test_the_engine_alone(kind: str, found: Found) -> None:
     """Processes whose logits come in different numbers of chunks; a pass without gradients before every micro-batch."""
-    rounded = kind.endswith(
-        "bf16"
-    )  # where a difference of 1e-8 in a weight may move its bf16 copy by 1/256
+    # where a difference of 1e-8 in a weight may move its bf16 copy by 1/256
+    rounded = kind.endswith("bf16")
     one, ranks = found.one["bf16" if rounded else "fp32"], found.two[kind]
     assert ranks[0]["steps"][0][0] == pytest.approx(one["steps"][0][0], rel=1e-5)
     assert one["steps"][0][0] > 0.5, "clipping is not tested"

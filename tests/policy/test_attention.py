@@ -91,9 +91,8 @@ def policy_with(attn: str, arch: str = "qwen2_5_vl", **options: Any) -> Policy:
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in p.trainable():
-            parameter.copy_(
-                0.2 * torch.randn_like(parameter)
-            ) if "lora_B" in name else None  # a fresh adapter is zero
+            # a fresh adapter is zero
+            parameter.copy_(0.2 * torch.randn_like(parameter)) if "lora_B" in name else None
     return p
 
 

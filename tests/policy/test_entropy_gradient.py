@@ -50,9 +50,8 @@ def test_value_and_gradient_are_those_of_torchs_own_distribution() -> None:
     ours, theirs = logits().requires_grad_(), logits().requires_grad_()
     weight_n = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5], dtype=torch.float64)
     found = entropy(ours)
-    possible = theirs.masked_fill(
-        theirs.isneginf(), -1e4
-    )  # Categorical's own gradient is nan at -inf
+    # Categorical's own gradient is nan at -inf
+    possible = theirs.masked_fill(theirs.isneginf(), -1e4)
     expected = torch.distributions.Categorical(logits=possible, validate_args=False).entropy()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     (found * weight_n).sum().backward()

@@ -49,10 +49,8 @@ GROUPS: list[tuple[list[tuple[int, int]], str, list[list[Any]]]] = [
                 ([(112, 84)], "closer", [7, 8, END]),
                 ([(56, 56), (37, 211)], "and more", [100, 2, 61]),
             ],
-            [
-                [40, 41],
-                ([(300, 28)], "", [3, END]),
-            ],  # cut by the length limit: the end of its message is shown, not written
+            # cut by the length limit: the end of its message is shown, not written
+            [[40, 41], ([(300, 28)], "", [3, END])],
             [[77, END]],
             [[12, 13, END], ([], "words alone", [1, 2, 3, 4])],
         ],

@@ -157,9 +157,8 @@ def test_equal_ids_of_two_sources_are_told_apart_in_the_gallery(run: Path) -> No
     ):
         (run / "gallery.json").write_text(json.dumps(listed), encoding="utf-8")
         tags = re.findall(r'<p class="tag">([^<]+)</p>', section(build_report(run), "gallery"))
-        twice = (
-            2 if "ids" in listed else 1
-        )  # older runs hold ids alone: those of both sources are shown
+        # older runs hold ids alone: those of both sources are shown
+        twice = 2 if "ids" in listed else 1
         assert (
             tags.count("refcoco-mini · grounding") == tags.count("coco-mini · detection") == twice
         )

@@ -151,9 +151,8 @@ def test_the_order_free_rule_ignores_order_and_junk_lowers_it(
 def test_the_best_order_of_coco_never_beats_precision_free_recall(predicted: Labelled) -> None:
     """Where nothing is wrong both rules agree; with junk last the coco rule does not see it, the order-free one does."""
     labels = {label for label, _ in predicted}
-    once = [
-        next(p for p in predicted if p[0] == label) for label in sorted(labels)
-    ]  # one per label: no overlap to decide
+    # one per label: no overlap to decide
+    once = [next(p for p in predicted if p[0] == label) for label in sorted(labels)]
     assert (
         image_ap(once, once) == pytest.approx(image_ap(once, once, rule="coco")) == pytest.approx(1)
     )

@@ -91,9 +91,8 @@ def test_in_range_and_whatever_the_order(
         3 if case[0] == "perception_r1" else 1
     )
     ious = [iou for p in predicted for t in true if (iou := box_iou(p[1], t[1])) >= 0.5]
-    if case[0] != "weighted_sum" or len(set(ious)) == len(
-        ious
-    ):  # greedy: equal IoUs may be taken in another order
+    # greedy: equal IoUs may be taken in another order
+    if case[0] != "weighted_sum" or len(set(ious)) == len(ious):
         mixed = reward(
             random.sample(predicted, len(predicted)), random.sample(true, len(true)), now
         )
@@ -161,9 +160,8 @@ def test_moving_a_box_towards_its_truth_never_lowers_f1(
     for i, j in hungarian_pairs(compare(predicted, true).right_NM):
         box = tuple(a + way * (b - a) for a, b in zip(predicted[i][1], true[j][1], strict=True))
         moved = [*predicted[:i], (predicted[i][0], box), *predicted[i + 1 :]]
-        if not any(
-            i in s for s in _copies(moved, true)
-        ):  # to come to lie on another box is to become its copy
+        # to come to lie on another box is to become its copy
+        if not any(i in s for s in _copies(moved, true)):
             assert reward(moved, true, now) >= before - 1e-9
 
 
@@ -295,9 +293,8 @@ def test_copies_moved_by_a_millionth_never_pay_in_any_mode(
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 3.0])
 def test_one_box_on_a_shelf_of_books_is_not_worth_more_eight_times(size: float) -> None:
-    true: Labelled = [
-        ("book", (20.0 * k, 0.0, 20.0 * k + 200, 400.0)) for k in range(8)
-    ]  # neighbours: IoU 0.82
+    # neighbours: IoU 0.82
+    true: Labelled = [("book", (20.0 * k, 0.0, 20.0 * k + 200, 400.0)) for k in range(8)]
     middle, rng = ("book", (60.0, 0.0, 260.0, 400.0)), np.random.default_rng(0)
     for mode in ("f1", "weighted_sum"):
         reward = make_detection_reward(mode)

@@ -193,9 +193,8 @@ def test_gaussian_by_hand() -> None:
 
 def test_distance_falls_in_a_straight_line_to_its_reach() -> None:
     reward = make_point_reward("distance", reach=0.1)
-    values = [
-        reward((300 + step * 48, 100), None, BOX, SIZE) for step in range(6)
-    ]  # 48 px are 0.025 of the width
+    # 48 px are 0.025 of the width
+    values = [reward((300 + step * 48, 100), None, BOX, SIZE) for step in range(6)]
     assert values == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
 
 

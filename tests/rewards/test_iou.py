@@ -20,9 +20,8 @@ anything = st.tuples(*[st.floats(allow_nan=True, allow_infinity=True)] * 4)
 
 def test_hand_values() -> None:
     assert box_iou((0, 0, 2, 2), (1, 0, 3, 2)) == pytest.approx(1 / 3)
-    assert (
-        box_iou((0, 0, 10, 10), (0, 0, 10, 5)) == 0.5
-    )  # pixel-inclusive areas (+1) would give 66/121
+    # pixel-inclusive areas (+1) would give 66/121
+    assert box_iou((0, 0, 10, 10), (0, 0, 10, 5)) == 0.5
     assert box_iou((0, 0, 1, 1), (1, 0, 2, 1)) == 0.0
     assert box_giou((0, 0, 1, 1), (1, 0, 2, 1)) == 0.5
     assert box_giou((0, 0, 1, 1), (2, 0, 3, 1)) == pytest.approx((0 - 1 / 3 + 1) / 2)

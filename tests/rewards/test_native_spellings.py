@@ -70,14 +70,12 @@ def test_two_answers_are_none(row: dict[str, Any]) -> None:
     lists = row["task"] in ("detection", "temporal_grounding", "counting", "tracking")
     for between in (" or ", "\n", " and "):
         texts = [row["text"] + between + other(row), other(row) + between + row["text"]]
-        for text in (
-            texts[:1] if "<think>" in row["text"] else texts
-        ):  # what stands before the thoughts is no answer
+        # what stands before the thoughts is no answer
+        for text in texts[:1] if "<think>" in row["text"] else texts:
             for level in ("strict", "native"):
                 found = score(row, text, level)
-                limit = (
-                    0.75 if lists and found.parsed else 0.0
-                )  # a list of two is an answer where lists are asked for, no better
+                # a list of two is an answer where lists are asked for, no better
+                limit = 0.75 if lists and found.parsed else 0.0
                 assert found.parts["accuracy"] <= limit, (
                     level,
                     text,

@@ -453,10 +453,8 @@ def test_hostile_texts_take_no_time(text: str) -> None:
 def test_every_hedge_is_found_by_its_first_letter(pattern: re.Pattern[str]) -> None:
     """The search looks at first letters before it compares words: one that is not among them would never be found."""
     inner = pattern.pattern.rpartition("(?:not|")[2].removesuffix(r")\b")
-    known = [
-        "not",
-        *re.sub(r"\(\?:[^)]*\)\?|\w\?", "", inner).split("|"),
-    ]  # without endings that a word may have
+    # without endings that a word may have
+    known = ["not", *re.sub(r"\(\?:[^)]*\)\?|\w\?", "", inner).split("|")]
     assert len(known) > 25 and not [
         word for word in known if not pattern.search(f"I say {word} this")
     ]

@@ -85,9 +85,8 @@ def test_invented_and_repeated_parts_never_pay(
         Graph(predicted.nodes, (*predicted.edges, (-1, "on", 0))),
     ]
     copy = data.draw(st.sampled_from(predicted.nodes))
-    if not any(
-        a[0] == b[0] for i, a in enumerate(true.nodes) for b in true.nodes[:i]
-    ):  # no twins to answer
+    # no twins to answer
+    if not any(a[0] == b[0] for i, a in enumerate(true.nodes) for b in true.nodes[:i]):
         invented.append(Graph((*predicted.nodes, copy), predicted.edges))
     if predicted.edges:
         again = data.draw(st.sampled_from(predicted.edges))
@@ -120,9 +119,8 @@ def test_by_hand() -> None:
     assert f1(two, TRUE) == pytest.approx((0.8 + 2 / 4) / 2) and hard(two, TRUE) == pytest.approx(
         (2 / 3 + 1 / 2) / 2
     )
-    near = Graph(
-        (A, ("dog", (20.0, 0.0, 30.0, 4.0)), C), TRUE.edges
-    )  # IoU 0.4: the edge to it does not count
+    # IoU 0.4: the edge to it does not count
+    near = Graph((A, ("dog", (20.0, 0.0, 30.0, 4.0)), C), TRUE.edges)
     assert f1(near, TRUE) == pytest.approx((2 * 2.4 / 6 + 0.5) / 2) and hard(
         near, TRUE
     ) == pytest.approx((2 / 3 + 1 / 2) / 2)

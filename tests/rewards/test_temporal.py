@@ -84,9 +84,8 @@ def test_every_rule_is_in_range_and_needs_no_order_and_pays_no_surplus(
         value = reward(p, g)
         assert 0 <= value <= 1
         assert reward(p[::-1], g[::-1]) == pytest.approx(value)
-        if mode != "matched" or len(p) >= len(
-            g
-        ):  # while spans are missing, a copy is a second guess
+        # while spans are missing, a copy is a second guess
+        if mode != "matched" or len(p) >= len(g):
             assert reward(p + p, g) <= value + 1e-9, "repeating never pays"
         assert reward([*p, (7, 7)], g) <= value + 1e-9, "a span without length never pays"
 

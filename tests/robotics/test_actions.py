@@ -136,9 +136,8 @@ def test_gripper_conventions(convention, opening: float, closing: float) -> None
     every = np.tile(np.arange(21)[:, None], (1, 3))
     executed = codec.decode(every)
     assert set(executed[:, 2].tolist()) == {-1.0, 1.0}
-    np.testing.assert_array_equal(
-        codec.decode(codec.encode(executed)), executed
-    )  # the decision survives
+    # the decision survives
+    np.testing.assert_array_equal(codec.decode(codec.encode(executed)), executed)
     policy = codec.decode(every, executed=False)[:, 2]
     threshold = 0.0 if convention == "binary_sign" else 0.5
     np.testing.assert_array_equal(executed[:, 2] == opening, policy > threshold)

@@ -119,9 +119,8 @@ def test_tasks_done_survive_an_interrupt_and_missing_goes_on(
     assert (
         check_experts.main(["tiny", "--episodes", "2", "--workers", "1", "--tasks", "reach"]) == 0
     )
-    assert [(r["task"], r["episodes"]) for r in recorded("tiny")["tasks"]] == [
-        ("reach", 2)
-    ]  # rows of another setting do not mix
+    # rows of another setting do not mix
+    assert [(r["task"], r["episodes"]) for r in recorded("tiny")["tasks"]] == [("reach", 2)]
 
 
 def test_a_task_without_an_expert_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

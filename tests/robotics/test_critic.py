@@ -40,17 +40,10 @@ PPO = (
     "algorithm.critic.gamma=0.9",
     "algorithm.critic.gae_lambda=0.7",
 )
-CHUNK, REPEAT, DIM = (
-    2,
-    2,
-    2,
-)  # of tests.robot_kit.BASE: two actions of two control steps, two dimensions
-LENGTHS = (
-    4,
-    7,
-    9,
-    2,
-)  # control steps of the episodes: whole decisions, and chunks cut off inside and between actions
+# of tests.robot_kit.BASE: two actions of two control steps, two dimensions
+CHUNK, REPEAT, DIM = 2, 2, 2
+# control steps of the episodes: whole decisions, and chunks cut off inside and between actions
+LENGTHS = (4, 7, 9, 2)
 
 
 @pytest.fixture(scope="module")
@@ -359,10 +352,8 @@ def test_what_means_nothing_to_the_kind_of_run_is_refused(model: Path) -> None:
     assert config_of(model, *PPO, "rollout.group_size=1").rollout.group_size == 1, (
         "a critic needs nobody to compare with"
     )
-    for settings in (
-        (),
-        PPO,
-    ):  # the file that a run writes names every key, most with their defaults
+    # the file that a run writes names every key, most with their defaults
+    for settings in ((), PPO):
         whole = config_of(model, *settings).model_dump(mode="json")
         assert type(config_of(model)).model_validate(whole).model_dump(mode="json") == whole
 

@@ -30,11 +30,8 @@ from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from tests.robot_kit import config_of, make_model, make_vla, observations, saved_vla
 
-CHUNK, REPEAT, DIM = (
-    2,
-    2,
-    2,
-)  # of tests.robot_kit.BASE; its horizon is 12 control steps, three decisions
+# of tests.robot_kit.BASE; its horizon is 12 control steps, three decisions
+CHUNK, REPEAT, DIM = 2, 2, 2
 PLAYED = [
     [(4, 1), (9, 1), (12, 0), (12, 0)],
     [(12, 0), (2, 1), (12, 0), (12, 0)],
@@ -218,10 +215,8 @@ def test_gdpo_normalises_each_kind_of_reward_by_itself(vla: VLAPolicy) -> None:
 def test_difficulty_weighs_groups_by_their_success(vla: VLAPolicy) -> None:
     weights = [math.exp(1 - statistics.mean(part)) for part in successes()]  # UniVG-R1
     assert len(set(weights)) == 3
-    for setting in (
-        "rl.reward=success",
-        "rl.reward_coef=5",
-    ):  # what is paid does not change how hard a state is
+    # what is paid does not change how hard a state is
+    for setting in ("rl.reward=success", "rl.reward_coef=5"):
         found = advantages(vla, "algorithm.difficulty=univg_exp", setting)
         assert close(
             found,

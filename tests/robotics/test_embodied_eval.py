@@ -95,10 +95,8 @@ def test_shipped_suites_name_what_they_stand_for() -> None:
     assert (
         book.suites["libero_goal"].libero == "libero_goal" and book.suites["tiny_push"].libero == ""
     )
-    for (
-        name,
-        suite,
-    ) in book.suites.items():  # the horizon of a LIBERO suite is that of the usual protocol
+    # the horizon of a LIBERO suite is that of the usual protocol
+    for name, suite in book.suites.items():
         if suite.libero:
             assert suite.horizon == protocol_of("openvla_oft").steps(name)
     assert list(book.select(["tiny", "tiny_push"])) == ["tiny_push", "tiny_reach", "tiny_pick"]
@@ -286,9 +284,8 @@ def test_libero_under_a_protocol(checkpoint: Path, name: str) -> None:
     assert {f"env.horizon 50 instead of {env.horizon}", "5 trials instead of 50"} <= set(
         other.deviations
     )
-    placed = [
-        "env.options={assets: /elsewhere, gl: egl, wait_steps: 3}"
-    ]  # where meshes lie and who draws them is no deviation
+    # where meshes lie and who draws them is no deviation
+    placed = ["env.options={assets: /elsewhere, gl: egl, wait_steps: 3}"]
     found = configure(
         base_of(checkpoint, *placed),
         load_robot_suites().suites["libero_spatial"],
@@ -440,9 +437,8 @@ def test_clips_show_both_outcomes_where_there_are_both(evaluated: tuple[Path, st
             assert sum("video" in r for r in kind) >= min(2, len(kind))
         for row in greedy:
             if "video" in row:
-                with av.open(
-                    str(folder / "videos" / row["video"])
-                ) as clip:  # the first picture, and one per control step
+                # the first picture, and one per control step
+                with av.open(str(folder / "videos" / row["video"])) as clip:
                     assert (
                         sum(1 for _ in clip.decode(video=0)) == 1 + row["score"]["metrics"]["steps"]
                     )
@@ -509,10 +505,8 @@ def test_stand_in_assets_are_said_beside_every_number(
     text = markdown([row], {"x": suite}, "c")
     assert row.stand_in and not row.official and row.as_dict()["stand_in"]
     assert "not a score of the benchmark" in text
-    for shown, numbers in (
-        (row, 1),
-        (replace(row, stops=False), 2),
-    ):  # success at end is no number where episodes stop at success
+    # success at end is no number where episodes stop at success
+    for shown, numbers in ((row, 1), (replace(row, stops=False), 2)):
         line = next(
             part
             for part in markdown([shown], {"x": suite}, "c").splitlines()

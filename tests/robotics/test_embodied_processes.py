@@ -203,9 +203,8 @@ def launched(
             ]
         )
     )
-    config = config_of(
-        policy, *settings(folder, "command", (*runs["dead"], *ZERO3))
-    )  # accelerate remembers DeepSpeed
+    # accelerate remembers DeepSpeed
+    config = config_of(policy, *settings(folder, "command", (*runs["dead"], *ZERO3)))
     file = folder / "command.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
     status, out = launch("tests.robotics.several_runs", str(plan), "train", str(file))
@@ -421,9 +420,8 @@ def test_the_command_line_ends_both_processes_with_the_message(
 ) -> None:
     folder, _, (status, out) = launched
     assert status != 0, out
-    told = [
-        line for line in out.splitlines() if line.startswith("error: ")
-    ]  # of one or both: the launcher ends the slower
+    # of one or both: the launcher ends the slower
+    told = [line for line in out.splitlines() if line.startswith("error: ")]
     assert told and all("expected at most 0 workers to die or hang" in line for line in told), out
     assert json.loads((folder / "command" / "run.json").read_text())["status"] == "failed"
     assert [r["step"] for r in read_jsonl(folder / "command" / "failures.jsonl")]

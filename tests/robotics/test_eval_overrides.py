@@ -55,14 +55,8 @@ OVER_RLINF = {
     "gripper": ("action.gripper=raw", None),
 }
 """By field of Protocol: an override that changes it, and the deviation it is listed as (None: refused, it is the policy's)."""
-FIXED = {
-    "name",
-    "source",
-    "rotate",
-    "image",
-    "training_states",
-    "success",
-}  # no override reaches these
+# no override reaches these
+FIXED = {"name", "source", "rotate", "image", "training_states", "success"}
 
 
 def test_every_field_of_a_protocol_is_listed_or_out_of_reach() -> None:
@@ -98,9 +92,8 @@ def test_no_override_of_a_protocol_is_called_comparable(checkpoint: Path, field:
         "failed_attempts": [],
         "failures": {},
     }
-    clean = replace(
-        plain, deviations=()
-    )  # the tiny policy executes every action twice, which is a deviation of its own
+    # the tiny policy executes every action twice, which is a deviation of its own
+    clean = replace(plain, deviations=())
     assert suite_row("x", suite, clean, results, None).official
     assert not suite_row("x", suite, replace(setting, deviations=(said,)), results, None).official
 

@@ -461,9 +461,8 @@ def test_attention_tells_the_fork_from_the_original(server: ModuleType) -> None:
     }
     assert not server.attends_ahead(LlamaModel(LlamaConfig(**sizes)))
     assert server.attends_ahead(BertModel(BertConfig(**sizes)))
-    assert (
-        server.attention_problem(False) is None
-    )  # the transformers of this interpreter are causal, as the original
+    # the transformers of this interpreter are causal, as the original
+    assert server.attention_problem(False) is None
     assert "expected transformers 4.40.1 of the fork" in server.attention_problem(True)
 
 

@@ -73,9 +73,8 @@ def test_the_same_state_and_actions_repeat_in_a_fresh_worker_and_after_other_epi
     specs = [_spec(f"libero_object/{number}") for number in (4, 9)]
     states = [libero_states(spec.task, "eval", count=2) for spec in specs]
     settings = PoolSettings(handshake_s=120.0, reset_s=240.0, step_s=120.0)
-    with EnvPool(
-        2, 2, settings
-    ) as pool:  # processes that have done nothing else, one for each task
+    # processes that have done nothing else, one for each task
+    with EnvPool(2, 2, settings) as pool:
         fresh = [
             _play(pool, {slot: states[slot][0]}, specs[slot], seed=1)[slot] for slot in range(2)
         ]
@@ -84,9 +83,8 @@ def test_the_same_state_and_actions_repeat_in_a_fresh_worker_and_after_other_epi
         _play(pool, {1: replace(states[1][0], row=7)}, specs[1], seed=3)
         after = _play(pool, {0: states[0][0]}, specs[0], seed=1)[0]
         other = _play(pool, {1: states[1][0]}, specs[1], seed=1)[1]
-        group = _play(
-            pool, {0: states[0][0], 1: states[0][0]}, specs[0], seed=1
-        )  # interleaved; slot 1's simulator is new
+        # interleaved; slot 1's simulator is new
+        group = _play(pool, {0: states[0][0], 1: states[0][0]}, specs[0], seed=1)
     assert after == fresh[0] and other == fresh[1] and group[0] == fresh[0] and group[1] == fresh[0]
     assert all(len(set(rows)) == _STEPS + 1 for rows in fresh), (
         "something must move in pictures and state"

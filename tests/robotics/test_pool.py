@@ -285,9 +285,8 @@ def test_an_exception_is_an_answer_with_its_traceback(
     spec = faulty(fault, states=(4,), at=2)
     rows, error = play(pool, {0: (spec, STATES[5])})[0]
     assert error is None and equal(rows, direct(EnvSpec("tiny", "push", 12, 32), STATES[5]))
-    assert (
-        pool.stats().simulators == made + 1 and pool.pids() == pids
-    )  # thrown away after the exception
+    # thrown away after the exception
+    assert pool.stats().simulators == made + 1 and pool.pids() == pids
 
 
 @pytest.mark.parametrize(

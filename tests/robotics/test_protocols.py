@@ -112,12 +112,10 @@ def test_pictures_come_out_upright_and_of_the_size_it_says(name: str, side: int)
         and seen.dtype == np.uint8
         and side == protocol.describe()["image"]["side"]
     )
-    assert (
-        int(seen[side // 2, -5, 0]) > 200 > 60 > int(seen[side // 2, 4, 0])
-    )  # red grows to the right
-    assert (
-        int(seen[-5, side // 2, 1]) > 200 > 60 > int(seen[4, side // 2, 1])
-    )  # green grows downwards
+    # red grows to the right
+    assert int(seen[side // 2, -5, 0]) > 200 > 60 > int(seen[side // 2, 4, 0])
+    # green grows downwards
+    assert int(seen[-5, side // 2, 1]) > 200 > 60 > int(seen[4, side // 2, 1])
     np.testing.assert_array_equal(seen, protocol.picture(upright, rotated=True))
 
 
@@ -149,9 +147,8 @@ def test_the_crop_shows_its_share_of_the_area(area: float, side: int) -> None:
     assert seen.shape == ramp.shape
     share = (float(seen[0, -1, 0]) - float(seen[0, 0, 0])) / 255
     assert share == pytest.approx(math.sqrt(area), abs=2.1 / 255)
-    assert float(seen[0, 0, 0]) + float(seen[0, -1, 0]) == pytest.approx(
-        255, abs=3
-    )  # from the middle
+    # from the middle
+    assert float(seen[0, 0, 0]) + float(seen[0, -1, 0]) == pytest.approx(255, abs=3)
 
 
 def loop_crop(picture: np.ndarray, area: float, side: int) -> np.ndarray:

@@ -83,9 +83,8 @@ def test_a_missing_gl_library_names_package_and_alternative(
 
 
 def test_the_environment_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(
-        sys.modules, "robosuite.utils.binding_utils", raising=False
-    )  # as in a process that renders nothing yet
+    # as in a process that renders nothing yet
+    monkeypatch.delitem(sys.modules, "robosuite.utils.binding_utils", raising=False)
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     with pytest.raises(
         ConfigError, match=r"expected auto, osmesa or egl \(option gl or MUJOCO_GL\), found 'glfw'"

@@ -328,9 +328,8 @@ def test_a_picture_takes_less_than_a_third_of_a_millisecond() -> None:
     for task in ALL:
         simulator = tiny(task, image_size=64)
         simulator.reset(initial_states("train", 1)[0])
-        assert (
-            min(timeit.repeat(simulator.observe, number=5, repeat=60)) / 5 < 0.6e-3
-        )  # twice what is promised: busy machines
+        # twice what is promised: busy machines
+        assert min(timeit.repeat(simulator.observe, number=5, repeat=60)) / 5 < 0.6e-3
 
 
 @pytest.mark.parametrize(
@@ -374,9 +373,8 @@ def test_actions_that_cannot_be_executed_do_nothing(actions: np.ndarray) -> None
 def test_canvas_places_and_clips() -> None:
     canvas = Canvas(64)
     background = canvas.pixels.copy()
-    assert (
-        len(np.unique(background.reshape(-1, 3), axis=0)) > 1000
-    )  # the table's colour tells places apart
+    # the table's colour tells places apart
+    assert len(np.unique(background.reshape(-1, 3), axis=0)) > 1000
     canvas.disc((0.5, 0.5), 0.2, (255, 0, 0))
     assert canvas.pixels[16, 48].tolist() == [255, 0, 0]  # x to the right, y up
     assert (canvas.pixels[48, 16] == background[48, 16]).all()

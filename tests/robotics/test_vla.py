@@ -112,9 +112,8 @@ def test_a_parallel_chunk_looks_both_ways_and_an_autoregressive_one_back_only(mo
 def test_a_frame_is_the_picture_a_file_would_be(model: Path, tmp_path: Path) -> None:
     vla = make_vla(model)
     visuals = vla.core.encoder.visuals
-    rgb = np.random.default_rng(0).integers(
-        0, 256, (48, 40, 3), dtype=np.uint8
-    )  # resized by the processor
+    # resized by the processor
+    rgb = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)
     Image.fromarray(rgb).save(tmp_path / "a.png")
     frame, file = visuals.frame(rgb), visuals.image(str(tmp_path / "a.png"))
     assert frame.grid_thw == file.grid_thw and frame.identity == file.identity
@@ -181,11 +180,8 @@ def test_lora_trains_adapters_and_action_logits_follow(model: Path, tmp_path: Pa
 
 def untied(model: Path, folder: Path) -> Path:
     """The model with an output layer of its own."""
-    from transformers import (
-        AutoConfig,
-        AutoModelForImageTextToText,
-        AutoProcessor,
-    )  # after mmrl, which mends torchvision
+    # after mmrl, which mends torchvision
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     config = AutoConfig.from_pretrained(model)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
@@ -242,9 +238,8 @@ def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(
     for other in (merged, resumed):
         for one, two in zip(vla.act(seen, keys), other.act(seen, keys), strict=True):
             assert one.tokens == two.tokens and one.logps == pytest.approx(two.logps, abs=1e-4)
-    again = load_vla(
-        config_of(tmp_path / "saved", *lora)
-    )  # its tokens are known: the adapter alone is trained
+    # its tokens are known: the adapter alone is trained
+    again = load_vla(config_of(tmp_path / "saved", *lora))
     assert all("lora_" in n for n, _ in again.trainable())
     size = sum(f.stat().st_size for f in (tmp_path / "saved" / "adapter").glob("*.safetensors"))
     assert size < before[0].numel() * 4, "the adapter holds the new rows, not the whole table"
@@ -291,13 +286,11 @@ def test_what_a_checkpoint_was_made_with_holds_where_the_configuration_says_noth
     nowhere = config_of(tmp_path / "saved", *pick, f"action.statistics={tmp_path / 'gone.json'}")
     with pytest.raises(DataError, match=r"expected a dataset_statistics\.json"):
         load_vla(nowhere)
-    assert (
-        load_vla(nowhere, trainable=False).codec == again.codec
-    )  # a policy that only acts has its numbers in vla.json
+    # a policy that only acts has its numbers in vla.json
+    assert load_vla(nowhere, trainable=False).codec == again.codec
     make_vla(model).save(tmp_path / "plain")
-    wide = load_vla(
-        config_of(tmp_path / "plain", "vla.value_head=true", "vla.value_hidden=48")
-    )  # made without a critic
+    # made without a critic
+    wide = load_vla(config_of(tmp_path / "plain", "vla.value_head=true", "vla.value_hidden=48"))
     assert wide.value_head is not None and wide.value_head[0].weight.shape[0] == 48
 
 

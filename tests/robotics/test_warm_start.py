@@ -46,12 +46,8 @@ def test_cloning_lowers_the_loss_and_masks_what_was_never_executed(
     episode = steps.episodes[0]
     last = steps.index.index((0, len(episode.steps) - 1))
     _, bins, valid = steps.example(last)
-    assert bins.shape == valid.shape == (4,) and valid.tolist() == [
-        True,
-        True,
-        False,
-        False,
-    ]  # one action left of the chunk's two
+    # one action left of the chunk's two
+    assert bins.shape == valid.shape == (4,) and valid.tolist() == [True, True, False, False]
     losses: list[float] = []
     clone(vla, steps, config, lambda step, metrics: losses.append(metrics["loss"]))
     assert len(losses) == 60 and sum(losses[-10:]) < 0.95 * sum(losses[:10])
@@ -135,9 +131,8 @@ def test_a_cautious_and_shaky_demonstrator(model: Path, tmp_path: Path) -> None:
     folder = record_demos(config)
     clean, done = load_demos(folder, ["base"]), load_demos(folder, ["base"], executed=True)
     assert max(abs(e.actions).max() for e in clean) <= 0.5 + 1e-6  # half the speed
-    assert all(
-        (a.actions != b.actions).any() for a, b in zip(clean, done, strict=True)
-    )  # what was done was shaky
+    # what was done was shaky
+    assert all((a.actions != b.actions).any() for a, b in zip(clean, done, strict=True))
     assert max(len(e.actions) for e in clean) > 12  # longer than env.horizon
     with pytest.raises(
         ConfigError,

@@ -61,9 +61,8 @@ def test_keep_top_equals_the_naive_definition(
     order = sorted(range(len(values)), key=lambda i: -values[i])
     allowed = set(range(len(values)))
     if 0 < top_k < len(values):
-        allowed = {
-            i for i in allowed if values[i] >= values[order[top_k - 1]]
-        }  # ties stay, as in transformers
+        # ties stay, as in transformers
+        allowed = {i for i in allowed if values[i] >= values[order[top_k - 1]]}
     if top_p < 1:
         weights = {i: float(np.exp(np.float64(values[i]) - max(values))) for i in allowed}
         total, before = sum(weights.values()), 0.0
@@ -74,9 +73,8 @@ def test_keep_top_equals_the_naive_definition(
             elif before / total < top_p:
                 small.add(i)
             before += weights[i]
-        doubtful |= {
-            i for i in allowed for j in small | doubtful if values[i] == values[j]
-        }  # ties: either may stay
+        # ties: either may stay
+        doubtful |= {i for i in allowed for j in small | doubtful if values[i] == values[j]}
     else:
         small, doubtful = allowed, set()
     found = {i for i, keep in enumerate(kept) if keep}

@@ -247,11 +247,8 @@ def test_answers_end_where_they_should(backend: VLLMBackend, tmp_path: Path) -> 
     counts: dict[int, int] = {}
     for token in (t for group in common for c in group for t in c.token_ids):
         counts[token] = counts.get(token, 0) + 1
-    policy.eos_ids = (
-        end,
-        pad,
-        *sorted(counts, key=lambda t: -counts[t])[:12],
-    )  # so that some answers end early
+    # so that some answers end early
+    policy.eos_ids = (end, pad, *sorted(counts, key=lambda t: -counts[t])[:12])
     with torch.no_grad():  # media tokens become the most likely ones
         policy.base.lm_head.weight[banned] *= 30
     with engine_on(backend, policy, tmp_path) as (engine, _):
@@ -381,9 +378,8 @@ def test_pictures_are_encoded_again_when_the_tower_learns(
         monkeypatch.setattr(backend, "forget", lambda: backend.llm.reset_prefix_cache())
         reset = "vllm.v1.worker.gpu_model_runner.GPUModelRunner.reset_encoder_cache"
         monkeypatch.setattr(reset, lambda self: None)
-        with pytest.raises(
-            WeightSyncError, match="does not compute with"
-        ):  # features of the old tower, were they kept
+        # features of the old tower, were they kept
+        with pytest.raises(WeightSyncError, match="does not compute with"):
             engine.publish(training)
         monkeypatch.undo()
         engine.publish(training)

@@ -88,9 +88,8 @@ def test_what_is_sent_is_what_a_checkpoint_holds(
         n.replace("model.visual.", "visual.").replace("model.language_model.", "model."): t
         for n, t in sent.items()
     }
-    sent = (
-        {**sent, **old} if not set(saved) <= set(sent) else sent
-    )  # transformers writes the names of a model's first release
+    # transformers writes the names of a model's first release
+    sent = {**sent, **old} if not set(saved) <= set(sent) else sent
     for name, tensor in saved.items():
         assert torch.allclose(sent[name], tensor, atol=1e-6), name
     assert torch.equal(sent["lm_head.weight"], sent["model.language_model.embed_tokens.weight"])

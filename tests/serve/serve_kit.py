@@ -70,9 +70,8 @@ def serving(
         stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
-    watchdog = threading.Timer(
-        _START_S, process.send_signal, (signal.SIGABRT,)
-    )  # it then says where it hangs
+    # it then says where it hangs
+    watchdog = threading.Timer(_START_S, process.send_signal, (signal.SIGABRT,))
     watchdog.start()
     lines: list[str] = []
     try:

@@ -106,9 +106,8 @@ def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> No
             )
             assert answer.choices[0].message.content == row["text"], sample.id
         assert len({row["text"] for row in expected}) > 1, "answers depend on the pictures"
-        with pytest.raises(
-            openai.APIStatusError
-        ):  # nothing is fetched from elsewhere unless it is allowed
+        # nothing is fetched from elsewhere unless it is allowed
+        with pytest.raises(openai.APIStatusError):
             remote = [
                 {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}},
                 {"type": "text", "text": "where?"},

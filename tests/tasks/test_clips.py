@@ -447,9 +447,8 @@ def test_touching_is_when_there_is_one_patch(tmp_path: Path) -> None:
     for frames, row in _clips(tmp_path, "collide", 12, kinds=["touch"]):
         words = row["question"].split()
         both = _near(frames, words[0]) | _near(frames, words[3])
-        wide = [
-            binary_dilation(mask, iterations=3) for mask in both
-        ]  # decoding blurs the seam of two colours
+        # decoding blurs the seam of two colours
+        wide = [binary_dilation(mask, iterations=3) for mask in both]
         patches = [int((np.bincount(label(mask)[0].ravel())[1:] > 60).sum()) for mask in wide]
         assert set(patches) <= {1, 2} and _spans([n == 1 for n in patches], 4) == row["answer"]
 

@@ -262,9 +262,8 @@ def test_garbage_and_second_answers_never_raise_the_reward(
     plain = task.score(_sample(), clean, ctx).value
     assert task.score(_sample(), clean + after, ctx).value <= plain
     assert task.score(_sample(), before + clean, ctx).value <= plain
-    if (
-        box == "[0, 0, 9, 9]"
-    ):  # hedging: a wrong answer and then a right one earns no more than the wrong one alone
+    # hedging: a wrong answer and then a right one earns no more than the wrong one alone
+    if box == "[0, 0, 9, 9]":
         assert task.score(_sample(), clean + "<answer>[100, 50, 300, 400]</answer>", ctx).value == 0
 
 

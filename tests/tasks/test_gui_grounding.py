@@ -142,13 +142,11 @@ def test_gold_earns_everything_and_wrong_nothing(
         task.score(row, task.wrong(row, ctx), ctx),
     )
     assert gold.parsed and wrong.parsed and wrong.parts["accuracy"] == 0 == wrong.metrics["inside"]
-    if (
-        preset == "gui_g2"
-    ):  # a box of whole units: the grid costs something, and the paper does not make up for it
+    # a box of whole units: the grid costs something, and the paper does not make up for it
+    if preset == "gui_g2":
         assert gold.parts["format"] == 1 and gold.parts["accuracy"] > 0
-    elif (
-        preset == "gui_r1"
-    ):  # whole pixels of the resized picture: a thinner element cannot be pointed at in its form
+    elif preset == "gui_r1":
+        # whole pixels of the resized picture: a thinner element cannot be pointed at in its form
         whole = "." not in task.gold(row, ctx).partition("<answer>")[2]
         assert gold.parts["accuracy"] == 1 and gold.parts["format"] == float(whole)
     else:

@@ -103,11 +103,8 @@ def test_the_sample_declares_its_own_precision_tolerance_unit_and_percent() -> N
     assert _score(task, _sample("0.12", percent="fraction"), "12%").value == 1
     assert _score(Numeric(percent="keep"), _sample(12), "12%").value == 1
     of_one = Numeric(percent="fraction", answers="native")
-    for text in (
-        "12%",
-        "It is 12%.",
-        "'12%' \u2603",
-    ):  # a sentence means by % what the bare answer means
+    # a sentence means by % what the bare answer means
+    for text in ("12%", "It is 12%.", "'12%' \u2603"):
         assert [
             _score(of_one, _sample(truth), text).parts["accuracy"] for truth in ("0.12", 12)
         ] == [1, 0], text

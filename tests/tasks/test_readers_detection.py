@@ -171,9 +171,8 @@ def test_coco_asks_for_present_categories_or_for_each_with_seeded_negatives(
     present = read_coco(fixtures["coco"], check=check, ask="present", negatives=3).samples
     assert [s.params["categories"][:2] for s in present[:1]] == [["person", "dog"]]
     assert [len(s.params["categories"]) for s in present] == [5, 4, 3]
-    assert all(
-        "person" not in s.params["categories"] for s in present[1:2]
-    )  # there only as a crowd: neither way
+    # there only as a crowd: neither way
+    assert all("person" not in s.params["categories"] for s in present[1:2])
     bare = read_coco(fixtures["coco"], check=check, ask="present", negatives=0).samples
     assert [len(s.params["categories"]) for s in bare] == [2, 1, 1] and bare[2].answer == []
     each = read_coco(fixtures["coco"], check=check, ask="each", negatives=2).samples
@@ -259,9 +258,8 @@ def test_a_broken_coco_image_is_rejected_whole(
     readout = read_coco(path, check=check, on_error="record")
     assert str(readout.rejected[0]) == str(caught.value)
     assert len(readout) == 2
-    assert len(readout.rejected) == (
-        1 if row == 1 else 3
-    )  # an image without a usable id leaves its two annotations behind
+    # an image without a usable id leaves its two annotations behind
+    assert len(readout.rejected) == (1 if row == 1 else 3)
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,8 @@ def test_the_element_around_a_point(fixtures: dict[str, str]) -> None:
     ]
     assert element_at(tree, (200, 200)) == [0, 0, 300, 300]
     assert element_at(tree, (301, 5)) is None and element_at(b"", (1, 1)) is None
-    assert (
-        element_at(tree.replace(b"\xb8\x01\x01", b"\xb8\x01\x00"), (15, 15)) is None
-    )  # not visible to the user
+    # not visible to the user
+    assert element_at(tree.replace(b"\xb8\x01\x01", b"\xb8\x01\x00"), (15, 15)) is None
     for end in range(1, len(tree)):
         with contextlib.suppress(ValueError):
             element_at(tree[:end], (15, 15))

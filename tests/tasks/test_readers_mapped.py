@@ -268,9 +268,8 @@ def test_a_data_set_that_is_not_there_names_the_network(hub: Any) -> None:
         DataError,
         match=r"hf://nobody/nothing:train: expected a data set of the hub.*check the name.*network",
     ):
-        load_sources(
-            [DataSource(task="grounding", path="hf://nobody/nothing")]
-        )  # the tests have no network
+        # the tests have no network
+        load_sources([DataSource(task="grounding", path="hf://nobody/nothing")])
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,8 @@ def test_orsta_rows_go_to_their_tasks_with_their_ratios(
         tasks
     )
     boxes = by_source["v3det"]
-    for entry, (label, box) in zip(
-        boxes.answer, EXPECTED[0], strict=True
-    ):  # thousandths became pixels
+    # thousandths became pixels
+    for entry, (label, box) in zip(boxes.answer, EXPECTED[0], strict=True):
         assert entry["label"] == label and entry["bbox"] == pytest.approx(box, abs=0.2)
     assert (
         boxes.params["categories"] == ["person", "dog", "cat"]
@@ -153,9 +152,8 @@ def test_v_triune_ratios_become_its_reward_on_request_and_the_tasks_accept_every
     assert task.rubric.weights(samples[0]) == pytest.approx(
         {"accuracy": 1 / 1.1, "format": 0.1 / 1.1}
     )
-    assert len(read_orsta(fixtures["orsta"], media_dir=str(tmp_path))) == len(
-        ORSTA_ROWS
-    )  # checked by the tasks themselves
+    # checked by the tasks themselves
+    assert len(read_orsta(fixtures["orsta"], media_dir=str(tmp_path))) == len(ORSTA_ROWS)
     for value in ("yes", 1):
         with pytest.raises(ConfigError, match="det_ratios true or false"):
             read_orsta(fixtures["orsta"], det_ratios=value)
@@ -265,9 +263,8 @@ def test_orsta_truths_are_read_as_they_are_spelt(tmp_path: Path) -> None:
         return read_orsta(_orsta(tmp_path, name, edit), check=check, **options).samples[1]
 
     quoted = truth("detection_v3det", _model(answer=None, ground_truth=f"<answer> {BOX} </answer>"))
-    assert (
-        quoted.answer[0]["label"] == "the dog's bowl" == quoted.question
-    )  # not among the prompt's categories
+    # not among the prompt's categories
+    assert quoted.answer[0]["label"] == "the dog's bowl" == quoted.question
     pixels = truth(
         "detection_v3det",
         _model(
@@ -295,10 +292,8 @@ def test_orsta_truths_are_read_as_they_are_spelt(tmp_path: Path) -> None:
     assert truth("ocr_estvqa", _model(answer="B")).task == "ocr"
     three = [{"bbox_2d": [1, 2, 3, 4], "label": name} for name in ("Cat", "cow", "cat")]
     mixed = truth("detection_v3det", _model(answer=str(three)))
-    assert mixed.params["categories"] == [
-        "Cat",
-        "cow",
-    ]  # "cow" is not in the prompt's list, "cat" is "Cat" again
+    # "cow" is not in the prompt's list, "cat" is "Cat" again
+    assert mixed.params["categories"] == ["Cat", "cow"]
     system = truth(
         "math_mm_math",
         lambda r: r["prompt"].insert(0, {"role": "system", "content": "You are kind."}),
@@ -459,10 +454,8 @@ def test_a_picture_that_changed_at_its_address_is_refused(tmp_path: Path) -> Non
     readout = _pixmo_count(root, on_error="record")
     assert len(readout) == 4 and len(readout.rejected) == 2
     assert f"SHA-256 {pictures[0].stem}, found {pictures[1].stem}" in readout.rejected[0].reason
-    assert len(_pixmo_count(root, verify=False, on_error="record")) in (
-        4,
-        6,
-    )  # other size: points outside
+    # other size: points outside
+    assert len(_pixmo_count(root, verify=False, on_error="record")) in (4, 6)
     for picture in pictures:
         picture.unlink()
     nothing = _pixmo_count(root, on_error="record")

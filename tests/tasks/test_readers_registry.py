@@ -198,9 +198,8 @@ def test_a_format_of_one_task_refuses_another_and_can_be_sent_there(
         read_any(fixtures[name], task="boolean", check=raw)
     sent = read_any(fixtures[name], task="boolean", types={FIXED[name]: "boolean"}, check=raw)
     assert {s.task for s in sent} == {"boolean"}
-    own = read_any(
-        fixtures[name], task="my_plugin", check=raw
-    )  # a task of someone's own knows what it asked for
+    # a task of someone's own knows what it asked for
+    own = read_any(fixtures[name], task="my_plugin", check=raw)
     assert {s.task for s in own} == {"my_plugin"} and len(own) == len(sent)
 
 

@@ -79,9 +79,8 @@ def test_boxes_are_tight_around_the_pixels_really_drawn(
             ]
             assert low <= fill <= high
             covered[y1:y2, x1:x2] |= same[y1:y2, x1:x2]
-        drawn = (
-            pixels.max(-1).astype(int) - pixels.min(-1)
-        ) > 60  # objects are saturated, background and clutter grey
+        # objects are saturated, background and clutter grey
+        drawn = (pixels.max(-1).astype(int) - pixels.min(-1)) > 60
         assert (drawn == covered).all(), "something coloured lies outside the boxes"
 
 

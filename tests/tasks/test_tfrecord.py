@@ -28,9 +28,8 @@ def test_crc32c_of_rfc_3720_and_of_long_data() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(bytes(range(32))) == 0x46DD794E and crc32c(b"") == 0
-    data = random.Random(0).randbytes(
-        100_003
-    )  # lanes: must equal one register walking over every byte
+    # lanes: must equal one register walking over every byte
+    data = random.Random(0).randbytes(100_003)
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -162,10 +161,8 @@ def test_a_file_cut_or_changed_anywhere_gives_whole_records_and_then_an_error(
             found = list(read_records(tmp_path / "r"))
             good = [data for _, data in found if isinstance(data, bytes)]
             assert all(data in records for data in good) and len(found) <= 3
-            between = len(data) in (
-                len(records[0]) + 16,
-                len(records[0]) + len(records[1]) + 32,
-            )  # nothing seems to be missing
+            # nothing seems to be missing
+            between = len(data) in (len(records[0]) + 16, len(records[0]) + len(records[1]) + 32)
             assert len(good) < 3 and (between or any(isinstance(d, RowError) for _, d in found))
     write_records(tmp_path / "zipped", records)
     data = (tmp_path / "zipped").read_bytes()

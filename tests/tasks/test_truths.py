@@ -30,9 +30,8 @@ def test_once_per_sample_and_settings_and_never_for_another_one() -> None:
     assert len(asked) == 3 and doubled.__doc__ == "Doc."
     equal, other = replace(SAMPLE), replace(SAMPLE, answer=5)
     assert equal == SAMPLE and doubled(equal) == 6 and doubled(other) == 10 and len(asked) == 5
-    for number in range(
-        2 * MOST_KEPT
-    ):  # samples that nobody holds: their ids are free for others as soon as they are let go
+    # samples that nobody holds: their ids are free for others as soon as they are let go
+    for number in range(2 * MOST_KEPT):
         assert doubled(replace(SAMPLE, answer=number)) == 2 * number
     assert doubled(SAMPLE) == 6 and len(asked) == 6 + 2 * MOST_KEPT
 

@@ -44,10 +44,8 @@ REFUSED = {  # decoders that would give other frames or colours say so
     "opencv": {"old.avi", "ten_bit.mkv"},
     "pyav": set(),
 }
-LEVELS, MEAN = (
-    2,
-    0.5,
-)  # tolerance: 8-bit levels at most and on average. Observed with the pinned versions: 0
+# tolerance: 8-bit levels at most and on average. Observed with the pinned versions: 0
+LEVELS, MEAN = 2, 0.5
 
 
 @pytest.fixture(params=list(DECODERS))
@@ -86,9 +84,8 @@ def test_frames_are_those_of_the_ffmpeg_program(name: str, decoder: str) -> None
     assert clip.indices == tuple(expected["indices"]) and clip.decoder == decoder
     assert clip.timestamps_s == pytest.approx(moments, abs=1e-5)
     got = clip.rgb_THWC[:, :, ::4] if name == "wide_pixels.mp4" else clip.rgb_THWC
-    if (
-        name == "wide_pixels.mp4"
-    ):  # 3 stored columns become 4: every fourth stays where a third one was, but for smoothing
+    # 3 stored columns become 4: every fourth stays where a third one was, but for smoothing
+    if name == "wide_pixels.mp4":
         assert clip.rgb_THWC.shape[1:3] == (HEIGHT, WIDTH * 4 // 3)
         difference = np.abs(got[:, :, 1:-1].astype(int) - expected["frames"][:, :, ::3][:, :, 1:-1])
         assert difference.mean() < 12
@@ -148,9 +145,8 @@ def test_the_eight_display_matrices_form_a_group() -> None:
     seen = {upright(frame, m).tobytes() + bytes(upright(frame, m).shape) for m in eight}
     assert len(seen) == 8
     for a, b, c, d in eight:
-        assert np.array_equal(
-            upright(upright(frame, (a, b, c, d)), (a, c, b, d)), frame
-        )  # transposed = inverted
+        # transposed = inverted
+        assert np.array_equal(upright(upright(frame, (a, b, c, d)), (a, c, b, d)), frame)
 
 
 def test_oblong_pixels_are_made_square() -> None:

@@ -76,9 +76,8 @@ def test_opencv_sees_the_same_pictures(tmp_path: Path) -> None:
     assert capture.get(cv2.CAP_PROP_FPS) == 10
     capture.release()
     assert len(found) == 9 and _error(np.stack(found), frames) < 4
-    red = (
-        np.abs(np.stack(found).astype(int) - (225, 35, 35)).sum(-1) < 60
-    )  # colours are not shifted by the conversion
+    # colours are not shifted by the conversion
+    red = np.abs(np.stack(found).astype(int) - (225, 35, 35)).sum(-1) < 60
     assert (red.sum((1, 2)) > 0.6 * 256).all()
 
 

@@ -22,9 +22,8 @@ def folder_of(path: Path, names: list[str]) -> Path:
 
 
 def test_pictures_go_by_number_and_rate(tmp_path: Path) -> None:
-    folder = folder_of(
-        tmp_path / "a", [f"img_{n}.png" for n in range(8, 28)]
-    )  # img_10 comes after img_9
+    # img_10 comes after img_9
+    folder = folder_of(tmp_path / "a", [f"img_{n}.png" for n in range(8, 28)])
     (folder / "groundtruth.txt").write_text("1,2,3,4\n")
     (folder / ".hidden.png").write_bytes(b"")
     info = probe(folder, folder_fps=10)
@@ -41,9 +40,8 @@ def test_pictures_go_by_number_and_rate(tmp_path: Path) -> None:
     )
     assert [frame_number(f) for f in clip.rgb_THWC] == [0, 3, 19] and clip.decoder == "pictures"
     assert np.array_equal(clip.rgb_THWC[1], draw(3))
-    assert (
-        read_clip(folder, FrameSampling(fps=1)).info.duration_s == 10.0
-    )  # 2 frames per second unless told
+    # 2 frames per second unless told
+    assert read_clip(folder, FrameSampling(fps=1)).info.duration_s == 10.0
 
 
 def test_steps_may_be_wide_but_must_be_equal(tmp_path: Path) -> None:

@@ -75,9 +75,8 @@ def test_frames_and_pixels_are_those_of_fetch_video(
     )
     rgb_THWC, indices, fps = ours(name, fields, budget, 28)
     assert list(indices) == list(metadata["frames_indices"])
-    assert fps == pytest.approx(
-        metadata["fps"], rel=1e-3
-    )  # torchcodec measures rounded milliseconds
+    # torchcodec measures rounded milliseconds
+    assert fps == pytest.approx(metadata["fps"], rel=1e-3)
     info = probe(FOLDER / name)
     rate = sample_rate(
         info.timestamps_s, FrameSampling.from_mapping(fields), indices, info.fps, info.duration_s

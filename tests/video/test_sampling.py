@@ -129,9 +129,8 @@ def test_the_sampled_rate_of_other_kinds_is_the_mean_spacing() -> None:
     assert sample_rate(times, FrameSampling("keyframes"), (0, 12, 50)) == pytest.approx(1)
     moments = FrameSampling("timestamps", timestamps=(1.0, 1.5, 3.0))
     assert sample_rate(times, moments, select_frames(times, moments)) == pytest.approx(1)
-    late = FrameSampling(
-        "timestamps", timestamps=(1.0, 1.0), start=1.0, end=3.0
-    )  # one frame, twice, of 2 seconds
+    # one frame, twice, of 2 seconds
+    late = FrameSampling("timestamps", timestamps=(1.0, 1.0), start=1.0, end=3.0)
     assert sample_rate(times, late, select_frames(times, late)) == pytest.approx(1)
     assert sample_rate([0.0], FrameSampling("all"), (0,), 10.0, 0.1) == pytest.approx(10)
     slow = np.concatenate([np.arange(10.0), 10 + steady(300, 30)])
@@ -185,9 +184,8 @@ def test_indices_ascend_lie_in_the_part_and_obey_the_counts(
         0 <= a <= b < len(times) for a, b in itertools.pairwise((*chosen, chosen[-1]))
     )
     start, end = sampling.start or 0.0, math.inf if sampling.end is None else sampling.end
-    slack = (
-        1.0 / constant_fps(times) if not is_variable(times) else 1e-5
-    )  # a steady rate goes by index, as qwen-vl-utils
+    # a steady rate goes by index, as qwen-vl-utils
+    slack = 1.0 / constant_fps(times) if not is_variable(times) else 1e-5
     if len(chosen) > 1:
         assert times[chosen[0]] >= start - slack and times[chosen[-1]] <= end + slack
     inside = sum(start - 1e-6 <= t <= end + 1e-6 for t in times)
@@ -246,15 +244,8 @@ def test_the_part_of_a_variable_rate_has_as_many_frames_as_its_seconds() -> None
             (19.0, 500.0),
         )
     ]
-    assert counts == [
-        40,
-        10,
-        20,
-        20,
-        6,
-        20,
-        4,
-    ]  # never more than the part holds, at least min_frames 4
+    # never more than the part holds, at least min_frames 4
+    assert counts == [40, 10, 20, 20, 6, 20, 4]
 
 
 @settings(max_examples=80)
@@ -322,9 +313,8 @@ def test_short_clips_and_parts() -> None:
         1,
         2,
     )
-    between = FrameSampling(
-        "fps", start=0.041, end=0.079
-    )  # no frame begins in it: the one on screen
+    # no frame begins in it: the one on screen
+    between = FrameSampling("fps", start=0.041, end=0.079)
     assert select_frames(steady(10, 25), between) == (1,)
 
 

@@ -385,9 +385,8 @@ def test_beyond_the_limit_of_open_files_entries_are_mapped_without_one(
     before = len(os.listdir("/proc/self/fd"))
     entries = [store.put(f"{i:040x}", numbers(seed=i)) for i in range(6)]
     assert len(os.listdir("/proc/self/fd")) == before + 2
-    assert (
-        store.prune(max_bytes=0)[0] == 4
-    )  # the first two are in use, the others may be evicted and stay valid
+    # the first two are in use, the others may be evicted and stay valid
+    assert store.prune(max_bytes=0)[0] == 4
     assert all(torch.equal(e.tensors["x"], numbers(seed=i)["x"]) for i, e in enumerate(entries))
     entries.clear()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -53,16 +53,14 @@ class ActorGroup:
         while waiting:
             ready = self._ray.wait(list(waiting), num_returns=1, timeout=_CHECK_S)[0]
             if not ready:
-                self.cluster.check(
-                    self.kind
-                )  # one that waits for a node that is gone would wait for ever
+                # one that waits for a node that is gone would wait for ever
+                self.cluster.check(self.kind)
             for ref in ready:
                 place = waiting.pop(ref)
                 try:
                     found[place] = self._ray.get(ref)
-                except (
-                    self._ray.exceptions.RayTaskError
-                ) as error:  # raised by the method: it would be again
+                except self._ray.exceptions.RayTaskError as error:
+                    # raised by the method: it would be again
                     raise (error.cause if isinstance(error.cause, MMRLError) else error) from None
                 except self._ray.exceptions.RayError as error:
                     stop_if_broken(error, self.cluster.demands[self.kind].words)

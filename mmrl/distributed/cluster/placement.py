@@ -130,9 +130,8 @@ def check(
                 "set engine.ray.placement: collocated"
             )
         fitted = 0
-        for node in sorted(
-            allowed, key=lambda n: n.here
-        ):  # the trainer's node last: it has most other claims
+        # the trainer's node last: it has most other claims
+        for node in sorted(allowed, key=lambda n: n.here):
             room = left[node.id]
             while (
                 fitted < demand.count

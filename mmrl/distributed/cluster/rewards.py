@@ -37,9 +37,8 @@ class RewardHost:
         tasks_there: bytes = b"",
     ) -> None:
         adopt(tasks_there)
-        vars(sys.modules["__main__"]).pop(
-            "__file__", None
-        )  # else every reward process imports Ray's own main module first
+        # else every reward process imports Ray's own main module first
+        vars(sys.modules["__main__"]).pop("__file__", None)
         for spec, params in specs:  # pickle must know what scores of a file.py:Task may hold
             with contextlib.suppress(Exception):  # a task that cannot be made says so in the worker
                 task_from_spec(spec, params)

@@ -152,9 +152,8 @@ class RemoteRollout(RolloutEngine):
         media: dict[str, Any] = {}
         prompts: dict[int, Prompt] = {}
         for request in requests:
-            if (
-                id(request.prompt) in prompts
-            ):  # neighbours of one prompt stay so: they are prefilled once
+            # neighbours of one prompt stay so: they are prefilled once
+            if id(request.prompt) in prompts:
                 continue
             visuals = []
             for visual in request.prompt.visuals:

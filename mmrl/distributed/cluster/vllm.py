@@ -38,9 +38,8 @@ from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling
 
 __all__ = ["RemoteVLLM", "VLLMHost"]
 
-_AT_ONCE = (
-    16  # tensors that an actor fetches together; other nodes than the trainer's hold them meanwhile
-)
+# tensors that an actor fetches together; other nodes than the trainer's hold them meanwhile
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,8 @@ class RemoteVLLM:
     loaded = ""  # as VLLMBackend's: nobody else can replace the weights
 
     def __init__(self, settings: VLLMSettings, actors: int) -> None:
-        self.settings = replace(
-            settings, model=absolute(settings.model), sleep=False
-        )  # their GPUs do not train meanwhile
+        # their GPUs do not train meanwhile
+        self.settings = replace(settings, model=absolute(settings.model), sleep=False)
         self.actors = actors
         self.group: ActorGroup | None = None
         self._held: dict[str, Any] = {}  # references to the weights of now, by name

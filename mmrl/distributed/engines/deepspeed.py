@@ -145,9 +145,8 @@ class DeepSpeedEngine(TrainEngine):
         self._deepspeed = _import(policy.device.type == "cuda")
         self.config, self.world, self.policy = config, world, policy
         self.sharded = config.engine.train == "deepspeed_zero3"
-        self._groups: list[dict[str, Any]] = optimizer.state_dict()[
-            "param_groups"
-        ]  # before they hold flat partitions
+        # before they hold flat partitions
+        self._groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
         self._trained: list[torch.nn.Parameter] = [
             p for group in optimizer.param_groups for p in group["params"]
         ]
@@ -208,9 +207,8 @@ class DeepSpeedEngine(TrainEngine):
             if heads_only
             else []
         )
-        for (
-            number
-        ) in resting:  # its gradients are zeros: nothing moves, and what counts the steps goes back
+        # its gradients are zeros: nothing moves, and what counts the steps goes back
+        for number in resting:
             self._engine.optimizer.param_groups[number]["lr"] = 0.0
         self._engine.step()
         if resting:
@@ -218,9 +216,8 @@ class DeepSpeedEngine(TrainEngine):
             set_learning_rate(self._engine.optimizer, rate)
         self._open = False
         norm = float(self._engine.get_global_grad_norm())
-        if (
-            not 0 <= norm < float("inf")
-        ):  # DeepSpeed left the weights as they were and says inf, or -1 in older releases
+        # DeepSpeed left the weights as they were and says inf, or -1 in older releases
+        if not 0 <= norm < float("inf"):
             raise NonFiniteError(failure(norm if norm > 0 else float("nan")))
         return norm, rate
 

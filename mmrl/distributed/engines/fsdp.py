@@ -74,9 +74,8 @@ class FSDPEngine(TrainEngine):
     def run(self, forward: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
         root = self._roots[id(self.policy.model)]
         try:
-            return root(
-                lambda: tuple(t.clone() if t._is_view() else t for t in forward())
-            )  # a view may lose its hooks
+            # a view may lose its hooks
+            return root(lambda: tuple(t.clone() if t._is_view() else t for t in forward()))
         finally:
             if not torch.is_grad_enabled():  # no backward will give back what the root gathered
                 for module in root.modules():  # reshard() gives back a module's own group only

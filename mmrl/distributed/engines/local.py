@@ -70,6 +70,5 @@ class LocalEngine(TrainEngine):
         return self.optimizer.state_dict() if self.world.is_main else None
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(
-            copy.deepcopy(state)
-        )  # what is mapped from a file must not stay so
+        # what is mapped from a file must not stay so
+        self.optimizer.load_state_dict(copy.deepcopy(state))

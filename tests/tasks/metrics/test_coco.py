@@ -128,10 +128,8 @@ def test_pycocotools_and_faster_coco_eval_agree_to_four_digits(seed: int) -> Non
 def test_the_order_of_pictures_moves_constant_score_ap_and_nothing_else(tmp_path: Path) -> None:
     pairs = random_pairs(11, crowds=False)
     numbers = []
-    for ids in (
-        list(range(1, 31)),
-        list(range(30, 0, -1)),
-    ):  # easy pictures first, hard pictures first
+    # easy pictures first, hard pictures first
+    for ids in (list(range(1, 31)), list(range(30, 0, -1))):
         renumbered = [
             (
                 Sample(
@@ -327,15 +325,12 @@ def test_samples_that_ask_one_category_each_make_one_picture(tmp_path: Path) -> 
     ]
     assert len(gather(split).pictures) == 1
     assert coco_benchmark(split, tmp_path) == pytest.approx(whole)
-    poached = [
-        split[0],
-        pair(4, truth[1:], [("dog", A)], categories=["person"]),
-    ]  # "dog" was not asked for there
+    # "dog" was not asked for there
+    poached = [split[0], pair(4, truth[1:], [("dog", A)], categories=["person"])]
     assert coco_benchmark(poached, tmp_path)["precision@0.5"] == 0.5
     assert len(json.loads((tmp_path / "coco_results.json").read_text())) == 1
-    assert (
-        len(gather([split[0], split[0]]).pictures) == 2
-    )  # the same question twice is two pictures
+    # the same question twice is two pictures
+    assert len(gather([split[0], split[0]]).pictures) == 2
 
 
 def test_several_sources_stand_by_name_with_their_mean(tmp_path: Path) -> None:

@@ -360,9 +360,8 @@ def test_fixtures_answered_rightly_score_one_through_the_dispatcher(tmp_path: Pa
     assert [numbers[k] for k in ("AP", "APr", "APc", "APf", "AR300", "F1@0.5")] == pytest.approx(
         [1] * 6
     )
-    numbers = detection_benchmark(
-        [answered(s) for s in ovdeval], tmp_path
-    )  # annotation id 0 is matched as well
+    # annotation id 0 is matched as well
+    numbers = detection_benchmark([answered(s) for s in ovdeval], tmp_path)
     assert [
         numbers[k] for k in ("NMS-AP", "NMS-AP_first", "ovdeval/color/NMS-AP", "AR100", "F1@0.5")
     ] == pytest.approx([1] * 5)
@@ -457,9 +456,8 @@ def test_naming_every_label_is_rewarded_by_ap_but_not_by_nms_ap(tmp_path: Path) 
     greedy = [answered(s, [("red car", A), ("blue car", A)]) for s in samples]
     numbers = ovdeval_benchmark(greedy, tmp_path)
     assert numbers["AR100"] == 1 and numbers["precision@0.5"] == 0.5
-    assert numbers["NMS-AP"] == pytest.approx(
-        0.25
-    )  # "blue car" stays everywhere: half right there, all red cars lost
+    # "blue car" stays everywhere: half right there, all red cars lost
+    assert numbers["NMS-AP"] == pytest.approx(0.25)
     assert numbers["NMS-AP_first"] < numbers["AP"] and numbers["AP"] > 2 * numbers["NMS-AP"]
     honest = ovdeval_benchmark([answered(s) for s in samples], tmp_path)
     assert honest["NMS-AP"] == pytest.approx(1)

@@ -191,9 +191,8 @@ def test_ocrbench_from_texts(tmp_path: Path) -> None:
     task = OCR(answer_format="bare")
     pairs = scored(task, samples, [row["predict"] for row in given["rows"]], PIXELS)
     numbers = task.benchmark(pairs, tmp_path)
-    hits = sum(
-        golden["result"][:-1]
-    )  # the last one is right only behind the first 1,024 characters
+    # the last one is right only behind the first 1,024 characters
+    hits = sum(golden["result"][:-1])
     assert numbers["ocrbench/final_score"] == hits and numbers["ocrbench/items"] == len(samples)
     written = json.loads((tmp_path / "ocrbench.json").read_text())
     assert [row["predict"] for row in written][:-1] == [
@@ -337,9 +336,8 @@ def test_got10k_compares_with_the_annotations_own_boxes_where_the_truth_was_cut(
         for key, (x, y, w, h), (px, py, pw, ph) in zip(
             keys, row["boxes"], row["predictions"], strict=True
         ):
-            x, y = (
-                (x - 60, y) if int(key) % 3 == 1 else (x, y)
-            )  # some truths begin outside the picture
+            # some truths begin outside the picture
+            x, y = (x - 60, y) if int(key) % 3 == 1 else (x, y)
             truth[key] = [
                 max(0, x),
                 max(0, y),

@@ -208,9 +208,8 @@ def test_mlvus_m_avg_is_lmms_evals() -> None:
         and dev["mlvu/categories"] == 7
     )
     assert dev["mlvu/M-Avg"] != pytest.approx(dev["mlvu/accuracy"])
-    test = suite(
-        "mlvu_test", "ABCD", 6
-    )  # one of the nine tasks has no such question: the program divides by nine all the same
+    # one of the nine tasks has no such question: the program divides by nine all the same
+    test = suite("mlvu_test", "ABCD", 6)
     assert test["mlvu/categories"] == 8
     assert 100 * test["mlvu/M-Avg"] * 8 / 9 == pytest.approx(official["mlvu_test_a_to_d"])
 

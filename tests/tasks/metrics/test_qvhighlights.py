@@ -60,11 +60,8 @@ scored = st.tuples(tick, tick, st.integers(0, 20).map(lambda k: k / 20)).filter(
     st.lists(window, min_size=1, max_size=4, unique=True),
 )
 def test_moment_ap_is_the_plain_definition(windows: list[Any], true: list[Window]) -> None:
-    for (
-        start,
-        end,
-        _,
-    ) in windows:  # of two equally good truths either may be taken, and rounding decides
+    # of two equally good truths either may be taken, and rounding decides
+    for start, end, _ in windows:
         ious = [
             max(0.0, min(end, b) - max(start, a)) / (max(end, b) - min(start, a)) for a, b in true
         ]
