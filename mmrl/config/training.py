@@ -14,6 +14,7 @@ __all__ = [
     "OptimConfig",
     "RewardConfig",
     "ScheduleConfig",
+    "TrackingConfig",
     "TrainConfig",
 ]
 
@@ -138,6 +139,21 @@ class AlarmConfig(_Section):
     wait for: weights are still those that the run began with, and the same policy is asked prompts of the same kind."""
 
 
+class TrackingConfig(_Section):
+    """What TensorBoard and Weights & Biases are told beside the metrics (train.tensorboard, train.wandb)."""
+
+    project: str = Field("mmrl", min_length=1)
+    """Project of Weights & Biases."""
+    entity: str | None = None
+    """User or team of Weights & Biases that the project belongs to; null: your default."""
+    group: str | None = None
+    """Group of runs in Weights & Biases, for example the seeds of one experiment."""
+    tags: list[str] = []
+    """Words to find the run by."""
+    samples: int = Field(8, ge=0)
+    """Held-out prompts per evaluation that are shown with picture, answer and reward; 0: none."""
+
+
 class TrainConfig(_Section):
     """Length and size of the training loop, checkpoints and logs."""
 
@@ -161,7 +177,8 @@ class TrainConfig(_Section):
     tensorboard: bool = False
     """Also log to TensorBoard (extra: tensorboard)."""
     wandb: bool = False
-    """Also log to Weights & Biases (extra: wandb)."""
+    """Also log to Weights & Biases (extra: wandb); a resumed run goes on in the same W&B run."""
+    tracking: TrackingConfig = TrackingConfig()
 
 
 class ScheduleConfig(_Section):

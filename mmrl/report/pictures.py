@@ -17,7 +17,15 @@ from mmrl.report.rows import boxes_of, labels_of, points_of
 from mmrl.report.text import esc
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image
 
-__all__ = ["Pictures", "box_group", "label_group", "overlay", "point_group"]
+__all__ = [
+    "Pictures",
+    "box_group",
+    "label_group",
+    "orientation_of",
+    "overlay",
+    "pictures_of",
+    "point_group",
+]
 
 LONG_SIDE = 480  # pixels: twice the width at which a card shows it
 MOST_LABELS = 16  # beyond it words only cover the picture
@@ -59,17 +67,17 @@ class Pictures:
 
     def size_of(self, row: Mapping[str, Any]) -> Size:
         """(width, height) of the picture that `drawing` shows for the row."""
-        paths, shown = _pictures_of(row)
-        return self.get(paths[shown], _orientation(row))[1] if paths else (4, 3)
+        paths, shown = pictures_of(row)
+        return self.get(paths[shown], orientation_of(row))[1] if paths else (4, 3)
 
     def drawing(self, row: Mapping[str, Any], below: str, above: str = "") -> str:
         """The row's picture with its gold answer; `below` and `above` are SVG in original pixels around it.
 
         Of several pictures it is the one that the answer is about (params.image_index)."""
-        paths, shown = _pictures_of(row)
+        paths, shown = pictures_of(row)
         if not paths:
             return '<div class="frame none without"><span>no picture</span></div>'
-        address, (width, height), reason = self.get(paths[shown], _orientation(row))
+        address, (width, height), reason = self.get(paths[shown], orientation_of(row))
         if reason:
             return f'<div class="frame none"><span>{esc(reason)}</span></div>'
         more = (
@@ -85,7 +93,7 @@ class Pictures:
         )
 
 
-def _pictures_of(row: Mapping[str, Any]) -> tuple[list[str], int]:
+def pictures_of(row: Mapping[str, Any]) -> tuple[list[str], int]:
     """Paths of the row's pictures and the place of the one its answer is about."""
     images = row.get("images")
     if not isinstance(images, Sequence) or isinstance(images, str) or not images:
@@ -102,7 +110,8 @@ def _params(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return params if isinstance(params, Mapping) else {}
 
 
-def _orientation(row: Mapping[str, Any]) -> Orientation:
+def orientation_of(row: Mapping[str, Any]) -> Orientation:
+    """Whether the row's pictures are shown as displayed or as stored (EXIF)."""
     return "stored" if _params(row).get(ORIENTATION_PARAM) == "stored" else "displayed"
 
 

@@ -32,6 +32,7 @@ _MAY_CHANGE = (
     "train.log_reflection",
     "train.tensorboard",
     "train.wandb",
+    "train.tracking",
     "data.on_error",
     "data.prompt_cache_gib",
     "data.cache",

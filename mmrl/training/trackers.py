@@ -1,20 +1,36 @@
-"""TensorBoard and Weights & Biases on request; metrics.jsonl is always written and remains the source of every number."""
+"""TensorBoard and Weights & Biases on request: curves, settings, and held-out answers with their pictures.
+
+    mmrl train grounding train.wandb=true train.tracking.project=boxes 'train.tracking.tags=[qwen, lr1e-6]'
+
+metrics.jsonl and eval/ are always written and remain the source of every number. A resumed run goes on in the same run of
+Weights & Biases, whose id RUN/trackers.json holds; steps that a killed run had told of and did again stand there twice, so that
+curves are drawn over the metric `step` and show the later value.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
 
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.files import optional, printable
+from mmrl.report.samples import COLUMNS, cells_of, drawn, shown_samples
+from mmrl.training.runlog import write_json
 
 __all__ = ["Trackers", "import_trackers"]
 
 _MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 """Key below `train` (and the extra of the same name) -> the module that it needs."""
+_IDS = "trackers.json"
+_REWARD = COLUMNS.index("reward")
 
 
 def import_trackers(config: RunConfig) -> dict[str, Any]:
@@ -26,8 +42,8 @@ def import_trackers(config: RunConfig) -> dict[str, Any]:
             continue
         try:
             found[key] = importlib.import_module(module)
+        # a dependency of the wrong version raises what it likes (protobuf: TypeError)
         except Exception as error:
-            # a dependency of the wrong version raises what it likes (protobuf: TypeError)
             raise MissingExtraError(
                 f"train.{key} needs {module}, whose import fails with {type(error).__name__}: {error}; "
                 f"{install_command(key)}, or set train.{key}: false"
@@ -35,46 +51,162 @@ def import_trackers(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-class Trackers:
-    """The optional loggers of a run."""
+Sample = tuple[Sequence[str | float], Image.Image | None]
+"""Cells of mmrl.report.samples.COLUMNS, and the picture."""
 
-    def __init__(self, config: RunConfig, folder: Path, *, enabled: bool = True) -> None:
-        self._writer: Any = None
-        self._wandb: Any = None
+
+class _Tracker(Protocol):
+    name: str
+
+    def scalars(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None: ...
+
+    def close(self, *, failed: bool) -> None: ...
+
+
+class _TensorBoard:
+    name = "TensorBoard"
+
+    def __init__(self, module: Any, config: RunConfig, folder: Path) -> None:
+        self._writer = module.SummaryWriter(str(folder / "tensorboard"))
+        settings = json.dumps(config.model_dump(mode="json"), indent=1)
+        self._writer.add_text("config", f"```json\n{settings}\n```")
+        if config.train.tracking.tags:
+            self._writer.add_text("tags", ", ".join(config.train.tracking.tags))
+
+    def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        for number, (cells, picture) in enumerate(rows):
+            table.append(f"| {' | '.join(map(_markdown, cells))} |")
+            if picture is not None:
+                self._writer.add_image(
+                    f"samples/{number:02d}", np.asarray(picture), step, dataformats="HWC"
+                )
+        self._writer.add_text("samples", "\n".join(table), step)
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+def _markdown(cell: str | float) -> str:
+    text = f"{cell:.4g}" if isinstance(cell, float) else cell
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>").replace("`", "'")
+
+
+class _WandB:
+    name = "Weights & Biases"
+
+    def __init__(self, module: Any, config: RunConfig, folder: Path, run_id: str | None) -> None:
+        self._wandb, t = module, config.train.tracking
+        # No API key, no network, no right to the project: each is an error of its own class.
+        try:
+            self._run = module.init(
+                project=t.project,
+                entity=t.entity,
+                group=t.group,
+                tags=t.tags,
+                name=config.name,
+                id=run_id,
+                resume="allow",
+                dir=str(folder),
+                config=config.model_dump(mode="json"),
+            )
+        except module.Error as error:
+            raise ConfigError(
+                f"train.wandb: Weights & Biases did not start the run: {error}; run `wandb login`, set "
+                "WANDB_MODE=offline, or train.wandb: false"
+            ) from error
+        # Its own step only grows: what a resumed run does again would be dropped with a warning.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    @property
+    def run_id(self) -> str:
+        return str(self._run.id)
+
+    def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({**numbers, "step": step})
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        image = self._wandb.Image
+        data = [[*cells, None if picture is None else image(picture)] for cells, picture in rows]
+        table = self._wandb.Table(columns=[*COLUMNS, "picture"], data=data)
+        # Beside the table, a panel of pictures with a slider over steps.
+        panel = [
+            image(picture, caption=f"{cells[0]}/{cells[1]}: reward {cells[_REWARD]:.3g}")
+            for cells, picture in rows
+            if picture is not None
+        ]
+        self._run.log({"samples": table, "step": step} | ({"pictures": panel} if panel else {}))
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class Trackers:
+    """The optional loggers of a run. A logger that cannot write costs its own log, with a warning, not the run.
+
+    Args:
+        config: with train.tensorboard, train.wandb and train.tracking.
+        folder: of the run.
+        enabled: in the main process alone.
+        resumed: whether the run goes on from a checkpoint, and so in its run of Weights & Biases.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: Path, *, enabled: bool = True, resumed: bool = False
+    ) -> None:
+        self.folder, self.count = folder, config.train.tracking.samples
+        self.open: list[_Tracker] = []
         modules = import_trackers(config) if enabled else {}
         if "tensorboard" in modules:
             with optional("the log for TensorBoard"):
-                self._writer = modules["tensorboard"].SummaryWriter(str(folder / "tensorboard"))
+                self.open.append(_TensorBoard(modules["tensorboard"], config, folder))
         if "wandb" in modules:
-            try:
-                self._wandb = modules["wandb"].init(
-                    name=config.name, dir=str(folder), config=config.model_dump(mode="json")
-                )
-            except modules["wandb"].Error as error:
-                # no API key, no network, no right to the project
-                raise ConfigError(
-                    f"train.wandb: Weights & Biases did not start the run: {error}; run `wandb login`, set "
-                    "WANDB_MODE=offline, or train.wandb: false"
-                ) from error
+            known = _known_id(folder) if resumed else None
+            tracker = _WandB(modules["wandb"], config, folder, known)
+            self.open.append(tracker)
+            with optional("the id of the run of Weights & Biases"):
+                write_json(folder / _IDS, {"wandb": tracker.run_id})
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Send every number of a step's row."""
         numbers = {
-            printable(k): v for k, v in row.items() if k != "step" and isinstance(v, (int, float))
+            printable(k): float(v)
+            for k, v in row.items()
+            if k != "step" and isinstance(v, (int, float))
         }
-        if self._writer is not None:
-            with optional("the log for TensorBoard"):
-                for name, value in numbers.items():
-                    self._writer.add_scalar(name, value, step)
-        if self._wandb is not None:
-            with optional("the log for Weights & Biases"):
-                self._wandb.log(numbers, step=step)
+        for tracker in self.open:
+            with optional(f"the log for {tracker.name}"):
+                tracker.scalars(step, numbers)
 
-    def close(self) -> None:
-        """Flush and end."""
-        if self._writer is not None:
-            with optional("the log for TensorBoard"):
-                self._writer.close()
-        if self._wandb is not None:
-            with optional("the log for Weights & Biases"):
-                self._wandb.finish()
+    def evaluated(self, step: int, predictions: Sequence[Mapping[str, Any]]) -> None:
+        """Send the first held-out answers with their pictures (train.tracking.samples)."""
+        if not self.open or not self.count or not predictions:
+            return
+        videos = self.folder / "eval" / f"step_{step:06d}" / "videos"
+        rows = [
+            (cells_of(row), drawn(row, self.folder, videos))
+            for row in shown_samples(predictions, self.count)
+        ]
+        for tracker in self.open:
+            with optional(f"the samples for {tracker.name}"):
+                tracker.samples(step, rows)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Flush and end; `failed`: by an error."""
+        for tracker in self.open:
+            with optional(f"the log for {tracker.name}"):
+                tracker.close(failed=failed)
+
+
+def _known_id(folder: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / _IDS).read_text(encoding="utf-8"))["wandb"]
+        return found if isinstance(found, str) else None
+    return None

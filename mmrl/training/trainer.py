@@ -66,6 +66,7 @@ class Trainer:
 
     learner: Learner  # while the run is open
     pipeline: Pipeline[Any, UpdateResult]  # while the run is open
+    trackers: Trackers | None = None  # while it trains
 
     def __init__(
         self,
@@ -185,12 +186,16 @@ class Trainer:
     def _run(self) -> dict[str, Any]:
         with holding(self), self._working(), operating(self) as self.interrupts:
             self._restore()
-            trackers: Trackers | None = None
             status, signal = "failed", None
             failure: Exception | None = None
             try:
-                trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
-                row = self._loop(trackers)
+                self.trackers = Trackers(
+                    self.config,
+                    self.folder.path,
+                    enabled=self.world.is_main,
+                    resumed=self.start_step > 0,
+                )
+                row = self._loop(self.trackers)
                 status = "finished"
             except KeyboardInterrupt as stop:
                 status, signal = "interrupted", getattr(stop, "signal", "SIGINT")
@@ -201,8 +206,9 @@ class Trainer:
             finally:
                 if self.world.is_main:
                     self.folder.finish(status, signal=signal, error=failure)
-                if trackers is not None:
-                    trackers.close()
+                if self.trackers is not None:
+                    self.trackers.close(failed=status == "failed")
+                    self.trackers = None
         self.on_event("end", {"row": row, "folder": self.folder.path})
         return row
 
@@ -277,7 +283,7 @@ class Trainer:
         with self._alarmed(self.start_step):
             self.rollouts.sync()
         if self.start_step == 0:
-            self._evaluate(0, full=True)
+            trackers.log(0, self._evaluate(0, full=True))
         stop_if_asked(self, self.start_step, saved=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
             last = step == c.train.steps
@@ -383,6 +389,8 @@ class Trainer:
                     self.folder.path / "gallery.json",
                     {"prompts": [{"source": s, "id": i} for s, i in prompts]},
                 )
+            if self.trackers is not None:
+                self.trackers.evaluated(step, evaluation.predictions)
             self.on_event("eval", evaluation)
         # the same samples at every step, also when all were used
         selection = evaluation.selection(self.best_metric, e.limit)

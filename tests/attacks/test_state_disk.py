@@ -182,10 +182,10 @@ def test_a_tracker_that_breaks_costs_its_log(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    trackers._writer.add_scalar, close = full, trackers._writer.close
+    [tracker] = trackers.open
+    tracker.scalars = full
     trackers.log(1, {"step": 1, "train/m\ud800": 0.5})
     trackers.close()
-    close()
     assert (
         "the log for TensorBoard could not be written: No space left on device"
         in capsys.readouterr().err
