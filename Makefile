@@ -41,7 +41,7 @@ fast-tests: install
 	$(PYTEST) -m "not slow"
 
 wheel-test: install  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
-	$(TEST_ENV) $(BIN)/python -m pytest tests/test_wheel.py tests/test_packaging.py tests/test_namespace.py
+	$(TEST_ENV) $(BIN)/python -m pytest tests/packaging
 
 lint: install  ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .

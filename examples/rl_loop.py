@@ -6,7 +6,7 @@
 One step, top to bottom: draw prompts, encode them (pictures are decoded once and stay in the visual cache), sample G completions of
 each, score them, compare them within their group, and move the weights towards the better ones. What mmrl.Trainer adds is
 everything around this: other estimators, dynamic sampling, several GPUs, workers, checkpoints, alarms, evaluation, the report.
-Without these the numbers are the trainer's own, bit for bit (tests/test_rl_loop.py).
+Without these the numbers are the trainer's own, bit for bit (tests/library/test_rl_loop.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every reward mmrl offers, as (task, parameters, range), for the fuzzer, the throughput benchmark and the tests.
 
-A new task or preset must appear here: tests/test_fuzz_rewards.py compares this list with the registry and the presets.
+A new task or preset must appear here: tests/scripts/test_fuzz_rewards.py compares this list with the registry and the presets.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -c "from scripts._suite_rows import mmmu; print(mmmu()[0])"
 
 Made up and seeded: no row of any data set. A row is {"row": as the release has it, "reply": text}; what every row of a file holds
-beside (pictures, clips) is put there by tests/suite_kit.py.
+beside (pictures, clips) is put there by tests/evaluation/suite_kit.py.
 """
 
 from __future__ import annotations

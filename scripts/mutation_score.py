@@ -37,10 +37,13 @@ from typing import Any
 from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 from scripts._mutation_worker import Zygote
 
-_STATE = ("tests/attacks/test_state_checkpoints.py", "tests/test_checkpoint.py")
+_STATE = ("tests/attacks/test_state_checkpoints.py", "tests/training/test_checkpoint.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "mmrl/training/alarms.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
-    "mmrl/diagnostics/diagnosis.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
+    "mmrl/training/alarms.py": ("tests/training/test_alarms.py", "tests/training/test_collapse.py"),
+    "mmrl/diagnostics/diagnosis.py": (
+        "tests/training/test_alarms.py",
+        "tests/training/test_collapse.py",
+    ),
     "mmrl/algorithms/advantages.py": (
         "tests/algorithms/test_advantages.py",
         "tests/algorithms/test_estimators.py",
@@ -51,15 +54,15 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/algorithms/test_dynamic_sampling.py",
     ),
     "mmrl/algorithms/group_rewards.py": (
-        "tests/test_group_rewards.py",
-        "tests/test_group_filter.py",
+        "tests/algorithms/test_group_rewards.py",
+        "tests/training/test_group_filter.py",
     ),
-    "mmrl/policy/manifest.py": ("tests/test_manifest.py",),
-    "mmrl/training/checkpoint.py": ("tests/test_checkpoint_files.py", *_STATE),
+    "mmrl/policy/manifest.py": ("tests/policy/test_manifest.py",),
+    "mmrl/training/checkpoint.py": ("tests/training/test_checkpoint_files.py", *_STATE),
     "mmrl/workers/scoring.py": (
-        "tests/test_scoring_parts.py",
-        "tests/test_scoring_workers.py",
-        "tests/test_scoring.py",
+        "tests/workers/test_scoring_parts.py",
+        "tests/workers/test_scoring_workers.py",
+        "tests/workers/test_scoring.py",
         "tests/attacks/test_state_scores.py",
     ),
 }

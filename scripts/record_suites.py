@@ -5,8 +5,8 @@
 
 One JSON file per suite: repository, commit and files of the program, how it ran, the rows of the benchmark in the form of its
 release (of each only what differs from `row`, the most frequent values) with a reply and the `value` that the program gives it, and
-`official`, the program's numbers over all of them. tests/test_suite_goldens.py writes those rows as the release has them, gives the
-replies to `mmrl eval` in the place of a model's, and compares. No line of the programs is kept in this project.
+`official`, the program's numbers over all of them. tests/evaluation/test_suite_goldens.py writes those rows as the release has
+them, gives the replies to `mmrl eval` in the place of a model's, and compares. No line of the programs is kept in this project.
 """
 
 from __future__ import annotations

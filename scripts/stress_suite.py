@@ -2,7 +2,7 @@
 
     python -m scripts.stress_suite                               # the whole suite, three times: hours on two cores
     python -m scripts.stress_suite --runs 1 --record             # once more; the record counts the green runs in a row
-    python -m scripts.stress_suite --runs 3 tests/policy tests/test_sft_processes.py     # any pytest arguments
+    python -m scripts.stress_suite --runs 3 tests/policy tests/training/test_sft_processes.py     # any pytest arguments
 
 Numbers differ in their last bits between instruction sets, and what is only fast enough, or only ends in time, on a quiet machine
 fails on a busy one. Each run has torch, oneDNN and MKL kept to AVX2 (every x86-64 server of the last ten years) and `--load`

@@ -2,7 +2,7 @@
 
 Counted as in Korthikanti et al. 2022 (arXiv 2205.05198, section 4), tensor by tensor that autograd keeps for backward, for what the
 Qwen-VL layers of transformers and mmrl's attention do: RMSNorm computed in fp32, gated MLP, grouped key heads, autocast that casts
-the input of every matrix product by itself. tests/test_memory.py compares them with what autograd really keeps.
+the input of every matrix product by itself. tests/diagnostics/test_memory.py compares them with what autograd really keeps.
 
 Legend: T tokens, P / C tokens of a prompt / completion, G completions per prompt, H hidden width, F width of the MLP, Q / K width
 of all query / key heads, V vocabulary; `half` bytes of a number in matrix products, `full` of one in the residual stream.

@@ -1,7 +1,7 @@
 """Shapes of public Qwen-VL models, for estimates and benchmarks where neither weights nor a network are at hand.
 
 Numbers are those of config.json of Qwen/NAME on the Hugging Face hub (read from public copies; the parameter counts that follow
-from them equal those the hub displays, see tests/test_memory.py).
+from them equal those the hub displays, see tests/diagnostics/test_memory.py).
 """
 
 from __future__ import annotations

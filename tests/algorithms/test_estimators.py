@@ -192,7 +192,7 @@ def test_the_scale_within_groups_is_its_definition(
             assert a == pytest.approx(b, abs=2e-4)
 
 
-PEER = json.loads((Path(__file__).parents[1] / "peer_ema.json").read_text(encoding="utf-8"))
+PEER = json.loads((Path(__file__).parent / "peer_ema.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("decay", "limit"), [(0.99, 5.0), (0.5, 5.0), (0.5, 1.2)])

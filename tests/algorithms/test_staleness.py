@@ -1,4 +1,4 @@
-"""Weights of samples that an older policy chose. (Which of them are used at all: tests/test_pipeline.py.)
+"""Weights of samples that an older policy chose. (Which of them are used at all: tests/training/test_pipeline.py.)
 
 Run: pytest tests/algorithms/test_staleness.py
 """

@@ -26,7 +26,7 @@ from mmrl.tasks.readers.subtitles import read_file
 from mmrl.tasks.readers.tfrecord import masked_crc, parse_example, read_records
 from mmrl.video.decode import probe
 from mmrl.video.media import image_size, open_image
-from tests.lerobot_kit import write_set
+from tests.robotics.lerobot_kit import write_set
 
 # JSON
 

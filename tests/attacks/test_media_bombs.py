@@ -18,7 +18,7 @@ from mmrl.video.media import open_image
 from mmrl.video.probing import forget
 from mmrl.video.sampling import FrameSampling
 from scripts._torture_trust_pictures import progressive_jpeg
-from tests.clip_kit import make_clip
+from tests.kits.clip_kit import make_clip
 
 
 @pytest.fixture(autouse=True)

@@ -34,8 +34,8 @@ from mmrl.serve.preparing import Reading, Recipe
 from mmrl.serve.protocol import Defaults
 from mmrl.types import Sample
 from scripts._serve_kit import HEAD, raw, said
-from tests.clip_kit import make_clip
-from tests.engine_kit import picture, policy
+from tests.kits.clip_kit import make_clip
+from tests.kits.engine_kit import picture, policy
 from tests.serve.serve_kit import Server, asking, serving
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit as flip
 from scripts.torture_resume import differences
-from tests.engine_kit import (
+from tests.kits.engine_kit import (
     ALBUM,
     album_data,
     config_file,

@@ -18,7 +18,7 @@ from mmrl.training.media_record import MediaRecord
 from mmrl.training.trainer import Trainer
 from mmrl.video.file_identity import digest_of_content
 from scripts.torture_resume import differences
-from tests.engine_kit import ALBUM, album_data, config_file, picture, small_run
+from tests.kits.engine_kit import ALBUM, album_data, config_file, picture, small_run
 
 STEPS = 2
 

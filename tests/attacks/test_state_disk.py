@@ -24,7 +24,7 @@ from mmrl.training.trackers import Trackers
 from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import file_size_limit, leaving, small_disk, torn
 from scripts.torture_resume import differences
-from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run
+from tests.kits.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 
 
 @pytest.fixture(autouse=True)

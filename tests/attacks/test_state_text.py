@@ -17,7 +17,7 @@ from mmrl.report import build_report
 from mmrl.training.runlog import RunFolder
 from mmrl.training.trainer import Trainer
 from scripts.torture_resume import differences
-from tests.engine_kit import (
+from tests.kits.engine_kit import (
     cli,
     config_file,
     fresh_policy,
@@ -29,7 +29,7 @@ from tests.engine_kit import (
 
 HALF = "\ud800"
 TASK = '''
-from tests.album_task import Album
+from tests.kits.album_task import Album
 from mmrl import Sample, Score
 
 HALF = "\\ud800"
@@ -181,7 +181,7 @@ def test_a_prompt_that_is_no_text_is_named() -> None:
     import dataclasses
 
     p = fresh_policy()
-    from tests.album_task import Album
+    from tests.kits.album_task import Album
 
     sample = dataclasses.replace(sample_with([picture((56, 56))]), question=f"Is this {HALF} it?")
     said = r"sample s0: expected text, found half a character .* position \d+: '.*\\ud800.*mend the row"

@@ -28,11 +28,18 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import Batch, PackItem, pack, pack_padded
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, sample_with, tiny_folder
-from tests.fast_kit import first_fast
-from tests.rounding_kit import assert_same
+from tests.kits.engine_kit import (
+    ARCHITECTURES,
+    Album,
+    fresh_policy,
+    picture,
+    sample_with,
+    tiny_folder,
+)
+from tests.kits.fast_kit import first_fast
+from tests.policy.rounding_kit import assert_same
 
-LIMIT = 1e-5  # of log-probs of the kit's model without an adapter: five times what was measured, see tests/rounding_kit.py
+LIMIT = 1e-5  # of log-probs of the kit's model without an adapter: five times what was measured, see tests/policy/rounding_kit.py
 OTHERS = ("eager", "flash_attention_2", "flex")
 TASK = Album()
 LONG = "Describe the image, then the largest shape. " * 6

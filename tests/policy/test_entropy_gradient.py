@@ -13,7 +13,8 @@ from mmrl.config import load_config
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Entropy, Policy
 from mmrl.training.trainer import Trainer
-from tests.engine_kit import (
+from tests.diagnostics.test_memory import allocated_peak
+from tests.kits.engine_kit import (
     Album,
     config_file,
     fresh_policy,
@@ -24,7 +25,6 @@ from tests.engine_kit import (
     small_run,
     tiny_folder,
 )
-from tests.test_memory import allocated_peak
 
 TASK = Album()
 TEXTS = ((5, 6, 7), (8, 9, 10, 11, 12), (200,), (3, 4))

@@ -23,7 +23,7 @@ from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.rollout.schedule import SerialSchedule
 from mmrl.training.trainer import Trainer
-from tests.engine_kit import (
+from tests.kits.engine_kit import (
     ARCHITECTURES,
     Album,
     album_data,

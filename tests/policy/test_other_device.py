@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.device_worker import PARTS
-from tests.engine_kit import ARCHITECTURES, ENVIRONMENT, REPO
+from tests.kits.engine_kit import ARCHITECTURES, ENVIRONMENT, REPO
+from tests.policy.device_worker import PARTS
 
 pytestmark = pytest.mark.slow
 CASES = [f"{dtype}-{parts}" for dtype in ("fp32", "bf16") for parts in PARTS]
@@ -21,7 +21,7 @@ def told() -> tuple[list[str], str]:
     command = [
         sys.executable,
         "-m",
-        "tests.device_worker",
+        "tests.policy.device_worker",
         "qwen2_vl",
         "qwen3_vl",
         "qwen2_5_vl+vllm",
@@ -48,7 +48,7 @@ def test_a_run_on_another_device_samples_scores_and_learns(
 
 def test_the_device_refuses_tensors_of_the_cpu() -> None:
     code = (
-        "import torch\nfrom tests.fake_device import toy_device\n"
+        "import torch\nfrom tests.policy.fake_device import toy_device\n"
         "with toy_device() as device:\n"
         "    layer = torch.nn.Linear(3, 4).to(device)\n"
         "    with torch.autocast(device.type, torch.bfloat16):\n"

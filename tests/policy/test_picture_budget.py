@@ -14,7 +14,14 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.types import ImageSize
-from tests.engine_kit import ARCHITECTURES, PHOTO_SIZES, Album, picture, sample_with, tiny_folder
+from tests.kits.engine_kit import (
+    ARCHITECTURES,
+    PHOTO_SIZES,
+    Album,
+    picture,
+    sample_with,
+    tiny_folder,
+)
 
 TASK = Album()
 

@@ -16,7 +16,7 @@ from mmrl.policy.loading import load_policy, store_frozen
 from mmrl.policy.pack import Batch, PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from tests.engine_kit import (
+from tests.kits.engine_kit import (
     ARCHITECTURES,
     Album,
     fresh_policy,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mmrl.config import LoraSettings
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
-from tests.engine_kit import (
+from tests.kits.engine_kit import (
     ARCHITECTURES,
     PHOTO_SIZES,
     Album,
@@ -29,10 +29,10 @@ from tests.engine_kit import (
     sample_with,
     tiny_folder,
 )
-from tests.fast_kit import first_fast
-from tests.rounding_kit import assert_same
+from tests.kits.fast_kit import first_fast
+from tests.policy.rounding_kit import assert_same
 
-LIMIT = 1e-5  # of log-probs of the kit's model without an adapter: five times what was measured, see tests/rounding_kit.py
+LIMIT = 1e-5  # of log-probs of the kit's model without an adapter: five times what was measured, see tests/policy/rounding_kit.py
 TASK = Album()
 QUESTIONS = (
     "Where is the red circle?",

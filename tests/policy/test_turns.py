@@ -30,11 +30,11 @@ from mmrl.policy.pack import (
 from mmrl.policy.policy import Policy
 from mmrl.training.sequences import TrainingSample, TrainingTurn, bundles, plan_of
 from mmrl.video.media import open_image
-from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with
-from tests.fast_kit import first_fast
+from tests.kits.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with
+from tests.kits.fast_kit import first_fast
+from tests.policy.rounding_kit import assert_same
 from tests.policy.test_attention import looped_varlen, policy_with
 from tests.policy.test_shared_prefix import LIMIT, plain_model, relative_error
-from tests.rounding_kit import assert_same
 
 TASK = Album()
 END = "<|im_end|>"

@@ -16,8 +16,15 @@ from mmrl.policy.loading import add_value_head
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.value_head import VALUE_HEAD_FILE
 from mmrl.video.media import open_image
-from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, sample_with, tiny_folder
-from tests.fast_kit import first_fast
+from tests.kits.engine_kit import (
+    ARCHITECTURES,
+    Album,
+    fresh_policy,
+    picture,
+    sample_with,
+    tiny_folder,
+)
+from tests.kits.fast_kit import first_fast
 
 TASK = Album()
 GROUPS: list[tuple[list[tuple[int, int]], list[list[int]]]] = [

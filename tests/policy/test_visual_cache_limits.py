@@ -12,8 +12,8 @@ import torch
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MediaError
 from mmrl.training.trainer import Trainer
-from tests.clip_kit import ALL, TASK, clip, mixed_file, policy_of, sample
-from tests.engine_kit import config_file, read_jsonl, small_run
+from tests.kits.clip_kit import ALL, TASK, clip, mixed_file, policy_of, sample
+from tests.kits.engine_kit import config_file, read_jsonl, small_run
 
 VIDEO = {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}
 

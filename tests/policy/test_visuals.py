@@ -18,9 +18,9 @@ from mmrl.policy.policy import Policy
 from mmrl.video.decode import read_clip
 from mmrl.video.media import open_image
 from mmrl.video.sampling import FrameSampling
-from tests.clip_kit import TASK, clip, policy_of, sample
-from tests.engine_kit import ARCHITECTURES, fresh_policy, picture
-from tests.fast_kit import first_fast
+from tests.kits.clip_kit import TASK, clip, policy_of, sample
+from tests.kits.engine_kit import ARCHITECTURES, fresh_policy, picture
+from tests.kits.fast_kit import first_fast
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

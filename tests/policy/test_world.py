@@ -14,7 +14,7 @@ import torch
 from mmrl.distributed import world
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
-from tests.engine_kit import ENVIRONMENT, REPO
+from tests.kits.engine_kit import ENVIRONMENT, REPO
 
 _PRINT_TIMEOUT = """
 import torch

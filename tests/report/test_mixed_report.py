@@ -16,7 +16,7 @@ from mmrl.report.load import load_run
 from mmrl.report.rows import gains, part_gains, points_of, unit_of
 from mmrl.report.sources import verdict_of
 from mmrl.report.verdict import outcome
-from tests.fast_kit import first_fast
+from tests.kits.fast_kit import first_fast
 from tests.report.mixed_run import HEADLINES, SOURCES
 
 MixedRun = Callable[..., Path]

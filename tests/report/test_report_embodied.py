@@ -445,7 +445,7 @@ def test_rates_are_percent_with_intervals() -> None:
 @pytest.mark.slow
 def test_a_real_run_gets_its_page(tmp_path: Path) -> None:
     from mmrl.training.trainer import Trainer
-    from tests.robot_kit import config_of, make_model, make_vla
+    from tests.kits.robot_kit import config_of, make_model, make_vla
 
     make_vla(make_model(tmp_path / "backbone"), trainable=False).save(tmp_path / "policy")
     Trainer(

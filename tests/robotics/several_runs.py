@@ -24,8 +24,8 @@ from mmrl.cli.main import main as command
 from mmrl.errors import DataError, MMRLError
 from mmrl.operations.leaving import run_and_leave
 from mmrl.training.trainer import Trainer
-from tests.engines.deepspeed_worker import forget_plugin
-from tests.robot_kit import config_of
+from tests.distributed.engines.deepspeed_worker import forget_plugin
+from tests.kits.robot_kit import config_of
 
 
 def copy_up_to(run: Path, step: int, copy: Path) -> None:

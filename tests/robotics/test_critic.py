@@ -31,7 +31,7 @@ from mmrl.training.optim import build_optimizer
 from mmrl.training.pipeline import Closed
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
-from tests.robot_kit import config_of, make_model, make_vla, observations
+from tests.kits.robot_kit import config_of, make_model, make_vla, observations
 
 PPO = (
     "algorithm.advantage=gae",
@@ -40,7 +40,7 @@ PPO = (
     "algorithm.critic.gamma=0.9",
     "algorithm.critic.gae_lambda=0.7",
 )
-# of tests.robot_kit.BASE: two actions of two control steps, two dimensions
+# of tests.kits.robot_kit.BASE: two actions of two control steps, two dimensions
 CHUNK, REPEAT, DIM = 2, 2, 2
 # control steps of the episodes: whole decisions, and chunks cut off inside and between actions
 LENGTHS = (4, 7, 9, 2)

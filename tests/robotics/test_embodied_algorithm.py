@@ -28,9 +28,9 @@ from mmrl.training.learner import Learner
 from mmrl.training.optim import build_optimizer
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
-from tests.robot_kit import config_of, make_model, make_vla, observations, saved_vla
+from tests.kits.robot_kit import config_of, make_model, make_vla, observations, saved_vla
 
-# of tests.robot_kit.BASE; its horizon is 12 control steps, three decisions
+# of tests.kits.robot_kit.BASE; its horizon is 12 control steps, three decisions
 CHUNK, REPEAT, DIM = 2, 2, 2
 PLAYED = [
     [(4, 1), (9, 1), (12, 0), (12, 0)],

@@ -28,7 +28,7 @@ from mmrl.robotics.suites import (
     is_robot_file,
     load_robot_suites,
 )
-from tests.robot_kit import config_of, make_model, make_vla, observations
+from tests.kits.robot_kit import config_of, make_model, make_vla, observations
 
 REPO = Path(__file__).resolve().parents[2]
 TINY = [

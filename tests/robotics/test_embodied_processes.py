@@ -19,9 +19,9 @@ from mmrl.distributed.engines import train_engine_name
 from mmrl.errors import ConfigError
 from mmrl.robotics.episodes import own_gpu
 from mmrl.training.trainer import Trainer
-from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
-from tests.pool_kit import FAULTY
-from tests.robot_kit import config_of, saved_vla
+from tests.kits.engine_kit import ENVIRONMENT, REPO, read_jsonl
+from tests.kits.pool_kit import FAULTY
+from tests.kits.robot_kit import config_of, saved_vla
 from tests.robotics.several_runs import copy_up_to
 
 pytestmark = pytest.mark.slow
@@ -231,8 +231,8 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def compare(run: Path, other: Path, policy: Path, *, faults: bool = False) -> list[dict[str, Any]]:
-    """Assert that `other` tells what `run` tells, to the tolerances of tests/test_distributed.py; its rows. Not, with `faults`, of
-    failed attempts and of evaluations, which another suite's name makes others."""
+    """Assert that `other` tells what `run` tells, to the tolerances of tests/distributed/test_distributed.py; its rows. Not, with
+    `faults`, of failed attempts and of evaluations, which another suite's name makes others."""
     rows, others = read_jsonl(run / "metrics.jsonl"), read_jsonl(other / "metrics.jsonl")
     assert [r["step"] for r in rows] == [r["step"] for r in others] and rows
     for a, b in zip(rows, others, strict=True):

@@ -23,7 +23,7 @@ from mmrl.training.pipeline import Closed
 from mmrl.training.trainer import Trainer
 from mmrl.training.update_result import UpdateResult
 from scripts._torture_trust_state import flip_bit
-from tests.robot_kit import config_of, saved_vla
+from tests.kits.robot_kit import config_of, saved_vla
 
 pytestmark = pytest.mark.slow
 
@@ -287,7 +287,7 @@ def test_a_crashing_simulator_costs_attempts_not_the_run(policy: Path, tmp_path:
         policy,
         tmp_path,
         "faulty",
-        "env.suite=tests.robot_faults:SometimesCrashing",
+        "env.suite=tests.robotics.robot_faults:SometimesCrashing",
         "train.steps=1",
         "env.retries=5",
         "env.respawns=100",

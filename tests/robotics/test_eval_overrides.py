@@ -14,7 +14,7 @@ from mmrl.robotics.protocols import Protocol
 from mmrl.robotics.suite_runs import base_settings
 from mmrl.robotics.suite_table import suite_row
 from mmrl.robotics.suites import RobotSuite, configure, load_robot_suites
-from tests.robot_kit import make_model, make_vla
+from tests.kits.robot_kit import make_model, make_vla
 
 TINY = [
     "env.image_size=32",

@@ -16,7 +16,7 @@ from mmrl.robotics.datasets import RecordedEpisode, open_demonstrations
 from mmrl.robotics.datasets.lerobot import LeRobotDataset
 from mmrl.robotics.datasets.mp4 import VIDEO_SETTINGS, video_settings
 from mmrl.robotics.datasets.writer import LeRobotWriter
-from tests.lerobot_kit import EPISODES, as_v21, episode, write_set
+from tests.robotics.lerobot_kit import EPISODES, as_v21, episode, write_set
 
 
 @pytest.fixture(scope="module")

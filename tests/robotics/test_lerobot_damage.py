@@ -14,7 +14,7 @@ from mmrl.robotics.datasets import open_demonstrations
 from mmrl.robotics.datasets.layout import fill
 from mmrl.robotics.datasets.lerobot import LeRobotDataset
 from mmrl.robotics.datasets.writer import LeRobotWriter
-from tests.lerobot_kit import EPISODES, as_v21, write_set
+from tests.robotics.lerobot_kit import EPISODES, as_v21, write_set
 
 
 @pytest.fixture(scope="module")

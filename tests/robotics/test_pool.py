@@ -15,7 +15,7 @@ from mmrl.errors import ConfigError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, make_simulator
 from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings, Reply
 from mmrl.robotics.worker import Area
-from tests.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play, seen
+from tests.kits.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play, seen
 
 
 @pytest.fixture(scope="module")

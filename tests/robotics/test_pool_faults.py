@@ -19,7 +19,7 @@ import pytest
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.robotics.contract import EnvSpec
 from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings, Reply
-from tests.pool_kit import PUSH, REPO, STATES, adds_up, direct, equal, faulty, gone, one, play
+from tests.kits.pool_kit import PUSH, REPO, STATES, adds_up, direct, equal, faulty, gone, one, play
 
 
 @pytest.mark.slow
@@ -52,7 +52,9 @@ def test_a_hang_is_ended_and_says_where(fault: str) -> None:
 def test_a_simulator_that_writes_into_the_pipe_of_its_worker_costs_its_episode() -> None:
     """What came could not be unpickled, which ended the run."""
     with EnvPool(2, 1) as pool:
-        found = play(pool, {0: (EnvSpec("tests.robot_faults:Babbling", "push", 12, 32), STATES[0])})
+        found = play(
+            pool, {0: (EnvSpec("tests.robotics.robot_faults:Babbling", "push", 12, 32), STATES[0])}
+        )
         error = str(found[0][1])
         assert "the worker process sent a message that cannot be read" in error
         assert pool.stats().error_causes == {"crash": 1} and adds_up(pool)
@@ -63,7 +65,7 @@ def test_a_simulator_that_writes_into_the_pipe_of_its_worker_costs_its_episode()
 def test_the_last_words_of_a_simulator_that_warned_much_are_told() -> None:
     """A stderr that had been cut was a hole of zeros with the words behind it, and was cut again after every answer."""
     with EnvPool(1, 1) as pool:
-        pool.reset(0, EnvSpec("tests.robot_faults:Warned", "push", 12, 32), STATES[0])
+        pool.reset(0, EnvSpec("tests.robotics.robot_faults:Warned", "push", 12, 32), STATES[0])
         one(pool)
         for steps in (2, 1):
             pool.step(0, np.zeros((steps, 2)))
@@ -84,10 +86,10 @@ def test_what_a_simulator_started_ends_with_its_worker(how: str, tmp_path: Path)
         import numpy as np
         from mmrl.robotics.contract import EnvSpec
         from mmrl.robotics.pool import EnvPool, PoolSettings
-        from tests.pool_kit import STATES, one
+        from tests.kits.pool_kit import STATES, one
         file = Path({str(tmp_path / "pid")!r})
         pool = EnvPool(1, 1, PoolSettings(step_s=3.0))
-        pool.reset(0, EnvSpec("tests.robot_faults:Starting", "push", 12, 32, options={{"file": str(file)}}), STATES[0])
+        pool.reset(0, EnvSpec("tests.robotics.robot_faults:Starting", "push", 12, 32, options={{"file": str(file)}}), STATES[0])
         one(pool)
         print(pool.pids()[0], flush=True)
         pool.step(0, np.zeros((1, 2)))

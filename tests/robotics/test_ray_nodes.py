@@ -13,10 +13,10 @@ from mmrl.distributed.cluster.session import Cluster
 from mmrl.errors import ConfigError
 from mmrl.robotics.ray_pool import RayWorker
 from mmrl.training.trainer import Trainer
-from tests.engine_kit import read_jsonl
-from tests.pool_kit import adds_up, gone
-from tests.ray_kit import nodes
-from tests.robot_kit import config_of, saved_vla
+from tests.kits.engine_kit import read_jsonl
+from tests.kits.pool_kit import adds_up, gone
+from tests.kits.ray_kit import nodes
+from tests.kits.robot_kit import config_of, saved_vla
 from tests.robotics.test_embodied_run import rows, same, weights
 from tests.robotics.test_ray_pool import training
 

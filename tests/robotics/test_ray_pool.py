@@ -20,9 +20,9 @@ from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
 from mmrl.robotics.ray_host import boot_id
 from mmrl.robotics.ray_pool import RayWorker, RayWorkers
 from mmrl.training.trainer import Trainer
-from tests.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play
-from tests.ray_kit import Nodes, eventually, nodes
-from tests.robot_kit import config_of, saved_vla
+from tests.kits.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play
+from tests.kits.ray_kit import Nodes, eventually, nodes
+from tests.kits.robot_kit import config_of, saved_vla
 from tests.robotics.test_embodied_run import rows, same, weights
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.cli.run import sft_command, train_command
-from tests.robot_kit import BASE, make_model
+from tests.kits.robot_kit import BASE, make_model
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
 from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings
 from mmrl.training.trainer import Trainer
-from tests.launch_kit import run_here
-from tests.pool_kit import FAULTY, STATES, actions_of, adds_up, faulty, gone, one, play
-from tests.robot_kit import BASE, config_of, make_model, make_vla, saved_vla
+from tests.kits.launch_kit import run_here
+from tests.kits.pool_kit import FAULTY, STATES, actions_of, adds_up, faulty, gone, one, play
+from tests.kits.robot_kit import BASE, config_of, make_model, make_vla, saved_vla
 
 pytestmark = pytest.mark.slow
 

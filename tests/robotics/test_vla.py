@@ -17,7 +17,7 @@ from mmrl.robotics.actions import ActionStatistics
 from mmrl.robotics.contract import EnvSpec, Observation, make_simulator
 from mmrl.robotics.load import load_vla
 from mmrl.rollout import PrefillOnceEngine
-from tests.robot_kit import config_of, make_model, make_vla, observations
+from tests.kits.robot_kit import config_of, make_model, make_vla, observations
 
 
 @pytest.fixture(scope="module")

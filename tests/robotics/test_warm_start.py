@@ -13,7 +13,7 @@ from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec
 from mmrl.robotics.sft import DemoSteps, clone
 from mmrl.robotics.warmstart import demo_states, load_demos, record_demos, warm_start
-from tests.robot_kit import BASE, config_of, make_model, make_vla
+from tests.kits.robot_kit import BASE, config_of, make_model, make_vla
 
 
 @pytest.fixture(scope="module")

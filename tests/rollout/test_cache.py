@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from mmrl.rollout.cache import PreallocatedCache
-from tests.engine_kit import ARCHITECTURES, Album, picture, policy, sample_with
+from tests.kits.engine_kit import ARCHITECTURES, Album, picture, policy, sample_with
 
 
 def test_updates_and_row_operations_equal_a_dynamic_cache() -> None:

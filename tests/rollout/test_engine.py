@@ -16,7 +16,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.types import Sample, StopReason, Turn
 from mmrl.video.media import open_image
-from tests.engine_kit import (
+from tests.kits.engine_kit import (
     ARCHITECTURES,
     Album,
     fresh_policy,
@@ -25,7 +25,7 @@ from tests.engine_kit import (
     sample_with,
     tiny_folder,
 )
-from tests.fast_kit import first_fast
+from tests.kits.fast_kit import first_fast
 
 TASK = Album()
 SHAPES: tuple[tuple[tuple[int, int], ...], ...] = (

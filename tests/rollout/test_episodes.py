@@ -31,7 +31,7 @@ from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
 from mmrl.video.media import ORIENTATION_PARAM
 from mmrl.workers.scoring import Scorer
-from tests.engine_kit import ALBUM, REPO, Album, policy, read_jsonl, tiny_folder
+from tests.kits.engine_kit import ALBUM, REPO, Album, policy, read_jsonl, tiny_folder
 
 SAMPLING = SamplingSettings(max_new_tokens=5)
 LIMIT = 1e-5

@@ -22,8 +22,8 @@ from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_inputs import WireSampling, media_hash, wire_prompt
 from mmrl.rollout.weights import SyncPlan
 from mmrl.types import StopReason, Turn
-from tests.clip_kit import TASK, policy_of
-from tests.engine_kit import ARCHITECTURES, tiny_folder
+from tests.kits.clip_kit import TASK, policy_of
+from tests.kits.engine_kit import ARCHITECTURES, tiny_folder
 from tests.rollout.vllm_kit import (
     asked_of,
     backend_of,

@@ -31,8 +31,8 @@ from mmrl.rollout.vllm_wire import (
     load_sampling,
 )
 from mmrl.rollout.weights import SyncPlan
-from tests.clip_kit import TASK, clip, loaded, policy_of, sample
-from tests.engine_kit import (
+from tests.kits.clip_kit import TASK, clip, loaded, policy_of, sample
+from tests.kits.engine_kit import (
     ENVIRONMENT,
     REPO,
     cli,

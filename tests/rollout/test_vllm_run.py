@@ -13,11 +13,11 @@ from mmrl.config import load_config
 from mmrl.errors import ConfigError, WeightSyncError
 from mmrl.rollout.weights import SyncPlan
 from mmrl.training.trainer import Trainer
-from tests.engine_kit import config_file, read_jsonl
-from tests.pool_kit import gone
-from tests.process_worker import cut
+from tests.distributed.test_distributed import launch
+from tests.kits.engine_kit import config_file, read_jsonl
+from tests.kits.pool_kit import gone
+from tests.kits.process_worker import cut
 from tests.rollout.vllm_kit import VLLM, run_tree
-from tests.test_distributed import launch
 
 pytestmark = pytest.mark.slow
 

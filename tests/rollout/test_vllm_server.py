@@ -25,9 +25,9 @@ from mmrl.rollout.vllm_client import VLLMClient
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_wire import dump
 from mmrl.training.trainer import Trainer
-from tests.clip_kit import loaded, policy_of
-from tests.engine_kit import ENVIRONMENT, REPO, config_file, read_jsonl, tiny_folder
-from tests.launch_kit import run_here
+from tests.kits.clip_kit import loaded, policy_of
+from tests.kits.engine_kit import ENVIRONMENT, REPO, config_file, read_jsonl, tiny_folder
+from tests.kits.launch_kit import run_here
 from tests.rollout.vllm_kit import (
     VLLM,
     asked_of,

@@ -19,8 +19,8 @@ from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.training.optim import build_optimizer
 from mmrl.types import Sample, Turn
-from tests.clip_kit import TASK, clip, loaded, sample
-from tests.engine_kit import album_data, config_file, picture, small_run, tiny_folder
+from tests.kits.clip_kit import TASK, clip, loaded, sample
+from tests.kits.engine_kit import album_data, config_file, picture, small_run, tiny_folder
 
 __all__ = [
     "VLLM",

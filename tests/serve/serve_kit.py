@@ -16,7 +16,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from tests.engine_kit import ENVIRONMENT, REPO
+from tests.kits.engine_kit import ENVIRONMENT, REPO
 
 __all__ = ["CHECKPOINT", "Server", "asking", "data_url", "serving"]
 

@@ -24,7 +24,7 @@ from mmrl.serve.media import MediaRules, check_picture, file_of
 from mmrl.serve.protocol import Defaults, Media, read_chat
 from mmrl.serve.text import StopTexts, TextStream, decode
 from mmrl.serve.vllm import system_template, vllm_command
-from tests.engine_kit import ENVIRONMENT, REPO, picture, policy
+from tests.kits.engine_kit import ENVIRONMENT, REPO, picture, policy
 from tests.serve.serve_kit import data_url
 
 DEFAULTS = Defaults("m", 0.7, 0.9, 5, "Be brief.")

@@ -20,9 +20,9 @@ from mmrl.config import ModelConfig
 from mmrl.policy.loading import template_for
 from mmrl.registry import task_from_spec
 from mmrl.tasks.scenes import make_scenes
-from tests.clip_kit import make_clip
-from tests.engine_kit import REPO, picture, read_jsonl
-from tests.launch_kit import run_here
+from tests.kits.clip_kit import make_clip
+from tests.kits.engine_kit import REPO, picture, read_jsonl
+from tests.kits.launch_kit import run_here
 from tests.serve.serve_kit import CHECKPOINT, Server, asking, data_url, serving
 
 pytestmark = pytest.mark.slow  # each server loads torch and a model

@@ -18,8 +18,8 @@ import pytest
 
 from mmrl.registry import task_from_spec
 from mmrl.tasks.scenes import make_scenes
-from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
-from tests.launch_kit import run_here
+from tests.kits.engine_kit import ENVIRONMENT, REPO, read_jsonl
+from tests.kits.launch_kit import run_here
 from tests.serve.serve_kit import CHECKPOINT, asking
 
 pytestmark = pytest.mark.slow

@@ -300,8 +300,8 @@ def test_a_program_that_is_no_browser_is_an_error_not_a_crash(tmp_path: Path) ->
 @pytest.mark.slow
 def test_the_gui_recipe_trains_on_rendered_pages(simple: Path, tmp_path: Path) -> None:
     """The launch script with the recipe's own reward (GUI-G2), and the same without any truth (GUI-RCPO)."""
-    from tests.engine_kit import read_jsonl, tiny_folder  # torch: only where it is needed
-    from tests.launch_kit import launch
+    from tests.kits.engine_kit import read_jsonl, tiny_folder  # torch: only where it is needed
+    from tests.kits.launch_kit import launch
 
     small = [
         "train.steps=2",

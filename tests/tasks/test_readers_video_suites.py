@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mmrl.cli.main import app
 from mmrl.errors import DataError
 from mmrl.evaluation.suites import check_files, load_suites
-from tests.engine_kit import tiny_folder
+from tests.kits.engine_kit import tiny_folder
 from tests.tasks.video_sets_kit import COMMITTED
 
 BOOK = load_suites(Path(__file__).parents[2] / "configs" / "suites.yaml")

@@ -1,0 +1,56 @@
+"""FSDP2 in one process, and the copy of the policy that samples. Several processes: test_sharded_processes.py beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from mmrl.config import load_config
+from mmrl.distributed.engines import build_actor
+from mmrl.distributed.engines.local import LocalEngine
+from mmrl.distributed.world import World
+from mmrl.training.optim import build_optimizer
+from mmrl.training.trainer import Trainer
+from tests.distributed.engines.mixed_kit import mixed_run
+from tests.distributed.test_distributed import compare
+from tests.kits.engine_kit import config_file, fresh_policy
+from tests.kits.process_worker import cut
+
+pytestmark = pytest.mark.slow
+
+
+def test_one_process_may_be_sharded(tmp_path: Path) -> None:
+    """It takes over the checkpoint of a single process's first step."""
+    config = config_file(
+        tmp_path / "c.yaml", mixed_run(tmp_path, model={"gradient_checkpointing": True})
+    )
+    one = Trainer(load_config(config))
+    one.fit()
+    cut(one.folder.path, "two", 1)
+    sharded = Trainer(load_config(config, ["name=two", "engine.train=fsdp2"]), resume=True)
+    try:
+        assert all(isinstance(p, DTensor) for _, p in sharded.policy.trainable())
+        sharded.fit()
+    finally:
+        sharded.world.close()
+    compare(one, sharded.folder.path)
+
+
+def test_with_another_sampler_the_copy_is_only_kept_to_be_saved() -> None:
+    config = load_config(None, ["engine.train=fsdp2", "engine.rollout=vllm"])
+    policy = fresh_policy()
+    world = World(torch.device("cpu"))
+    kept = build_actor(config, world, policy)
+    mine = dict(policy.model.named_parameters())
+    for name, tensor in kept.model.named_parameters():
+        assert torch.equal(tensor, mine[name]) and tensor.data_ptr() != mine[name].data_ptr(), name
+    tied = policy.base.lm_head.weight is policy.base.model.language_model.embed_tokens.weight
+    assert (kept.base.lm_head.weight is kept.base.model.language_model.embed_tokens.weight) == tied
+    hollow = policy.whole_copy(torch.device("meta"))
+    LocalEngine(
+        config.optim, world, policy, build_optimizer(policy.trainable(), config.optim)
+    ).fill(hollow.model)
+    assert all(p.is_meta for p in hollow.model.parameters())

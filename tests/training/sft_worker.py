@@ -1,0 +1,73 @@
+"""Supervised runs, embodied or not, one after the other in the same processes; the last one through the command line's function.
+
+    torchrun --nproc_per_node 2 -m tests.training.sft_worker PLAN.json
+
+A plan is a list of {"config": path, "overrides": [...], "out": folder}: the trained model is written to OUT, and what each process
+found (a row of metrics for every step in the main one, the last row in each, or the error) to OUT.RANK.json.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.cli.run import run_config, sft_command
+from mmrl.config import RunConfig
+from mmrl.distributed.engines import accelerator_options
+from mmrl.distributed.world import World
+from mmrl.errors import MMRLError
+from mmrl.operations.leaving import run_and_leave
+from mmrl.policy.loading import load_policy
+from mmrl.training.sft import run_sft
+
+__all__ = ["fine_tune"]
+
+
+def fine_tune(config: str, overrides: list[str], out: str) -> dict[str, Any]:
+    """One run; what this process found of it."""
+    settings = run_config(Path(config), overrides)
+    rows: list[dict[str, Any]] = []
+
+    def note(step: int, metrics: Mapping[str, Any]) -> None:
+        rows.append(
+            {"step": step, **{k: v for k, v in metrics.items() if k not in ("seconds", "failures")}}
+        )
+
+    torch.manual_seed(settings.seed)
+    try:
+        if type(settings) is RunConfig:
+            world = World(torch.device("cpu"), **accelerator_options(settings))
+            policy = load_policy(settings.model, settings.data, device=world.device)
+            last = run_sft(policy, settings, note, world)
+            if world.is_main:
+                policy.save(out)
+        else:
+            warmstart = importlib.import_module("mmrl.robotics.warmstart")
+            vla, last = warmstart.warm_start(settings, on_step=note)
+            if os.environ.get("RANK", "0") == "0":
+                warmstart.save_policy(vla, settings, Path(out))
+    except MMRLError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"rows": rows, "last": {k: v for k, v in last.items() if k != "seconds"}}
+
+
+def whole() -> None:
+    *plan, command = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    for job in plan:
+        found = fine_tune(**job)
+        Path(f"{job['out']}.{os.environ['RANK']}.json").write_text(
+            json.dumps(found), encoding="utf-8"
+        )
+    sft_command(Path(command["config"]), command["overrides"], Path(command["out"]), quiet=False)
+    assert not torch.distributed.is_initialized(), "the command leaves the process group"
+
+
+if __name__ == "__main__":
+    run_and_leave(whole)

@@ -1,0 +1,161 @@
+"""A killed and resumed run equals the undisturbed one, bit for bit; a run that cannot be continued says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.config import load_config
+from mmrl.errors import ConfigError, DataError
+from mmrl.training.trainer import Trainer
+from scripts.torture_resume import differences, torture
+from tests.kits.engine_kit import ALBUM, album_data, config_file, picture, read_jsonl, small_run
+
+pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
+
+
+@pytest.mark.slow
+def test_torture_with_a_kill(tmp_path: Path) -> None:
+    """The seed's moment is in the middle of the run."""
+    record = torture(tmp_path, kills=1, seed=3, steps=8)
+    (kill,) = record["kills"]
+    assert (
+        record["passed"]
+        and 3 <= kill["checkpoint"] < 8
+        and not kill["phase"].startswith("starting")
+    ), record
+    assert set(record["identical"]) >= {
+        "metrics.jsonl",
+        "weights and optimizer",
+        "eval/*/predictions.jsonl",
+        "run state",
+    }
+
+
+def make(tmp_path: Path, name: str, **sections: Any) -> Any:
+    """A run of five steps with pictures, a flat source (carry-over), a broken picture, evaluations and two epochs."""
+    rows = [[picture((112, 84), i)] * (i % 3) for i in range(7)] + [[str(tmp_path / "missing.png")]]
+    flat = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(3)], "flat")
+    held = album_data(tmp_path / "data", rows[:3], "held")
+    train = [
+        {"task": ALBUM, "path": album_data(tmp_path / "data", rows)},
+        {"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.6},
+    ]
+    sections = {
+        "algorithm": {"epochs": 2},
+        "optim": {"lr": 0.005, "schedule": "cosine", "warmup_steps": 2},
+        **sections,
+    }
+    tree = small_run(
+        tmp_path / "runs",
+        train[0]["path"],
+        held,
+        name=name,
+        data={"train": train, "on_error": "record"},
+        **{
+            "train": {"steps": 5, "prompts_per_step": 4, "keep_last": 9},
+            "eval": {"every": 2},
+            **sections,
+        },
+    )
+    return load_config(config_file(tmp_path / f"{name}.yaml", tree))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed; others are made beside it."""
+    trainer = Trainer(make(tmp_path_factory.mktemp("calm"), "calm"))
+    trainer.fit()
+    return trainer.folder.path
+
+
+def beside(calm: Path, name: str, **sections: Any) -> Any:
+    """The configuration of a run in the folder of `calm`, of the same data."""
+    return make(calm.parents[1], name, **sections)
+
+
+def cut(calm: Path, name: str, step: int) -> Path:
+    """A copy of the run as a kill after the checkpoint of `step` would leave it, later traces included."""
+    run = calm.with_name(name)
+    shutil.copytree(calm, run, symlinks=True)
+    for later in range(step + 1, 6):
+        shutil.rmtree(run / "checkpoints" / f"step_{later:06d}")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "train/rew')  # a line cut by the kill
+    half = run / "checkpoints" / f".partial-step_{step + 1:06d}"
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"half")
+    return run
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 4, 5])
+def test_resume_from_every_checkpoint(step: int, calm: Path) -> None:
+    run = cut(calm, f"cut{step}", step)
+    trainer = Trainer(beside(calm, run.name), resume=True)
+    assert trainer.start_step == step
+    trainer.fit()
+    verdicts = differences(calm, run)
+    assert all(verdicts.values()), verdicts
+    assert not list((run / "checkpoints").glob(".*"))
+    assert json.loads((run / "run.json").read_text())["resumed_at"] == (step or None)
+
+
+def test_the_comparison_notices_differences(calm: Path) -> None:
+    """Guards the others: another seed, one weight, one evaluation must show."""
+    assert all(differences(calm, calm).values())
+    other = Trainer(beside(calm, "other", seed=4))
+    other.fit()
+    verdicts = differences(calm, other.folder.path)
+    assert not any(
+        verdicts[n]
+        for n in (
+            "metrics.jsonl",
+            "eval/*/predictions.jsonl",
+            "rollouts/*.jsonl",
+            "weights and optimizer",
+        )
+    )
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    copy = calm.with_name("copy")
+    shutil.copytree(calm, copy, symlinks=True)
+    file = copy / "checkpoints" / "step_000005" / "model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    flat = weights[name].flatten()
+    flat[0] = torch.nextafter(flat[0], torch.tensor(torch.inf))
+    save_file(weights, file)
+    assert [n for n, same in differences(calm, copy).items() if not same] == [
+        "weights and optimizer"
+    ], "one last bit"
+
+
+def test_resume_refuses_another_run(calm: Path) -> None:
+    cut(calm, "cut", 3)
+    before = read_jsonl(calm / "metrics.jsonl")
+    for sections, message in (
+        ({"seed": 9}, "seed was 3, now 9"),
+        ({"optim": {"lr": 0.5}}, "optim.lr was .*now 0.5"),
+        ({"train": {"steps": 4, "prompts_per_step": 4}}, "train.steps was 5, now 4"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Trainer(beside(calm, "cut", **sections), resume=True).fit()
+    settings = beside(calm, "cut")
+    extra = Path(settings.data.train[0].path)
+    extra.write_text(
+        extra.read_text() + json.dumps({"id": "new", "images": [], "question": "?"}) + "\n"
+    )
+    with pytest.raises(DataError, match=r"8 samples.*now .*9 samples"):
+        Trainer(settings, resume=True).fit()
+    assert read_jsonl(calm / "metrics.jsonl") == before
+
+
+def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
+    trainer = Trainer(make(tmp_path, "new", train={"steps": 1, "prompts_per_step": 2}), resume=True)
+    trainer.fit()
+    assert trainer.start_step == 0 and len(read_jsonl(trainer.folder.path / "metrics.jsonl")) == 1
