@@ -17,7 +17,7 @@ from mmrl.config import load_config
 from mmrl.report.samples import cells_of, drawn, shown_samples
 from mmrl.training.trackers import Trackers
 from mmrl.training.trainer import Trainer
-from tests.engine_kit import REPO, config_file, read_jsonl, small_run
+from tests.kits.engine_kit import REPO, config_file, read_jsonl, small_run
 
 pytestmark = pytest.mark.slow
 
