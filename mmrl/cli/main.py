@@ -1,4 +1,5 @@
-"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, tasks, cache, config, memory, doctor.
+"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, tasks, cache, config, memory and
+doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
@@ -368,6 +369,21 @@ def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None
     from mmrl.report import build_report
 
     typer.echo(f"report: {build_report(run)}")
+
+
+@app.command()
+def push(
+    checkpoint: Annotated[Path, typer.Argument(help="checkpoint of a run")],
+    repo: Annotated[str, typer.Argument(help="repository on the Hub, OWNER/NAME")],
+    private: Annotated[bool, typer.Option("--private", help="make a private repository")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="write the files to this new folder; upload nothing")
+    ] = None,
+) -> None:
+    """Upload a checkpoint to the Hugging Face Hub with a model card made from its run."""
+    from mmrl.cli.publishing import push_command
+
+    push_command(checkpoint, repo, private=private, out=out, say=typer.echo)
 
 
 @app.command()

@@ -35,6 +35,7 @@ __all__ = [
     "check_code",
     "checkpoint_settings",
     "fixed",
+    "is_place",
     "no_new_code",
     "params_found",
 ]
@@ -155,7 +156,8 @@ def check_code(name: str) -> None:
         )
 
 
-def _is_place(value: Any) -> bool:
+def is_place(value: Any) -> bool:
+    """Whether a value of found settings is a folder, a file or an address, by its form."""
     return (
         isinstance(value, str)
         and len(value) <= _LONGEST_PLACE
@@ -178,13 +180,13 @@ def params_found(params: Any, name: str = "params") -> Found:
                 named = _PLACE_KEY.search(str(key).lower()) and not isinstance(
                     below, (bool, int, float, type(None))
                 )
-                if named or _is_place(below):
+                if named or is_place(below):
                     left_out.append(place)
                 else:
                     kept[key] = clean(below, place, depth + 1)
             return kept
         if isinstance(value, (list, tuple)):
-            places = [i for i, item in enumerate(value) if _is_place(item)]
+            places = [i for i, item in enumerate(value) if is_place(item)]
             left_out.extend(f"{at}.{i}" for i in places)
             return [
                 clean(item, f"{at}.{i}", depth + 1)

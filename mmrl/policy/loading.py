@@ -155,6 +155,9 @@ def add_adapter(
                 trainable_token_indices=rows,
             ),
         )
+    if Path(config.path).exists():
+        # a relative folder in adapter_config.json would lead nowhere from another one
+        adapted.peft_config["default"].base_model_name_or_path = str(Path(config.path).resolve())
     if weights is not None:
         set_peft_model_state_dict(
             adapted, load_peft_weights(str(weights / "adapter"), device=str(model.device))
