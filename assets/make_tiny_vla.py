@@ -43,7 +43,7 @@ def main() -> None:
 
     from mmrl.robotics.config import load_embodied
     from mmrl.robotics.load import load_vla
-    from mmrl.robotics.warmstart import save_policy, warm_start
+    from mmrl.training.sft import run_sft, supervised_source, supervised_world
 
     torch.set_num_threads(1)
     recipe, name, changes = RECIPES[options.suite]
@@ -58,19 +58,22 @@ def main() -> None:
     )
     torch.manual_seed(config.seed)
     began = time.time()
-    vla, last = warm_start(
+    world = supervised_world(config)
+    source = supervised_source(config, world)
+    vla = source.load_policy(print)
+    last = run_sft(
+        vla,
         config,
-        on_step=lambda step, m: (
+        lambda step, m: (
             print(f"step {step}: loss {m['loss']:.3f}", flush=True) if step % 50 == 0 else None
         ),
-        on_episode=lambda done, total: (
-            print(f"recorded {done}/{total}", flush=True) if done % 100 == 0 else None
-        ),
+        world,
+        source,
     )
     out = options.out or ROOT / "assets" / name
     shutil.rmtree(out, ignore_errors=True)
     vla.core.model.to(torch.bfloat16)
-    save_policy(vla, config, out)
+    source.save(vla, out)
     shutil.rmtree(out / "trainer")  # the configuration, with paths of this machine
     vla = load_vla(
         config.model_copy(update={"model": config.model.model_copy(update={"path": str(out)})})

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -38,6 +38,8 @@ __all__ = [
     "VLAConfig",
     "load_embodied",
 ]
+
+C = TypeVar("C", bound="EmbodiedConfig")
 
 
 class _Section(Section, BaseModel):
@@ -239,6 +241,7 @@ class EmbodiedConfig(RunConfig):
 
     critic_defaults: ClassVar[Mapping[str, Any]] = {}
     rollout_source: ClassVar[str] = "mmrl.robotics.episodes:EpisodeRollouts"
+    supervised_source: ClassVar[str] = "mmrl.robotics.sft:Demonstrations"
     # each has a whole policy, and waits for the others in between two steps
     overlaps_in_processes: ClassVar[bool] = True
 
@@ -347,6 +350,10 @@ class EmbodiedConfig(RunConfig):
                 )
             )
         return found
+
+    def supervised(self: C) -> C:
+        """See RunConfig: demonstrations are cloned with an optimizer of their own."""
+        return super().supervised().model_copy(update={"optim": self.demos.optim})
 
     @property
     def stops_at_success(self) -> bool:

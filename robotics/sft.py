@@ -1,60 +1,44 @@
-"""Warm start of a VLA policy by behaviour cloning: the chunk a demonstrator chose, as action tokens.
+"""Behaviour cloning of a VLA policy: the chunk a demonstrator chose, as action tokens.
 
     mmrl sft configs/maniskill.yaml
     torchrun --nproc_per_node 8 -m mmrl.cli.main sft configs/maniskill.yaml engine.train=fsdp2
 
 Every control step of a demonstration is a training example: the picture there, and the chunk that follows as the target. Steps
-beyond the end of an episode are not learned. Loss: mean negative log-likelihood of the action tokens.
+beyond the end of an episode are not learned. The loop is that of mmrl.training.sft; demonstrations that are not there yet are
+recorded by the main process, and all must see their folder.
 
-Legend: T control steps of an episode, A action dimensions, S proprioception values, N tokens of a decision.
+Legend: N tokens of a decision.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 
-from mmrl.distributed.engines import (
-    TrainEngine,
-    accelerator_options,
-    build_actor,
-    build_train_engine,
-)
+from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
-from mmrl.policy.pack import within_budget
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.robotics.contract import Observation
+from mmrl.robotics.contract import ActionSpace, Observation, make_simulator
+from mmrl.robotics.demonstrations import DemoEpisode, demo_folder, load_demos, record_demos
+from mmrl.robotics.load import load_vla
+from mmrl.robotics.source import env_specs
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.training.optim import build_optimizer
-from mmrl.training.sft import supervised, supervised_step
+from mmrl.training.sft import Failed, SupervisedSource
 
-__all__ = ["DemoEpisode", "DemoSteps", "clone"]
-
-
-@dataclass(frozen=True)
-class DemoEpisode:
-    """One demonstration in memory: pictures uint8 (T, H, W, 3) by camera, proprio (T, S), the demonstrator's actions (T, A).
-
-    `steps` (P,): the control steps that have a picture, for recordings that did not render all; images and proprio then have
-    P rows.
-    """
-
-    instruction: str
-    images: Mapping[str, np.ndarray]
-    proprio: np.ndarray
-    actions: np.ndarray
-    steps: np.ndarray
+__all__ = ["DemoSteps", "Demonstrations", "save_policy"]
 
 
 class DemoSteps:
-    """The examples of several demonstrations, drawn in a seeded order that never repeats within an epoch."""
+    """The examples of several demonstrations."""
 
     def __init__(self, episodes: Sequence[DemoEpisode], vla: VLAPolicy) -> None:
         self.episodes, self.vla = episodes, vla
@@ -83,7 +67,7 @@ class DemoSteps:
 
 
 @dataclass(frozen=True)
-class _Example:
+class _Decision:
     """An encoded control step: its prompt, the target bins (N,), and which of them are real actions (N,)."""
 
     prompt: Prompt
@@ -91,109 +75,128 @@ class _Example:
     mask_N: np.ndarray
 
 
-def clone(
-    vla: VLAPolicy,
-    demos: DemoSteps,
-    config: EmbodiedConfig,
-    on_step: Callable[[int, dict[str, Any]], None] | None = None,
-    world: World | None = None,
-) -> dict[str, float]:
-    """config.demos.steps optimizer steps of demos.batch examples; the main process calls on_step(step, metrics) after each.
+class Demonstrations:
+    """A SupervisedSource (mmrl.training.sft): control steps, drawn in a seeded order that never repeats within an epoch."""
 
-    `world`: the processes of the run, each of which takes its share of a batch; those of the launcher by default. Metrics are those
-    of all together, "seconds" apart. Where engine.train shards the weights, `vla` holds whole trained ones afterwards in the main
-    process alone, in host memory.
+    lr_key = "demos.optim.lr"
+    measures: Sequence[str] = ("sure",)  # share of the tokens that the policy gives more than 1/2
 
-    Raises ConfigError for an engine that does not go with the number of processes, and NonFiniteError when the loss stops being
-    finite: all processes together.
-    """
-    config = supervised(config, config.demos.optim)
-    world = world or World(vla.device, **accelerator_options(config))
-    with world.raise_on_all_ranks():
-        kept = build_actor(config, world, vla, samples=False)
-    world.barrier()
-    engine = build_train_engine(config, world, vla, build_optimizer(vla.trainable(), config.optim))
-    rng = np.random.default_rng((config.seed, 31))
-    order: list[int] = []
-    metrics: dict[str, float] = {}
-    for step in range(1, config.demos.steps + 1):
-        began = time.perf_counter()
-        while len(order) < config.demos.batch:
-            order += rng.permutation(len(demos)).tolist()
-        chosen, order = order[: config.demos.batch], order[config.demos.batch :]
-        with world.raise_on_all_ranks():
-            examples = _encoded(vla, demos, chosen[world.rank :: world.size])
-        metrics = _update(vla, engine, examples, config, step, world) | {
-            "seconds": time.perf_counter() - began
-        }
-        if on_step is not None and world.is_main:
-            with world.raise_on_all_ranks():
-                on_step(step, metrics)
-    world.barrier()
-    if kept is not vla:
-        engine.fill(kept)
-        vla.core.take_over(kept.core)
-        vla.value_head = kept.value_head
-    return metrics
+    def __init__(self, config: EmbodiedConfig, world: World) -> None:
+        self.config, self.world = config, world
+        self.steps, self.batch = config.demos.steps, config.demos.batch
 
+    @cached_property
+    def episodes(self) -> list[DemoEpisode]:
+        """All that were recorded, in memory."""
+        c = self.config
+        executed = c.demos.labels == "executed"
+        return load_demos(demo_folder(c), c.vla.cameras, executed=executed)
 
-def _encoded(vla: VLAPolicy, demos: DemoSteps, numbers: Sequence[int]) -> list[_Example]:
-    found = [demos.example(number) for number in numbers]
-    return [
-        _Example(vla.prompt(observation), bins_N.tolist(), mask_N)
-        for observation, bins_N, mask_N in found
-    ]
+    def load_policy(self, say: Callable[[str], None]) -> VLAPolicy:
+        """See SupervisedSource. Records demonstrations where there are none."""
+        self._record(say)
+        with self.world.raise_on_all_ranks():
+            vla = self._made_for(self.episodes)
+        self.world.barrier()
+        return vla
 
+    def _record(self, say: Callable[[str], None]) -> None:
+        """In the main process, for which the others wait: from episode to episode, since a wait has a limit (World)."""
+        if not self.world.is_main:
+            while not any(self.world.gather([])):
+                pass
+            return
 
-def _update(
-    vla: VLAPolicy,
-    engine: TrainEngine,
-    examples: Sequence[_Example],
-    config: EmbodiedConfig,
-    step: int,
-    world: World,
-) -> dict[str, float]:
-    """One optimizer step on this process's examples; its metrics, of all processes."""
+        def told(done: int, total: int) -> None:
+            self.world.gather([False])
+            if done * 10 // total > (done - 1) * 10 // total:
+                say(f"recorded {done}/{total} demonstrations")
 
-    def terms(part: Sequence[_Example]) -> tuple[torch.Tensor, list[float]]:
-        logp_N, values_M = _evaluated(vla, engine, part)
-        logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
-        unused = values_M.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
-        return (
-            -logp_N.sum() + unused,
-            [-float(logp_N.detach().sum()), float((logp_N.detach() > np.log(0.5)).sum())],
+        with self.world.raise_on_all_ranks():
+            record_demos(self.config, told)
+        self.world.gather([True])
+
+    def _made_for(self, episodes: Sequence[DemoEpisode]) -> VLAPolicy:
+        """The policy with the proprioception of these episodes. Collective."""
+        proprio = None
+        if self.config.vla.proprio:
+            seen = np.concatenate([e.proprio for e in episodes])
+            low, high = np.quantile(seen, [0.01, 0.99], axis=0)
+            proprio = (low.tolist(), high.tolist())
+        vla = load_vla(
+            self.config, space=self._action_space(), proprio=proprio, device=self.world.device
         )
+        if episodes[0].actions.shape[1] != vla.codec.dim:
+            raise ConfigError(
+                f"expected demonstrations of {vla.codec.dim} action dimensions, found "
+                f"{episodes[0].actions.shape[1]} in {demo_folder(self.config)}; record them with this configuration's "
+                "env.options"
+            )
+        return vla
 
-    plan = [
-        [examples[i] for i in part]
-        for part in within_budget(
-            [e.prompt.length + vla.tokens_per_decision for e in examples], config.train.token_budget
-        )
-    ]
-    bins = vla.tokens_per_decision
-    idle = [_Example(vla.idle_turn()[0], [0] * bins, np.zeros(bins, bool))]
-    failure = (
-        f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {config.optim.lr})"
-    )
-    (loss, right), tokens, norm = supervised_step(
-        engine,
-        world,
-        plan,
-        idle,
-        terms,
-        2,
-        sum(e.mask_N.sum() for e in examples),
-        (step - 1, config.demos.steps),
-        failure.format,
-    )
-    return {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": tokens}
+    def _action_space(self) -> ActionSpace:
+        """Of the run's simulator, which the main process alone opens. Collective."""
+        found = []
+        if self.world.is_main:
+            simulator = make_simulator(env_specs(self.config)[0])
+            try:
+                found.append(simulator.action_space)
+            finally:
+                simulator.close()
+        return self.world.gather(found)[0]
+
+    @contextmanager
+    def working(self, policy: VLAPolicy, engine: TrainEngine) -> Iterator[None]:
+        """See SupervisedSource."""
+        self.vla, self.engine, self.demos = policy, engine, DemoSteps(self.episodes, policy)
+        self._rng = np.random.default_rng((self.config.seed, 31))
+        self._order: list[int] = []
+        yield
+
+    def draw(self, step: int) -> tuple[list[_Decision], list[Failed]]:
+        """See SupervisedSource."""
+        while len(self._order) < self.batch:
+            self._order += self._rng.permutation(len(self.demos)).tolist()
+        chosen, self._order = self._order[: self.batch], self._order[self.batch :]
+        mine = chosen[self.world.rank :: self.world.size]
+        found = [self.demos.example(number) for number in mine]
+        return [_Decision(self.vla.prompt(o), bins.tolist(), mask) for o, bins, mask in found], []
+
+    def size(self, example: _Decision) -> tuple[int, int]:
+        """See SupervisedSource."""
+        return example.prompt.length + self.vla.tokens_per_decision, int(example.mask_N.sum())
+
+    def idle(self) -> _Decision:
+        """See SupervisedSource."""
+        bins = self.vla.tokens_per_decision
+        return _Decision(self.vla.idle_turn()[0], [0] * bins, np.zeros(bins, bool))
+
+    def loss(self, examples: Sequence[_Decision]) -> tuple[torch.Tensor, Sequence[float]]:
+        """See SupervisedSource."""
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            found = self.vla.evaluate([e.prompt for e in examples], [e.tokens for e in examples])
+            return found.logp_N, found.values_M
+
+        logp_N, values_M = self.engine.run(forward)
+        mask_N = torch.tensor(np.concatenate([e.mask_N for e in examples]), device=self.vla.device)
+        logp_N = logp_N[mask_N]
+        # sharded, a critic takes part in every forward and so in every backward
+        unused = values_M.sum() * 0.0 if self.engine.lockstep else 0.0
+        return -logp_N.sum() + unused, [float((logp_N.detach() > np.log(0.5)).sum())]
+
+    def save(self, policy: VLAPolicy, folder: Path) -> None:
+        """See SupervisedSource."""
+        save_policy(policy, self.config, folder)
 
 
-def _evaluated(
-    vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example]
-) -> tuple[torch.Tensor, ...]:
-    def forward() -> tuple[torch.Tensor, ...]:
-        found = vla.evaluate([e.prompt for e in examples], [e.tokens for e in examples])
-        return found.logp_N, found.values_M
+def save_policy(vla: VLAPolicy, config: EmbodiedConfig, folder: Path) -> None:
+    """The policy with the configuration it was made with, so that an evaluation sees what it was made for."""
+    vla.save(folder)
+    (folder / "trainer").mkdir(exist_ok=True)
+    described = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    (folder / "trainer" / "config.yaml").write_text(described, encoding="utf-8")
 
-    return engine.run(forward)
+
+# for type checkers: a configuration names this class by its text
+_CHECKED: type[SupervisedSource[_Decision]] = Demonstrations

@@ -201,6 +201,11 @@ class VLAPolicy:
             batch_tokens=self._batch_tokens,
         )
 
+    def take_over(self, copy: VLAPolicy) -> None:
+        """Go on with the model of `copy`, a whole copy of this policy, in the place of the sharded one."""
+        self.core.take_over(copy.core)
+        self.value_head = copy.value_head
+
     def publish(self) -> int:
         """Name the current weights by the next version; returns it."""
         return self.core.publish()

@@ -130,6 +130,17 @@ KINDS: dict[str, Kind] = {
         ),
         command="sft",
     ),
+    "robots_sft": Kind(
+        "robot_tiny",
+        (
+            "dir={out}",
+            "demos.path=null",
+            "demos.episodes=2",
+            "demos.steps=3",
+            "demos.batch=8",
+        ),
+        command="sft",
+    ),
     "robots_grpo": _robots("schedule.kind=serial"),
     "robots_pipelined": _robots(),
     "robots_ppo_chunk": _robots(*_PPO, "algorithm.critic.level=turn"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 import yaml
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.cli.display import Display, Part, step_parts
+from mmrl.cli.display import Display, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.config.presets import read_preset
 from mmrl.diagnostics.diagnosis import trained
@@ -23,9 +23,6 @@ from mmrl.errors import MMRLError
 from mmrl.files import optional
 from mmrl.operations.console import Console
 from mmrl.operations.restart import resume_command_of
-
-if TYPE_CHECKING:
-    from mmrl.distributed.world import World
 
 __all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command"]
 
@@ -355,84 +352,48 @@ def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
 
 
 def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -> None:
-    """Warm-start a model on gold answers, or on demonstrations, and save it in Hugging Face format."""
+    """Fine-tune a model on gold answers, or on demonstrations, and save it in Hugging Face format; failures.jsonl lists the samples
+    that could not be read."""
     settings = run_config(config, overrides)
     quieten(settings)
     import torch
 
-    from mmrl.distributed.engines import accelerator_options, train_engine_name
-    from mmrl.distributed.world import World
-    from mmrl.training.sft import supervised
+    from mmrl.training.sft import run_sft, supervised_source, supervised_world
 
     if (threads := effective_threads(settings)) is not None:
         torch.set_num_threads(threads)
-    plain = type(settings) is RunConfig
-    asked = supervised(settings, None if plain else settings.demos.optim)  # type: ignore[attr-defined]
-    world = World(
-        torch.device(settings.model.device) if settings.model.device else None,
-        **accelerator_options(asked),
-    )
     # what does not go together must fail before a model is loaded
-    train_engine_name(asked, world.size)
+    world = supervised_world(settings)
     torch.manual_seed(settings.seed)
-    (_sft if plain else _embodied_sft)(settings, out, quiet or not world.is_main, world)
-    world.close()
-
-
-def _loss_parts(m: Mapping[str, float]) -> list[Part]:
-    return [(1, f"loss {m['loss']:.3f}"), (2, f"{m['seconds']:.2f} s")]
-
-
-def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
-    """Train on the gold answers of the data, save the policy and a list of samples that could not be read."""
-    from mmrl.policy.loading import load_policy
-    from mmrl.training.sft import run_sft
-
-    with world.raise_on_all_ranks():
-        policy = load_policy(settings.model, settings.data, device=world.device)
-    world.barrier()
-    display = Display(settings.train.steps, quiet)
+    source = supervised_source(settings, world)
+    display = Display(source.steps, quiet or not world.is_main)
     with display:
+        policy = source.load_policy(display.say)
         display.begin(0)
-        last = run_sft(policy, settings, lambda step, m: display.step(step, _loss_parts(m)), world)
-    with world.raise_on_all_ranks():
-        if world.is_main:
-            policy.save(out)
-            record = out / "failures.jsonl"
-            record.unlink(missing_ok=True)
-            if failures := last["failures"]:
-                record.write_text(
-                    "".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8"
-                )
-                display.say(
-                    f"samples left out because they could not be read: {len(failures)} ({record}); first: "
-                    f"{failures[0]['reason']}",
-                    "yellow",
-                )
-            typer.echo(f"model: {out}")
-    world.barrier()
-
-
-def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
-    """Record demonstrations where there are none, clone them, save the policy."""
-    from mmrl.robotics import warmstart
-    from mmrl.robotics.config import EmbodiedConfig
-
-    assert isinstance(settings, EmbodiedConfig), "chosen by its section env"
-    display = Display(settings.demos.steps, quiet)
-    with display:
-        vla, last = warmstart.warm_start(
+        last = run_sft(
+            policy,
             settings,
-            on_step=lambda step, m: display.step(step, _loss_parts(m)),
-            on_episode=lambda done, total: (
-                display.say(f"recorded {done}/{total} demonstrations")
-                if done * 10 // total > (done - 1) * 10 // total
-                else None
+            lambda step, m: display.step(
+                step, [(1, f"loss {m['loss']:.3f}"), (2, f"{m['seconds']:.2f} s")]
             ),
-            world=world,
+            world,
+            source,
         )
     with world.raise_on_all_ranks():
         if world.is_main:
-            warmstart.save_policy(vla, settings, out)
+            source.save(policy, out)
+            _write_failures(last["failures"], out / "failures.jsonl", display)
             typer.echo(f"model: {out}  (loss {last['loss']:.3f})")
     world.barrier()
+    world.close()
+
+
+def _write_failures(failures: Sequence[Mapping[str, Any]], record: Path, display: Display) -> None:
+    record.unlink(missing_ok=True)
+    if failures:
+        record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
+        display.say(
+            f"samples left out because they could not be read: {len(failures)} ({record}); first: "
+            f"{failures[0]['reason']}",
+            "yellow",
+        )

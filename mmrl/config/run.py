@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -24,6 +24,8 @@ from mmrl.errors import ConfigError
 
 __all__ = ["RunConfig", "effective_threads"]
 
+C = TypeVar("C", bound="RunConfig")
+
 
 class _Section(Section, BaseModel):
     """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
@@ -34,6 +36,8 @@ class RunConfig(_Section):
 
     # makes this run's rollouts, imported when it trains
     rollout_source: ClassVar[str] = "mmrl.training.prompts:PromptRollouts"
+    # makes the examples of `mmrl sft`
+    supervised_source: ClassVar[str] = "mmrl.training.gold_answers:GoldAnswers"
     # whether schedule.kind pipelined and async go with several processes
     overlaps_in_processes: ClassVar[bool] = False
     # of algorithm.critic with advantage gae
@@ -59,6 +63,11 @@ class RunConfig(_Section):
     schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     operations: OperationsConfig = OperationsConfig()
+
+    def supervised(self: C) -> C:
+        """As the training engines of `mmrl sft` are to see it: with its optimizer, and without rollouts to overlap with."""
+        schedule = self.schedule.model_copy(update={"kind": "serial"})
+        return self.model_copy(update={"schedule": schedule})
 
     @model_validator(mode="after")
     def _defaults_of_the_critic(self) -> RunConfig:

@@ -21,7 +21,6 @@ from mmrl.config import RunConfig
 from mmrl.distributed.engines import train_engine_name
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.training.sft import supervised
 from tests.kits.engine_kit import REPO
 
 PAGES = [
@@ -88,7 +87,7 @@ def test_a_documented_command_line_is_parsed_and_its_configuration_accepted(
     settings = run_config(REPO / config, overrides, context.params.get("preset"))
     processes = re.search(r"--nproc_per_node[ =](\d+)", found["options"] or "")
     if command.name in ("train", "sft"):
-        asked = supervised(settings) if command.name == "sft" else settings
+        asked = settings.supervised() if command.name == "sft" else settings
         train_engine_name(asked, int(processes[1]) if processes else 1)
 
 

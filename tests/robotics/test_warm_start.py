@@ -11,8 +11,9 @@ from mmrl.cli.run import is_embodied, run_config, sft_command, train_command
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec
-from mmrl.robotics.sft import DemoSteps, clone
-from mmrl.robotics.warmstart import demo_states, load_demos, record_demos, warm_start
+from mmrl.robotics.demonstrations import demo_states, load_demos, record_demos
+from mmrl.robotics.sft import DemoSteps
+from mmrl.training.sft import run_sft, supervised_source, supervised_world
 from tests.kits.robot_kit import BASE, config_of, make_model, make_vla
 
 
@@ -40,7 +41,13 @@ def demos(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_cloning_lowers_the_loss_and_masks_what_was_never_executed(
     model: Path, demos: Path
 ) -> None:
-    config = config_of(model, "demos.steps=60", "demos.batch=16", "demos.optim.lr=3e-3")
+    config = config_of(
+        model,
+        f"demos.path={demos}",
+        "demos.steps=60",
+        "demos.batch=16",
+        "demos.optim.lr=3e-3",
+    )
     vla = make_vla(model)
     steps = DemoSteps(load_demos(demos, ["base"]), vla)
     episode = steps.episodes[0]
@@ -49,7 +56,7 @@ def test_cloning_lowers_the_loss_and_masks_what_was_never_executed(
     # one action left of the chunk's two
     assert bins.shape == valid.shape == (4,) and valid.tolist() == [True, True, False, False]
     losses: list[float] = []
-    clone(vla, steps, config, lambda step, metrics: losses.append(metrics["loss"]))
+    run_sft(vla, config, lambda step, metrics: losses.append(metrics["loss"]))
     assert len(losses) == 60 and sum(losses[-10:]) < 0.95 * sum(losses[:10])
 
 
@@ -64,14 +71,13 @@ def test_wrong_demonstrations_are_named(model: Path, demos: Path, tmp_path: Path
         ConfigError, match=r"expected demonstrations at demos\.path, found nothing at"
     ):
         record_demos(config_of(model, f"demos.path={tmp_path / 'nowhere'}"))
+    config = config_of(
+        model, f"demos.path={demos}", "env.tasks=[pick]", "env.options={}", "demos.steps=1"
+    )
     with pytest.raises(
         ConfigError, match="expected demonstrations of 3 action dimensions, found 2"
     ):
-        warm_start(
-            config_of(
-                model, f"demos.path={demos}", "env.tasks=[pick]", "env.options={}", "demos.steps=1"
-            )
-        )
+        supervised_source(config, supervised_world(config)).load_policy(print)
 
 
 def test_a_configuration_with_env_is_embodied(model: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mmrl.cli.run import run_config
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import load_embodied
-from mmrl.robotics.warmstart import save_policy
+from mmrl.robotics.sft import save_policy
 from mmrl.video.store import TensorStore
 from scripts.check_clone import check_clone
 from tests.kits.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder

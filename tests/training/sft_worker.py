@@ -8,7 +8,6 @@ found (a row of metrics for every step in the main one, the last row in each, or
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -19,13 +18,9 @@ from typing import Any
 import torch
 
 from mmrl.cli.run import run_config, sft_command
-from mmrl.config import RunConfig
-from mmrl.distributed.engines import accelerator_options
-from mmrl.distributed.world import World
 from mmrl.errors import MMRLError
 from mmrl.operations.leaving import run_and_leave
-from mmrl.policy.loading import load_policy
-from mmrl.training.sft import run_sft
+from mmrl.training.sft import run_sft, supervised_source, supervised_world
 
 __all__ = ["fine_tune"]
 
@@ -42,17 +37,12 @@ def fine_tune(config: str, overrides: list[str], out: str) -> dict[str, Any]:
 
     torch.manual_seed(settings.seed)
     try:
-        if type(settings) is RunConfig:
-            world = World(torch.device("cpu"), **accelerator_options(settings))
-            policy = load_policy(settings.model, settings.data, device=world.device)
-            last = run_sft(policy, settings, note, world)
-            if world.is_main:
-                policy.save(out)
-        else:
-            warmstart = importlib.import_module("mmrl.robotics.warmstart")
-            vla, last = warmstart.warm_start(settings, on_step=note)
-            if os.environ.get("RANK", "0") == "0":
-                warmstart.save_policy(vla, settings, Path(out))
+        world = supervised_world(settings)
+        source = supervised_source(settings, world)
+        policy = source.load_policy(lambda line: None)
+        last = run_sft(policy, settings, note, world, source)
+        if world.is_main:
+            source.save(policy, Path(out))
     except MMRLError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"rows": rows, "last": {k: v for k, v in last.items() if k != "seconds"}}

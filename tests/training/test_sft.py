@@ -16,7 +16,8 @@ from mmrl.errors import DataError, NonFiniteError
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.tasks.scenes import make_scenes
-from mmrl.training.sft import gold_ids, run_sft
+from mmrl.training.gold_answers import gold_ids
+from mmrl.training.sft import run_sft
 from tests.kits.clip_kit import VIDEO, broken_clip, cached_policy, make_clip
 from tests.kits.engine_kit import (
     album_data,

@@ -1,0 +1,125 @@
+"""Supervised examples of data sets: each sample's prompt with the task's own gold answer, and the end-of-turn token behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.config import RunConfig
+from mmrl.data.sources import load_sources, prompt_stream, stop_at_broken_media
+from mmrl.distributed.engines import TrainEngine
+from mmrl.distributed.world import World
+from mmrl.errors import DataError, MediaError
+from mmrl.files import check_text
+from mmrl.policy.loading import load_policy
+from mmrl.policy.pack import PackItem, idle_item, pack, packed_length
+from mmrl.policy.policy import Policy
+from mmrl.task import Task
+from mmrl.training.sft import Failed, SupervisedSource
+from mmrl.types import RewardContext, Sample
+from mmrl.workers.prefetch import prefetching
+
+__all__ = ["GoldAnswers", "context_for", "gold_ids"]
+
+
+def context_for(
+    policy: Policy, sample: Sample, task: Task, step: int = 1, total_steps: int = 1
+) -> RewardContext:
+    """The reward context of a sample's prompt before anything was generated."""
+    prompt = policy.encoder(sample, task)
+    return RewardContext(
+        step, total_steps, policy.template.frame, prompt.images, videos=prompt.videos
+    )
+
+
+def gold_ids(policy: Policy, sample: Sample, task: Task) -> tuple[int, ...]:
+    """Token ids of the gold answer, ended by the model's end-of-turn token."""
+    text = task.gold(sample, context_for(policy, sample, task))
+    check_text(text, f"sample {sample.id}: its gold answer")
+    ids = policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return (*ids, policy.eos_ids[0])
+
+
+class GoldAnswers:
+    """A SupervisedSource (mmrl.training.sft). data.workers prepare the media of this step and the next while one is taken."""
+
+    lr_key = "optim.lr"
+    measures: Sequence[str] = ()
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        self.config, self.world = config, world
+        self.steps, self.batch = config.train.steps, config.train.prompts_per_step
+        data = config.data
+        self.stream = prompt_stream(
+            config,
+            load_sources(data.train, on_error=data.on_error, orientation=data.image.orientation),
+        )
+
+    def load_policy(self, say: Callable[[str], None]) -> Policy:
+        """See SupervisedSource."""
+        with self.world.raise_on_all_ranks():
+            policy = load_policy(self.config.model, self.config.data, device=self.world.device)
+        self.world.barrier()
+        return policy
+
+    @contextmanager
+    def working(self, policy: Policy, engine: TrainEngine) -> Iterator[None]:
+        """See SupervisedSource."""
+        self.policy, self.engine, encoder = policy, engine, policy.encoder
+        with prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead]:
+            self._coming = self._share()
+            yield
+        encoder.visuals.release()
+
+    def _share(self) -> list[tuple[Sample, Task]]:
+        """This process's samples of the next step: every world.size-th of all."""
+        drawn = [self.stream.draw() for _ in range(self.batch)]
+        return drawn[self.world.rank :: self.world.size]
+
+    def draw(self, step: int) -> tuple[list[PackItem], list[Failed]]:
+        """See SupervisedSource. Nothing can take away the media of the examples until the next step."""
+        drawn, self._coming = self._coming, self._share() if step < self.steps else []
+        encoder = self.policy.encoder
+        if encoder.ahead is not None:
+            encoder.ahead.forget()
+            encoder.ahead.expect([sample for sample, _ in (*drawn, *self._coming)])
+        encoder.visuals.release()
+        items: list[PackItem] = []
+        failed: list[Failed] = []
+        for place, (sample, task) in enumerate(drawn):
+            try:
+                prompt = encoder(sample, task)
+                encoder.visuals.lease(prompt.visuals, self.policy.tower())
+                items.append(PackItem(prompt, (gold_ids(self.policy, sample, task),)))
+            except (MediaError, DataError) as error:
+                stop_at_broken_media(error, sample, self.config.data.on_error)
+                reason = f"{type(error).__name__}: {error}"
+                row = {"step": step, "source": sample.source, "id": sample.id, "reason": reason}
+                failed.append(Failed(place, row))
+        return items, failed
+
+    def size(self, example: PackItem) -> tuple[int, int]:
+        """See SupervisedSource."""
+        return packed_length(example), len(example.completions[0])
+
+    def idle(self) -> PackItem:
+        """See SupervisedSource."""
+        return idle_item(self.policy.eos_ids[0])
+
+    def loss(self, examples: Sequence[PackItem]) -> tuple[torch.Tensor, Sequence[float]]:
+        """See SupervisedSource."""
+        batch = pack(examples)
+        (logp_N,) = self.engine.run(lambda: (self.policy.logp(batch).logp_N,))
+        return -logp_N.sum(), ()
+
+    def save(self, policy: Any, folder: Path) -> None:
+        """See SupervisedSource."""
+        policy.save(folder)
+
+
+# for type checkers: a configuration names this class by its text
+_CHECKED: type[SupervisedSource[PackItem]] = GoldAnswers
