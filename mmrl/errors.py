@@ -7,6 +7,7 @@ Invariants of our own code are `assert`s, never these.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ __all__ = [
     "WeightSyncError",
     "did_you_mean",
     "install_command",
+    "need_package",
 ]
 
 
@@ -106,6 +108,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest of `known`, or '' when nothing is close."""
     close = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def need_package(module: str, purpose: str, extra: str) -> None:
+    """Raises MissingExtraError where `module` is not installed: what needs it, and the command that adds it. Imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(
+            f"expected the package {module} for {purpose}, found none: {install_command(extra)}"
+        )
 
 
 def install_command(*extras: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from rapidfuzz.distance import Indel, LCSseq, Levenshtein
 
-from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.errors import ConfigError, DataError, did_you_mean, need_package
 
 __all__ = [
     "MAX_CHARS",
@@ -401,6 +401,8 @@ def _rouge(
     """Mean F1 of ROUGE-1, ROUGE-2, ROUGE-L. A truth of at most `short` characters is met by itself in any case, with 1
     (EasyVideoR1 unified_rl: 10), because a truth of one word has no ROUGE-2."""
     limit = check_number("short", short, 0, _MOST_CHARS)
+    if stem:
+        need_package("rouge_score", "rouge with stem: true", "text")
     mean = functools.partial(
         rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short), stem=bool(stem)
     )

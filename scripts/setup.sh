@@ -2,9 +2,13 @@
 # Makes a working mmrl in a virtual environment: the active one, $VENV, or .venv in the repository.
 # Torch comes first and never brings CUDA packages to a machine without an NVIDIA GPU (scripts/install_torch.py, which adds
 # torchcodec too where the pinned release fits).
-# Runs again in a blink when nothing changed: a stamp inside the environment holds a hash of what was installed.
+# Runs again in a blink when nothing changed: a stamp inside the environment holds a hash of what was installed, and the extras.
+# An environment never loses an extra: asked for fewer, it keeps those it has.
 #
-#   bash scripts/setup.sh            # or: make install
+#   bash scripts/setup.sh            # everything, also the tools for development; or: make dev
+#   bash scripts/setup.sh core       # what `make demo` needs
+#   bash scripts/setup.sh all        # every task and room, no tools; or: make install
+#   bash scripts/setup.sh video,serve
 #   VENV=~/envs/mmrl PYTHON=python3.12 bash scripts/setup.sh
 #   MMRL_TORCH_INDEX=https://mirror/whl/cpu bash scripts/setup.sh
 set -euo pipefail
@@ -15,9 +19,20 @@ stamp="$VENV/.mmrl-setup"
 # The location is part of the hash: an editable install points into this very folder.
 wanted="$( (pwd; cat pyproject.toml constraints.txt scripts/setup.sh scripts/install_torch.py) | sha256sum | cut -d' ' -f1)"
 
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$VENV/bin/mmrl" ]; then
+# The stamp: the hash, then the extras. One that holds the hash alone is of before there was a choice: everything.
+hash="" had=""
+if [ -f "$stamp" ]; then
+    read -r hash had < "$stamp" || true
+    had="${had:-dev}"
+fi
+# What is there and what is asked for, each once; dev holds all, and core is what there is without any.
+extras="$(printf '%s\n' ${had//,/ } ${1:-dev} | tr ', ' '\n\n' | sort -u | grep -vx core | paste -sd, || true)"
+case ",$extras," in *,dev,*) extras="${extras/#all,/}" ;; esac
+extras="${extras:-core}"
+if [ "$hash $had" = "$wanted $extras" ] && [ -x "$VENV/bin/mmrl" ]; then
     exit 0
 fi
+has() { case ",$extras," in *",$1,"*) return 0 ;; *) return 1 ;; esac; }
 
 if [ ! -x "$VENV/bin/python" ]; then
     base=""
@@ -47,10 +62,22 @@ rm -f "$stamp"  # an interrupted run leaves no stamp, so the next one repairs it
 "$python" -m pip install --quiet 'pip>=24'
 "$python" scripts/install_torch.py constraints.txt "$VENV/.mmrl-constraints.txt"
 "$python" -m pip uninstall --quiet --yes mmrl 2>/dev/null || true  # this project's former name: two would own the command `mmrl`
-"$python" -m pip install -c "$VENV/.mmrl-constraints.txt" -e '.[dev]'
+if [ "$extras" = core ]; then
+    "$python" -m pip install -c "$VENV/.mmrl-constraints.txt" -e .
+else
+    "$python" -m pip install -c "$VENV/.mmrl-constraints.txt" -e ".[$extras]"
+fi
+has_version() { "$python" -c 'import importlib.metadata as m, sys; m.version(sys.argv[1])' "$1" 2>/dev/null; }
+robots=no
+if has robotics || has all || has dev; then robots=yes; fi
 # LIBERO without its declared requirements (see pyproject.toml); what it imports came with the extra 'robotics'.
-"$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl
-if ! "$python" -c 'import importlib.metadata as m; m.version("mani_skill")' 2>/dev/null; then
+[ "$robots" = no ] || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl
+# Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).
+if has_version opencv-python && has_version opencv-python-headless; then
+    "$python" -m pip uninstall --quiet --yes opencv-python opencv-python-headless
+    "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps opencv-python-headless
+fi
+if [ "$robots" = yes ] && ! has_version mani_skill; then
     echo "setup: ManiSkill has no release for $("$python" --version 2>&1) on $(uname -sm): it needs Python 3.10 to 3.12" \
         "(on Linux: x86-64). Everything else works; for ManiSkill: rm -rf $VENV && PYTHON=python3.12 make install" >&2
 fi
@@ -59,8 +86,8 @@ if ! "$python" scripts/install_torch.py --has-gpu; then
     cuda="$("$python" -m pip list --format=freeze | grep -iE '^(nvidia|cuda)-' | grep -viE '^nvidia-ml-py' || true)"
     if [ -n "$cuda" ]; then
         echo "setup: this machine has no NVIDIA GPU, yet CUDA packages are installed:" $cuda >&2
-        echo "setup: they only cost disk; to be rid of them: rm -rf $VENV && make install" >&2
+        echo "setup: they only cost disk; to be rid of them: remove $VENV and set up again" >&2
     fi
 fi
-echo "$wanted" > "$stamp"
-echo "setup: done. Next: make demo"
+echo "$wanted $extras" > "$stamp"
+echo "setup: done ($extras). Next: make demo"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import ConfigError, RewardError
+from mmrl.errors import ConfigError, RewardError, need_package
 from mmrl.registry import register
 from mmrl.rewards.math_expression import MathVerdict, parse_expression, verify_expression
 from mmrl.rewards.router import Part, PartFactory
@@ -91,6 +91,7 @@ class Math(AnswerTask):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
+        need_package("math_verify", "task math", "math")
         for key in ("boxed", "evaluated"):
             if not isinstance(self.settings[key], bool):
                 raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.peers import peer_hint
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["config_from", "load_config_as", "merge", "parse_overrides"]
@@ -135,7 +136,8 @@ def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
         if item["type"] == "extra_forbidden":
             known = _known_keys(kind, item["loc"][:-1])
             lines.append(
-                f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}"
+                f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)}{peer_hint(where)} Known here: "
+                f"{', '.join(known)}"
             )
         else:  # what a rule of a whole section says names its values: the section itself is no use
             whole = isinstance(item["input"], dict) and item["type"] in ("value_error", "missing")

@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from mmrl.config.peers import peer_hint
 from mmrl.config.section import Section
 from mmrl.errors import ConfigError, did_you_mean
 
@@ -110,6 +111,7 @@ def explain(model: type[Section], name: str) -> str:
     hint = did_you_mean(name, known) or (
         f" Did you mean {' or '.join(alike[:4])}?" if alike else ""
     )
+    hint += peer_hint(name)
     raise ConfigError(
         f"expected a key of the configuration, found '{name}'.{hint} `mmrl config --explain SECTION` lists a "
         f"section's keys; sections: {', '.join(sorted({key.partition('.')[0] for key in known}))}"

@@ -376,6 +376,17 @@ def probe_decoders() -> list[Finding]:
                     ),
                 )
             )
+    both = [name for name in ("opencv-python", "opencv-python-headless") if _version(name)]
+    if len(both) == 2:
+        findings.append(
+            Finding(
+                "two OpenCVs",
+                "warn",
+                f"{' and '.join(both)} are installed: both write the folder cv2, the later one wins",
+                "OpenCV, and what imports it",
+                f"{sys.executable} -m pip uninstall -y {' '.join(both)} && {_pip(both[1])}",
+            )
+        )
     ffmpeg = shutil.which("ffmpeg")
     purpose = "torchcodec, and writing test clips"
     findings.append(

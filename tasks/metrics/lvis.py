@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, need_package
 from mmrl.tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
 
 __all__ = ["MAX_DETECTIONS", "lvis_ap", "lvis_benchmark"]
@@ -66,6 +66,7 @@ def lvis_ap(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> d
     `truth` is LVIS json (neg_category_ids and not_exhaustive_category_ids per image, frequency r, c or f per category)
     with ids from 1. Raises DataError for a category without frequency.
     """
+    need_package("faster_coco_eval", "LVIS's average precision", "lvis")
     from faster_coco_eval import COCO, COCOeval_faster
 
     for category in truth["categories"]:

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mmrl.errors import DataError, MissingExtraError, did_you_mean
+from mmrl.errors import DataError, MissingExtraError, did_you_mean, install_command
 
 __all__ = ["hub_file", "is_hub_name"]
 
@@ -43,7 +43,7 @@ def hub_file(path: str | os.PathLike[str]) -> Path:
         import datasets
     except ImportError as error:
         raise MissingExtraError(
-            f"hf:// data sets are read through datasets ({error}): pip install datasets"
+            f"hf:// data sets are read through datasets ({error}): {install_command('hub')}"
         ) from error
     table = _load(datasets, name, subset, split)
     folder = (
