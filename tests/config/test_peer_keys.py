@@ -17,7 +17,7 @@ from mmrl.config import RunConfig, load_config
 from mmrl.config.peers import PEERS, peer_hint
 from mmrl.config.reference import explain
 from mmrl.errors import ConfigError
-from tests.test_documented_settings import accepts, field_of
+from tests.docs.test_documented_settings import accepts, field_of
 
 RECORDED = json.loads((Path(__file__).parent / "peer_config_keys.json").read_text(encoding="utf-8"))
 

@@ -16,14 +16,14 @@ import pytest
 from mmrl.errors import MissingExtraError, install_command, need_package
 from mmrl.registry import task_from_spec
 from mmrl.training.checkpoint import Checkpoints
-from tests.engine_kit import fresh_policy
+from tests.kits.engine_kit import fresh_policy
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pytest brings it
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 CODE = [
