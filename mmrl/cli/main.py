@@ -1,5 +1,5 @@
-"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, tasks, cache, config, memory and
-doctor.
+"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, new, tasks, cache, config,
+memory and doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
@@ -54,6 +54,8 @@ def _options(
     """Reinforcement fine-tuning of vision-language models and vision-language-action policies."""
 
 
+new_app = typer.Typer(no_args_is_help=True, help="Start something of your own.")
+app.add_typer(new_app, name="new")
 tasks_app = typer.Typer(
     no_args_is_help=True, help="List tasks and check that they keep the contract."
 )
@@ -459,6 +461,17 @@ def doctor(
     from mmrl.diagnostics.doctor import main as run
 
     raise typer.Exit(run(["--json"] if as_json else []))
+
+
+@new_app.command("task")
+def new_task(
+    name: Annotated[str, typer.Argument(help="of the package, such as blue-cars")],
+    folder: Annotated[Path, typer.Option(help="where its folder is made")] = Path(),
+) -> None:
+    """Write a package with a task, its test and a recipe, which passes its checks as it is."""
+    from mmrl.cli.scaffold import new_task_command
+
+    new_task_command(name, folder, typer.echo)
 
 
 @tasks_app.command("list")
