@@ -389,6 +389,36 @@ def push(
 
 
 @app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="folders of runs, or that hold runs; default: runs"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8600,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MMRL_API_KEY", help="what browsers must send as their key")
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="let everyone in who reaches --host")
+    ] = False,
+    media_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="show pictures and clips only from below this folder and from runs; repeatable"
+        ),
+    ] = None,
+    browse: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+) -> None:
+    """Look at runs in a browser while they train: curves, samples, comparisons. Reads the folders, writes nothing."""
+    from mmrl.cli.viewing import view_command
+
+    view_command(runs or [Path("runs")], host, port, api_key, no_key, media_root or [], browse)
+
+
+@app.command()
 def memory(
     config: ConfigFile,
     overrides: Overrides = None,

@@ -154,8 +154,8 @@ def _sections(run: Run, found: Outcome) -> list[tuple[str, str, str]]:
     ]
 
 
-def build_report(run_dir: Path) -> Path:
-    """Write RUN/report.html and return its path; works on finished, running, broken-off and empty runs.
+def build_report(run_dir: Path, out: Path | None = None) -> Path:
+    """Write RUN/report.html, or `out`, and return its path; works on finished, running, broken-off and empty runs.
 
     Raises DataError when `run_dir` is not a folder.
     """
@@ -176,7 +176,7 @@ def build_report(run_dir: Path) -> Path:
         + "</main>"
     )
     body += "<footer>Written by mmrl from the files of this run.</footer>"
-    return write_page(run.folder / "report.html", page(f"{run.name} · mmrl", body))
+    return write_page(out or run.folder / "report.html", page(f"{run.name} · mmrl", body))
 
 
 def build_comparison(run_dirs: Sequence[Path], out: Path) -> Path:

@@ -21,7 +21,7 @@ from mmrl.report.rows import metric_of, unit_of
 from mmrl.report.stills import ClipRef, read_stills
 from mmrl.report.text import cut_text, esc, plural
 
-__all__ = ["MAX_BYTES", "MAX_CLIPS", "episodes"]
+__all__ = ["MAX_BYTES", "MAX_CLIPS", "episode_strip", "episodes", "own_clip"]
 
 MAX_CLIPS = 12
 MAX_BYTES = 4 << 20  # of embedded clips, as files
@@ -98,12 +98,10 @@ class _Clips:
         path = evaluation.folder / "videos" / file
         if not _is_file(path):
             return f'<div>{head}{badges}<p class="dim">the clip is missing: {esc(file)}</p></div>'
-        if not _is_clip(path, self.run.folder):
+        if not own_clip(path, self.run.folder):
             return f'<div>{head}{badges}<p class="dim">not a clip in the folder of the run: {esc(file)}</p></div>'
         name = f"{row.get('task', '')} {row.get('id', '')} at step {evaluation.step}: {words}"
-        stills, poster = _strip(
-            path, min(steps, _MOST_STEPS), number(row.get("video_fps")) or _FPS, name
-        )
+        stills, poster = episode_strip(path, row, name)
         return f"<div>{head}{badges}{self._video(path, name, poster)}{stills}</div>"
 
 
@@ -114,17 +112,19 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _is_clip(path: Path, folder: Path) -> bool:
-    """Whether an mp4 file lies in `folder`: the page holds the bytes of clips as they are, and must not hold those of other files
-    that a link, or a name, leads to."""
+def own_clip(path: Path, folder: Path) -> bool:
+    """Whether an mp4 file is at `path` and lies in `folder`: a page holds the bytes of clips as they are, and must not hold those
+    of other files that a link, or a name, leads to."""
     if not path.resolve().is_relative_to(folder.resolve()):
         return False
     with path.open("rb") as file:
         return file.read(8)[4:] == b"ftyp"
 
 
-def _strip(path: Path, steps: int, fps: float, name: str) -> tuple[str, str]:
-    """The stills of a clip with one picture per control step, and the data address of the last one."""
+def episode_strip(path: Path, row: Row, name: str) -> tuple[str, str]:
+    """The stills of an episode's clip, which has one picture per control step, and the data address of the last one."""
+    steps = min(int(metric_of(row, "steps")), _MOST_STEPS)
+    fps = number(row.get("video_fps")) or _FPS
     try:
         found = read_stills(
             ClipRef(str(path), seen=tuple(i / fps for i in range(steps + 1))),

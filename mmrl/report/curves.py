@@ -14,6 +14,7 @@ __all__ = [
     "Curve",
     "MODES",
     "UPDATE_CURVES",
+    "curves_of",
     "draw_curves",
     "eval_chart",
     "held_out_curves",
@@ -257,7 +258,8 @@ def _by_name(run: Run, pattern: str) -> dict[str, str]:
     return {n: m.group(1).replace("_", " ") for n in run.names() if (m := re.fullmatch(pattern, n))}
 
 
-def _curves(run: Run) -> list[Curve]:
+def curves_of(run: Run) -> list[Curve]:
+    """What training logged, as charts in reading order; some of their metrics may have no value in this run."""
     parts = _by_name(run, r"train/reward/part/(.+)")
     reasons = _by_name(run, r"train/failed/(.+)")
     curves = list(_CURVES)
@@ -299,7 +301,7 @@ def per_source(title: str, names: dict[str, str], unit: str) -> list[Curve]:
 
 def training_curves(run: Run) -> list[str]:
     """The charts of what training logged, in reading order."""
-    return draw_curves(run, _curves(run))
+    return draw_curves(run, curves_of(run))
 
 
 def draw_curves(run: Run, curves: Sequence[Curve]) -> list[str]:
@@ -334,7 +336,7 @@ def other_metrics(run: Run, beside: Iterable[str] = ()) -> str:
     """Every logged metric without a chart of its own: first, last, lowest and highest value and a small curve.
 
     `beside` are metrics drawn elsewhere."""
-    drawn = {*beside, *(n for c in _curves(run) for n in c.names)}
+    drawn = {*beside, *(n for c in curves_of(run) for n in c.names)}
     rows = []
     for name in run.names():
         points = run.series(name)

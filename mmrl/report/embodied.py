@@ -27,6 +27,8 @@ from mmrl.report.text import cut_text, esc, metric_name, plural, short
 from mmrl.report.verdict import Outcome, mode_label
 
 __all__ = [
+    "HEADLINE",
+    "embodied_curves",
     "embodied_outcome",
     "embodied_sections",
     "embodied_verdict",
@@ -76,7 +78,7 @@ def is_embodied(run: Run) -> bool:
     """Whether the run acted in simulators: its configuration has an env section, or its evaluations have control steps."""
     try:
         tree = yaml.safe_load(run.config_text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         tree = None
     return (isinstance(tree, dict) and isinstance(tree.get("env"), dict)) or any(
         "max_steps" in e.protocol for e in run.evals
@@ -329,7 +331,7 @@ def _curves(run: Run) -> str:
     stops = _stops(run)
     front = [c for m in ((HEADLINE,) if stops else _RATES) if (c := _held_out_chart(run, m, mark))]
     more = [c for m in ("steps", "return") if (c := _held_out_chart(run, m, mark))]
-    curves = _training(run, mark, stops)
+    curves = embodied_curves(run)
     train = draw_curves(run, curves)
     note = smoothing_note(len(run.metrics))
     drawn = [n for c in curves for n in c.names]
@@ -346,6 +348,11 @@ def _curves(run: Run) -> str:
             other_metrics(run, (*drawn, *timed, *_DRAWN, *_CURVES[0].names)),
         )
     )
+
+
+def embodied_curves(run: Run) -> list[Curve]:
+    """What training in simulators logged, as charts in reading order; some of their metrics may have no value in this run."""
+    return _training(run, f" ({_STAND_IN})" if stand_in(run) else "", _stops(run))
 
 
 def _training(run: Run, mark: str, stops: bool) -> list[Curve]:

@@ -16,7 +16,19 @@ from typing import Any
 
 from mmrl.errors import DataError
 
-__all__ = ["EvalStep", "Run", "Series", "load_run", "logged_path", "number", "parse_line"]
+__all__ = [
+    "EvalStep",
+    "Run",
+    "Series",
+    "eval_folders",
+    "load_eval",
+    "load_run",
+    "logged_path",
+    "number",
+    "own_file",
+    "parse_line",
+    "renamed",
+]
 
 Series = list[tuple[float, float | None]]
 """(step, value) in order of step; None where the value is missing, null or not finite."""
@@ -40,7 +52,7 @@ class EvalStep:
     ) -> Iterator[dict[str, Any]]:
         """Rows of predictions.jsonl that `keep` wants, read line by line; lines cut short by a kill are passed over."""
         path = self.folder / "predictions.jsonl"
-        if not path.is_file():
+        if not own_file(path, self.folder):
             return
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -119,6 +131,15 @@ def number(value: Any) -> float | None:
         return None
 
 
+def own_file(path: Path, folder: Path) -> bool:
+    """Whether a regular file is at `path` and lies in `folder`, links followed: a run folder from elsewhere must not make a page
+    show other files of this machine."""
+    try:
+        return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # no name of a file, or links in a circle
+        return False
+
+
 def logged_path(path: str, folder: Path | None) -> str:
     """Where a file that a log names lies: in `folder` if it is there, else as it is named."""
     # no name of a file: too long, or with a zero byte
@@ -136,10 +157,22 @@ def parse_line(line: str) -> Any:
         return None
 
 
+def _there(path: Path, run: Run) -> bool:
+    """Whether the run has the file; else a note says why not."""
+    if own_file(path, run.folder):
+        return True
+    name = path.relative_to(run.folder).as_posix()
+    run.notes.append(
+        f"{name} is a link that leads out of the run's folder, and is left out"
+        if path.is_symlink() and path.exists()
+        else f"{name} is missing"
+    )
+    return False
+
+
 def _json(path: Path, run: Run) -> dict[str, Any]:
     name = path.relative_to(run.folder).as_posix()
-    if not path.is_file():
-        run.notes.append(f"{name} is missing")
+    if not _there(path, run):
         return {}
     value = parse_line(path.read_text(encoding="utf-8", errors="replace"))
     if not isinstance(value, dict):
@@ -150,8 +183,7 @@ def _json(path: Path, run: Run) -> dict[str, Any]:
 
 def _data(path: Path, run: Run) -> list[dict[str, Any]]:
     """The records of skipped.json; a run without data files has none."""
-    if not path.is_file():
-        run.notes.append(f"{path.name} is missing")
+    if not _there(path, run):
         return []
     value = parse_line(path.read_text(encoding="utf-8", errors="replace"))
     if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
@@ -163,8 +195,7 @@ def _data(path: Path, run: Run) -> list[dict[str, Any]]:
 def _jsonl(path: Path, run: Run) -> list[dict[str, Any]]:
     """Rows that carry a step; broken lines are counted in the notes."""
     name = path.relative_to(run.folder).as_posix()
-    if not path.is_file():
-        run.notes.append(f"{name} is missing")
+    if not _there(path, run):
         return []
     rows, broken = [], 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -210,36 +241,44 @@ def _names(value: Any) -> dict[str, dict[str, str]]:
     }
 
 
+def eval_folders(folder: Path) -> list[tuple[int, Path]]:
+    """(step, eval/step_*) of a run in order of step, finished or not."""
+    found = []
+    for path in (folder / "eval").glob("step_*"):
+        if re.fullmatch(r"step_\d{1,12}", path.name) and path.is_dir():
+            found.append((int(path.name.removeprefix("step_")), path))
+    return sorted(found)
+
+
+def load_eval(step: int, path: Path, run: Run) -> EvalStep | None:
+    """The evaluation in `path`; None, and a note of the run, where it was not finished or cannot be read."""
+    if not (path / "results.json").is_file():
+        run.notes.append(
+            f"eval/{path.name}/results.json is missing: the evaluation was not finished"
+        )
+        return None
+    data = _json(path / "results.json", run)
+    if not data:
+        return None
+    if not own_file(path / "predictions.jsonl", run.folder):
+        run.notes.append(f"eval/{path.name}/predictions.jsonl is missing")
+    return EvalStep(
+        step,
+        path,
+        {m: _estimates(data.get(m)) for m in ("greedy", "sampled")},
+        _table(data.get("per_source")),
+        data["protocol"] if isinstance(data.get("protocol"), Mapping) else {},
+        _table(data.get("per_task")),
+        _names(data.get("headlines")),
+    )
+
+
 def _load_evals(run: Run) -> None:
-    folder = run.folder / "eval"
-    if not folder.is_dir():
+    if not (run.folder / "eval").is_dir():
         run.notes.append("eval/ is missing")
         return
-    for path in sorted(folder.glob("step_*")):
-        if not re.fullmatch(r"step_\d+", path.name) or not path.is_dir():
-            continue
-        if not (path / "results.json").is_file():
-            run.notes.append(
-                f"eval/{path.name}/results.json is missing: the evaluation was not finished"
-            )
-            continue
-        data = _json(path / "results.json", run)
-        if not data:
-            continue
-        run.evals.append(
-            EvalStep(
-                int(path.name.removeprefix("step_")),
-                path,
-                {m: _estimates(data.get(m)) for m in ("greedy", "sampled")},
-                _table(data.get("per_source")),
-                data["protocol"] if isinstance(data.get("protocol"), Mapping) else {},
-                _table(data.get("per_task")),
-                _names(data.get("headlines")),
-            )
-        )
-        if not (path / "predictions.jsonl").is_file():
-            run.notes.append(f"eval/{path.name}/predictions.jsonl is missing")
-    run.evals.sort(key=lambda e: e.step)
+    found = (load_eval(step, path, run) for step, path in eval_folders(run.folder))
+    run.evals = [evaluation for evaluation in found if evaluation is not None]
     if not run.evals:
         run.notes.append("eval/ holds no finished evaluation")
 
@@ -267,8 +306,15 @@ _RENAMED = {
 """Metrics that robots' runs called otherwise than runs on prompts, before both had one trainer."""
 
 
-def load_run(folder: Path) -> Run:
-    """Everything the report needs. Raises DataError when `folder` is no folder; all else is a note."""
+def renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics.jsonl under the names of today."""
+    return {_RENAMED.get(name, name): value for name, value in row.items()}
+
+
+def load_run(folder: Path, *, metrics: bool = True) -> Run:
+    """Everything the report needs; `metrics=False` leaves metrics.jsonl to a caller that reads it as it grows.
+
+    Raises DataError when `folder` is no folder; all else is a note."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(
@@ -276,15 +322,11 @@ def load_run(folder: Path) -> Run:
         )
     run = Run(folder)
     run.info = _json(folder / "run.json", run)
-    if (folder / "config.yaml").is_file():
+    if _there(folder / "config.yaml", run):
         run.config_text = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
-    else:
-        run.notes.append("config.yaml is missing")
-    by_step = {row["step"]: row for row in _jsonl(folder / "metrics.jsonl", run)}
-    run.metrics = [
-        {_RENAMED.get(name, name): value for name, value in by_step[step].items()}
-        for step in sorted(by_step)
-    ]
+    if metrics:
+        by_step = {row["step"]: row for row in _jsonl(folder / "metrics.jsonl", run)}
+        run.metrics = [renamed(by_step[step]) for step in sorted(by_step)]
     _load_evals(run)
     run.alarms = _jsonl(folder / "alarms.jsonl", run)
     run.data = _data(folder / "skipped.json", run)

@@ -14,7 +14,7 @@ from typing import Any
 from mmrl.report.contrast import view_name
 from mmrl.report.filmstrip import Figures
 from mmrl.report.gallery import answer_texts, card_class
-from mmrl.report.load import Run, parse_line
+from mmrl.report.load import Run, own_file, parse_line
 from mmrl.report.rows import metric_of, score_of
 from mmrl.report.text import cut_text, esc, plural
 
@@ -31,7 +31,7 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
     found = sorted(
         (int(m.group(1)), path)
         for path in folder.glob("step_*.jsonl")
-        if (m := re.fullmatch(r"step_(\d+)\.jsonl", path.name))
+        if (m := re.fullmatch(r"step_(\d+)\.jsonl", path.name)) and own_file(path, folder.parent)
     )
     if len(found) <= MAX_STEPS:
         return found

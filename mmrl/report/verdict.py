@@ -13,7 +13,7 @@ from mmrl.report.load import EvalStep, Run
 from mmrl.report.rows import gains, part_gains, unit_of
 from mmrl.report.text import esc, interval, metric_name, short
 
-__all__ = ["Outcome", "header", "mode_label", "outcome", "tiles", "verdict"]
+__all__ = ["Outcome", "choose_headline", "header", "mode_label", "outcome", "tiles", "verdict"]
 
 Numbers = Mapping[str, float | None]
 
@@ -29,14 +29,13 @@ class Outcome:
     gains: Mapping[tuple[str, str], Estimate]
 
 
-def outcome(run: Run) -> Outcome:
-    """Choose the headline and compare first with last.
+def choose_headline(run: Run) -> tuple[str, str]:
+    """(mode, metric) that a run is judged by.
 
     It is the metric that picked checkpoints/best (run.json, or eval.best_metric of the configuration), else the mean over sources
     where there are several, else the source's own headline, IoU, 'correct' or the reward."""
     first = run.evals[0] if run.evals else None
-    last = run.evals[-1] if len(run.evals) > 1 else None
-    names = [(m, n) for e in run.evals[:1] for m in MODES for n in e.estimates.get(m, {})]
+    names = _measured(run)
     mode, _, metric = str(run.info.get("best_metric") or _best_metric(run.config_text)).partition(
         "/"
     )
@@ -48,10 +47,22 @@ def outcome(run: Run) -> Outcome:
     )
     usual = [*(["macro"] if many else []), *own, "iou", "correct", "reward"]
     wishes = [(mode, metric), *((m, n) for n in usual for m in MODES), *names]
-    mode, headline = next((w for w in wishes if w in names), ("sampled", "reward"))
-    pairs = (
-        gains(first, last, [n for _, n in names if many or n != "macro"]) if first and last else {}
-    )
+    return next((w for w in wishes if w in names), ("sampled", "reward"))
+
+
+def _measured(run: Run) -> list[tuple[str, str]]:
+    """(mode, metric) of the first evaluation."""
+    return [(m, n) for e in run.evals[:1] for m in MODES for n in e.estimates.get(m, {})]
+
+
+def outcome(run: Run) -> Outcome:
+    """Choose the headline and compare first with last."""
+    first = run.evals[0] if run.evals else None
+    last = run.evals[-1] if len(run.evals) > 1 else None
+    mode, headline = choose_headline(run)
+    many = len(first.per_source) > 1 if first else False
+    wanted = [n for _, n in _measured(run) if many or n != "macro"]
+    pairs = gains(first, last, wanted) if first and last else {}
     return Outcome(headline, mode, first, last, pairs)
 
 
@@ -61,7 +72,7 @@ def _best_metric(text: str) -> str:
     try:
         value: Any = yaml.safe_load(text) or {}
         return str(value["eval"]["best_metric"])
-    except (yaml.YAMLError, KeyError, TypeError):
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
         return ""
 
 

@@ -56,7 +56,18 @@ def test_every_extra_that_a_message_names_exists_and_brings_its_package() -> Non
 def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
     inside = re.findall(r"[\w-]+", EXTRAS["all"][0].partition("[")[2])
     assert set(inside) == {
-        *("text", "math", "lvis", "hub", "video", "robotics", "serve", "tensorboard", "metrics")
+        *(
+            "text",
+            "math",
+            "lvis",
+            "hub",
+            "video",
+            "robotics",
+            "serve",
+            "view",
+            "tensorboard",
+            "metrics",
+        )
     }
     assert EXTRAS["dev"][0].startswith("mmrl-rft[all,")
     core = {_name(requirement) for requirement in PROJECT["dependencies"]}
