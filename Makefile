@@ -61,7 +61,7 @@ bench: dev  ## run every scripts/bench_*.py, more than an hour; one that fails d
 		OMP_NUM_THREADS=1 $(BIN)/python -m $${module//\//.} || failed="$$failed $$script"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
-doctor: core  ## what this machine has, lacks, and the command that mends it
+doctor: core  ## what this machine has, lacks, and the command that fixes it
 	@$(BIN)/python -m mmrl.diagnostics.doctor
 
 system-packages:  ## apt packages that tests use (as root; otherwise prints the command)

@@ -1,4 +1,4 @@
-"""Errors a user can cause: each says what was expected, what was found and how to mend it.
+"""Errors a user can cause: each says what was expected, what was found and how to fix it.
 
 All derive from MMRLError and from the standard class a caller would catch anyway (ValueError, OSError ...).
 Invariants of our own code are `assert`s, never these.

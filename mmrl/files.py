@@ -2,7 +2,7 @@
 
     write_text(path, text)                    # atomic
     append(path, [json_line(row), ...])       # all lines or none
-    with writing(path): ...                   # an OSError inside becomes a StorageError: what, where, how to mend it
+    with writing(path): ...                   # an OSError inside becomes a StorageError: what, where, how to fix it
     with optional("the report"): ...          # what a run can do without: said once, and the run goes on
 
 JSON is UTF-8. A lone surrogate, half a character that Python can hold and UTF-8 cannot, would make the whole file unwritable: the
@@ -53,7 +53,7 @@ def check_text(text: str, where: str) -> None:
         around = ascii(text[max(0, error.start - 10) : error.end + 10])
         raise DataError(
             f"{where}: expected text, found half a character (a lone surrogate) at position {error.start}: {around}; "
-            "mend the row, or write its file again as UTF-8"
+            "fix the row, or write its file again as UTF-8"
         ) from error
 
 
@@ -85,24 +85,24 @@ def _why(error: Exception) -> str:
 
 
 def storage_error(path: str | Path, error: OSError) -> StorageError:
-    """`error` of a write to `path` in words: what was found, and the mend."""
+    """`error` of a write to `path` in words: what was found, and the fix."""
     place = Path(path)
     while not place.exists() and place != place.parent:
         place = place.parent
     found = f"{error.strerror or error}"
     with suppress(OSError):
         found += f", {shutil.disk_usage(place).free / 2**20:,.1f} MiB free"
-    mend = (
+    fix = (
         "make room on that disk (or raise the quota)"
         if error.errno in _NO_ROOM
         else "mount it writable"
         if error.errno == errno.EROFS
         else "let this user write there"
         if isinstance(error, PermissionError)
-        else "mend the disk, or set dir= to another one"
+        else "fix the disk, or set dir= to another one"
     )
     return StorageError(
-        f"cannot write {path}: expected a folder with room that can be written to, found: {found}; {mend}, then "
+        f"cannot write {path}: expected a folder with room that can be written to, found: {found}; {fix}, then "
         "continue with --resume where a run has a checkpoint"
     )
 

@@ -251,13 +251,13 @@ def evaluate(
 def _check_model(model: Any) -> None:
     """Raise ConfigError for what is no model, above all a configuration in its place."""
     if model is not None and not isinstance(model, (str, os.PathLike)):
-        mend = (
+        fix = (
             "give it as config=...; its model.path is the model then"
             if isinstance(model, (RunConfig, Mapping))
             else "give its path, model='...'"
         )
         raise ConfigError(
-            f"model: expected a folder or hub name, found {type(model).__name__}; {mend}"
+            f"model: expected a folder or hub name, found {type(model).__name__}; {fix}"
         )
 
 

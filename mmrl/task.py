@@ -72,7 +72,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def load(self, path: str) -> Iterable[Sample]:
-        """Read a data file or folder into samples. Raises DataError naming file, row and mend for a broken row."""
+        """Read a data file or folder into samples. Raises DataError naming file, row and fix for a broken row."""
 
     @abc.abstractmethod
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:

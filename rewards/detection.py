@@ -304,7 +304,7 @@ def _v_triune(
     penalty: float = 0.6,
     weights: Any = None,
     size_penalty: str = "published",
-    matching: str = "mended",
+    matching: str = "corrected",
 ) -> DetectionReward:
     """V-Triune's detection verifier: penalty ** |N_p - N_g| * sum_k w_k s_k / sum_k w_k (reward_server/verify.py).
 
@@ -383,7 +383,7 @@ def _od_length(rule: str = "order_free") -> DetectionReward:
 
 
 def _weighted_sum(
-    threshold: float = 0.5, iou: float = 0.7, completeness: float = 0.3, matching: str = "mended"
+    threshold: float = 0.5, iou: float = 0.7, completeness: float = 0.3, matching: str = "corrected"
 ) -> DetectionReward:
     """VLM-R1's `weighted_sum`: 0.7 * sum of IoU / N_g + 0.3 * (1 - (miss + fa) / 2), greedy pairs with IoU >= 0.5.
 

@@ -74,14 +74,14 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
 
 
 def _check_schedule(schedule: Any) -> Schedule:
-    mend = "for example [[0.10, 0.85], [0.25, 0.95], [1.0, 0.99]]"
+    fix = "for example [[0.10, 0.85], [0.25, 0.95], [1.0, 0.99]]"
     if (
         not isinstance(schedule, (list, tuple))
         or not schedule
         or any(not isinstance(row, (list, tuple)) or len(row) != 2 for row in schedule)
     ):
         raise ConfigError(
-            f"expected schedule as pairs [progress until, threshold], found {schedule!r}; {mend}"
+            f"expected schedule as pairs [progress until, threshold], found {schedule!r}; {fix}"
         )
     pairs = tuple(
         (_number("schedule progress", u, 0, 1), _number("schedule threshold", t, 0, 1))
@@ -89,9 +89,7 @@ def _check_schedule(schedule: Any) -> Schedule:
     )
     ends = [until for until, _ in pairs]
     if any(b <= a for a, b in itertools.pairwise(ends)) or ends[-1] != 1.0:
-        raise ConfigError(
-            f"expected schedule progress to rise and end at 1.0, found {ends}; {mend}"
-        )
+        raise ConfigError(f"expected schedule progress to rise and end at 1.0, found {ends}; {fix}")
     return pairs
 
 

@@ -6,7 +6,7 @@
                  largest IoU is credited to the last boxes of both lists
     by_truth     V-Triune iou_max_label_first: each truth in turn takes the most similar box of its label that is left
 
-Repeated boxes are matched like any others. mmrl's own rules (`mended`) do none of this, see mmrl.rewards.detection.
+Repeated boxes are matched like any others. mmrl's own rules (`corrected`) do none of this, see mmrl.rewards.detection.
 
     python -c "import numpy; from mmrl.rewards.published_matching import published_iou as p; help(p)"
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MATCHINGS", "is_published", "published_iou", "published_pairs"]
 
-MATCHINGS = ("mended", "published")
+MATCHINGS = ("corrected", "published")
 
 
 def is_published(matching: Any) -> bool:
-    """True for 'published', False for 'mended'; raises ConfigError for anything else."""
+    """True for 'published', False for 'corrected'; raises ConfigError for anything else."""
     if matching not in MATCHINGS:
         raise ConfigError(
             f"expected matching as one of {', '.join(MATCHINGS)}, found {matching!r}."

@@ -315,7 +315,7 @@ class EmbodiedConfig(RunConfig):
             )
 
     def _against_critic_of_kind(self) -> list[tuple[str, str]]:
-        """What a robot's critic cannot judge: (the overrides that mend it, why)."""
+        """What a robot's critic cannot judge: (the overrides that fix it, why)."""
         a, found = self.algorithm, []
         if a.critic.level == "token":
             found.append(

@@ -190,7 +190,7 @@ class Simulator(abc.ABC):
 
     reset(state) twice gives the same observation and, with the same actions, the same episode, bit for bit, whatever ran
     between; every member of a group starts through it. `step` never renders; `observe` renders now.
-    Raises ConfigError (task that does not exist, camera it has not), MissingExtraError with the mend (package, GL,
+    Raises ConfigError (task that does not exist, camera it has not), MissingExtraError with the fix (package, GL,
     assets), ActionError.
     """
 

@@ -3,7 +3,7 @@
     python -c "from mmrl.robotics.maniskill_build import render_backend_of; print(render_backend_of('auto'))"
 
 ManiSkill itself asks on the terminal for files it misses, and a broken Vulkan driver can end the process: both are found here
-first and raised as errors that name the mend.
+first and raised as errors that name the fix.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def render_backend_of(wanted: str) -> tuple[str, str]:
     if (wanted == "cpu" and not any(d["type"] == "CPU" for d in devices)) or finding.status != "ok":
         raise MissingExtraError(
             f"pictures from ManiSkill (render backend {wanted}) need Vulkan: {finding.found}. "
-            f"Mend: {finding.mend or 'install mesa-vulkan-drivers (Mesa 25 or newer)'}"
+            f"Fix: {finding.fix or 'install mesa-vulkan-drivers (Mesa 25 or newer)'}"
         )
     used = [d for d in devices if d["type"] == "CPU"] if wanted == "cpu" else nvidia or devices
     return wanted, f"{wanted}: {used[0]['name']}, {used[0]['driver_info'] or used[0]['driver']}"

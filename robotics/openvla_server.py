@@ -267,17 +267,17 @@ def _version(package: str) -> str:
 
 
 def pin_problems(oft: bool, found: Mapping[str, str] | None = None) -> list[str]:
-    """What is not as these checkpoints need it, each with expected, found and mend; `found`: versions by package."""
+    """What is not as these checkpoints need it, each with expected, found and fix; `found`: versions by package."""
     problems = []
     for package, wanted in _PINS.items():
         have = _version(package) if found is None else found.get(package, "none")
         if have not in wanted:
-            mend = (
+            fix = (
                 _FORK
                 if oft and package == "transformers"
                 else f"pip install {package}=={wanted[-1]}"
             )
-            problems.append(f"expected {package} {' or '.join(wanted)}, found {have}: {mend}")
+            problems.append(f"expected {package} {' or '.join(wanted)}, found {have}: {fix}")
     if oft and importlib.util.find_spec("prismatic") is None:
         problems.append(
             "expected the package prismatic, which the code of OFT checkpoints imports, found none: pip install "

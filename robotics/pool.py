@@ -237,13 +237,13 @@ class EnvPool:
             raise PoolError(f"expected a slot from 0 to {self.num_slots - 1}, found {slot}")
         place = self._slots[slot]
         if place.state not in allowed:
-            mend = (
+            fix = (
                 "read its reply with ready() first"
                 if place.state in ("resetting", "stepping")
                 else "reset it first: it has no running episode"
             )
             raise PoolError(
-                f"slot {slot}: expected state {' or '.join(allowed)}, found {place.state}; {mend}"
+                f"slot {slot}: expected state {' or '.join(allowed)}, found {place.state}; {fix}"
             )
         return place
 

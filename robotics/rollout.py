@@ -390,7 +390,7 @@ class Driver:
         whose = f" of {where}" if len(own) >= _HOPELESS else ""
         raise PoolError(
             f"expected simulators that finish episodes, found that the last {_HOPELESS} initial states all failed "
-            f"({run.attempt + 1} attempts each) with no episode{whose} finished between them; mend it, or take it "
+            f"({run.attempt + 1} attempts each) with no episode{whose} finished between them; fix it, or take it "
             f"out of env.tasks. The last, {where} {state}: {error}"
         )
 

@@ -40,14 +40,14 @@ def _known(config: EmbodiedConfig) -> dict[str, Any]:
 
 def check_clone(asked: EmbodiedConfig, folder: Path) -> None:
     """Raises ConfigError where the policy in `folder`, which mmrl sft wrote, was made with other settings than `asked`."""
-    mend = (
+    fix = (
         f"remove {folder} to clone again, give the run another --name, or start from that policy as it is with "
         f"--model {folder}"
     )
     record = folder / "trainer" / "config.yaml"
     if not record.is_file():
         raise ConfigError(
-            f"expected the settings that {folder} was cloned with in {record}, found no such file: {mend}"
+            f"expected the settings that {folder} was cloned with in {record}, found no such file: {fix}"
         )
     recorded, wanted = _known(load_embodied(record)), _known(asked)
     changed = [
@@ -57,7 +57,7 @@ def check_clone(asked: EmbodiedConfig, folder: Path) -> None:
     ]
     if changed:
         raise ConfigError(
-            f"{folder} was cloned with other settings: {'; '.join(changed)}. Either {mend}"
+            f"{folder} was cloned with other settings: {'; '.join(changed)}. Either {fix}"
         )
 
 

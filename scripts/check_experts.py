@@ -97,7 +97,7 @@ def _states(spec: EnvSpec, count: int) -> list[InitialState]:
 
 
 def _take(pool: EnvPool, reply: Reply, run: _Run) -> bool:
-    """Use a reply and send the next command; whether the episode has ended. Raises ConfigError for what no episode can mend."""
+    """Use a reply and send the next command; whether the episode has ended. Raises ConfigError for what no episode can fix."""
     if reply.error is not None:
         if reply.cause == "setup":
             raise ConfigError(reply.error)

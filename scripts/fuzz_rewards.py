@@ -138,7 +138,7 @@ class Fuzzer:
             for name, flood in zip(("doubled", "one repeated", "flood"), floods, strict=False):
                 if name in PAYS_BY_ITS_RULE.get(self.case.name, ()):
                     continue
-                # near copies may mend a bad answer
+                # near copies may fix a bad answer
                 if name != "flood" or score.value >= 0.9 * self.task.value_range[1]:
                     variants[name] = with_answer(text, flood)
             if "<think>" not in text:
@@ -163,7 +163,7 @@ class Fuzzer:
         return score.value - score.weights.get("format", 0.0) * score.parts.get("format", 0.0)
 
     def _thought_pays(self, name: str) -> bool:
-        """With answer_format 'think' (or V-Triune's 'think_lines') thoughts are part of the envelope: adding them may mend it."""
+        """With answer_format 'think' (or V-Triune's 'think_lines') thoughts are part of the envelope: adding them may fix it."""
         return name == "right answer in the thoughts" and getattr(
             self.task, "answer_format", ""
         ).startswith("think")

@@ -4,7 +4,7 @@ A plain `pip install torch` on Linux brings several GB of `nvidia-*` packages. S
 install (`--dry-run --report`): a build without CUDA is taken as it is, otherwise PyTorch's own CPU index is used.
 A torch that is already there is kept. torchvision follows torch; beside a CPU torch it is installed with `--no-deps`,
 because its usual wheel would drag the CUDA torch in. Such a wheel cannot be imported beside a CPU torch: mmrl/_torchvision_cpu.py
-mends that for processes that import mmrl, and a .pth file written here for every process of the environment, so that a plain
+fixes that for processes that import mmrl, and a .pth file written here for every process of the environment, so that a plain
 transformers reads the checkpoints of mmrl, too. torchcodec, one of four video decoders, is built for one torch release: beside
 the pinned torch its pinned release is added, else it is left out.
 
@@ -97,7 +97,7 @@ def pip(*arguments: str) -> None:
     status = subprocess.run(command, check=False).returncode
     if status:
         sys.exit(
-            f"expected pip to succeed, it ended with status {status}. Mend what it printed above (network? disk?) "
+            f"expected pip to succeed, it ended with status {status}. Fix what it printed above (network? disk?) "
             "and run the same command again; MMRL_TORCH_INDEX=URL names another package index for torch."
         )
 

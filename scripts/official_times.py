@@ -177,16 +177,16 @@ def _score(
 def _repaired(pairs: Pairs, form: str) -> dict[str, float]:
     """The numbers of sorted and clipped predictions and truths."""
 
-    def mend(spans: Sequence[Sequence[float]], sample: Sample) -> list[list[float]]:
+    def fix(spans: Sequence[Sequence[float]], sample: Sample) -> list[list[float]]:
         return [
             list(span) for span in clip_spans([sorted(span) for span in spans], duration_of(sample))
         ]
 
     said = [
-        mend((score.detail.get("pred_spans") or []) if score.parsed else [], sample)
+        fix((score.detail.get("pred_spans") or []) if score.parsed else [], sample)
         for sample, score in pairs
     ]
-    true = [mend(true_spans(sample), sample) for sample, _ in pairs]
+    true = [fix(true_spans(sample), sample) for sample, _ in pairs]
     if form == "to":
         return temporal.evaluate(dict(enumerate(said)), dict(enumerate(true)))
     if form == "windows":
@@ -301,7 +301,7 @@ _ABOUT = """# Official numbers of answers that overshoot
 Written by `python -m scripts.official_times` on {date}. Answers are seeded: true times plus noise of 8 s; one in twenty each is
 reversed, without length, ends at 1,000,000 s, is given twice, or is unreadable. They go from text to submission files; the program
 named reads those files (or texts). Equal means within 1e-9, or to the two decimals that moment_detr prints. The last column is what
-sorted and clipped predictions and truths would give: the defect that was mended.
+sorted and clipped predictions and truths would give: the defect that was fixed.
 
 | set | answers | truths outside | answers outside, reversed | program | number | official | mmrl | all numbers | repaired |
 |---|---|---|---|---|---|---|---|---|---|

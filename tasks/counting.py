@@ -379,7 +379,7 @@ def _check_points(
         raise RowError(
             f"as many points as the answer says, {count}, at most {MAX_OBJECTS}",
             str(len(points)),
-            "mend one of them or leave params.points out",
+            "fix one of them or leave params.points out",
         )
     index = params.get("image_index", 0)
     width, height = (

@@ -264,7 +264,7 @@ class Detection(AnswerTask):
                 raise RowError(
                     f"labels among params.categories ({', '.join(sorted(names))[:200]})",
                     repr(item["label"])[:80],
-                    "add the category or mend the label." + did_you_mean(item["label"], names),
+                    "add the category or fix the label." + did_you_mean(item["label"], names),
                 )
         return objects
 

@@ -181,7 +181,7 @@ class GroundedQA(AnswerTask):
 
         if not isinstance(value, Mapping) or not {"choice", "spans"} <= set(value):
             raise RowError(
-                '{"choice": "B", "spans": [[start, end], ...]}', repr(value)[:80], "mend the row"
+                '{"choice": "B", "spans": [[start, end], ...]}', repr(value)[:80], "fix the row"
             )
         if not options_of(params):
             raise RowError(

@@ -210,12 +210,12 @@ class Numeric(AnswerTask):
             raise RowError("a number, or its text", repr(value)[:80], "correct 'answer'")
         found = self._read(_spell(value), params, value)
         if found.value is None:
-            mend = (
+            fix = (
                 'declare params.unit "%" or percent: keep'
                 if found.reason == "unexpected_percent"
                 else "correct 'answer' (a unit behind it belongs into params.unit)"
             )
-            raise RowError("one finite number", f"{value!r:.80} ({found.reason})", mend)
+            raise RowError("one finite number", f"{value!r:.80} ({found.reason})", fix)
         return value
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> NumberParse:

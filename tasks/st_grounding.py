@@ -172,7 +172,7 @@ class SpatioTemporalGrounding(AnswerTask):
             raise RowError(
                 '{"time": [start, end], "boxes": {"18": [x1, y1, x2, y2], ...}} and a video',
                 repr(value)[:80],
-                "mend the row",
+                "fix the row",
             )
         step = params.get("step", 1)
         if type(step) not in (int, float) or not 0 < step < math.inf:

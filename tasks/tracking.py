@@ -319,7 +319,7 @@ class Tracking(AnswerTask):
             raise RowError(
                 '{"boxes": {"0": [x1, y1, x2, y2], ...}} and a video',
                 repr(value)[:80],
-                "mend the row",
+                "fix the row",
             )
         if params.get("keys", "seconds") not in ("seconds", "frames"):
             raise RowError(

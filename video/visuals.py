@@ -172,7 +172,7 @@ class VisualCache(Processing):
         sampling: FrameSampling | None,
         orientation: Orientation = "displayed",
     ) -> Visual:
-        if sampling is None and not os.path.isfile(path):  # said by the reader, with its mend
+        if sampling is None and not os.path.isfile(path):  # said by the reader, with its fix
             open_image(path)
         elif sampling is not None and not os.path.exists(path):
             read_clip(path, sampling)

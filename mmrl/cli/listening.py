@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_key(host: str, key: str | None, danger: str, also: str = "") -> None:
-    """Raises ConfigError for an address that others reach without a key; `danger` says what they could do, `also` another mend."""
+    """Raises ConfigError for an address that others reach without a key; `danger` says what they could do, `also` another fix."""
     if not key and not is_loopback(host):
         raise ConfigError(
             f"expected a key for a server that listens at {host}, found none: whoever reaches it could {danger}; set "

@@ -3,7 +3,7 @@ memory and doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
-Errors a user can mend are printed without a traceback (exit status 2; MMRL_TRACEBACK=1 shows it). A training run that a signal
+Errors a user can fix are printed without a traceback (exit status 2; MMRL_TRACEBACK=1 shows it). A training run that a signal
 ended exits with 128 + its number: 143 for SIGTERM, 130 for Ctrl-C.
 """
 
@@ -487,7 +487,7 @@ def show_config(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
-    """Say what this machine can do, and how to mend what is missing."""
+    """Say what this machine can do, and how to fix what is missing."""
     from mmrl.diagnostics.doctor import main as run
 
     raise typer.Exit(run(["--json"] if as_json else []))

@@ -156,7 +156,7 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
                 console.print(f"  found     {escape(problem)}")
             if finding.count > len(finding.problems):
                 console.print(f"            and {finding.count - len(finding.problems)} more")
-            console.print(f"  mend      {escape(finding.mend)}")
+            console.print(f"  fix       {escape(finding.fix)}")
     console.print(
         f"\ndata {escape(result.data)}"
         + (f", {result.rejected} rows rejected:" if result.rejected else "")

@@ -151,7 +151,7 @@ class RunConfig(_Section):
             )
 
     def _against_gae(self) -> list[tuple[str, str]]:
-        """What does not go with advantage gae: (the overrides that mend it, why)."""
+        """What does not go with advantage gae: (the overrides that fix it, why)."""
         a, found = self.algorithm, []
         if a.advantage_scale not in ADVANTAGE_SCALES["gae"]:
             found.append(
@@ -213,7 +213,7 @@ class RunConfig(_Section):
         return found
 
     def _against_critic_of_kind(self) -> list[tuple[str, str]]:
-        """What a run on prompts cannot do with a critic: (the overrides that mend it, why)."""
+        """What a run on prompts cannot do with a critic: (the overrides that fix it, why)."""
         a, found = self.algorithm, []
         if a.critic.level == "action":
             found.append(

@@ -75,7 +75,7 @@ def is_right(score: Score) -> bool:
 
 
 def demonstrations(sample: Sample) -> tuple[Demonstration, ...]:
-    """The demonstrations of a sample's params. Raises DataError saying what is expected and how to mend it."""
+    """The demonstrations of a sample's params. Raises DataError saying what is expected and how to fix it."""
     given = sample.params.get("offline", ())
     if not isinstance(given, (list, tuple)):
         raise DataError(

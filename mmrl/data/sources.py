@@ -143,7 +143,7 @@ def stop_at_broken_media(error: Exception, sample: Sample, on_error: str) -> Non
     all of them with 'record', are the caller's to list."""
     if on_error == "raise" and isinstance(error, MediaError):
         raise DataError(
-            f"sample {sample.id!r} of source {sample.source!r}: {error}; mend the file and resume, remove the row, or "
+            f"sample {sample.id!r} of source {sample.source!r}: {error}; fix the file and resume, remove the row, or "
             "set data.on_error=record, which records such samples and goes on"
         ) from error
 

@@ -133,11 +133,11 @@ def _survived(score: Score) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """`run` yields one line per problem; `expected` and `mend` are printed when there is one."""
+    """`run` yields one line per problem; `expected` and `fix` are printed when there is one."""
 
     name: str
     expected: str
-    mend: str
+    fix: str
     run: Callable[[Bench], Iterator[str]]
 
 
@@ -433,7 +433,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "prompts encode and fit",
         "every picture opens and every prompt fits the model's limit",
-        "mend or remove those rows; lower data.max_pixels where a prompt is too long",
+        "fix or remove those rows; lower data.max_pixels where a prompt is too long",
         _encoding,
     ),
     Check(

@@ -130,7 +130,7 @@ def qwen_processor() -> dict[str, Any]:
     return {
         "torchvision": torchvision.__version__,
         "transformers": transformers.__version__,
-        "mended": bool(_torchvision_cpu._declared),
+        "fixed": bool(_torchvision_cpu._declared),
         "shape": list(pixels.shape),
     }
 

@@ -1,6 +1,6 @@
 """The probes behind `mmrl doctor`: each looks at one part of the machine and returns findings.
 
-A probe never mends anything and never downloads. `PROBES` lists them in the order they are shown; what may crash is
+A probe never fixes anything and never downloads. `PROBES` lists them in the order they are shown; what may crash is
 asked in a child process (mmrl/diagnostics/_doctor_children.py).
 """
 
@@ -35,18 +35,18 @@ class Finding:
     """One line of the report.
 
     `status`: ok; missing (optional, not there); warn (works, with a catch); bad (broken, mmrl or a part will fail).
-    `found` is what was found, `needed_for` what needs it, `mend` the command (or the act) that mends it, '' when ok.
+    `found` is what was found, `needed_for` what needs it, `fix` the command (or the act) that fixes it, '' when ok.
     """
 
     name: str
     status: Status
     found: str
     needed_for: str
-    mend: str = ""
+    fix: str = ""
 
     def __post_init__(self) -> None:
-        assert self.status == "ok" or self.mend, (
-            f"finding '{self.name}' is {self.status} and names no mend"
+        assert self.status == "ok" or self.fix, (
+            f"finding '{self.name}' is {self.status} and names no fix"
         )
 
 
@@ -234,13 +234,13 @@ def _kernel_findings(sdpa: str, flex: str) -> list[Finding]:
     ]
 
 
-def _imported(name: str, module: str, version: str, purpose: str, mend: str) -> Finding:
+def _imported(name: str, module: str, version: str, purpose: str, fix: str) -> Finding:
     """ok when the module really imports, bad with the reason otherwise."""
     try:
         ask("import_module", module)
     except ChildFailure as failure:
         return Finding(
-            name, "bad", f"{version} is installed, importing it fails: {failure}", purpose, mend
+            name, "bad", f"{version} is installed, importing it fails: {failure}", purpose, fix
         )
     return Finding(name, "ok", version, purpose)
 
@@ -255,12 +255,12 @@ def probe_libraries() -> list[Finding]:
     findings = []
     for name, oldest, purpose in required:
         version, wanted = _version(name), ".".join(map(str, oldest))
-        mend = _pip(f"-U '{name}>={wanted}'")
+        fix = _pip(f"-U '{name}>={wanted}'")
         if version is None:
-            findings.append(Finding(name, "bad", "not installed", purpose, mend))
+            findings.append(Finding(name, "bad", "not installed", purpose, fix))
         elif _numbers(version) < oldest:
             findings.append(
-                Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, mend)
+                Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, fix)
             )
         else:
             findings.append(Finding(name, "ok", version, purpose))
@@ -275,12 +275,12 @@ def probe_libraries() -> list[Finding]:
         (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
         (("wandb",), "Weights & Biases logs", _pip("wandb")),
     )
-    for names, purpose, mend in optional:
+    for names, purpose, fix in optional:
         version = _version(*names)
         findings.append(
             Finding(names[0], "ok", version, purpose)
             if version
-            else Finding(names[0], "missing", "not installed", purpose, mend)
+            else Finding(names[0], "missing", "not installed", purpose, fix)
         )
     return findings
 
@@ -312,7 +312,7 @@ def probe_torchvision() -> list[Finding]:
             )
         ]
     found = f"{state['torchvision']}; a Qwen-VL processor runs"
-    if not state["mended"] or (plain := ask("plain_torchvision"))["works"]:
+    if not state["fixed"] or (plain := ask("plain_torchvision"))["works"]:
         return [Finding("torchvision", "ok", found, purpose)]
     if plain["in_environment"]:
         return [
@@ -409,17 +409,17 @@ def vulkan_state() -> tuple[list[dict[str, Any]], Finding]:
     try:
         ask("load_library", "libvulkan.so.1", timeout=30)
     except ChildFailure:
-        return [], Finding("Vulkan", "missing", "no libvulkan.so.1", purpose, _mesa_mend())
+        return [], Finding("Vulkan", "missing", "no libvulkan.so.1", purpose, _mesa_fix())
     try:
         devices = ask("vulkan_devices", timeout=60)["devices"]
     except ChildFailure as failure:
         if "no driver found" in str(failure):
             return [], Finding(
-                "Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_mend()
+                "Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_fix()
             )
-        return [], Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_mend())
+        return [], Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_fix())
     if not devices:
-        return [], Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_mend())
+        return [], Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_fix())
     found = "; ".join(
         f"{device['name']} [{device['driver_info'] or device['driver']}]" for device in devices
     )
@@ -429,12 +429,12 @@ def vulkan_state() -> tuple[list[dict[str, Any]], Finding]:
     too_old = [version is not None and version < OLDEST_MESA for version in software]
     if len(software) == len(devices) and all(too_old):
         return devices, Finding(
-            "Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_mend()
+            "Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_fix()
         )
     return devices, Finding("Vulkan", "ok", found, purpose)
 
 
-def _mesa_mend() -> str:
+def _mesa_fix() -> str:
     """Install the Vulkan loader and drivers; Debian 12's own Mesa is too old, its backports suite has a newer one."""
     release = Path("/etc/os-release")
     text = release.read_text() if release.is_file() else ""
@@ -504,16 +504,16 @@ def probe_simulators() -> list[Finding]:
         _version("hf-libero", "libero"),
         _version("mujoco"),
     )
-    mend = _pip("mani_skill==3.0.1")
+    fix = _pip("mani_skill==3.0.1")
     if sys.version_info >= (3, 13):
-        mend = f"use Python 3.10 to 3.12: ManiSkill has no release for {platform.python_version()}"
+        fix = f"use Python 3.10 to 3.12: ManiSkill has no release for {platform.python_version()}"
     findings = [
         Finding("mani_skill", "ok", mani_skill, "ManiSkill tasks")
         if mani_skill
-        else Finding("mani_skill", "missing", "not installed", "ManiSkill tasks", mend)
+        else Finding("mani_skill", "missing", "not installed", "ManiSkill tasks", fix)
     ]
     if libero is None:
-        mend = (
+        fix = (
             _pip(
                 "'mujoco>=3.3,<3.4' numba easydict cloudpickle future gymnasium h5py imageio matplotlib networkx termcolor "
                 "opencv-python-headless"
@@ -521,7 +521,7 @@ def probe_simulators() -> list[Finding]:
             + " && "
             + _pip("--no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1")
         )
-        findings.append(Finding("libero", "missing", "not installed", "LIBERO suites", mend))
+        findings.append(Finding("libero", "missing", "not installed", "LIBERO suites", fix))
     else:
         findings.append(Finding("libero", "ok", libero, "LIBERO suites"))
     pin = _pip("'mujoco>=3.3,<3.4'")

@@ -5,7 +5,7 @@
 
 Loads the samples twice, encodes every prompt with the model's own processor (its weights are not loaded), scores gold,
 wrong and garbage answers in every coordinate frame, in this process and in a reward worker, and draws the boxes. What
-fails is reported as expected, found and how to mend it. The checks are listed in mmrl/diagnostics/_conformance_checks.py.
+fails is reported as expected, found and how to fix it. The checks are listed in mmrl/diagnostics/_conformance_checks.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Finding:
     check: str
     ok: bool
     expected: str
-    mend: str
+    fix: str
     problems: tuple[str, ...] = ()
     count: int = 0
 
@@ -264,7 +264,7 @@ def _finding(check: Check, problems: list[str]) -> Finding:
         check.name,
         not problems,
         check.expected,
-        check.mend,
+        check.fix,
         tuple(p[:500] for p in problems[:_SHOWN]),
         len(problems),
     )

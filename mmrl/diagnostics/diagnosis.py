@@ -81,7 +81,7 @@ def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
                 Finding(
                     "reward_failures",
                     f"{failed:.0%} of the rewards raised, hung or crashed ({_reasons(row)}), and "
-                    "these completions are not trained on: mend the reward; rollouts/ has their "
+                    "these completions are not trained on: fix the reward; rollouts/ has their "
                     "texts, `mmrl score` scores them again",
                     severity="warning",
                 )
@@ -190,15 +190,15 @@ def _collapsed(row: Row, where: str, config: AlarmConfig, whose: str = "") -> st
 def _unreadable(row: Row, where: str, rate: float, whose: str) -> str:
     cut = row.get(f"{where}/clipped_share")
     if cut is not None and cut >= 0.5:
-        mend = f"{cut:.0%} are cut before they are complete: raise rollout.max_new_tokens, or ask for a shorter format"
+        fix = f"{cut:.0%} are cut before they are complete: raise rollout.max_new_tokens, or ask for a shorter format"
     else:
-        mend = (
+        fix = (
             "look at their texts in rollouts/; warm-start the model with `mmrl sft`, or ask for a format that it keeps "
             "(data.train[].params: prompt, answer_format, preset), or read its dialect (answers: native; `mmrl try` says how "
             "many answers that would read)"
         )
     reasons = _reasons(row, where)
-    return f"{rate:.0%} of {whose} keep the format{f' ({reasons})' if reasons else ''}; {mend}"
+    return f"{rate:.0%} of {whose} keep the format{f' ({reasons})' if reasons else ''}; {fix}"
 
 
 def _reasons(row: Row, where: str = "train") -> str:

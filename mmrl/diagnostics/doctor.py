@@ -1,4 +1,4 @@
-"""`mmrl doctor`: what this machine has, what it lacks, what each thing is for, and the command that mends it.
+"""`mmrl doctor`: what this machine has, what it lacks, what each thing is for, and the command that fixes it.
 
     python -m mmrl.diagnostics.doctor            # a table, then the commands; status 1 when something is broken
     python -m mmrl.diagnostics.doctor --json     # for programs and bug reports
@@ -58,7 +58,7 @@ def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Finding]:
 def print_doctor(
     findings: Sequence[Finding] | None = None, console: Console | None = None
 ) -> list[Finding]:
-    """Print a table of the findings (run now when not given) and below it the commands that mend; returns them."""
+    """Print a table of the findings (run now when not given) and below it the commands that fix them; returns the findings."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -78,14 +78,14 @@ def print_doctor(
             escape(finding.needed_for),
         )
     console.print(table)
-    to_mend = [finding for finding in found if finding.status != "ok"]
-    if to_mend:
-        console.print("\n[bold]To mend, or to add what you need:[/]")
-    for finding in sorted(to_mend, key=lambda f: ("bad", "warn", "missing").index(f.status)):
+    to_fix = [finding for finding in found if finding.status != "ok"]
+    if to_fix:
+        console.print("\n[bold]How to fix this, or to add what you need:[/]")
+    for finding in sorted(to_fix, key=lambda f: ("bad", "warn", "missing").index(f.status)):
         mark, style = _MARKS[finding.status]
         # soft_wrap keeps a command on one line, so that it can be copied
         console.print(
-            f"  [{style}]{mark}[/] {escape(finding.name)}: {escape(finding.mend)}", soft_wrap=True
+            f"  [{style}]{mark}[/] {escape(finding.name)}: {escape(finding.fix)}", soft_wrap=True
         )
     broken = sum(finding.status == "bad" for finding in found)
     console.print(

@@ -120,7 +120,7 @@ def find_start(checkpoints: Checkpoints, resume: bool, world: World) -> Start:
     """The newest checkpoint that is as it was saved; collective, and the same on all processes.
 
     Raises ConfigError where processes see different folders, CheckpointError where there are checkpoints and all are damaged: a
-    run that began again from nothing would replace what may still be mended.
+    run that began again from nothing would replace what may still be fixed.
     """
     steps = checkpoints.steps() if resume else []
     start = Start(newest=steps[-1] if steps else 0)

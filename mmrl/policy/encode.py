@@ -294,7 +294,7 @@ class Encoder:
                 words = {"image": "picture", "video": "video"}[kind]
                 raise DataError(
                     f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
-                    f"{count} {words}s; mend {origin} or the row's {kind}s"
+                    f"{count} {words}s; fix {origin} or the row's {kind}s"
                 )
         text = self.processor.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False

@@ -12,7 +12,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class RequestError(MMRLError, ValueError):
-    """A request that cannot be answered; the text says what was expected, what was found and the mend."""
+    """A request that cannot be answered; the text says what was expected, what was found and the fix."""
 
     def __init__(
         self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None

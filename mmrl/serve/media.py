@@ -1,7 +1,7 @@
 """Pictures and clips of a request -> files that the encoder can open, within limits; nothing is opened that was not allowed.
 
 data: addresses are always taken, file:// (or a bare path) only below --media-root; http(s) is fetched by mmrl/serve/fetch.py, where
-the server was told to. Everything else is refused with the mend.
+the server was told to. Everything else is refused with the fix.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _WIDE = 0.01  # of clip ranges of sequence ratios: no published run goes beyond 
 
 
 def remarks(config: RunConfig) -> list[str]:
-    """One line for each, with the mend; empty for most configurations."""
+    """One line for each, with the fix; empty for most configurations."""
     return [*_of_gspo(config), *_of_contrast(config)]
 
 

@@ -201,7 +201,7 @@ class AlarmBoard:
                         step,
                         "task_failed",
                         f"no episode of task '{task}' has finished for {steps} steps, each was tried as often as "
-                        "env.retries allows: nothing is learned of it and its retries cost time; failures.jsonl says why; mend its "
+                        "env.retries allows: nothing is learned of it and its retries cost time; failures.jsonl says why; fix its "
                         "simulator, or take it out of env.tasks",
                         "error",
                     )

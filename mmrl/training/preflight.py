@@ -4,7 +4,7 @@
     best_metric(config.eval, measured_by(sources))                       # once they are, before the model is
 
 Loading a model and evaluating it take minutes to hours; a word that is wrong must not wait for that. Everything here raises
-ConfigError or MissingExtraError with what was expected, what was found and the mend.
+ConfigError or MissingExtraError with what was expected, what was found and the fix.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def check_packages(config: RunConfig) -> None:
         )
 
 
-def _find(package: str, key: str, mend: str) -> None:
+def _find(package: str, key: str, fix: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(f"{key} needs the package {package}, found none: {mend}")
+        raise MissingExtraError(f"{key} needs the package {package}, found none: {fix}")
 
 
 def check_model_folder(path: str) -> None:

@@ -174,7 +174,7 @@ def _check_failures(failed: Sequence[Mapping[str, Any]], drawn: int) -> None:
     if len(failed) == drawn or len(failed) > max(1, _MAX_FAILURE_SHARE * drawn):
         raise DataError(
             f"step {failed[0]['step']}: expected samples that can be read, found {len(failed)} of {drawn} that cannot "
-            f"(limit {_MAX_FAILURE_SHARE:.0%}); mend or remove them; first: {failed[0]['source']}/{failed[0]['id']}: "
+            f"(limit {_MAX_FAILURE_SHARE:.0%}); fix or remove them; first: {failed[0]['source']}/{failed[0]['id']}: "
             f"{failed[0]['reason']}"
         )
 

@@ -221,7 +221,7 @@ class Prefetcher:
             if media in self._done:
                 return self._done[media]
             error = self._failed[media]
-            # a file may be mended; one that kills is not tried again
+            # a file may be fixed; one that kills is not tried again
             if error.kind not in ("crashed", "timeout"):
                 del self._failed[media]
             raise error

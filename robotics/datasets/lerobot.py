@@ -484,11 +484,11 @@ class _Reading:
             ) from error
 
 
-def _json(path: str, mend: str) -> dict[str, Any]:
+def _json(path: str, fix: str) -> dict[str, Any]:
     try:
         data = json.loads(read_bounded(path, _MAX_META))
     except FileNotFoundError as error:
-        raise DataError(f"expected a file {path}, found none; {mend}") from error
+        raise DataError(f"expected a file {path}, found none; {fix}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON, found {error}; copy it again") from error
     if not isinstance(data, dict):

@@ -400,7 +400,7 @@ class _Tally:
         self.errors: list[str] = []
 
     def take(self, reply: _Reply, writer: LeRobotWriter) -> None:
-        """Raises what no later episode could mend."""
+        """Raises what no later episode could fix."""
         if reply.fatal is not None:
             raise reply.fatal(reply.error)
         self.done += 1

@@ -1,4 +1,4 @@
-"""What every reader shares: box checks, row errors that say file, row, expected, found and mend, and their collection.
+"""What every reader shares: box checks, row errors that say file, row, expected, found and fix, and their collection.
 
 A broken row either raises DataError (on_error='raise', the default) or is kept in `Readout.rejected` with its reason
 (on_error='record'). No row is lost, repaired or replaced silently.
@@ -48,14 +48,14 @@ Check = Callable[[str, Any, CoordFrame, Sequence[tuple[int, int]], Mapping[str, 
 MAP_COLUMNS = (
     "map the columns that there are: reader.columns={image: ..., question: ..., answer: ...}"
 )
-"""The mend for rows of nobody's format, see mmrl.tasks.readers.mapped."""
+"""The fix for rows of nobody's format, see mmrl.tasks.readers.mapped."""
 
 
 class RowError(DataError):
     """One row cannot be used; `collect` adds file and row number."""
 
-    def __init__(self, expected: str, found: str, mend: str) -> None:
-        super().__init__(f"expected {expected}, found {found}; {mend}")
+    def __init__(self, expected: str, found: str, fix: str) -> None:
+        super().__init__(f"expected {expected}, found {found}; {fix}")
 
 
 class GeometryError(RowError):
@@ -211,10 +211,10 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
     if min(x1, y1) < -1 or x2 > width + 1 or y2 > height + 1:
         if frame is CoordFrame.ABS_ORIG:
             thousandths = min(box) >= 0 and max(box) <= 1000
-            mend = "declare frame rel1000 if these are thousandths" if thousandths else "correct it"
+            fix = "declare frame rel1000 if these are thousandths" if thousandths else "correct it"
         else:
-            mend = "declare frame abs_orig if these are pixels"
-        raise GeometryError("a box inside the picture", shown, mend)
+            fix = "declare frame abs_orig if these are pixels"
+        raise GeometryError("a box inside the picture", shown, fix)
     return x1, y1, x2, y2
 
 

@@ -178,7 +178,7 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
         known = [
             tags[tag] for tag in ("user_tag", "assistant_tag", "observation_tag", "function_tag")
         ]
-        mend = (
+        fix = (
             "split it into one row per question"
             if all(role in known for role in roles)
             else "correct tags.user_tag and tags.assistant_tag in dataset_info.json"
@@ -186,7 +186,7 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
         raise RowError(
             f"one turn of '{tags['user_tag']}' and one of '{tags['assistant_tag']}'",
             f"{roles!r:.80}",
-            mend,
+            fix,
         )
     question, answer = (text_of(turn[tags["content_tag"]], tags["content_tag"]) for turn in turns)
     return question, answer, text_of(system, "system") if system else None

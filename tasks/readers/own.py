@@ -105,7 +105,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield (
                     number,
                     RowError(
-                        "one JSON object per line", f"{shown!r} ({err})", "mend or remove the line"
+                        "one JSON object per line", f"{shown!r} ({err})", "fix or remove the line"
                     ),
                 )
                 continue
@@ -147,7 +147,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         ) from err
     except (ValueError, RecursionError) as err:
         raise DataError(
-            f"{path}: expected a list of rows as JSON, found {err}; mend it, or write one object per line and name it "
+            f"{path}: expected a list of rows as JSON, found {err}; fix it, or write one object per line and name it "
             ".jsonl"
         ) from err
     for number, row in enumerate(rows, 1):

@@ -88,7 +88,7 @@ def json_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
 
 
 def parquet_rows(
-    path: Path, needed: Sequence[str] = (), mend: str = "is it another format?"
+    path: Path, needed: Sequence[str] = (), fix: str = "is it another format?"
 ) -> Iterator[tuple[int, Any]]:
     """(row number from 1, row) of one parquet file, read batch by batch. Raises DataError for a missing column."""
     import pyarrow as pa
@@ -99,7 +99,7 @@ def parquet_rows(
         for key in needed:
             if key not in names:
                 raise DataError(
-                    f"{path}: expected a column '{key}', found {', '.join(names)}; {mend}.{did_you_mean(key, names)}"
+                    f"{path}: expected a column '{key}', found {', '.join(names)}; {fix}.{did_you_mean(key, names)}"
                 )
         yield from enumerate(bounds.parquet_rows(table, path), 1)
     except (pa.ArrowException, OSError, MemoryError, OverflowError) as err:
@@ -111,12 +111,12 @@ def parquet_rows(
 def rows_of(
     path: Path,
     needed: Sequence[str] = (),
-    mend: str = "is it another format?",
+    fix: str = "is it another format?",
     encoding: str = "utf-8",
 ) -> Iterator[tuple[int, Any]]:
     """Rows of a .parquet, .json or JSON Lines file; `needed` are columns a parquet file must have."""
     return (
-        parquet_rows(path, needed, mend) if path.suffix == ".parquet" else json_rows(path, encoding)
+        parquet_rows(path, needed, fix) if path.suffix == ".parquet" else json_rows(path, encoding)
     )
 
 

@@ -58,13 +58,13 @@ def resolve_video(name: Any, root: Path) -> str:
     text = os.fspath(name)
     path = text if "://" in text else os.path.normpath(root / text)
     if not os.path.exists(path):
-        mend = (
+        fix = (
             "download it first, addresses are not fetched"
             if "://" in text
             else ("check the path, or say where the videos are: params.reader.image_root=FOLDER")
         )
         raise MediaError(
-            f"expected a video file or a folder of frames, found none at {path}; {mend}",
+            f"expected a video file or a folder of frames, found none at {path}; {fix}",
             kind="missing",
             path=path,
         )

@@ -1,4 +1,4 @@
-"""A disk that is full, or read-only, at any write: a message with its mend, a truthful run.json, nothing torn; what is
+"""A disk that is full, or read-only, at any write: a message with its fix, a truthful run.json, nothing torn; what is
 optional goes on."""
 
 from __future__ import annotations
@@ -216,15 +216,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_said_names_the_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, mend in (
+def test_what_is_said_names_the_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, fix in (
         (errno.ENOSPC, "make room"),
         (errno.EDQUOT, "raise the quota"),
         (errno.EROFS, "mount it writable"),
         (errno.EACCES, "let this user write there"),
-        (errno.EIO, "mend the disk"),
+        (errno.EIO, "fix the disk"),
     ):
-        said = rf"{tmp_path}/no/such: expected a folder .*{os.strerror(number)}.*MiB free.*{mend}"
+        said = rf"{tmp_path}/no/such: expected a folder .*{os.strerror(number)}.*MiB free.*{fix}"
         with pytest.raises(StorageError, match=said), writing(tmp_path / "no" / "such"):
             raise OSError(number, os.strerror(number))
     for _ in range(3):

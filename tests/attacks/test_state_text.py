@@ -184,6 +184,8 @@ def test_a_prompt_that_is_no_text_is_named() -> None:
     from tests.kits.album_task import Album
 
     sample = dataclasses.replace(sample_with([picture((56, 56))]), question=f"Is this {HALF} it?")
-    said = r"sample s0: expected text, found half a character .* position \d+: '.*\\ud800.*mend the row"
+    said = (
+        r"sample s0: expected text, found half a character .* position \d+: '.*\\ud800.*fix the row"
+    )
     with pytest.raises(DataError, match=said):
         p.encoder(sample, Album())

@@ -132,7 +132,7 @@ def test_programs_are_found_exactly_when_on_the_path(
         )
     else:
         assert findings[name].status == "missing" and re.search(
-            rf"apt-get install .* {programs[0]}$", findings[name].mend
+            rf"apt-get install .* {programs[0]}$", findings[name].fix
         )
 
 
@@ -148,7 +148,7 @@ def test_programs_off_the_path_are_missing_with_the_command_that_installs_them(
     )
     finding = {f.name: f for f in probe()}[name]
     assert finding.status == "missing" and re.search(
-        rf"apt-get install .* {programs[0]}$", finding.mend
+        rf"apt-get install .* {programs[0]}$", finding.fix
     )
 
 
@@ -185,7 +185,7 @@ def test_a_torchvision_that_only_mmrl_makes_work_is_told(monkeypatch: pytest.Mon
         _doctor_probes,
         "ask",
         lambda question, *_, **__: {
-            "qwen_processor": {"torchvision": "0.28.0+cu130", "mended": True},
+            "qwen_processor": {"torchvision": "0.28.0+cu130", "fixed": True},
             "plain_torchvision": {
                 "works": False,
                 "error": "RuntimeError: no nms",
@@ -195,17 +195,17 @@ def test_a_torchvision_that_only_mmrl_makes_work_is_told(monkeypatch: pytest.Mon
     )
     (finding,) = _doctor_probes.probe_torchvision()
     assert finding.status == "warn" and "only where mmrl is imported first" in finding.found
-    assert finding.mend.endswith("torchvision==0.28.0")
+    assert finding.fix.endswith("torchvision==0.28.0")
 
 
-def test_every_finding_says_what_it_is_for_and_how_to_mend_it(findings: dict[str, Finding]) -> None:
+def test_every_finding_says_what_it_is_for_and_how_to_fix_it(findings: dict[str, Finding]) -> None:
     for finding in findings.values():
         assert finding.found and finding.needed_for
-        assert bool(finding.mend) == (finding.status != "ok"), finding
+        assert bool(finding.fix) == (finding.status != "ok"), finding
 
 
-def test_a_finding_that_is_not_ok_must_name_a_mend() -> None:
-    with pytest.raises(AssertionError, match="names no mend"):
+def test_a_finding_that_is_not_ok_must_name_a_fix() -> None:
+    with pytest.raises(AssertionError, match="names no fix"):
         Finding("x", "warn", "odd", "tests")
 
 
@@ -218,7 +218,7 @@ def test_a_probe_that_crashes_is_a_finding_and_the_others_report() -> None:
 
     broken, fine = run_doctor([probe_broken, probe_fine])
     assert (broken.name, broken.status) == ("probe broken", "bad")
-    assert "OSError: no such device" in broken.found and "--json" in broken.mend
+    assert "OSError: no such device" in broken.found and "--json" in broken.fix
     assert fine.name == "fine"
 
 
@@ -256,7 +256,7 @@ def test_an_installed_decoder_that_cannot_be_imported_is_bad(
     probe = next(p for p in PROBES if p.__name__ == "probe_decoders")
     finding = {f.name: f for f in probe()}["torchcodec"]
     assert finding.status == "bad" and "libtorch_cuda.so" in finding.found
-    assert finding.mend.endswith("pip install --no-deps torchcodec==0.13.0")
+    assert finding.fix.endswith("pip install --no-deps torchcodec==0.13.0")
 
 
 @pytest.mark.render("libvulkan.so.1")
@@ -268,7 +268,7 @@ def test_a_vulkan_loader_without_a_driver_is_missing_not_broken(
     probe = next(p for p in PROBES if p.__name__ == "probe_vulkan")
     [finding] = probe()
     assert finding.status == "missing" and "no driver" in finding.found
-    assert "mesa-vulkan-drivers" in finding.mend
+    assert "mesa-vulkan-drivers" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -290,13 +290,13 @@ def test_mesa_versions_are_read_from_what_drivers_say(
 def test_commands_stay_on_one_line_however_narrow_the_terminal() -> None:
     from rich.console import Console
 
-    mend = "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1 [extra]"
+    fix = "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1 [extra]"
     text = io.StringIO()
     print_doctor(
-        [Finding("libero", "missing", "not installed", "LIBERO", mend)],
+        [Finding("libero", "missing", "not installed", "LIBERO", fix)],
         Console(file=text, width=40),
     )
-    assert mend in text.getvalue() and "nothing is broken" in text.getvalue()
+    assert fix in text.getvalue() and "nothing is broken" in text.getvalue()
 
 
 @pytest.mark.slow
@@ -310,5 +310,5 @@ def test_the_command_line_prints_json_and_fails_when_something_is_broken(broken:
         "status",
         "found",
         "needed_for",
-        "mend",
+        "fix",
     }

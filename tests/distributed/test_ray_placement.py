@@ -1,4 +1,4 @@
-"""Placement is arithmetic: what fits passes, what does not is refused with the numbers and a mend, before anything starts."""
+"""Placement is arithmetic: what fits passes, what does not is refused with the numbers and a fix, before anything starts."""
 
 from __future__ import annotations
 

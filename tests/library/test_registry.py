@@ -99,7 +99,7 @@ def test_a_file_that_is_missing_or_lacks_the_class_says_so(tmp_path: Path) -> No
         resolve_task(f"{empty}:Number")
 
 
-def test_a_failing_import_shows_its_own_error_and_can_be_mended(
+def test_a_failing_import_shows_its_own_error_and_can_be_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "needy.py"

@@ -75,7 +75,7 @@ def test_a_launched_process_is_not_aborted_by_a_thread_of_its_process_group(tmp_
         ("pass", 0, ""),
         ("sys.exit(143)", 143, ""),
         ("sys.exit('no')", 1, "no"),
-        ("raise MMRLError('mend it')", 2, "error: mend it"),
+        ("raise MMRLError('fix it')", 2, "error: fix it"),
         ("raise KeyError('x')", 1, "KeyError: 'x'"),
         ("raise KeyboardInterrupt", 130, "interrupted"),
     ],

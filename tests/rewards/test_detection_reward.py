@@ -254,7 +254,7 @@ def test_near_copies_earn_no_more_than_the_best_of_them_alone(mode: str, size: f
         "f1 dynamic": make_detection_reward("f1", threshold="dynamic"),
         "scene_graph": lambda p, t: make_scene_graph_reward()(Graph(tuple(p)), Graph(tuple(t))),
     }[mode]
-    mended = 0
+    fixed = 0
     for seed in range(40):
         rng, predicted, true = _crowd(seed)
         if _twins(true):
@@ -268,8 +268,8 @@ def test_near_copies_earn_no_more_than_the_best_of_them_alone(mode: str, size: f
         flood = reward([*predicted, *jittered], true)
         assert flood <= max(alone) + 1e-9, seed
         assert flood < max(alone) or flood == 0, "copies cost"
-        mended += max(alone) > alone[0]
-    assert mended > 5 or mode == "f1 dynamic", (
+        fixed += max(alone) > alone[0]
+    assert fixed > 5 or mode == "f1 dynamic", (
         "a copy may be nearer to a truth: that it was tried beside the others never pays"
     )
 

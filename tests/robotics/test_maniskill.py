@@ -486,7 +486,7 @@ def test_another_process_starts_and_plays_the_same() -> None:
 @pytest.mark.parametrize(
     "variables", [{"VK_DRIVER_FILES": "/no/such.json", "VK_ICD_FILENAMES": "/no/such.json"}]
 )
-def test_broken_vulkan_is_an_error_with_a_mend_and_never_an_abort(
+def test_broken_vulkan_is_an_error_with_a_fix_and_never_an_abort(
     variables: dict[str, str],
 ) -> None:
     code = (

@@ -458,7 +458,7 @@ def test_action_settings_that_make_no_sense_are_refused_before_anything_starts(
         pytest.param(
             ["env.suite=maniskill", "env.tasks=[PushCube-v1]", "env.options={dims: 4}"],
             {"VK_ICD_FILENAMES": "/nowhere/icd.json", "VK_DRIVER_FILES": "/nowhere/icd.json"},
-            ["pictures from ManiSkill", "need Vulkan", "Mend:"],
+            ["pictures from ManiSkill", "need Vulkan", "Fix:"],
             marks=pytest.mark.render("libvulkan.so.1"),
         ),
         pytest.param(

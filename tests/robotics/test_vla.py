@@ -180,7 +180,7 @@ def test_lora_trains_adapters_and_action_logits_follow(model: Path, tmp_path: Pa
 
 def untied(model: Path, folder: Path) -> Path:
     """The model with an output layer of its own."""
-    # after mmrl, which mends torchvision
+    # after mmrl, which fixes torchvision
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     config = AutoConfig.from_pretrained(model)

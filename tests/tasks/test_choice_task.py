@@ -162,7 +162,7 @@ def test_files_may_spell_the_truth_as_letter_or_text(value: str) -> None:
         ("E", {"num_options": 4}, "letters A to D"),
     ],
 )
-def test_unusable_rows_say_what_to_mend(
+def test_unusable_rows_say_what_to_fix(
     tmp_path: Path, value: Any, params: dict[str, Any], words: str
 ) -> None:
     file = tmp_path / "data.jsonl"

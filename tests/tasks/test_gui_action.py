@@ -250,7 +250,7 @@ def test_steps_are_stored_in_one_spelling_and_in_pixels(
         ({"action": "wait"}, {"image_index": 4}, "image_index"),
     ],
 )
-def test_broken_steps_say_what_to_mend(answer: Any, params: dict[str, Any], message: str) -> None:
+def test_broken_steps_say_what_to_fix(answer: Any, params: dict[str, Any], message: str) -> None:
     with pytest.raises(RowError, match=message):
         GuiAction().check_answer(answer, CoordFrame.ABS_ORIG, [SIZE], params)
 

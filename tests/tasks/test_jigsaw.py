@@ -141,7 +141,7 @@ def test_the_prompt_tells_the_grid() -> None:
         ({"answer": [1], "params": {}}, "wrong_count"),
     ],
 )
-def test_unusable_rows_say_what_to_mend(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+def test_unusable_rows_say_what_to_fix(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({"question": "Solve.", "params": {"grid": [2, 2]}, **row}) + "\n")
     with pytest.raises(DataError, match="row 1: expected") as error:
@@ -198,7 +198,7 @@ def test_any_folder_of_pictures_becomes_a_set(
     )
 
 
-def test_impossible_sets_say_what_to_mend(
+def test_impossible_sets_say_what_to_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _picture(20, 20).save(tmp_path / "a.png")

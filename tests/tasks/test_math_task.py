@@ -166,7 +166,7 @@ def test_a_truth_sympy_cannot_read_is_counted() -> None:
         (True, "no text"),
     ],
 )
-def test_unusable_rows_say_what_to_mend(tmp_path: Path, value: Any, words: str) -> None:
+def test_unusable_rows_say_what_to_fix(tmp_path: Path, value: Any, words: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({"question": "What?", "answer": value}) + "\n")
     with pytest.raises(DataError, match="row 1: expected one mathematical expression") as error:

@@ -205,7 +205,7 @@ def test_everything_else_fails_with_its_reason(text: str, reason: str) -> None:
         ({"answer": "jump"}, "not_a_move"),
     ],
 )
-def test_unusable_rows_say_what_to_mend(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+def test_unusable_rows_say_what_to_fix(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     file = tmp_path / "data.jsonl"
     base = {"question": "Go.", "answer": "right, right, down, down", "params": {"maze": RING}}
     file.write_text(json.dumps(base) + "\n" + json.dumps({**base, **row}) + "\n")

@@ -168,7 +168,7 @@ def test_failures_are_recorded_zeros(text: str, reason: str) -> None:
         ({"answer": 5, "params": {"percent": "yes"}}, "params.percent"),
     ],
 )
-def test_unusable_rows_say_what_to_mend(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+def test_unusable_rows_say_what_to_fix(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({"question": "How many?", **row}) + "\n")
     with pytest.raises(DataError, match="row 1: expected") as error:

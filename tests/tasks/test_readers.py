@@ -1,4 +1,4 @@
-"""Readers: every format gives the same boxes; broken rows are named with file, row and mend; pickles run no code."""
+"""Readers: every format gives the same boxes; broken rows are named with file, row and fix; pickles run no code."""
 
 from __future__ import annotations
 

@@ -189,12 +189,12 @@ def test_a_format_of_one_task_refuses_another_and_can_be_sent_there(
     fixtures: dict[str, str], name: str
 ) -> None:
     # a click can never be read as yes or no; a text or an action of that name may be
-    mend = (
+    fix = (
         r"use task gui_grounding or mixed, whose answers are \[x, y\]"
         if FIXED[name] == "gui_grounding"
         else "types="
     )
-    with pytest.raises(ConfigError, match=f"holds task {FIXED[name]}, found task boolean.*{mend}"):
+    with pytest.raises(ConfigError, match=f"holds task {FIXED[name]}, found task boolean.*{fix}"):
         read_any(fixtures[name], task="boolean", check=raw)
     sent = read_any(fixtures[name], task="boolean", types={FIXED[name]: "boolean"}, check=raw)
     assert {s.task for s in sent} == {"boolean"}
@@ -218,7 +218,7 @@ def test_labelled_boxes_are_sent_to_no_task_that_cannot_take_them(task: str) -> 
         } == {other}
 
 
-def test_a_bad_row_of_a_readers_file_names_file_row_and_mend(fixtures: dict[str, str]) -> None:
+def test_a_bad_row_of_a_readers_file_names_file_row_and_fix(fixtures: dict[str, str]) -> None:
     path = Path(fixtures["ui_r1"])
     rows = json.loads(path.read_text())
     bad = path.with_name("bad.json")

@@ -354,7 +354,7 @@ def test_a_habit_of_letters_shows_where_the_letter_moves(tmp_path: Path) -> None
         ({"answer": "left", "params": {"mirror_of": 3}}, "params.mirror_of as an id"),
     ],
 )
-def test_unusable_rows_say_what_to_mend(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+def test_unusable_rows_say_what_to_fix(tmp_path: Path, row: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match="row 1: expected") as error:
         Spatial().load(_write(tmp_path, [row]))
     assert words in str(error.value)

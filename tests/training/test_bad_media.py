@@ -167,7 +167,7 @@ def broken_run(folder: Path, held: bool) -> tuple[str, Path]:
 
 @pytest.mark.check_takes(1)
 @pytest.mark.parametrize("held", [False, True])
-def test_a_broken_picture_ends_a_run_that_raises_and_it_resumes_once_the_picture_is_mended(
+def test_a_broken_picture_ends_a_run_that_raises_and_it_resumes_once_the_picture_is_fixed(
     held: bool, tmp_path: Path
 ) -> None:
     config, bad = broken_run(tmp_path / "a", held)

@@ -338,7 +338,7 @@ def test_run_whose_checkpoints_disk_is_full(tmp_path: Path, small_disk: Path) ->
 @pytest.mark.parametrize(
     "file", first_fast(["model.safetensors", "config.json", "trainer/optimizer.pt"])
 )
-def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_mend_that_works(
+def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_fix_that_works(
     file: str, tmp_path: Path
 ) -> None:
     """One without a manifest: nothing tells what it should be, so nothing is put in its place unasked."""

@@ -532,7 +532,7 @@ def test_the_choice_depends_on_the_key_alone_and_reaches_all() -> None:
         ([{"text": "a", "logps": [-float("inf")]}], "found -inf"),
     ],
 )
-def test_broken_rows_name_file_line_and_mend(tmp_path: Path, offline: Any, message: str) -> None:
+def test_broken_rows_name_file_line_and_fix(tmp_path: Path, offline: Any, message: str) -> None:
     file = rows_file(
         tmp_path,
         [{}, {"offline": offline}, {"offline": [{"text": "fine", "logps": [-1, 0, -0.5]}]}],

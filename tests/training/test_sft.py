@@ -146,7 +146,7 @@ def test_too_many_that_cannot_be_read_stop_the_warm_start(
     c = with_missing(tmp_path, missing, rows)
     p = fresh_policy(path=c.model.path)
     before = {n: q.detach().clone() for n, q in p.model.named_parameters()}
-    told = rf"step 1: .*found {missing} of {rows} that cannot \(limit 20%\); mend or remove.*first: .*album-.*gone"
+    told = rf"step 1: .*found {missing} of {rows} that cannot \(limit 20%\); fix or remove.*first: .*album-.*gone"
     with pytest.raises(DataError, match=told):
         run_sft(p, c)
     assert all(torch.equal(q, before[n]) for n, q in p.model.named_parameters()), "not one step"

@@ -124,7 +124,7 @@ def test_errors_of_media_are_those_of_the_reader(
             assert (str(there.value), there.value.kind) == (str(here.value), here.value.kind)
     Path(folder / "nowhere.mp4").write_bytes(Path(make_clip(folder, "found")).read_bytes())
     assert pool.wait(Media(0, "video", str(folder / "nowhere.mp4"))) == "built", (
-        "a file that was mended is read"
+        "a file that was fixed is read"
     )
     (folder / "nowhere.mp4").unlink()
 

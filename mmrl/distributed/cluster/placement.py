@@ -1,6 +1,6 @@
 """Which nodes of a Ray cluster workers may run on, and whether they fit: pure arithmetic, without Ray.
 
-check("disaggregated", [Demand("simulators", 4, 1.0, 0.0)], nodes)      # ConfigError: expected, found, mend
+check("disaggregated", [Demand("simulators", 4, 1.0, 0.0)], nodes)      # ConfigError: expected, found, fix
 
 placement       simulators      rewards         rollouts
 collocated      here            here            here            (the trainer's node)
@@ -109,7 +109,7 @@ def eligible(place: Place, nodes: Sequence[Node]) -> list[Node]:
 def check(
     placement: Placement, demands: Sequence[Demand], nodes: Sequence[Node], processes: int = 1
 ) -> None:
-    """Raise ConfigError unless all workers fit on the nodes together: expected, found, mend. `processes` ask for `demands` each.
+    """Raise ConfigError unless all workers fit on the nodes together: expected, found, fix. `processes` ask for `demands` each.
 
     Counts what nodes have, not what is free just now. The most bound workers are placed first, so that those that may run
     anywhere leave them their room.

@@ -344,7 +344,7 @@ def test_several_sources_stand_by_name_with_their_mean(tmp_path: Path) -> None:
     assert files == ["coco_results.a_1.json", "coco_results.a_1_.json"]
 
 
-def test_categories_that_disagree_are_refused_with_a_mend() -> None:
+def test_categories_that_disagree_are_refused_with_a_fix() -> None:
     first = pair(1, [], [], categories=["dog"])
     other = pair(2, [], [], categories=["dog"], category_ids=[99])
     with pytest.raises(
