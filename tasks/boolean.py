@@ -126,8 +126,8 @@ class Boolean(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 scenes, half of the questions true; returns their data.jsonl."""
-        from mmrl.tasks.examples import example_scenes, write_rows
-        from mmrl.tasks.scenes import COLORS
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.scenes import COLORS, example_scenes
 
         rows, colors = [], list(COLORS)
         for index, row in enumerate(example_scenes(folder, 12)):

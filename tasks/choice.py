@@ -281,8 +281,8 @@ class Choice(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its colour, with 3 to 6 options; returns their data.jsonl."""
-        from mmrl.tasks.examples import example_scenes, write_rows
-        from mmrl.tasks.scenes import COLORS
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.scenes import COLORS, example_scenes
 
         rows = []
         for index, row in enumerate(example_scenes(folder, 12)):

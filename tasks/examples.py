@@ -1,4 +1,4 @@
-"""What example data of tasks are made of: rows, scenes and pictures of text. No system font, no download."""
+"""Example data of tasks: rows and pictures of text; scenes are drawn by mmrl.tasks.scenes. No system font, no download."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw_text", "example_scenes", "write_rows"]
+__all__ = ["draw_text", "write_rows"]
 
 
 def write_rows(folder: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -21,20 +21,6 @@ def write_rows(folder: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]
     )
     os.replace(partial, path)
     return str(path)
-
-
-def example_scenes(
-    folder: str, count: int, difficulty: int = 0, seed: int = 7
-) -> list[dict[str, Any]]:
-    """Draw `count` scenes (mmrl.tasks.scenes) and return {"id", "image", "params": {"objects": ...}} of each."""
-    from mmrl.tasks.scenes import make_scenes
-
-    lines = (
-        Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty))
-        .read_text()
-        .splitlines()
-    )
-    return [{key: row[key] for key in ("id", "image", "params")} for row in map(json.loads, lines)]
 
 
 def draw_text(

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
-from mmrl.rewards.gui import centre
 from mmrl.rewards.gui_actions import (
     SPACES,
     Action,
@@ -30,17 +29,17 @@ from mmrl.rewards.gui_actions import (
     parse_action,
     text_kind,
 )
-from mmrl.rewards.parsing import Box
 from mmrl.rewards.reading.calls import one_call
 from mmrl.rewards.router import Part, PartFactory
 from mmrl.task import Template
 from mmrl.tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
 from mmrl.tasks.boxes import format_point, from_picture
 from mmrl.tasks.gui_grounding import draw_window, spell_inside
+from mmrl.tasks.metrics.gui import true_action, write_actions
 from mmrl.tasks.truths import of_sample
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 
-__all__ = ["GuiAction", "action_words", "true_action"]
+__all__ = ["GuiAction", "action_words"]
 
 _EXAMPLES = {
     "point": '"point": [x, y]',
@@ -94,26 +93,6 @@ def _peer_spelling(table: Mapping[str, Any], spelling: str) -> str:
         "no input text",
     )
     return repr([{"action": name, "point": point, "input_text": text, **end}])
-
-
-@of_sample
-def true_action(sample: Sample) -> Action:
-    """Sample.answer as an Action; a box without a point gets its middle, a point takes the box of params.sam2_bbox."""
-    answer = sample.answer
-    corners = answer.get("bbox") or (
-        sample.params.get("sam2_bbox") if answer.get("point") else None
-    )
-    box: Box | None = tuple(corners) if corners else None
-    point = (
-        tuple(answer["point"])
-        if answer.get("point") is not None
-        else (centre(box) if box else None)
-    )
-    end = tuple(answer["end"]) if answer.get("end") is not None else None
-    text = next(
-        (answer[key] for key in ("text", "app", "keys") if answer.get(key) is not None), None
-    )
-    return Action(answer["action"], point, box, end, text, answer.get("direction"))
 
 
 def _spell(action: Action) -> dict[str, Any]:
@@ -394,8 +373,6 @@ class GuiAction(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """AndroidControl's numbers under every published rule, and gui_actions.jsonl; see mmrl.tasks.metrics.gui."""
-        from mmrl.tasks.metrics.gui import write_actions
-
         return write_actions(pairs, folder)
 
     def example_data(self, folder: str) -> str:

@@ -316,7 +316,8 @@ class Numeric(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its width in pixels or as a share of the picture; returns their data.jsonl."""
-        from mmrl.tasks.examples import example_scenes, write_rows
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.scenes import example_scenes
 
         rows = []
         for index, row in enumerate(example_scenes(folder, 12)):

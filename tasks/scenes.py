@@ -12,6 +12,7 @@ Difficulty 0: one object. 1: two objects that differ. 2: three or four objects a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ __all__ = [
     "SceneObject",
     "draw_objects",
     "draw_scene",
+    "example_scenes",
     "make_scenes",
 ]
 
@@ -328,6 +330,15 @@ def make_scenes(
         }
         entries.append(row)
     return write_rows(folder, entries)
+
+
+def example_scenes(
+    folder: str, count: int, difficulty: int = 0, seed: int = 7
+) -> list[dict[str, Any]]:
+    """Draw `count` scenes and return {"id", "image", "params": {"objects": ...}} of each, for a task's example data."""
+    data = Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty))
+    rows = map(json.loads, data.read_text(encoding="utf-8").splitlines())
+    return [{key: row[key] for key in ("id", "image", "params")} for row in rows]
 
 
 def _parse_mix(text: str) -> dict[int, float]:

@@ -24,7 +24,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.rewards.temporal import clip_spans, merged
 from mmrl.rewards.times import Span, SpanParse
-from mmrl.tasks.base import AnswerError
+from mmrl.tasks.levels import AnswerError
 from mmrl.types import ImageSize, RewardContext, Sample
 
 __all__ = [

@@ -34,7 +34,7 @@ from mmrl.task import Template
 from mmrl.tasks.base import AnswerError, AnswerTask
 from mmrl.tasks.boolean import read_truth
 from mmrl.tasks.choice import Choice, options_of
-from mmrl.tasks.examples import example_scenes, write_rows
+from mmrl.tasks.examples import write_rows
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["RELATIONS", "Spatial", "mirror_sample", "parse_relation"]
@@ -324,6 +324,8 @@ class Spatial(Choice):
 
     def example_data(self, folder: str) -> str:
         """12 scenes with a relation: relation words, yes/no and letters; returns their data.jsonl."""
+        from mmrl.tasks.scenes import example_scenes
+
         rows: list[dict[str, Any]] = []
         for index, row in enumerate(example_scenes(folder, 40, difficulty=1)):
             (a, b), names = (

@@ -18,8 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmrl.rewards.gui import in_box
+from mmrl.rewards.gui import centre, in_box
 from mmrl.rewards.gui_actions import RULES, Action, match_action
+from mmrl.rewards.parsing import Box
+from mmrl.tasks.truths import of_sample
 from mmrl.types import Sample, Score
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "android_control",
     "screenspot",
     "screenspot_pro",
+    "true_action",
     "write_actions",
     "write_grounding",
 ]
@@ -283,10 +286,28 @@ def _episode(sample: Sample) -> str | None:
     return found[1] if found else None
 
 
+@of_sample
+def true_action(sample: Sample) -> Action:
+    """Sample.answer as an Action; a box without a point gets its middle, a point takes the box of params.sam2_bbox."""
+    answer = sample.answer
+    corners = answer.get("bbox") or (
+        sample.params.get("sam2_bbox") if answer.get("point") else None
+    )
+    box: Box | None = tuple(corners) if corners else None
+    point = (
+        tuple(answer["point"])
+        if answer.get("point") is not None
+        else (centre(box) if box else None)
+    )
+    end = tuple(answer["end"]) if answer.get("end") is not None else None
+    text = next(
+        (answer[key] for key in ("text", "app", "keys") if answer.get(key) is not None), None
+    )
+    return Action(answer["action"], point, box, end, text, answer.get("direction"))
+
+
 def write_actions(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
     """'<preset>/<number>' under every rule, and gui_actions.jsonl: id, both actions, and per preset what was right."""
-    from mmrl.tasks.gui_action import true_action
-
     if not pairs:
         return {}
     steps = []

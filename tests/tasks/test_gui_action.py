@@ -17,7 +17,8 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
 from mmrl.rewards.gui_actions import SPACES
 from mmrl.task import Template
-from mmrl.tasks.gui_action import GuiAction, action_words, true_action
+from mmrl.tasks.gui_action import GuiAction, action_words
+from mmrl.tasks.metrics.gui import true_action
 from mmrl.tasks.readers.common import RowError
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 
