@@ -293,7 +293,7 @@ def cache(setting: Setting) -> dict[str, Any]:
             if forget_pixels:  # the encoder remembers prompts, whose making decodes the clip
                 policy.encoder._cache.clear()
                 policy.encoder._used_bytes = 0
-            visuals.release()
+            visuals.unpin()
             with torch.no_grad(), policy.autocast():
                 policy.media(policy.encoder(sample, task).visuals)
 

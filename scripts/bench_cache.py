@@ -255,7 +255,7 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
         """What the next stage or step may not find in memory."""
         for memory in (visuals._pixels, visuals._features):
             memory.clear()
-        visuals.release()
+        visuals.unpin()
 
     def on_event(kind: str, payload: Any) -> None:
         if kind == "step":

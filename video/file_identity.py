@@ -89,7 +89,7 @@ def digest_of_content(path: str | os.PathLike[str], memory: Path | None = None) 
     name = os.path.abspath(os.fspath(path))
     for _ in range(_TRIES):
         before = _stamp(name)
-        known = _recall(name, before, memory)
+        known = _known_digest(name, before, memory)
         if known is not None:
             return known
         digest = _read_folder(name) if os.path.isdir(name) else _read_file(name)
@@ -195,7 +195,7 @@ def _note(name: str, memory: Path) -> Path:
     return memory / digest[:2] / f"{digest}.json"
 
 
-def _recall(name: str, stamp: list[int], memory: Path | None) -> str | None:
+def _known_digest(name: str, stamp: list[int], memory: Path | None) -> str | None:
     known = _remembered.get(name)
     if known is not None and known[0] == stamp:
         _hold(name, stamp, known[1])

@@ -40,9 +40,9 @@ class VisualStats:
     """What was asked of a cache in this process."""
 
     built: int = 0
-    recalled: int = 0
+    hits: int = 0
     encoded: int = 0
-    features_recalled: int = 0
+    feature_hits: int = 0
     uncached: int = 0
 
 
@@ -96,7 +96,7 @@ class VisualCache(Processing):
         # entries of the store that are held cannot be evicted: they may not fill it, nor use up the process's open files
         held = 1 << 62 if store is None or store.limit_bytes is None else store.limit_bytes // 4
         self._pixels, self._features = (Memory(memory_bytes, open_entries, held) for _ in range(2))
-        self._leased: dict[Any, Any] = {}
+        self._pinned: dict[Any, Any] = {}
 
     # references
 
@@ -217,8 +217,8 @@ class VisualCache(Processing):
         content: str,
         orientation: Orientation,
     ) -> _Packed:
-        if (found := self._leased.get(key) or self._pixels.get(key)) is not None:
-            self.stats.recalled += 1
+        if (found := self._pinned.get(key) or self._pixels.get(key)) is not None:
+            self.stats.hits += 1
             return found
         before = self.stats.built
 
@@ -237,7 +237,7 @@ class VisualCache(Processing):
             # a file edited between its digest and its decoding must not be kept under the old key
             entry = self.store.get_or_build(key, build, sources={path: content})
             packed = _Packed(entry.tensors["pixels"], entry.meta, entry)
-        self.stats.recalled += self.stats.built == before
+        self.stats.hits += self.stats.built == before
         self._pixels.put(
             key, packed, packed.nbytes, packed.entry is not None and packed.entry.cached
         )
@@ -281,19 +281,19 @@ class VisualCache(Processing):
     def features(
         self, visuals: Sequence[Visual], tower: Tower, device: torch.device | None = None
     ) -> list[Features]:
-        """The tower's features of each visual, recalled or computed once."""
+        """The tower's features of each visual, stored or computed once."""
         found: dict[tuple[Any, ...], Features] = {}
         missing: dict[tuple[Any, ...], Visual] = {}
         for visual in visuals:
             place = (tower.fingerprint, *visual.identity)
             if place in found or place in missing:
                 continue
-            recalled = self._recall(visual, tower, place)
-            if recalled is None:
+            stored = self._get_features(visual, tower, place)
+            if stored is None:
                 missing[place] = visual
             else:
-                found[place] = recalled
-                self.stats.features_recalled += 1
+                found[place] = stored
+                self.stats.feature_hits += 1
         # one by one: features must not depend on what was asked for beside them
         for (
             place,
@@ -306,7 +306,7 @@ class VisualCache(Processing):
                 continue
             self.stats.encoded += 1
             (made,) = tower(visual.kind, self.pixels(visual, device), [visual.grid_thw])
-            found[place] = self._keep(visual, tower, place, made)
+            found[place] = self._put_features(visual, tower, place, made)
         chosen = [found[(tower.fingerprint, *v.identity)] for v in visuals]
         return (
             chosen
@@ -339,8 +339,10 @@ class VisualCache(Processing):
             schema=SCHEMA,
         )
 
-    def _recall(self, visual: Visual, tower: Tower, place: tuple[Any, ...]) -> Features | None:
-        if (held := self._leased.get(place) or self._features.get(place)) is not None:
+    def _get_features(
+        self, visual: Visual, tower: Tower, place: tuple[Any, ...]
+    ) -> Features | None:
+        if (held := self._pinned.get(place) or self._features.get(place)) is not None:
             return held[0]
         if (
             self.store is None
@@ -357,7 +359,7 @@ class VisualCache(Processing):
         self._features.put(place, (features, entry), features.nbytes, True)
         return features
 
-    def _keep(
+    def _put_features(
         self, visual: Visual, tower: Tower, place: tuple[Any, ...], made: Features
     ) -> Features:
         # a new order every time: nobody asks for it again
@@ -377,10 +379,8 @@ class VisualCache(Processing):
         self._features.put(place, (kept, None), kept.nbytes, False)
         return kept
 
-    # leases
-
-    def lease(self, visuals: Sequence[Visual], tower: Tower | None = None) -> None:
-        """Keep what a step needs of `visuals` until `release`: features where they are known, else pixels.
+    def pin(self, visuals: Sequence[Visual], tower: Tower | None = None) -> None:
+        """Keep what a step needs of `visuals` until `unpin`: features where they are known, else pixels.
 
         From here on nothing about them can fail. Raises MediaError or MismatchError where their pixels cannot be had any more.
         """
@@ -389,18 +389,18 @@ class VisualCache(Processing):
                 continue
             place = None if tower is None else (tower.fingerprint, *visual.identity)
             features = (
-                None if tower is None or place is None else self._recall(visual, tower, place)
+                None if tower is None or place is None else self._get_features(visual, tower, place)
             )
             if place is not None and features is not None:
-                self._leased[place] = (features, self._features.get(place))
+                self._pinned[place] = (features, self._features.get(place))
             else:
                 packed = self._packed_of(visual)
                 _same(visual, packed)
-                self._leased[visual.key] = packed
+                self._pinned[visual.key] = packed
 
-    def release(self) -> None:
-        """End all leases."""
-        self._leased.clear()
+    def unpin(self) -> None:
+        """Let go of all that is pinned."""
+        self._pinned.clear()
 
     def changed(self, visual: Visual, name: str, order: Sequence[int] = ()) -> Visual:
         """`visual` in another view; a shuffle of the frames is given by `order`."""

@@ -219,7 +219,7 @@ def _visuals(policy: Policy, observation: Observation, sample: Sample) -> list[A
         else cache.frame(np.asarray(x))
         for x in observation.images
     ]
-    cache.lease(found, policy.tower())
+    cache.pin(found, policy.tower())
     return found
 
 

@@ -164,9 +164,9 @@ class SerialSchedule:
     def groups(self, step: int) -> Iterator[RolloutGroup]:
         """Closed, scored groups of `step` for this process; `self.tally` counts and times what was done."""
         tally = self.tally = self.tallies[step] = StepTally()
-        # async: media of steps still being trained are recalled from the cache
+        # async: media of steps still being trained come from the cache again
         with self.exclusive():
-            self.policy.encoder.visuals.release()
+            self.policy.encoder.visuals.unpin()
         if self.stream.begin_step(step, self.config.train.steps):
             self.sampler.retain(self.stream.allows)
         self.sampler.begin_step(step)
@@ -294,7 +294,7 @@ class SerialSchedule:
                 (e.prompt for e in episodes if e.prompt is not None), None
             ) or self.policy.encoder(sample, task)
             # until the next step begins
-            self.policy.encoder.visuals.lease(prompt.visuals, self.policy.tower())
+            self.policy.encoder.visuals.pin(prompt.visuals, self.policy.tower())
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, self.config.data.on_error)
             group = RolloutGroup(
@@ -471,7 +471,7 @@ class SerialSchedule:
             ):
                 try:  # features of the plain view may have been enough so far: a changed one may need the pixels again
                     with self.exclusive():
-                        self.policy.encoder.visuals.lease(changed.visuals, self.policy.tower())
+                        self.policy.encoder.visuals.pin(changed.visuals, self.policy.tower())
                 except MediaError as error:
                     stop_at_broken_media(error, group.sample, self.config.data.on_error)
                     self.tally.failures.append(

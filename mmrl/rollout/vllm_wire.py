@@ -115,9 +115,9 @@ def dump_prompts(
 def load_prompts(
     found: Sequence[dict[str, Any]],
     tensors: dict[str, torch.Tensor],
-    recall: Callable[[str], torch.Tensor | None],
+    lookup: Callable[[str], torch.Tensor | None],
 ) -> tuple[list[WirePrompt], list[str]]:
-    """The prompts, and the hashes of media whose tensors neither came nor are recalled (by content).
+    """The prompts, and the hashes of media whose tensors neither came nor are known (by content).
 
     Hashes and fingerprints are of what came: those that a client states must not reach the caches of another run's prompts.
     Raises MalformedError, also for a tensor that is not what its name says.
@@ -128,7 +128,7 @@ def load_prompts(
                 f"expected the tensor {name[:60]!r} to have that content, found another"
             )
     try:
-        return _loaded(found, tensors, recall)
+        return _loaded(found, tensors, lookup)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MalformedError(
             f"expected prompts with ids, kinds, positions and media, found something else ({error!r})"
@@ -138,7 +138,7 @@ def load_prompts(
 def _loaded(
     found: Sequence[dict[str, Any]],
     tensors: dict[str, torch.Tensor],
-    recall: Callable[[str], torch.Tensor | None],
+    lookup: Callable[[str], torch.Tensor | None],
 ) -> tuple[list[WirePrompt], list[str]]:
     missing: list[str] = []
     prompts = []
@@ -151,7 +151,7 @@ def _loaded(
             )
             item = WireMedia(**{**stated, "grid_thw": tuple(map(int, entry["grid_thw"]))})
             tensor = tensors.get(f"media/{content}")
-            tensor = recall(content) if tensor is None else tensor
+            tensor = lookup(content) if tensor is None else tensor
             if tensor is None:
                 missing.append(item.hash)
             media.append(

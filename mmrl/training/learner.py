@@ -394,7 +394,7 @@ class Learner:
                 self._compare_inputs(turns)
                 for turn in turns:
                     if turn.fingerprint:
-                        self.policy.encoder.visuals.lease(turn.prompt.visuals, self.policy.tower())
+                        self.policy.encoder.visuals.pin(turn.prompt.visuals, self.policy.tower())
         count, total = agree(self.world, len(plan), share)
         return count - len(plan), total
 

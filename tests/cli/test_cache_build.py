@@ -72,7 +72,7 @@ def numbers(done: Result, row: str) -> list[int]:
     return [int(cell.replace(",", "")) for cell in line.split("│")[2:-1] if cell.strip()]
 
 
-def test_everything_is_built_once_counted_afterwards_and_recalled_by_a_run(run_file: Path) -> None:
+def test_everything_is_built_once_counted_afterwards_and_read_by_a_run(run_file: Path) -> None:
     folder = run_file.parent / "cache"
     done = build(run_file)
     assert done.exit_code == 0, done.output

@@ -80,15 +80,15 @@ def test_open_files_are_bounded(tmp_path: Path) -> None:
 
 def test_what_a_step_has_encoded_cannot_vanish_under_it(tmp_path: Path) -> None:
     path = Path(clip(tmp_path))
-    p = policy_of("qwen2_5_vl", memory=0.0)  # nothing stays in memory but what is leased
+    p = policy_of("qwen2_5_vl", memory=0.0)  # nothing stays in memory but what is pinned
     prompt = p.encoder(sample((str(path),)), TASK)
-    p.encoder.visuals.lease(prompt.visuals)
+    p.encoder.visuals.pin(prompt.visuals)
     expected = p.encoder.visuals.pixels(prompt.visuals[0])
     path.unlink()
     assert torch.equal(p.encoder.visuals.pixels(prompt.visuals[0]), expected)
-    p.encoder.visuals.release()
+    p.encoder.visuals.unpin()
     with pytest.raises(MediaError):
-        p.encoder.visuals.lease(prompt.visuals)
+        p.encoder.visuals.pin(prompt.visuals)
 
 
 @pytest.mark.slow

@@ -121,10 +121,10 @@ def test_features_give_the_log_probs_and_gradients_of_pixels(arch: str, tmp_path
     again, _ = logps_and_gradients(frozen, tmp_path, pack_padded)
     assert torch.allclose(again, expected, atol=1e-5) and stats.encoded == 5
     other = policy_of(arch, freeze=("vision", "projector"), cache=str(tmp_path / "cache"))
-    recalled, _ = logps_and_gradients(other, tmp_path)
-    assert torch.equal(recalled, logp), "read from disk: the same bits"
+    again, _ = logps_and_gradients(other, tmp_path)
+    assert torch.equal(again, logp), "read from disk: the same bits"
     seen = other.encoder.visuals.stats
-    assert (seen.built, seen.encoded) == (0, 0) and seen.features_recalled >= 5
+    assert (seen.built, seen.encoded) == (0, 0) and seen.feature_hits >= 5
     with torch.no_grad():
         next(iter(other.base.model.visual.parameters())).mul_(-1)
     third = policy_of(arch, freeze=("vision", "projector"), cache=str(tmp_path / "cache"))

@@ -209,7 +209,7 @@ def test_the_policy_sees_the_pixels_that_the_data_count(tmp_path: Path) -> None:
     assert stored.orig_wh == STORED and shown.orig_wh == STORED[::-1]
     again = _cache(TensorStore(tmp_path / "cache"))
     for visual in (stored, shown):
-        again.lease([visual])
+        again.pin([visual])
         assert (again.pixels(visual) == visuals.pixels(visual)).all()
     assert (
         visuals.cost("image", str(tmp_path / "turned.png"), {"orientation": "stored"})[0] == 96 * 56
