@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from pydantic import ValidationError
 
-from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge
+from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge, renamed
 from mmrl.data.memory_rows import Rows, stored
 from mmrl.errors import ConfigError
 from mmrl.evaluation.evaluate import (
@@ -319,7 +319,7 @@ def _tree(dotted: Mapping[str, Any]) -> dict[str, Any]:
                 )
         value = copy.deepcopy(dict(value) if isinstance(value, Mapping) else value)
         node[leaf] = merge(node[leaf], value) if leaf in node else value
-    return tree
+    return renamed(tree, "the settings given")
 
 
 def _named(

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -21,7 +20,6 @@ from mmrl.config import (
     RunConfig,
     Section,
     load_config_as,
-    with_new_names,
 )
 from mmrl.config import ScheduleConfig as _ScheduleConfig
 from mmrl.errors import did_you_mean
@@ -166,7 +164,7 @@ class RLConfig(_Section):
     reward: Reward | dict[Reward, float] = "success"
     """success: paid once, at the end; shaped: the simulator's rewards; relative: their differences from step to step; brevity: the
     share of env.horizon that a successful episode did not need. Or several with their weights, {success: 1.0, brevity: 0.2}: with
-    algorithm.aggregation gdpo each is normalised by itself."""
+    algorithm.reward_aggregation gdpo each is normalised by itself."""
     reward_coef: float = Field(1.0, gt=0)
     """Rewards are multiplied by this."""
     success: Literal["once", "at_end"] = "once"
@@ -181,7 +179,7 @@ class RLConfig(_Section):
 class EmbodiedAlgorithmConfig(AlgorithmConfig):
     """The algorithm section with the default of episodes."""
 
-    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "sequence_mean"
+    loss_aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "sequence_mean"
     """How token losses become one loss: mean over all tokens of the step (SimpleVLA-RL), mean over episodes of their means (every
     episode weighs the same), or sum over a constant length, that of the longest episode (Dr.GRPO). Advantages of gae are normalised
     over decisions (or action steps) first, all alike; weighed by 1 / length of their episode their mean is then not 0 but leans
@@ -254,21 +252,6 @@ class EmbodiedConfig(RunConfig):
     schedule: ScheduleConfig = ScheduleConfig()
     eval_states: int = Field(100, ge=1)
     """Held-out initial states per task, before and after training."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_new_names(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        tree, said = with_new_names(data)
-        if said:
-            warnings.warn(
-                "these keys have another name, and the old ones go with the next release: "
-                + "; ".join(said),
-                FutureWarning,
-                stacklevel=2,
-            )
-        return tree
 
     @model_validator(mode="after")
     def _embodied(self) -> EmbodiedConfig:

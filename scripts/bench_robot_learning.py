@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RLOO = ("algorithm.advantage=rloo", "algorithm.advantage_scale=batch")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "rloo": RLOO,
-    "gdpo": ("algorithm.aggregation=gdpo", "rl.reward={success: 1.0, brevity: 0.2}"),
+    "gdpo": ("algorithm.reward_aggregation=gdpo", "rl.reward={success: 1.0, brevity: 0.2}"),
     "rloo, shuffled": (*RLOO, "reward.shuffle=true"),
 }
 

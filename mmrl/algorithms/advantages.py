@@ -149,9 +149,9 @@ def gdpo_advantages(
         lacking = [i for i, parts in enumerate(parts_G) if name not in parts]
         if lacking:
             raise RewardError(
-                f"aggregation gdpo expected reward part '{name}' on every completion of the group, found it "
+                f"reward_aggregation gdpo expected reward part '{name}' on every completion of the group, found it "
                 f"missing on completion {lacking[0]} (it has {sorted(parts_G[lacking[0]])}); give failures "
-                "all parts (Score.failure(reason, part_names)) or use algorithm.aggregation plain"
+                "all parts (Score.failure(reason, part_names)) or use algorithm.reward_aggregation plain"
             )
         normalised = (
             group_advantages([parts[name] for parts in parts_G], "std", eps).double().tolist()

@@ -9,7 +9,7 @@ Rewards that are only right or wrong lose the bonus again where advantages are d
 (advantage_scale std): right and wrong stay two values, and (r - mean) / std is the same for any two. T-GRPO is GRPO there,
 except for its longer rollout. The bonus acts where rewards have more than two values (a format or length part that differs,
 graded accuracy), and with advantage_scale none. A divisor that several groups share (batch, batch_rewards, ema, ema_within,
-aggregation gdpo) keeps it where some of them get it and others do not.
+reward_aggregation gdpo) keeps it where some of them get it and others do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The entropy bonus: what keeps a policy from collapsing onto a few answers, with a fixed or an adaptive coefficient.
 
 The loss of each token is lowered by coefficient * H, H the entropy (nats) of the whole distribution it was drawn from, with
-gradient; tokens are weighed as `aggregate` weighs the policy term (verl's entropy_coeff; with token_mean also TRL's
+gradient; tokens are weighed as `loss_aggregation` weighs the policy term (verl's entropy_coeff; with token_mean also TRL's
 entropy_coef). Demonstrations get none.
 
 The adaptive coefficient is Skywork-OR1's (arXiv 2505.22312, section 4.3) as TRL keeps it (use_adaptive_entropy): after each

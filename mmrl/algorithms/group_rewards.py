@@ -83,7 +83,7 @@ def contrast_settings(config: RunConfig) -> ContrastSettings:
     """The algorithm.contrast section as the rule wants it."""
     a, c = config.algorithm, config.algorithm.contrast
     pooled = a.advantage == "gae" or (
-        a.aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards")
+        a.reward_aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards")
     )
     return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip, pooled)
 
@@ -253,7 +253,7 @@ def passes_filter(
     """Whether a group with these scores has signal by algorithm.filter (see `group_outcome`); `values` of its key, None where that
     means the whole reward."""
     rewards, f = [s.value for s in scores], config.algorithm.filter
-    if config.algorithm.aggregation == "gdpo":
+    if config.algorithm.reward_aggregation == "gdpo":
         names = sorted({name for s in scores for name, weight in s.weights.items() if weight})
         signal = any(has_signal([s.parts.get(name, 0.0) for s in scores]) for name in names)
     else:

@@ -56,9 +56,9 @@ class ObjectiveSettings:
     """The ratio is clipped above at 1 + clip_high; larger than clip_low keeps room for unlikely tokens."""
     dual_clip: float | None = 3.0
     """For negative advantages the loss is at most dual_clip * |A| (Ye et al. 2020, arXiv 1912.09729); None: any."""
-    importance: Importance = "token"
+    importance_sampling_level: Importance = "token"
     """'token': one ratio per token. 'sequence': exp(mean log-ratio) of the sequence (GSPO, arXiv 2507.18071)."""
-    aggregate: Aggregate = "token_mean"
+    loss_aggregation: Aggregate = "token_mean"
     """'token_mean' (DAPO), 'sequence_mean' (GRPO: every sequence weighs the same), 'dr_grpo' (constant length)."""
     max_completion_length: int | None = None
     """Tokens; the constant length of 'dr_grpo', which needs it."""
@@ -73,8 +73,8 @@ class ObjectiveSettings:
 
     def __post_init__(self) -> None:
         for name, kind in (
-            ("importance", Importance),
-            ("aggregate", Aggregate),
+            ("importance_sampling_level", Importance),
+            ("loss_aggregation", Aggregate),
             ("kl_estimator", KLEstimator),
         ):
             value, known = getattr(self, name), get_args(kind)
@@ -96,9 +96,9 @@ class ObjectiveSettings:
                 f"expected dual_clip above 1 + clip_high = {1 + self.clip_high:g}, found "
                 f"{self.dual_clip:g}; the usual value is 3, and none switches it off"
             )
-        if self.aggregate == "dr_grpo" and not (self.max_completion_length or 0) > 0:
+        if self.loss_aggregation == "dr_grpo" and not (self.max_completion_length or 0) > 0:
             raise ConfigError(
-                "aggregate 'dr_grpo' divides by a constant length: expected max_completion_length above "
+                "loss_aggregation 'dr_grpo' divides by a constant length: expected max_completion_length above "
                 f"0, found {self.max_completion_length}; set it to the rollout's token limit"
             )
         if self.kl_coef > 0 and self.kl_estimator == "k1":
@@ -196,15 +196,15 @@ def denominator(settings: ObjectiveSettings, sequence_id_N: Tensor, mask_N: Tens
     times max_completion_length. Add it over micro-batches and ranks.
     """
     kept_M = _kept(mask_N)
-    if settings.aggregate == "token_mean":
+    if settings.loss_aggregation == "token_mean":
         return float(kept_M.numel())
     return _denominator(settings, kept_M.numel(), sequence_id_N[kept_M].unique().numel())
 
 
 def _denominator(settings: ObjectiveSettings, num_tokens: int, num_sequences: int) -> float:
-    if settings.aggregate == "token_mean":
+    if settings.loss_aggregation == "token_mean":
         return float(num_tokens)
-    if settings.aggregate == "sequence_mean":
+    if settings.loss_aggregation == "sequence_mean":
         return float(num_sequences)
     assert settings.max_completion_length is not None  # checked when the settings were made
     return float(num_sequences) * settings.max_completion_length
@@ -289,7 +289,7 @@ def policy_loss(
     """The loss of one micro-batch of whole sequences, as a sum; see the module docstring for the division.
 
     logp_N: log-probs under the current policy, with gradient. old_logp_N: under the policy of the ratio's bottom
-    (behaviour, or proximal with `weight_N`). advantage_N: constant within a sequence for importance 'sequence'.
+    (behaviour, or proximal with `weight_N`). advantage_N: constant within a sequence for importance_sampling_level 'sequence'.
     sequence_id_N: long, which sequence of this micro-batch a token belongs to (any distinct numbers). mask_N: bool or
     0/1, tokens in the loss. ref_logp_N: reference log-probs; with kl_coef 0 the KL is only measured.
     weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. scale_N: multiplies both (a length
@@ -312,14 +312,14 @@ def policy_loss(
         return values_N.detach()[kept_M].to(logp_M)
 
     token_log_ratio_M = raw_M = logp_M - select(old_logp_N)
-    if settings.importance == "sequence":
+    if settings.importance_sampling_level == "sequence":
         sums_B = torch.zeros(length_B.numel(), dtype=logp_M.dtype, device=logp_M.device)
         raw_M = (sums_B.index_add(0, row_M, raw_M) / length_B)[row_M]
     limit = settings.log_ratio_clamp
     loss_M, marks = _surrogate(settings, raw_M.clamp(-limit, limit), select(advantage_N))
     off_M = torch.zeros_like(kept_M, dtype=torch.bool) if offline_N is None else offline_N[kept_M]
     if offline_N is not None:
-        assert settings.importance == "token", "demonstrations are weighed per token"
+        assert settings.importance_sampling_level == "token", "demonstrations are weighed per token"
         shaped_M = off_policy_loss(
             settings.offline, logp_M, select(old_logp_N), select(advantage_N), limit
         )
@@ -346,7 +346,7 @@ def policy_loss(
     if scale_N is not None:
         loss_M, policy_M = loss_M * select(scale_N), policy_M * select(scale_N)
     # each sequence's own 1 / length belongs inside the sum
-    if settings.aggregate == "sequence_mean":
+    if settings.loss_aggregation == "sequence_mean":
         share_M = length_B.to(logp_M.dtype).reciprocal()[row_M]
         loss_M, policy_M = loss_M * share_M, policy_M * share_M
     approx_kl_M = kl_estimate(token_log_ratio_M.detach().clamp(-limit, limit), "k3")

@@ -285,11 +285,11 @@ def length_weights(
     """Weights of trajectories by their number of units in the loss; those of length 0 get 0.
 
     token_mean       1, by all units: masked mean over tokens, long episodes weigh more (SimpleVLA-RL); `policy_loss`
-                     aggregate 'token_mean'
-    trajectory_mean  1 / length, by trajectories that have a unit; aggregate 'sequence_mean'
+                     loss_aggregation 'token_mean'
+    trajectory_mean  1 / length, by trajectories that have a unit; loss_aggregation 'sequence_mean'
     max_length       max_length / length, by B * max_length, all elements (RLinf's loss / (valid / max_steps) averaged over
                      the padded batch): every trajectory weighs the same, and one masked out wholly shrinks the step
-    For `policy_loss`: aggregate 'token_mean', weight_N = weights_B[sequence], this denominator summed over the step.
+    For `policy_loss`: loss_aggregation 'token_mean', weight_N = weights_B[sequence], this denominator summed over the step.
     """
     lengths_B = torch.as_tensor(lengths_B, dtype=torch.float64)
     if mode not in get_args(LengthNorm):

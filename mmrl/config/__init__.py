@@ -48,7 +48,7 @@ from mmrl.config.engine import (
     VLLMConfig,
 )
 from mmrl.config.model import LoraSettings, ModelConfig, RolloutConfig
-from mmrl.config.read import config_from, load_config_as, merge, parse_overrides
+from mmrl.config.read import config_from, load_config_as, merge, parse_overrides, renamed
 from mmrl.config.renamed import with_new_names
 from mmrl.config.run import RunConfig, effective_threads
 from mmrl.config.section import Section
@@ -104,6 +104,7 @@ __all__ = [
     "load_config_as",
     "merge",
     "parse_overrides",
+    "renamed",
     "with_new_names",
 ]
 

@@ -32,8 +32,8 @@ ADVANTAGE_SCALES = {
 }
 """Which advantage_scale each estimator is defined with."""
 
-GSPO = {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"}
-"""Defaults of algorithm.importance sequence."""
+GSPO = {"clip_low": 3e-4, "clip_high": 4e-4, "loss_aggregation": "sequence_mean"}
+"""Defaults of algorithm.importance_sampling_level sequence."""
 
 PROMPT_CRITIC = {"level": "token", "gamma": 1.0, "lr": 1e-3, "bootstrap": "never"}
 """Defaults of algorithm.critic in a run on prompts with advantage gae."""
@@ -159,7 +159,8 @@ class OfflineConfig(_Section):
     """Demonstrations in each group, LUFFY (mmrl/algorithms/offline.py).
 
     They count in the group's advantages, their tokens are weighed by f(pi / b) and not clipped, and no KL term applies to
-    them. Not with advantage pass_k (it counts what the policy itself gets right) nor importance sequence (f is per token).
+    them. Not with advantage pass_k (it counts what the policy itself gets right) nor importance_sampling_level sequence (f is per
+    token).
     """
 
     per_group: int = Field(0, ge=0)
@@ -233,7 +234,7 @@ class AlgorithmConfig(_Section):
     spread between prompts included (Lite PPO; TRL's scale_rewards batch); ema: the running std of all rewards of the task
     (OneThinker's EMA-GRPO); ema_within: the running mean of the std inside the task's groups."""
     ema: EMAConfig = EMAConfig()
-    aggregation: Literal["plain", "gdpo"] = "plain"
+    reward_aggregation: Literal["plain", "gdpo"] = "plain"
     """How reward parts become one advantage: of their weighted sum, or (gdpo) each part normalised in its group before the
     sum."""
     contrast: ContrastConfig = ContrastConfig()
@@ -245,13 +246,13 @@ class AlgorithmConfig(_Section):
     """The exponent w of univg_power."""
     difficulty_temperature: float = Field(2.0, gt=0)
     """The temperature T of softmax."""
-    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
+    loss_aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How token losses become one loss: mean over all tokens of the step (DAPO), mean over sequences of their means (GRPO), or
     sum over a constant length (Dr.GRPO)."""
-    importance: Literal["token", "sequence"] = "token"
+    importance_sampling_level: Literal["token", "sequence"] = "token"
     """Level of the importance ratio. sequence: GSPO, one ratio for each turn, the geometric mean of its tokens': an answer, or a
     robot's decision, of which only what was executed counts (SimpleVLA-RL has token ratios). clip_low 3e-4, clip_high 4e-4 and
-    aggregate sequence_mean are then the defaults, as in its paper (arXiv 2507.18071, section 5.1)."""
+    loss_aggregation sequence_mean are then the defaults, as in its paper (arXiv 2507.18071, section 5.1)."""
     clip_low: float = Field(0.2, ge=0)
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.28, ge=0)
@@ -285,7 +286,7 @@ class AlgorithmConfig(_Section):
 
         A sequence's ratio is the geometric mean of its tokens' and hardly leaves 1: the ranges of tokens would never bind.
         """
-        self.follow(GSPO, applies=self.importance == "sequence")
+        self.follow(GSPO, applies=self.importance_sampling_level == "sequence")
         self.follow(GAE, applies=self.advantage == "gae")
         return self
 

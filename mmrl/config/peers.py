@@ -37,14 +37,15 @@ _TRL: dict[str, Meaning] = {
     "epsilon_high": Meaning("algorithm.clip_high"),
     "delta": Meaning("algorithm.dual_clip"),
     "loss_type": Meaning(
-        "algorithm.aggregate", "grpo: `sequence_mean`, dapo: `token_mean`, dr_grpo: `dr_grpo`"
+        "algorithm.loss_aggregation",
+        "grpo: `sequence_mean`, dapo: `token_mean`, dr_grpo: `dr_grpo`",
     ),
     "scale_rewards": Meaning(
         "algorithm.advantage_scale", "group: `std`, batch: `batch_rewards`, none: `none`"
     ),
-    "importance_sampling_level": Meaning("algorithm.importance"),
+    "importance_sampling_level": Meaning("algorithm.importance_sampling_level"),
     "multi_objective_aggregation": Meaning(
-        "algorithm.aggregation", "sum_then_normalize: `plain`, normalize_then_sum: `gdpo`"
+        "algorithm.reward_aggregation", "sum_then_normalize: `plain`, normalize_then_sum: `gdpo`"
     ),
     "mask_truncated_completions": Meaning("algorithm.overlong", "true: `mask`"),
     "num_iterations": Meaning("algorithm.epochs"),
@@ -143,9 +144,9 @@ _EASYR1: dict[str, Meaning] = {
     "worker.actor.clip_ratio_high": Meaning("algorithm.clip_high"),
     "worker.actor.clip_ratio_dual": Meaning("algorithm.dual_clip"),
     "worker.actor.loss_avg_mode": Meaning(
-        "algorithm.aggregate", "token: `token_mean`, seq: `sequence_mean`"
+        "algorithm.loss_aggregation", "token: `token_mean`, seq: `sequence_mean`"
     ),
-    "worker.actor.loss_type": Meaning("algorithm.importance", "gspo: `sequence`"),
+    "worker.actor.loss_type": Meaning("algorithm.importance_sampling_level", "gspo: `sequence`"),
     "worker.actor.ppo_epochs": Meaning("algorithm.epochs"),
     "worker.actor.padding_free": Meaning("train.forward", "true: `shared`, which has no padding"),
     "worker.actor.model.model_path": Meaning("model.path"),
@@ -215,10 +216,10 @@ _VERL: dict[str, Meaning] = {
     "actor_rollout_ref.actor.clip_ratio_high": Meaning("algorithm.clip_high"),
     "actor_rollout_ref.actor.clip_ratio_c": Meaning("algorithm.dual_clip"),
     "actor_rollout_ref.actor.policy_loss.loss_mode": Meaning(
-        "algorithm.importance", "gspo: `sequence`"
+        "algorithm.importance_sampling_level", "gspo: `sequence`"
     ),
     "actor_rollout_ref.actor.loss_agg_mode": Meaning(
-        "algorithm.aggregate",
+        "algorithm.loss_aggregation",
         "token-mean: `token_mean`, seq-mean-token-mean: `sequence_mean`, seq-mean-token-sum-norm: "
         "`dr_grpo`",
     ),
@@ -238,7 +239,8 @@ _VERL: dict[str, Meaning] = {
     "actor_rollout_ref.rollout.free_cache_engine": Meaning("engine.vllm.sleep"),
     "actor_rollout_ref.rollout.val_kwargs.n": Meaning("eval.samples"),
     "algorithm.adv_estimator": Meaning(
-        "algorithm.advantage", "gae, grpo, rloo, opo; grpo_passk: `pass_k`; gdpo: aggregation"
+        "algorithm.advantage",
+        "gae, grpo, rloo, opo; grpo_passk: `pass_k`; gdpo: reward_aggregation",
     ),
     "algorithm.norm_adv_by_std_in_grpo": Meaning(
         "algorithm.advantage_scale", "true: `std`, false: `none`"

@@ -10,9 +10,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.peers import peer_hint
+from mmrl.config.renamed import warn_of_old_names, with_new_algorithm_names
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["config_from", "load_config_as", "merge", "parse_overrides"]
+__all__ = ["config_from", "load_config_as", "merge", "parse_overrides", "renamed"]
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -157,14 +158,26 @@ def load_config_as(
 ) -> C:
     """`mmrl.config.load_config` for a configuration of `kind`. `keep` takes from the file's tree what may be used of it, before
     the overrides go over it. Raises ConfigError listing every problem."""
-    tree: Any = {} if path is None else _read_yaml(Path(path))
-    tree = merge(tree if keep is None else keep(tree), parse_overrides(overrides or []))
+    tree = renamed({} if path is None else _read_yaml(Path(path)), str(path))
+    over = renamed(parse_overrides(overrides or []), "the overrides")
+    tree = merge(tree if keep is None else keep(tree), over)
     return config_from(
         kind,
         tree,
         str(path or "configuration")
         + (" with the overrides" if path is not None and overrides else ""),
     )
+
+
+def renamed(tree: dict[str, Any], origin: str) -> dict[str, Any]:
+    """`tree` with new names of the keys that have one, before another goes over it: each may use old names or new ones. Warns of
+    old ones; raises ConfigError where both are given and differ."""
+    try:
+        tree, said = with_new_algorithm_names(tree)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+    warn_of_old_names(said)
+    return tree
 
 
 def config_from(kind: type[C], tree: Any, origin: str = "configuration") -> C:

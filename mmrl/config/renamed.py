@@ -1,20 +1,30 @@
-"""Keys of robot runs that have another name since there is one algorithm section for answers and episodes.
+"""Keys that have another name now, read under the old one for one release.
 
+    tree, said = with_new_names({"algorithm": {"aggregate": "token_mean"}})      # {"algorithm": {"loss_aggregation": ...}}
     tree, said = with_new_names({"rl": {"kind": "ppo", "gamma": 0.9}})      # {"rl": {}, "algorithm": {"advantage": "gae", ...}}
 
-They are read for one release, and `said` says what was read as what. Files that older runs wrote name every key, also those of
-`algorithm` that meant nothing to them: those stand at the values in _SILENT, and the old key counts. Part of mmrl.config.
+`said` says what was read as what. Robot runs had keys of their own before there was one algorithm section for answers and
+episodes. Files that such runs wrote name every key, also those of `algorithm` that meant nothing to them: those stand at the
+values in _SILENT, and the old key counts. Part of mmrl.config.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from mmrl.config.algorithm import GAE, AlgorithmConfig, CriticConfig
 
-__all__ = ["with_new_names"]
+__all__ = ["warn_of_old_names", "with_new_algorithm_names", "with_new_names"]
 
+_ALGORITHM = {
+    "aggregate": "loss_aggregation",
+    "aggregation": "reward_aggregation",
+    "importance": "importance_sampling_level",
+}
+"""Key of the section algorithm -> its name now."""
 _CRITIC = {
     "level": "level",
     "gamma": "gamma",
@@ -28,7 +38,7 @@ _CRITIC = {
 }
 _NAMES = {
     "kind": "advantage",
-    "length_norm": "aggregate",
+    "length_norm": "loss_aggregation",
     "entropy_coef": "entropy.coef",
     "filter_low": "filter.low",
     "filter_high": "filter.high",
@@ -42,7 +52,7 @@ _VALUES: dict[str, dict[Any, str]] = {
 }
 _SILENT = {
     "advantage": "grpo",
-    "aggregate": "token_mean",
+    "loss_aggregation": "token_mean",
     "entropy.coef": 0.0,
     "filter.key": "accuracy",
     "filter.low": None,
@@ -54,18 +64,45 @@ _SILENT = {
 """What a key of algorithm was in every robot run before the old keys went."""
 
 
+def warn_of_old_names(said: list[str]) -> None:
+    """Warn of old keys, where `said` names any."""
+    if said:
+        warnings.warn(
+            "these keys have another name, and the old ones go with the next release: "
+            + "; ".join(said),
+            FutureWarning,
+            stacklevel=3,
+        )
+
+
+def with_new_algorithm_names(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`with_new_names` for keys that moved inside the section algorithm: they mean the same in any part of a configuration, so
+    that a file and the overrides over it can each be read by its own names."""
+    section = tree.get("algorithm")
+    old = [key for key in _ALGORITHM if isinstance(section, Mapping) and key in section]
+    if not old:
+        return tree, []
+    algorithm, said = dict(tree["algorithm"]), []
+    for key in old:
+        new, value = _ALGORITHM[key], algorithm.pop(key)
+        if algorithm.setdefault(new, value) != value:
+            raise ValueError(_twice(f"algorithm.{key} {_text(value)}", new, value, algorithm[new]))
+        said.append(f"algorithm.{key} {_text(value)} is algorithm.{new} {_text(value)}")
+    return {**tree, "algorithm": algorithm}, said
+
+
 def with_new_names(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A configuration as a nested mapping with the new keys, and 'rl.gamma 0.9 is algorithm.critic.gamma 0.9' for each old one; the
     mapping itself and [] where there is none. Raises ValueError where old and new key contradict each other."""
+    tree, said = with_new_algorithm_names(tree)
     rl = tree.get("rl")
     old = {key: rl[key] for key in _NAMES if key in rl} if isinstance(rl, dict) else {}
     if not isinstance(rl, dict) or not old:
-        return tree, []
+        return tree, said
     algorithm = tree.get("algorithm") or {}
     if isinstance(algorithm, AlgorithmConfig):
         algorithm = algorithm.given()
     algorithm = copy.deepcopy(algorithm)
-    said = []
     for key, value in old.items():
         new = _VALUES.get(key, {}).get(value, value)
         if key in ("filter_low", "filter_high"):
@@ -88,11 +125,15 @@ def _put(section: dict[str, Any], name: str, value: Any, origin: str) -> None:
         section = section.setdefault(part, {})
     found = section.get(leaf, value)
     if found != value and not (name in _SILENT and found == _SILENT[name]):
-        raise ValueError(
-            f"{origin} is called algorithm.{name} {_text(value)} now, and algorithm.{name} {_text(found)} is given as "
-            "well: keep one of them"
-        )
+        raise ValueError(_twice(origin, name, value, found))
     section[leaf] = value
+
+
+def _twice(origin: str, name: str, value: Any, given: Any) -> str:
+    return (
+        f"{origin} is called algorithm.{name} {_text(value)} now, and algorithm.{name} {_text(given)} is given as well: "
+        "keep one of them"
+    )
 
 
 def _group_size(tree: dict[str, Any]) -> int:

@@ -11,6 +11,7 @@ from mmrl.config.algorithm import ADVANTAGE_SCALES, PROMPT_CRITIC, AlgorithmConf
 from mmrl.config.data import DataConfig
 from mmrl.config.engine import EngineConfig, OperationsConfig
 from mmrl.config.model import ModelConfig, RolloutConfig
+from mmrl.config.renamed import warn_of_old_names, with_new_names
 from mmrl.config.section import Section
 from mmrl.config.training import (
     AlarmConfig,
@@ -69,6 +70,15 @@ class RunConfig(_Section):
         schedule = self.schedule.model_copy(update={"kind": "serial"})
         return self.model_copy(update={"schedule": schedule})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_new_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        tree, said = with_new_names(data)
+        warn_of_old_names(said)
+        return tree
+
     @model_validator(mode="after")
     def _defaults_of_the_critic(self) -> RunConfig:
         """What is usual differs between answers and robots. A section that was given as an object stays as it is."""
@@ -115,9 +125,9 @@ class RunConfig(_Section):
                 f"algorithm.advantage {a.advantage} is defined with algorithm.advantage_scale "
                 f"{' or '.join(fitting)}, found {a.advantage_scale}"
             )
-        if a.aggregation == "gdpo" and (a.advantage, a.advantage_scale) != ("grpo", "std"):
+        if a.reward_aggregation == "gdpo" and (a.advantage, a.advantage_scale) != ("grpo", "std"):
             raise ValueError(
-                "algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale std, "
+                "algorithm.reward_aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale std, "
                 f"found {a.advantage} and {a.advantage_scale}"
             )
         if self.data.selection.kind != "none" and not a.dynamic_sampling:
@@ -161,11 +171,11 @@ class RunConfig(_Section):
                     f"{a.advantage_scale}",
                 )
             )
-        if a.aggregation == "gdpo":
+        if a.reward_aggregation == "gdpo":
             found.append(
                 (
-                    "algorithm.aggregation=plain",
-                    "algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale "
+                    "algorithm.reward_aggregation=plain",
+                    "algorithm.reward_aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale "
                     f"std, found gae and {a.advantage_scale}",
                 )
             )
@@ -223,12 +233,13 @@ class RunConfig(_Section):
                     "turns and tokens; set algorithm.critic.level to token or turn",
                 )
             )
-        if a.critic.level == "token" and a.importance == "sequence":
+        if a.critic.level == "token" and a.importance_sampling_level == "sequence":
             found.append(
                 (
                     "algorithm.critic.level=turn",
-                    "algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token "
-                    "an advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token",
+                    "algorithm.importance_sampling_level sequence gives an answer one ratio, algorithm.critic.level token "
+                    "each token an advantage of its own; set algorithm.critic.level: turn, or "
+                    "algorithm.importance_sampling_level: token",
                 )
             )
         if a.offline.per_group:
@@ -252,9 +263,9 @@ class RunConfig(_Section):
                 "algorithm.offline adds completions the policy did not write, and advantage pass_k counts what the "
                 "policy itself gets right: use grpo, rloo or opo, or per_group 0"
             )
-        if o.per_group and a.importance == "sequence":
+        if o.per_group and a.importance_sampling_level == "sequence":
             raise ValueError(
-                "algorithm.offline shapes each token's ratio: it needs importance token, or per_group 0"
+                "algorithm.offline shapes each token's ratio: it needs importance_sampling_level token, or per_group 0"
             )
         if o.replace and o.per_group >= self.rollout.group_size:
             raise ValueError(
@@ -272,8 +283,8 @@ class RunConfig(_Section):
             clip_low=a.clip_low,
             clip_high=a.clip_high,
             dual_clip=a.dual_clip,
-            importance=a.importance,
-            aggregate=a.aggregate,
+            importance_sampling_level=a.importance_sampling_level,
+            loss_aggregation=a.loss_aggregation,
             max_completion_length=self.rollout.max_new_tokens,
             kl_coef=a.kl.coef,
             kl_estimator=a.kl.estimator,

@@ -147,7 +147,7 @@ def streaming(run: Run) -> str:
     return (
         '<p class="note">Groups were collected, not streamed: training began when the last group of a step had closed. '
         "Streaming needs a schedule other than serial, advantages of a group by itself (algorithm.advantage grpo, rloo, opo or "
-        "pass_k, advantage_scale std or none, aggregation plain), algorithm.epochs 1 and algorithm.minibatches 1.</p>"
+        "pass_k, advantage_scale std or none, reward_aggregation plain), algorithm.epochs 1 and algorithm.minibatches 1.</p>"
     )
 
 

@@ -88,7 +88,7 @@ def part_weights(weights: Sequence[Mapping[str, float]], sample: str) -> dict[st
     for other in told[1:]:
         if other != told[0]:
             raise RewardError(
-                f"aggregation gdpo expected the same part weights for all completions of sample {sample}, found "
+                f"reward_aggregation gdpo expected the same part weights for all completions of sample {sample}, found "
                 f"{told[0]} and {other}; weigh by sample or source, not by completion"
             )
     return told[0] if told else {}
@@ -119,7 +119,7 @@ class Credit:
         """Why advantages depend on the other groups of the step, so that processes must exchange them; '' where they do not."""
         a = self.config.algorithm
         why = {
-            "algorithm.aggregation gdpo": a.aggregation == "gdpo",
+            "algorithm.reward_aggregation gdpo": a.reward_aggregation == "gdpo",
             "algorithm.difficulty softmax": a.difficulty == "softmax",
             f"algorithm.advantage_scale {a.advantage_scale}": a.advantage_scale
             not in ("std", "none"),
@@ -158,7 +158,7 @@ class Credit:
         def keep(values: Sequence[Any]) -> list[Any]:
             return [v for v, good in zip(values, good_G, strict=True) if good]
 
-        gdpo = self.config.algorithm.aggregation == "gdpo"
+        gdpo = self.config.algorithm.reward_aggregation == "gdpo"
         parts, weights = (
             (keep(column) for column in training_parts(group, self.config)) if gdpo else ([], [])
         )
@@ -176,7 +176,7 @@ class Credit:
 
     def _advantages(self, views: Sequence[GroupView]) -> list[list[float]]:
         a = self.config.algorithm
-        if a.aggregation == "gdpo":
+        if a.reward_aggregation == "gdpo":
             found = whiten(
                 [gdpo_advantages(v.parts, part_weights(v.weights, v.sample)) for v in views]
             )

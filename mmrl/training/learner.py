@@ -85,7 +85,7 @@ class Learner:
 
     `prompt_of(group)` encodes the sample of a group whose turns have no prompt of their own. `shuffles`: rollouts, not places of a
     step, are dealt to its optimizer steps, anew in each pass. `packs_groups`: in serial runs a micro-batch may hold several groups.
-    `longest`: the most tokens of a rollout, for aggregate dr_grpo; None: rollout.max_new_tokens.
+    `longest`: the most tokens of a rollout, for loss_aggregation dr_grpo; None: rollout.max_new_tokens.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Learner:
         masks = [self.policy.token_mask(turn) for turn in rollout.turns]
         a, blank = self.config.algorithm, [()] * len(masks)
         tokens = sum(int(m.sum()) for m in masks) if in_loss else 0
-        scale, denominator = token_weight(tokens, a.aggregate, self._longest)
+        scale, denominator = token_weight(tokens, a.loss_aggregation, self._longest)
         turns = []
         for turn, mask, advantages, values, returns in zip(
             rollout.turns,

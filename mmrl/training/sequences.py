@@ -91,7 +91,7 @@ class TrainingSample:
 
 def token_weight(
     tokens: int,
-    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"],
+    loss_aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"],
     max_length: int | None = None,
 ) -> tuple[float, float]:
     """(weight of each token, share of the denominator) of a rollout with so many tokens in the loss, over all of its turns.
@@ -99,14 +99,14 @@ def token_weight(
     token_mean: 1, its tokens (DAPO). sequence_mean: 1 / tokens, 1 (GRPO; every rollout weighs the same). dr_grpo: 1, the constant
     `max_length` (Dr.GRPO). A rollout without a token in the loss counts nowhere.
     """
-    if aggregate == "dr_grpo":
+    if loss_aggregation == "dr_grpo":
         if not max_length:
             raise ConfigError(
-                "aggregate dr_grpo divides by a constant length: expected the most tokens of a rollout, found none"
+                "loss_aggregation dr_grpo divides by a constant length: expected the most tokens of a rollout, found none"
             )
         return 1.0, float(max_length) if tokens else 0.0
     modes: dict[str, LengthNorm] = {"token_mean": "token_mean", "sequence_mean": "trajectory_mean"}
-    norm = length_weights([tokens], modes[aggregate])
+    norm = length_weights([tokens], modes[loss_aggregation])
     return float(norm.weights_B[0]), norm.denominator
 
 

@@ -111,7 +111,7 @@ def test_accuracies_are_the_part_or_the_whole_reward() -> None:
         (("algorithm.advantage_scale=ema",), True),
         (("algorithm.advantage_scale=batch_rewards",), True),
         (("algorithm.advantage_scale=batch",), False),
-        (("algorithm.advantage_scale=ema", "algorithm.aggregation=gdpo"), False),
+        (("algorithm.advantage_scale=ema", "algorithm.reward_aggregation=gdpo"), False),
     ],
 )
 def test_advantages_are_pooled_where_one_std_serves_several_groups(
@@ -204,12 +204,14 @@ def test_what_must_differ_is_the_part_of_the_key_and_the_reward() -> None:
     assert not group_outcome(balanced, settings(), Medley()).signal, (
         "the reward is equal: nothing to learn"
     )
-    assert group_outcome(balanced, settings("algorithm.aggregation=gdpo"), Medley()).signal, (
-        "its parts are not"
-    )
+    assert group_outcome(
+        balanced, settings("algorithm.reward_aggregation=gdpo"), Medley()
+    ).signal, "its parts are not"
     missing = parted({"accuracy": 1.0, "style": 0.0}, {"accuracy": 1.0})
     assert not group_outcome(
-        missing, settings("algorithm.aggregation=gdpo", "algorithm.filter.key=reward"), Medley()
+        missing,
+        settings("algorithm.reward_aggregation=gdpo", "algorithm.filter.key=reward"),
+        Medley(),
     ).signal
 
 

@@ -68,20 +68,22 @@ def _naive(s: ObjectiveSettings, t: dict[str, Tensor]) -> tuple[float, float]:
         diffs = [t["logp_N"][i].item() - t["old_logp_N"][i].item() for i in rows]
         losses = []
         for i, diff in zip(rows, diffs, strict=True):
-            log_rho = math.fsum(diffs) / len(diffs) if s.importance == "sequence" else diff
+            log_rho = (
+                math.fsum(diffs) / len(diffs) if s.importance_sampling_level == "sequence" else diff
+            )
             loss = _naive_token(math.exp(log_rho), t["advantage_N"][i].item(), s)
             d = t["ref_logp_N"][i].item() - t["logp_N"][i].item()
             kl = {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}[s.kl_estimator]
             losses.append(loss + s.kl_coef * kl)
         per_sequence.append(losses)
         tokens += len(rows)
-    if s.aggregate == "sequence_mean":
+    if s.loss_aggregation == "sequence_mean":
         return math.fsum(math.fsum(x) / len(x) for x in per_sequence) / len(per_sequence), len(
             per_sequence
         )
     below = (
         tokens
-        if s.aggregate == "token_mean"
+        if s.loss_aggregation == "token_mean"
         else len(per_sequence) * (s.max_completion_length or 0)
     )
     return math.fsum(itertools.chain.from_iterable(per_sequence)) / below, below
@@ -91,11 +93,11 @@ AGGREGATES = ("token_mean", "sequence_mean", "dr_grpo")
 ALL = list(itertools.product(("token", "sequence"), AGGREGATES, (None, 3.0), ("k1", "k2", "k3")))
 
 
-@pytest.mark.parametrize(("importance", "aggregate", "dual", "estimator"), ALL)
-def test_equals_the_naive_loops(importance, aggregate, dual, estimator) -> None:
+@pytest.mark.parametrize(("importance", "loss_aggregation", "dual", "estimator"), ALL)
+def test_equals_the_naive_loops(importance, loss_aggregation, dual, estimator) -> None:
     s = ObjectiveSettings(
-        importance=importance,
-        aggregate=aggregate,
+        importance_sampling_level=importance,
+        loss_aggregation=loss_aggregation,
         dual_clip=dual,
         kl_coef=0.0 if estimator == "k1" else 0.1,
         kl_estimator=estimator,
@@ -116,10 +118,15 @@ def test_equals_the_naive_loops(importance, aggregate, dual, estimator) -> None:
 
 
 @pytest.mark.parametrize("importance", ["token", "sequence"])
-@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "dr_grpo"])
-def test_gradient_equals_finite_differences_of_the_naive_loops(importance, aggregate) -> None:
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+def test_gradient_equals_finite_differences_of_the_naive_loops(
+    importance, loss_aggregation
+) -> None:
     s = ObjectiveSettings(
-        importance=importance, aggregate=aggregate, kl_coef=0.05, max_completion_length=16
+        importance_sampling_level=importance,
+        loss_aggregation=loss_aggregation,
+        kl_coef=0.05,
+        max_completion_length=16,
     )
     t = _tokens(4)
     out = policy_loss(s, **t)
@@ -226,7 +233,7 @@ def test_log_ratio_clamp_keeps_the_loss_finite_stops_the_gradient_and_is_counted
 
 def test_sequence_importance_is_one_ratio_per_sequence() -> None:
     logp = torch.tensor([0.0, 0.4, -0.1], dtype=torch.float64, requires_grad=True)
-    s = ObjectiveSettings(importance="sequence", aggregate="sequence_mean")
+    s = ObjectiveSettings(importance_sampling_level="sequence", loss_aggregation="sequence_mean")
     out = policy_loss(
         s,
         logp,
@@ -266,13 +273,16 @@ def test_masked_tokens_may_hold_anything() -> None:
 
 
 def test_nothing_in_the_loss_gives_zero_gradient_not_nan() -> None:
-    for aggregate, importance in itertools.product(
+    for loss_aggregation, importance in itertools.product(
         ("token_mean", "sequence_mean", "dr_grpo"), ("token", "sequence")
     ):
         t = _tokens(0)
         t["mask_N"] = torch.zeros_like(t["mask_N"])
         s = ObjectiveSettings(
-            aggregate=aggregate, importance=importance, kl_coef=0.1, max_completion_length=8
+            loss_aggregation=loss_aggregation,
+            importance_sampling_level=importance,
+            kl_coef=0.1,
+            max_completion_length=8,
         )
         out = policy_loss(s, **t)
         out.loss.backward()  # the graph is kept: every rank must run its backward
@@ -369,10 +379,10 @@ def test_fractional_masks_are_refused() -> None:
     ("settings", "message"),
     [
         (
-            {"aggregate": "token_meen"},
+            {"loss_aggregation": "token_meen"},
             r"mean, sequence_mean, dr_grpo, found 'token_meen'\. Did you mean 'token_mean'\?",
         ),
-        ({"importance": "sequences"}, r"Did you mean 'sequence'\?"),
+        ({"importance_sampling_level": "sequences"}, r"Did you mean 'sequence'\?"),
         ({"kl_estimator": "low_var_kl"}, "k1, k2, k3, found 'low_var_kl'"),
         (
             {"kl_estimator": "k1", "kl_coef": 0.1},
@@ -381,7 +391,7 @@ def test_fractional_masks_are_refused() -> None:
         ({"clip_low": 1.5}, r"clip_low in \(0, 1\], found 1.5"),
         ({"clip_high": 0.0}, "clip_high above 0, found 0.0"),
         ({"dual_clip": 1.2}, r"dual_clip above 1 \+ clip_high = 1.28, found 1.2"),
-        ({"aggregate": "dr_grpo"}, "max_completion_length above 0, found None"),
+        ({"loss_aggregation": "dr_grpo"}, "max_completion_length above 0, found None"),
         ({"kl_coef": -1.0}, "kl_coef at least 0, found -1.0"),
         ({"log_ratio_clamp": 0.0}, r"log_ratio_clamp in \(0, 80\]"),
     ],

@@ -19,9 +19,9 @@ from mmrl.algorithms import LossStats, ObjectiveSettings, denominator, gradient_
 VOCAB, WIDTH = 11, 6
 LENGTHS = (4, 9, 1, 6, 12, 3, 5, 2)
 VARIANTS = [
-    (importance, aggregate)
+    (importance, loss_aggregation)
     for importance in ("token", "sequence")
-    for aggregate in ("token_mean", "sequence_mean", "dr_grpo")
+    for loss_aggregation in ("token_mean", "sequence_mean", "dr_grpo")
 ]
 
 
@@ -88,17 +88,22 @@ def _whole(s: ObjectiveSettings, dtype: torch.dtype) -> tuple[Tensor, float, Los
     return _gradient(model, gradient_scale(total)), total, stats
 
 
-def _settings(importance, aggregate) -> ObjectiveSettings:
+def _settings(importance, loss_aggregation) -> ObjectiveSettings:
     return ObjectiveSettings(
-        importance=importance, aggregate=aggregate, kl_coef=0.1, max_completion_length=20
+        importance_sampling_level=importance,
+        loss_aggregation=loss_aggregation,
+        kl_coef=0.1,
+        max_completion_length=20,
     )
 
 
 @pytest.mark.check_takes(4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("importance", "aggregate"), VARIANTS)
-def test_micro_batch_size_order_and_ranks_change_nothing(importance, aggregate, dtype) -> None:
-    s = _settings(importance, aggregate)
+@pytest.mark.parametrize(("importance", "loss_aggregation"), VARIANTS)
+def test_micro_batch_size_order_and_ranks_change_nothing(
+    importance, loss_aggregation, dtype
+) -> None:
+    s = _settings(importance, loss_aggregation)
     expected, total, stats = _whole(s, dtype)
     assert (
         expected.abs().max() > 1e-2
@@ -150,10 +155,10 @@ def test_any_partition_gives_the_same_gradient(variant, order, data) -> None:
     )
 
 
-@pytest.mark.parametrize(("importance", "aggregate"), VARIANTS)
-def test_tokens_of_packed_sequences_may_interleave(importance, aggregate) -> None:
+@pytest.mark.parametrize(("importance", "loss_aggregation"), VARIANTS)
+def test_tokens_of_packed_sequences_may_interleave(importance, loss_aggregation) -> None:
     """Packing decides where tokens lie; only sequence_id_N says to whom they belong, with any distinct numbers."""
-    s = _settings(importance, aggregate)
+    s = _settings(importance, loss_aggregation)
     sequences = _sequences()
     n = sum(LENGTHS)
     g = torch.Generator().manual_seed(9)
@@ -182,8 +187,8 @@ def test_tokens_of_packed_sequences_may_interleave(importance, aggregate) -> Non
 
 
 def test_a_wholly_masked_sequence_is_as_if_it_were_not_there() -> None:
-    for importance, aggregate in VARIANTS:
-        s = _settings(importance, aggregate)
+    for importance, loss_aggregation in VARIANTS:
+        s = _settings(importance, loss_aggregation)
         expected, total, _ = _whole(s, torch.float64)
         model = _model(torch.float64)
         without = [q for q in _sequences() if q["mask"].any()]
@@ -201,9 +206,13 @@ def test_stats_add_and_survive_the_trip_through_a_list() -> None:
     assert (a + a).means() == a.means()
 
 
-@pytest.mark.parametrize(("importance", "aggregate"), VARIANTS)
-def test_statistics_by_label_are_those_of_its_sequences_alone(importance, aggregate) -> None:
-    s = ObjectiveSettings(importance=importance, aggregate=aggregate, max_completion_length=16)
+@pytest.mark.parametrize(("importance", "loss_aggregation"), VARIANTS)
+def test_statistics_by_label_are_those_of_its_sequences_alone(importance, loss_aggregation) -> None:
+    s = ObjectiveSettings(
+        importance_sampling_level=importance,
+        loss_aggregation=loss_aggregation,
+        max_completion_length=16,
+    )
     sequences, labels = _sequences(), [0, 2, 0, 2, 0, 0, 2, 2]
     g = torch.Generator().manual_seed(9)
     now = [

@@ -64,7 +64,7 @@ def _trainer(logp: Tensor, settings: ObjectiveSettings, loss_type: str, use_weig
         model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
         accelerator=Accelerator(cpu=True),
-        importance_sampling_level=settings.importance,
+        importance_sampling_level=settings.importance_sampling_level,
         beta=settings.kl_coef,
         loss_type=loss_type,
         epsilon_low=settings.clip_low,
@@ -169,20 +169,20 @@ def _assert_equal(
     if settings.kl_coef > 0:
         assert logged["kl_ref"] == pytest.approx(trl_logged["kl"], abs=1e-5)
     # with sequence ratios TRL averages over sequences, we over tokens
-    if settings.importance == "token":
+    if settings.importance_sampling_level == "token":
         assert logged["clip_low"] == pytest.approx(trl_logged["clip_ratio/low_mean"])
         assert logged["clip_high"] == pytest.approx(trl_logged["clip_ratio/high_mean"])
 
 
-@pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "dr_grpo"])
+@pytest.mark.parametrize("loss_aggregation", ["sequence_mean", "token_mean", "dr_grpo"])
 @pytest.mark.parametrize("importance", ["token", "sequence"])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.04])
 @pytest.mark.parametrize("dual_clip", [None, 1.5, 3.0])
-def test_loss_and_gradient_equal_trl(aggregate, importance, kl_coef, dual_clip) -> None:
+def test_loss_and_gradient_equal_trl(loss_aggregation, importance, kl_coef, dual_clip) -> None:
     """Asymmetric clip, dual clip (TRL's delta is the same bound as long as it lies above 1 + clip_high), KL k3."""
     s = ObjectiveSettings(
-        aggregate=aggregate,
-        importance=importance,
+        loss_aggregation=loss_aggregation,
+        importance_sampling_level=importance,
         kl_coef=kl_coef,
         dual_clip=dual_clip,
         clip_low=0.2,
@@ -190,7 +190,7 @@ def test_loss_and_gradient_equal_trl(aggregate, importance, kl_coef, dual_clip) 
         max_completion_length=MAX_LENGTH,
     )
     for seed in range(3):
-        _assert_equal(_padded(seed), s, TRL_NAME[aggregate])
+        _assert_equal(_padded(seed), s, TRL_NAME[loss_aggregation])
 
 
 def test_cases_reach_every_clip() -> None:
@@ -202,20 +202,26 @@ def test_bnpo_is_the_token_mean_of_one_micro_batch() -> None:
     _assert_equal(_padded(0), ObjectiveSettings(kl_coef=0.04), "bnpo")
 
 
-@pytest.mark.parametrize("aggregate", ["sequence_mean", "token_mean", "dr_grpo"])
-def test_importance_weights_of_a_separate_sampler_equal_trl(aggregate) -> None:
-    s = ObjectiveSettings(aggregate=aggregate, kl_coef=0.04, max_completion_length=MAX_LENGTH)
-    _assert_equal(_padded(1), s, TRL_NAME[aggregate], use_weights=True)
+@pytest.mark.parametrize("loss_aggregation", ["sequence_mean", "token_mean", "dr_grpo"])
+def test_importance_weights_of_a_separate_sampler_equal_trl(loss_aggregation) -> None:
+    s = ObjectiveSettings(
+        loss_aggregation=loss_aggregation, kl_coef=0.04, max_completion_length=MAX_LENGTH
+    )
+    _assert_equal(_padded(1), s, TRL_NAME[loss_aggregation], use_weights=True)
 
 
 def test_wholly_masked_sequences_are_the_one_declared_difference() -> None:
     """TRL keeps a masked completion in the number of sequences (5 of 6 here); ours leaves it out."""
     t = _padded(2)
     t["mask"][4] = 0
-    for aggregate, factor in (("token_mean", 1.0), ("sequence_mean", 6 / 5), ("dr_grpo", 6 / 5)):
-        s = ObjectiveSettings(aggregate=aggregate, max_completion_length=MAX_LENGTH)
+    for loss_aggregation, factor in (
+        ("token_mean", 1.0),
+        ("sequence_mean", 6 / 5),
+        ("dr_grpo", 6 / 5),
+    ):
+        s = ObjectiveSettings(loss_aggregation=loss_aggregation, max_completion_length=MAX_LENGTH)
         assert _ours(t, s)[0] == pytest.approx(
-            factor * _trl(t, s, TRL_NAME[aggregate])[0], abs=1e-5
+            factor * _trl(t, s, TRL_NAME[loss_aggregation])[0], abs=1e-5
         )
 
 
@@ -271,10 +277,13 @@ def test_the_entropy_bonus_and_its_coefficient_equal_trls(bonus) -> None:
     )
 
 
-@pytest.mark.parametrize("aggregate", ["sequence_mean", "dr_grpo"])
-def test_the_bonus_is_weighed_as_the_policy_term_is(aggregate) -> None:
+@pytest.mark.parametrize("loss_aggregation", ["sequence_mean", "dr_grpo"])
+def test_the_bonus_is_weighed_as_the_policy_term_is(loss_aggregation) -> None:
     """verl's rule (its entropy_loss goes through agg_loss with loss_agg_mode); TRL takes the token mean under every loss type."""
-    t, s = _padded(0), ObjectiveSettings(aggregate=aggregate, max_completion_length=MAX_LENGTH)
+    t, s = (
+        _padded(0),
+        ObjectiveSettings(loss_aggregation=loss_aggregation, max_completion_length=MAX_LENGTH),
+    )
     entropy = torch.rand(6, MAX_LENGTH, generator=torch.Generator().manual_seed(9)).requires_grad_()
     ids = torch.arange(6)[:, None].expand(6, MAX_LENGTH).flatten()
     advantage = t["advantage"][:, None].expand(6, MAX_LENGTH).flatten()
@@ -291,7 +300,7 @@ def test_the_bonus_is_weighed_as_the_policy_term_is(aggregate) -> None:
     (out.loss * gradient_scale(out.denominator)).backward()
     lengths = (
         t["mask"].sum(1, keepdim=True)
-        if aggregate == "sequence_mean"
+        if loss_aggregation == "sequence_mean"
         else torch.full((6, 1), MAX_LENGTH)
     )
     torch.testing.assert_close(entropy.grad, -0.3 * t["mask"] / lengths / 6, atol=1e-8, rtol=1e-6)

@@ -77,7 +77,7 @@ def naive_term(
 
 
 def naive(s: ObjectiveSettings, t: dict[str, Any]) -> tuple[Tensor, list[float]]:
-    """(mean loss, gradient by log-prob) of `naive_term`s, summed and divided as the aggregate says."""
+    """(mean loss, gradient by log-prob) of `naive_term`s, summed and divided as the loss_aggregation says."""
     leaf = t["logp_N"].detach().clone().requires_grad_()
     total, weight = torch.zeros((), dtype=torch.float64), 0.0
     for sequence in range(len(LENGTHS)):
@@ -94,24 +94,26 @@ def naive(s: ObjectiveSettings, t: dict[str, Any]) -> tuple[Tensor, list[float]]
         ]
         if not rows:
             continue
-        share = 1 / len(rows) if s.aggregate == "sequence_mean" else 1.0
+        share = 1 / len(rows) if s.loss_aggregation == "sequence_mean" else 1.0
         total = total + share * sum(terms, torch.zeros((), dtype=torch.float64))
         weight += {
             "token_mean": len(rows),
             "sequence_mean": 1,
             "dr_grpo": s.max_completion_length or 0,
-        }[s.aggregate]
+        }[s.loss_aggregation]
     total.backward()
     return total / weight, (leaf.grad / weight).tolist()
 
 
-@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "dr_grpo"])
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
 @pytest.mark.parametrize(("gamma", "cap"), [(0.1, 2.0), (0.5, 1.0), (None, 1.5), (None, 100.0)])
 def test_mixed_loss_and_gradient_equal_plain_loops(
-    gamma: float | None, cap: float, aggregate: Any
+    gamma: float | None, cap: float, loss_aggregation: Any
 ) -> None:
     s = ObjectiveSettings(
-        aggregate=aggregate, max_completion_length=7, offline=OfflineSettings(gamma=gamma, cap=cap)
+        loss_aggregation=loss_aggregation,
+        max_completion_length=7,
+        offline=OfflineSettings(gamma=gamma, cap=cap),
     )
     beyond = 0.0
     for seed in range(6):

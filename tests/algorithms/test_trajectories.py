@@ -280,7 +280,7 @@ def test_control_steps_must_be_whole_actions() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(0, 999))
 def test_length_weights_are_the_aggregates_of_the_policy_loss(lengths, seed) -> None:
-    """Each mode against its loop on a padded (B, 9) batch, and against `policy_loss` where it has the same aggregate."""
+    """Each mode against its loop on a padded (B, 9) batch, and against `policy_loss` where it has the same loss_aggregation."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     logp, old, adv = (torch.rand(len(ids), generator=g, dtype=torch.float64) for _ in range(3))
@@ -303,7 +303,7 @@ def test_length_weights_are_the_aggregates_of_the_policy_loss(lengths, seed) -> 
         assert w.weights_B[torch.tensor(lengths) == 0].eq(0).all()
         if mode != "max_length":
             s = ObjectiveSettings(
-                aggregate="token_mean" if mode == "token_mean" else "sequence_mean"
+                loss_aggregation="token_mean" if mode == "token_mean" else "sequence_mean"
             )
             same = policy_loss(s, logp, old, adv, ids, ones)
             assert same.loss.item() / same.denominator == pytest.approx(value, rel=1e-9, abs=1e-12)

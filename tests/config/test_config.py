@@ -11,6 +11,7 @@ import pytest
 from mmrl.cli.run import is_embodied, run_config
 from mmrl.config import RunConfig, effective_threads, load_config, parse_overrides
 from mmrl.errors import ConfigError
+from mmrl.training.identity import check_identity, run_identity
 
 CONFIGS = sorted(
     p
@@ -268,7 +269,10 @@ def test_a_critic_is_of_advantage_gae(small: Path) -> None:
         load_config(small, ["rollout.group_size=1"])
     for override, words in (
         ("algorithm.critic.level=action", "level action is of robots"),
-        ("algorithm.importance=sequence", "importance sequence gives an answer one ratio"),
+        (
+            "algorithm.importance_sampling_level=sequence",
+            "importance_sampling_level sequence gives an answer one ratio",
+        ),
         ("algorithm.difficulty=softmax", "the critic knows what is hard"),
         ("algorithm.offline.per_group=1", "with advantage gae nothing does"),
         ("algorithm.filter.key=reward", r"filter\.key reward is what groups are chosen by"),
@@ -307,3 +311,47 @@ def test_reading_the_module_needs_no_torch() -> None:
         ).returncode
         == 0
     )
+
+
+OLD_NAMES = {
+    "aggregate": ("loss_aggregation", "sequence_mean"),
+    "aggregation": ("reward_aggregation", "gdpo"),
+    "importance": ("importance_sampling_level", "sequence"),
+}
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_an_old_name_is_read_in_files_overrides_and_programs(old: str, tmp_path: Path) -> None:
+    new, value = OLD_NAMES[old]
+    wanted = load_config(None, [f"algorithm.{new}={value}"])
+    file = tmp_path / "old.yaml"
+    file.write_text(f"algorithm: {{{old}: {value}}}\n", encoding="utf-8")
+    message = rf"algorithm\.{old} {value} is algorithm\.{new} {value}"
+    with pytest.warns(FutureWarning, match=message):
+        assert load_config(file) == wanted
+    with pytest.warns(FutureWarning, match=message):
+        assert load_config(None, [f"algorithm.{old}={value}"]) == wanted
+    with pytest.warns(FutureWarning, match=message):
+        assert RunConfig.model_validate({"algorithm": {old: value}}) == wanted
+    recorded = wanted.model_dump(mode="json")
+    recorded["algorithm"][old] = recorded["algorithm"].pop(new)
+    check_identity(run_identity(recorded), run_identity(wanted.model_dump(mode="json")))
+
+
+def test_an_override_counts_by_whichever_name_and_two_names_in_one_place_may_not_differ(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "run.yaml"
+    for in_file, over in (
+        ("loss_aggregation", "aggregate"),
+        ("aggregate", "loss_aggregation"),
+        ("aggregate", "aggregate"),
+    ):
+        file.write_text(f"algorithm: {{{in_file}: dr_grpo}}\n", encoding="utf-8")
+        with pytest.warns(FutureWarning):
+            found = load_config(file, [f"algorithm.{over}=sequence_mean"])
+        assert found.algorithm.loss_aggregation == "sequence_mean"
+    with pytest.raises(
+        ConfigError, match=r"overrides: algorithm\.aggregate dr_grpo is called .*keep one of them"
+    ):
+        load_config(None, ["algorithm.aggregate=dr_grpo", "algorithm.loss_aggregation=token_mean"])

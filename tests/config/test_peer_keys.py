@@ -59,7 +59,7 @@ def test_values_in_backticks_are_accepted_by_the_key() -> None:
                 if not value.startswith(("file.py", "prompt")):
                     assert accepts(ours.key, value), (peer, theirs, value)
                     seen += 1
-    assert seen > 40 and not accepts("algorithm.aggregate", "grpo")
+    assert seen > 40 and not accepts("algorithm.loss_aggregation", "grpo")
 
 
 @pytest.mark.parametrize(

@@ -305,5 +305,6 @@ def test_the_settings_that_are_said_to_let_it_act_do() -> None:
             scale != "std"
         ), scale
     assert acts(
-        config_of("video_qa", "algorithm.advantage_scale=std", "algorithm.aggregation=gdpo"), groups
+        config_of("video_qa", "algorithm.advantage_scale=std", "algorithm.reward_aggregation=gdpo"),
+        groups,
     )

@@ -204,7 +204,12 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "entropy bonus": (
         "text",
-        {"algorithm": {"entropy": {"target": 99.0, "delta": 0.1}, "aggregate": "sequence_mean"}},
+        {
+            "algorithm": {
+                "entropy": {"target": 99.0, "delta": 0.1},
+                "loss_aggregation": "sequence_mean",
+            }
+        },
     ),
     "ema and selection": (
         "mixed",
@@ -213,7 +218,7 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
             "data": {"selection": {"kind": "variance", "threshold": 0.01, "rest": 1}},
         },
     ),
-    "gdpo": ("text", {"algorithm": {"aggregation": "gdpo"}}),
+    "gdpo": ("text", {"algorithm": {"reward_aggregation": "gdpo"}}),
 }
 # engine, how one process breaks its run, which one; under ddp each waits for the other between two steps, under fsdp2 in every
 # forward and backward as well
@@ -339,7 +344,7 @@ def test_accelerate_launches_the_command(tmp_path: Path) -> None:
         tmp_path / "c.yaml",
         merge(
             make(tmp_path, "text"),
-            {"algorithm": {"aggregate": "sequence_mean", "epochs": 2, "minibatches": 2}},
+            {"algorithm": {"loss_aggregation": "sequence_mean", "epochs": 2, "minibatches": 2}},
         ),
     )
     one = Trainer(load_config(config))

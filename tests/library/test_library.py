@@ -340,10 +340,12 @@ def test_settings_are_those_of_the_command_line(tmp_path: Path) -> None:
     """Defaults that follow from another key do so here, too, and what the caller holds stays as it is."""
     file = tmp_path / "run.yaml"
     file.write_text("train: {steps: 5}\n")
-    wanted = load_config(file, ["algorithm.importance=sequence"])
+    wanted = load_config(file, ["algorithm.importance_sampling_level=sequence"])
     for config in (file, load_config(file), {"train": {"steps": 5}}):
         assert (
-            mmrl.Trainer(config=config, overrides={"algorithm.importance": "sequence"}).config
+            mmrl.Trainer(
+                config=config, overrides={"algorithm.importance_sampling_level": "sequence"}
+            ).config
             == wanted
         )
     given: dict[str, Any] = {"train": {"steps": 5, "save_every": 1}}
@@ -365,12 +367,18 @@ def test_an_override_of_the_method_brings_the_defaults_of_the_new_one() -> None:
         over = {f"algorithm.{key}": value for key, value in then.items()}
         return mmrl.Trainer(config=config, overrides=over).config.algorithm
 
-    assert methods({"importance": "sequence"}, importance="token") == AlgorithmConfig()
+    assert (
+        methods({"importance_sampling_level": "sequence"}, importance_sampling_level="token")
+        == AlgorithmConfig()
+    )
     assert methods({"advantage": "gae"}, advantage="grpo") == AlgorithmConfig()
     assert methods({"advantage": "gae"}, advantage="rloo", advantage_scale="none") == (
         AlgorithmConfig(advantage="rloo", advantage_scale="none")
     )
-    kept = methods({"importance": "sequence", "clip_low": 0.1}, importance="token")
+    kept = methods(
+        {"importance_sampling_level": "sequence", "clip_low": 0.1},
+        importance_sampling_level="token",
+    )
     assert (kept.clip_low, kept.clip_high) == (0.1, 0.28), "what was set stays"
 
 

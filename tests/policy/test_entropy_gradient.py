@@ -156,8 +156,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "dr_grpo"])
-def test_a_step_does_not_depend_on_its_micro_batches(tmp_path: Path, aggregate: str) -> None:
+@pytest.mark.parametrize("loss_aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+def test_a_step_does_not_depend_on_its_micro_batches(tmp_path: Path, loss_aggregation: str) -> None:
     """Every split of the same groups gives the same step, and the bonus is in it."""
 
     def run(
@@ -167,7 +167,7 @@ def test_a_step_does_not_depend_on_its_micro_batches(tmp_path: Path, aggregate: 
             tmp_path,
             name,
             algorithm={
-                "aggregate": aggregate,
+                "loss_aggregation": loss_aggregation,
                 "entropy": {"coef": coef},
                 "dynamic_sampling": False,
             },

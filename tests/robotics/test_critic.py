@@ -166,7 +166,7 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
     once for every token it judges. On-policy: ratio 1."""
     config, vla = critic(model, level)
     own = {
-        "aggregate": norm,
+        "loss_aggregation": norm,
         "critic": config.algorithm.critic.model_copy(update={"value_clip": None}),
     }
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=own)})
@@ -337,7 +337,7 @@ def test_what_means_nothing_to_the_kind_of_run_is_refused(model: Path) -> None:
             "advantage_scale=none",
             r"gae is defined with algorithm\.advantage_scale batch, found none",
         ),
-        ("aggregation=gdpo", "gdpo normalises by itself"),
+        ("reward_aggregation=gdpo", "gdpo normalises by itself"),
         ("critic.level=token", "bins of one decision"),
         ("critic.hidden=64", r"set vla\.value_hidden"),
     ):

@@ -204,7 +204,7 @@ def test_gdpo_normalises_each_kind_of_reward_by_itself(vla: VLAPolicy) -> None:
         for s, q in zip(successes(), brevity, strict=True)
     ]
     parts = "rl.reward={success: 1.0, brevity: 0.5}"
-    assert close(advantages(vla, parts, "algorithm.aggregation=gdpo"), whitened(sums))
+    assert close(advantages(vla, parts, "algorithm.reward_aggregation=gdpo"), whitened(sums))
     plain = [
         [s + 0.5 * b for s, b in zip(*both, strict=True)]
         for both in zip(successes(), brevity, strict=True)
@@ -277,7 +277,10 @@ def test_a_group_that_all_solved_teaches_only_what_differs_in_it(vla: VLAPolicy)
 def test_a_sequence_of_gspo_is_a_decision(vla: VLAPolicy) -> None:
     """The ratio of a decision is the geometric mean over its executed tokens, clipped as one: by plain loops over decisions."""
     config = settings(
-        "algorithm.importance=sequence", "algorithm.clip_low=0.02", "algorithm.clip_high=0.03", NONE
+        "algorithm.importance_sampling_level=sequence",
+        "algorithm.clip_low=0.02",
+        "algorithm.clip_high=0.03",
+        NONE,
     )
     groups = [group(vla, config, n, episodes) for n, episodes in enumerate(PLAYED)]
     moved = torch.Generator().manual_seed(3)
@@ -320,11 +323,11 @@ def test_a_sequence_of_gspo_is_a_decision(vla: VLAPolicy) -> None:
                 clipped += pull != ratio * a
                 expected -= pull * int(mask.sum()) / count
     assert loss == pytest.approx(expected, rel=1e-4) and clipped > 0
-    assert config.algorithm.aggregate == "sequence_mean"
+    assert config.algorithm.loss_aggregation == "sequence_mean"
 
 
 def test_dr_grpo_divides_by_the_longest_episode_there_can_be(vla: VLAPolicy) -> None:
-    config = settings("algorithm.aggregate=dr_grpo", NONE)
+    config = settings("algorithm.loss_aggregation=dr_grpo", NONE)
     assert most_tokens(config, vla) == 3 * CHUNK * DIM
     learner, g = learner_of(vla, config), group(vla, config, 0, PLAYED[0])
     samples = learner._prepare([g], learner._result)
@@ -382,9 +385,9 @@ def rows(run: Path) -> list[dict[str, float]]:
         ("algorithm.advantage=opo", NONE),
         ("algorithm.advantage=pass_k",),
         ("algorithm.advantage_scale=batch_rewards", "algorithm.difficulty=softmax"),
-        ("algorithm.aggregation=gdpo", "rl.reward={success: 1.0, brevity: 0.3}"),
-        ("algorithm.importance=sequence", "algorithm.epochs=2"),
-        ("algorithm.aggregate=dr_grpo", NONE),
+        ("algorithm.reward_aggregation=gdpo", "rl.reward={success: 1.0, brevity: 0.3}"),
+        ("algorithm.importance_sampling_level=sequence", "algorithm.epochs=2"),
+        ("algorithm.loss_aggregation=dr_grpo", NONE),
         ("algorithm.entropy={target: 1.5, coef: 0.01}", "reward.shuffle=true"),
     ],
 )

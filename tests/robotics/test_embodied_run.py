@@ -219,7 +219,7 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
         ("algorithm.epochs=2", "algorithm.minibatches=2"),
         ("algorithm.kl.coef=0.1", "algorithm.entropy.coef=0.01"),
         (
-            "algorithm.aggregate=token_mean",
+            "algorithm.loss_aggregation=token_mean",
             "rl.reward=shaped",
             "env.options={tolerance: 0.5, reward: shaped}",
         ),

@@ -47,7 +47,7 @@ def recorded(**changed: Any) -> dict[str, Any]:
     """A configuration as the last version wrote it: every key is named, also those of algorithm that episodes did not read."""
     tree = new().model_dump(mode="json")
     del tree["algorithm"]["critic"]
-    tree["algorithm"]["aggregate"] = "token_mean"
+    tree["algorithm"]["loss_aggregation"] = "token_mean"
     tree["rl"] |= OLD_DEFAULTS | changed
     if changed.get("kind") == "ppo":
         tree["vla"]["value_head"] = True
@@ -57,7 +57,7 @@ def recorded(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (["rl.length_norm=token"], ["algorithm.aggregate=token_mean"]),
+        (["rl.length_norm=token"], ["algorithm.loss_aggregation=token_mean"]),
         (["rl.length_norm=trajectory"], []),
         (["rl.kind=grpo"], []),
         (["rl.entropy_coef=0.01"], ["algorithm.entropy.coef=0.01"]),
@@ -158,7 +158,7 @@ def test_old_and_new_key_may_not_contradict_each_other() -> None:
         (
             {"length_norm": "token", "entropy_coef": 0.01, "filter_low": 0.1, "filter_high": 0.9},
             [
-                "algorithm.aggregate=token_mean",
+                "algorithm.loss_aggregation=token_mean",
                 "algorithm.entropy.coef=0.01",
                 "algorithm.filter={key: success, low: 0.1, high: 0.9}",
             ],

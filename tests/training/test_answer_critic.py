@@ -271,14 +271,16 @@ def learner_of(config: RunConfig, policy: Policy, prompts: dict[str, Any]) -> Le
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("level", "aggregate", "budget"),
+    ("level", "loss_aggregation", "budget"),
     [("token", "token_mean", 16384), ("turn", "sequence_mean", 60)],
 )
-def test_the_gradient_is_that_of_plain_loops(level: str, aggregate: str, budget: int) -> None:
+def test_the_gradient_is_that_of_plain_loops(
+    level: str, loss_aggregation: str, budget: int
+) -> None:
     """Each token is pushed by its own advantage (level turn: its answer's), each value towards its target. On-policy: ratio 1."""
     config = config_of(
         f"algorithm.critic={{level: {level}, gamma: 0.9, gae_lambda: 0.8, value_clip: null, value_coef: 0.7}}",
-        f"algorithm.aggregate={aggregate}",
+        f"algorithm.loss_aggregation={loss_aggregation}",
         f"train.token_budget={budget}",
         "train.prompts_per_step=2",
     )
@@ -289,7 +291,7 @@ def test_the_gradient_is_that_of_plain_loops(level: str, aggregate: str, budget:
         for rollout in group.rollouts:
             out = policy.evaluate([prompts[group.sample.id]], [rollout.turns[0].token_ids])
             assert rollout.score is not None
-            weight = 1 / len(out.logp_N) if aggregate == "sequence_mean" else 1.0
+            weight = 1 / len(out.logp_N) if loss_aggregation == "sequence_mean" else 1.0
             rows.append(
                 (
                     weight,
@@ -302,7 +304,7 @@ def test_the_gradient_is_that_of_plain_loops(level: str, aggregate: str, budget:
     mean, std = statistics.mean(everything), statistics.stdev(everything)
     total = (
         float(len(rows))
-        if aggregate == "sequence_mean"
+        if loss_aggregation == "sequence_mean"
         else float(sum(len(logp) for _, logp, *_ in rows))
     )
     expected, squares = torch.zeros(()), 0.0

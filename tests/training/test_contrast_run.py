@@ -125,7 +125,7 @@ def test_changed_rollouts_repeat_and_differ_from_the_plain_ones(tmp_path: Path) 
         {"dynamic_sampling": True, "max_rounds": 2},
         {"advantage_scale": "batch"},
         {"advantage_scale": "ema"},
-        {"aggregation": "gdpo"},
+        {"reward_aggregation": "gdpo"},
     ],
     ids=str,
 )
@@ -188,7 +188,7 @@ def test_a_solved_prompt_is_let_go_with_or_without_contrast() -> None:
 def test_the_size_of_the_bonus_matters_under_gdpo() -> None:
     found = []
     for bonus in (0.003, 0.3, 3.0):
-        config = rule(aggregation="gdpo", contrast={"kind": "shuffle", "bonus": bonus})
+        config = rule(reward_aggregation="gdpo", contrast={"kind": "shuffle", "bonus": bonus})
         parts, weights = training_parts(closed([1.0, 1.0, 0.0, 0.0], [0.0, 0.0]), config)
         assert [p["contrast"] for p in parts] == [1, 1, 0, 0] and {
             w["contrast"] for w in weights

@@ -86,10 +86,10 @@ VARIANTS = [
     ("algorithm.advantage=rloo", "algorithm.advantage_scale=none"),
     ("algorithm.advantage=pass_k",),
     ("algorithm.advantage=opo", "algorithm.advantage_scale=batch"),
-    ("algorithm.aggregation=gdpo",),
+    ("algorithm.reward_aggregation=gdpo",),
     ("algorithm.difficulty=univg_exp",),
     ("algorithm.difficulty=softmax",),
-    ("algorithm.aggregation=gdpo", "algorithm.difficulty=univg_log"),
+    ("algorithm.reward_aggregation=gdpo", "algorithm.difficulty=univg_log"),
 ]
 
 
@@ -126,7 +126,7 @@ def test_gdpo_sums_normalised_parts_and_whitens_over_the_step() -> None:
         sums.append(total)
     flat = np.concatenate(sums)
     naive = (flat - flat.mean()) / (flat.std(ddof=1) + 1e-6)
-    found = np.concatenate(list(advantages(groups, "algorithm.aggregation=gdpo").values()))
+    found = np.concatenate(list(advantages(groups, "algorithm.reward_aggregation=gdpo").values()))
     assert found == pytest.approx(naive, rel=1e-4)
 
 
@@ -238,12 +238,12 @@ def test_the_accuracy_of_a_group_is_the_part_else_the_headline_else_the_value() 
 def test_gdpo_refuses_missing_parts_and_weights_that_differ() -> None:
     lacking = group(0, [score({"accuracy": 1.0, "style": 1.0}), Score.failure("no_answer")])
     with pytest.raises(RewardError, match="part 'accuracy' on every completion"):
-        advantages([lacking], "algorithm.aggregation=gdpo")
+        advantages([lacking], "algorithm.reward_aggregation=gdpo")
     zero = group(
         0,
         [score({"accuracy": 1.0, "style": 1.0}), Score.failure("no_answer", ("accuracy", "style"))],
     )
-    assert advantages([zero], "algorithm.aggregation=gdpo")[zero.key][0] > 0, (
+    assert advantages([zero], "algorithm.reward_aggregation=gdpo")[zero.key][0] > 0, (
         "a plain failure has its parts, without weights"
     )
     with pytest.raises(RewardError, match="the same part weights for all completions of sample s9"):
@@ -262,7 +262,10 @@ def test_gdpo_sees_signal_where_the_sum_has_none() -> None:
     assert group_outcome(opposed, settings(), Medley()) == GroupOutcome(
         opposed.key, [0.5, 0.5], judged=[1.0, 0.0], signal=False
     )
-    assert group_outcome(opposed, settings("algorithm.aggregation=gdpo"), Medley()).signal is True
+    assert (
+        group_outcome(opposed, settings("algorithm.reward_aggregation=gdpo"), Medley()).signal
+        is True
+    )
     assert group_outcome(opposed, settings(), Medley(bonus=0.5)).high == 1.5
 
 
@@ -339,7 +342,7 @@ def test_ema_is_kept_per_task_or_source_and_logged() -> None:
             "pass_k is defined with .* std, found ema",
         ),
         (
-            ["algorithm.aggregation=gdpo", "algorithm.advantage_scale=none"],
+            ["algorithm.reward_aggregation=gdpo", "algorithm.advantage_scale=none"],
             "gdpo normalises by itself",
         ),
         (["algorithm.advantage=grop"], "'grpo', 'rloo', 'opo', 'pass_k' or 'gae'"),
@@ -380,13 +383,17 @@ def test_selection_may_be_written_short() -> None:
 
 def test_gspo_brings_its_own_clip_range_and_aggregation() -> None:
     """Its paper's section 5.1 (3e-4, 4e-4), verl's examples/gspo_trainer (clip_ratio_low, _high, seq-mean-token-mean)."""
-    a = settings("algorithm.importance=sequence").algorithm
-    assert (a.clip_low, a.clip_high, a.aggregate) == (3e-4, 4e-4, "sequence_mean") and not remarks(
-        settings("seed=1")
-    )
-    assert not remarks(settings("algorithm.importance=sequence"))
+    a = settings("algorithm.importance_sampling_level=sequence").algorithm
+    assert (a.clip_low, a.clip_high, a.loss_aggregation) == (
+        3e-4,
+        4e-4,
+        "sequence_mean",
+    ) and not remarks(settings("seed=1"))
+    assert not remarks(settings("algorithm.importance_sampling_level=sequence"))
     other = settings(
-        "algorithm.importance=sequence", "algorithm.clip_low=0.2", "algorithm.aggregate=token_mean"
+        "algorithm.importance_sampling_level=sequence",
+        "algorithm.clip_low=0.2",
+        "algorithm.loss_aggregation=token_mean",
     )
     assert (other.algorithm.clip_low, other.algorithm.clip_high) == (0.2, 4e-4), (
         "what is said stays"
@@ -395,10 +402,12 @@ def test_gspo_brings_its_own_clip_range_and_aggregation() -> None:
     assert (
         "clip_low 0.2" in clip
         and "nothing will be clipped" in clip
-        and "aggregate token_mean" in weight
+        and "loss_aggregation token_mean" in weight
     )
-    assert settings("algorithm.importance=token").algorithm.clip_low == 0.2
-    again = RunConfig.model_validate(settings("algorithm.importance=sequence").model_dump())
+    assert settings("algorithm.importance_sampling_level=token").algorithm.clip_low == 0.2
+    again = RunConfig.model_validate(
+        settings("algorithm.importance_sampling_level=sequence").model_dump()
+    )
     assert again.algorithm == a, "a resolved file says the same"
 
 

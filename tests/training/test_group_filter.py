@@ -91,17 +91,19 @@ def test_a_part_without_weight_teaches_nothing() -> None:
     observed = group(
         [{"accuracy": 1.0, "style": s} for s in (0.0, 1.0)], weights={"accuracy": 1.0, "style": 0.0}
     )
-    for aggregation in ("plain", "gdpo"):
+    for reward_aggregation in ("plain", "gdpo"):
         for key in ("accuracy", "style", "reward"):
             assert not signal(
-                observed, f"algorithm.aggregation={aggregation}", f"algorithm.filter.key={key}"
+                observed,
+                f"algorithm.reward_aggregation={reward_aggregation}",
+                f"algorithm.filter.key={key}",
             )
 
 
-@pytest.mark.parametrize("aggregation", ["plain", "gdpo"])
-def test_a_length_penalty_makes_no_signal(aggregation: str) -> None:
+@pytest.mark.parametrize("reward_aggregation", ["plain", "gdpo"])
+def test_a_length_penalty_makes_no_signal(reward_aggregation: str) -> None:
     wrong = group([{"accuracy": 0.0, "style": 0.0}] * 4, lengths=[3, 3, 3, 9])
-    overrides = (*SOFT, f"algorithm.aggregation={aggregation}")
+    overrides = (*SOFT, f"algorithm.reward_aggregation={reward_aggregation}")
     assert training_rewards(wrong, settings(*overrides)) == [0, 0, 0, -0.75], (
         "the penalty is in what is trained on"
     )
@@ -124,8 +126,8 @@ def test_equally_right_answers_of_another_form_have_signal_under_key_reward_only
         and signal(form, "algorithm.filter.key=reward")
         and signal(form, "algorithm.filter.key=style")
     )
-    assert not signal(form, "algorithm.aggregation=gdpo")
-    assert signal(form, "algorithm.aggregation=gdpo", "algorithm.filter.key=reward")
+    assert not signal(form, "algorithm.reward_aggregation=gdpo")
+    assert signal(form, "algorithm.reward_aggregation=gdpo", "algorithm.filter.key=reward")
     outcome = group_outcome(form, settings(), Medley())
     assert (outcome.judged, outcome.top) == ([1.0, 1.0], 1.0), "counted as solved"
 
@@ -295,15 +297,15 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregation", ["plain", "gdpo"])
+@pytest.mark.parametrize("reward_aggregation", ["plain", "gdpo"])
 def test_no_group_of_equal_task_rewards_is_trained_on_under_a_soft_length_penalty(
-    tmp_path: Path, aggregation: str
+    tmp_path: Path, reward_aggregation: str
 ) -> None:
     soft = {
         "overlong": "soft",
         "overlong_buffer": 6,
         "overlong_weight": 0.5,
-        "aggregation": aggregation,
+        "reward_aggregation": reward_aggregation,
     }
     groups, rows, config = trained(tmp_path / "soft", **soft)
     assert len(groups) >= 4 and sum(r["train/groups/no_signal"] for r in rows) > 0

@@ -339,7 +339,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
     "algorithm",
     [
         {
-            "aggregation": "gdpo",
+            "reward_aggregation": "gdpo",
             "contrast": {"kind": "mask", "skip": False},
             "overlong": "soft",
             "overlong_buffer": 4,
@@ -349,7 +349,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
         {
             "advantage": "opo",
             "advantage_scale": "none",
-            "aggregate": "sequence_mean",
+            "loss_aggregation": "sequence_mean",
             "difficulty": "softmax",
         },
     ],
@@ -562,7 +562,10 @@ def test_files_without_lines_still_name_the_sample(tmp_path: Path) -> None:
             {"offline": {"per_group": 1}, "advantage": "pass_k"},
             "advantage pass_k counts what the policy itself gets right",
         ),
-        ({"offline": {"per_group": 1}, "importance": "sequence"}, "it needs importance token"),
+        (
+            {"offline": {"per_group": 1}, "importance_sampling_level": "sequence"},
+            "it needs importance_sampling_level token",
+        ),
         ({"offline": {"per_group": 8}}, r"per_group \(8\) with replace true leaves no rollouts"),
         ({"offline": {"gold": True}}, "gold true with per_group 0 adds nothing"),
         ({"offline": {"per_group": 1, "cap": 0.5}}, r"algorithm\.offline\.cap"),

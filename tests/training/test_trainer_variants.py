@@ -85,7 +85,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "difficulty": "softmax",
         }
     },
-    "gdpo": {"algorithm": {"aggregation": "gdpo", "difficulty": "univg_exp"}},
+    "gdpo": {"algorithm": {"reward_aggregation": "gdpo", "difficulty": "univg_exp"}},
     "batch": {
         "algorithm": {
             "advantage_scale": "batch",
@@ -386,7 +386,7 @@ def test_gdpo_on_a_task_without_its_parts_says_so(tmp_path: Path, data: str) -> 
         "        return score if len(text) % 2 else Score.failure('even')\n",
         encoding="utf-8",
     )
-    config = make(tmp_path, data, "run", algorithm={"aggregation": "gdpo"})
+    config = make(tmp_path, data, "run", algorithm={"reward_aggregation": "gdpo"})
     config.data.train[0].task = f"{source}:Partless"
-    with pytest.raises(RewardError, match="aggregation gdpo expected reward part"):
+    with pytest.raises(RewardError, match="reward_aggregation gdpo expected reward part"):
         train(config)
