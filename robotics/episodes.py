@@ -36,7 +36,7 @@ from mmrl.robotics.episode_rows import episode_row, step_row
 from mmrl.robotics.evaluate import HEADLINE, METRICS, evaluate_policy
 from mmrl.robotics.learning import robot_learner
 from mmrl.robotics.load import load_vla
-from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.pool_types import PoolSettings
 from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import Driver, Failure
@@ -123,7 +123,7 @@ class EpisodeRollouts:
         limits = dataclasses.replace(pool_settings(c.env), environment=own_gpu(self.world.device))
         with (
             run_cluster(c, self.world.size, [simulator_demand(c, workers)]) as self.cluster,
-            EnvPool(
+            VectorEnv(
                 c.env.slots,
                 workers,
                 # Ray chooses the GPUs of its actors

@@ -1,7 +1,7 @@
 """Many simulators in worker processes, driven asynchronously; a worker that dies or hangs costs its episodes, not the run.
 
     from mmrl.robotics.contract import EnvSpec, initial_states
-    with EnvPool(8, workers=2) as pool:
+    with VectorEnv(8, workers=2) as pool:
         pool.reset(0, EnvSpec("tiny", "push", 24), initial_states("train", 1)[0])
         for reply in pool.ready(): print(reply.slot, reply.observation.instruction)
         pool.step(0, np.zeros((4, 2)))
@@ -37,7 +37,7 @@ from mmrl.robotics.pool_types import (
 )
 from mmrl.robotics.worker import Answer, Command, Facts
 
-__all__ = ["EnvPool", "PoolError", "PoolSettings", "PoolStats", "Reply"]
+__all__ = ["VectorEnv", "PoolError", "PoolSettings", "PoolStats", "Reply"]
 
 _HARD_MEMORY = 1.5  # times memory_gib: an episode that gets there is ended
 
@@ -64,7 +64,7 @@ def _close_all(processes: list[WorkerHandle], starter: Workers, owner: int) -> N
     starter.close()
 
 
-class EnvPool:
+class VectorEnv:
     """`num_slots` slots on `workers` processes, which `starter` starts (null: on this machine). Raises PoolError when a worker
     does not start."""
 
@@ -217,7 +217,7 @@ class EnvPool:
         self._processes.clear()
         self._failure = self._failure or PoolError("expected an open pool, found a closed one")
 
-    def __enter__(self) -> EnvPool:
+    def __enter__(self) -> VectorEnv:
         return self
 
     def __exit__(

@@ -1,6 +1,6 @@
 """Episodes: a policy acts in many simulators at once, and groups of episodes close while others still run.
 
-    with EnvPool(16, workers=2) as pool:
+    with VectorEnv(16, workers=2) as pool:
         for group in Driver(pool, vla, seed=0).play(requests):
             ...
 
@@ -25,7 +25,7 @@ import numpy as np
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, NonFiniteError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
-from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.pool_types import PoolError, Reply
 from mmrl.robotics.vla import Choice, VLAPolicy
 from mmrl.rollout.stages import Stages
@@ -121,7 +121,7 @@ class Driver:
 
     def __init__(
         self,
-        pool: EnvPool,
+        pool: VectorEnv,
         vla: VLAPolicy,
         *,
         seed: int = 0,

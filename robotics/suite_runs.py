@@ -25,7 +25,7 @@ from mmrl.robotics.episodes import pool_settings
 from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
 from mmrl.robotics.external import ExternalPolicy
 from mmrl.robotics.load import load_vla, read_description
-from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.rollout import Driver
 from mmrl.robotics.suite_table import RobotRow, failed_row, markdown, suite_row
 from mmrl.robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
@@ -142,7 +142,7 @@ def _one(
     )
     stages = 1 if config.schedule.kind == "serial" else config.schedule.stages
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(EnvPool(slots, min(env.workers, slots), pool_settings(env)))
+        pool = stack.enter_context(VectorEnv(slots, min(env.workers, slots), pool_settings(env)))
         policy = ProtocolPolicy(vla, pool, setting)
         driver = Driver(
             pool,

@@ -27,7 +27,7 @@ from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLACon
 from mmrl.robotics.contract import InitialState, Observation
 from mmrl.robotics.external import ExternalCodec, ExternalPolicy
 from mmrl.robotics.load import read_description
-from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
 from mmrl.robotics.vla import Choice, VLAPolicy
 
@@ -411,7 +411,7 @@ class ProtocolPolicy:
     Checks at the first decision that the simulator takes the actions the policy gives (ConfigError).
     """
 
-    def __init__(self, vla: VLAPolicy | ExternalPolicy, pool: EnvPool, setting: Setting) -> None:
+    def __init__(self, vla: VLAPolicy | ExternalPolicy, pool: VectorEnv, setting: Setting) -> None:
         self._vla, self._pool, self._setting = cast(VLAPolicy, vla), pool, setting
         self._rules, self._agreed = setting.protocol if setting.whole else None, False
         self._own_pictures = getattr(vla, "own_pictures", False)

@@ -29,7 +29,7 @@ from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.evaluation.stats import wilson
 from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
 from mmrl.robotics.evaluate import describe_states, write_video
-from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
+from mmrl.robotics.pool import PoolSettings, Reply, VectorEnv
 from mmrl.robotics.source import states_of
 from mmrl.robotics.suites import load_robot_suites
 from scripts import _bench
@@ -96,7 +96,7 @@ def _states(spec: EnvSpec, count: int) -> list[InitialState]:
     return initial_states("eval", count) if known is None else known[:count]
 
 
-def _take(pool: EnvPool, reply: Reply, run: _Run) -> bool:
+def _take(pool: VectorEnv, reply: Reply, run: _Run) -> bool:
     """Use a reply and send the next command; whether the episode has ended. Raises ConfigError for what no episode can fix."""
     if reply.error is not None:
         if reply.cause == "setup":
@@ -113,7 +113,7 @@ def _take(pool: EnvPool, reply: Reply, run: _Run) -> bool:
     return False
 
 
-def _play(pool: EnvPool, todo: Sequence[tuple[EnvSpec, InitialState]]) -> list[_Run]:
+def _play(pool: VectorEnv, todo: Sequence[tuple[EnvSpec, InitialState]]) -> list[_Run]:
     """All episodes, in the order of `todo`."""
     runs = [_Run(spec, state) for spec, state in todo]
     waiting, running, free = deque(runs), dict[int, _Run](), list(range(pool.num_slots))
@@ -174,7 +174,7 @@ def measure(
 ) -> None:
     """Play `episodes` evaluation states of every environment, task after task; `on_row` gets each task's row. `clips`: where the
     unsolved ones are filmed, drawn in a second run. Raises MMRLError when a task cannot run here."""
-    with EnvPool(workers, workers, _LIMITS) as pool:
+    with VectorEnv(workers, workers, _LIMITS) as pool:
         for spec in specs:
             began = time.monotonic()
             runs = _play(pool, [(spec, state) for state in _states(spec, episodes)])
@@ -191,7 +191,7 @@ def measure(
                 _film(pool, [run for run in runs if not run.solved], clips)
 
 
-def _film(pool: EnvPool, runs: Sequence[_Run], folder: Path) -> None:
+def _film(pool: VectorEnv, runs: Sequence[_Run], folder: Path) -> None:
     """Play episodes again with pictures."""
 
     def drawn(spec: EnvSpec) -> EnvSpec:

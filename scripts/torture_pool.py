@@ -33,7 +33,7 @@ from mmrl.robotics.contract import (
     make_simulator,
     run_chunk,
 )
-from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
+from mmrl.robotics.pool import PoolSettings, Reply, VectorEnv
 from scripts._bench import parse, write_results
 
 __all__ = ["Request", "torture"]
@@ -136,7 +136,7 @@ def _replay(request: Request) -> str:
 class _Torture:
     """The caller's side of the books."""
 
-    def __init__(self, pool: EnvPool, seed: int, chaos: float) -> None:
+    def __init__(self, pool: VectorEnv, seed: int, chaos: float) -> None:
         self.pool, self.rng, self.chaos = pool, random.Random(seed), chaos
         self.open: dict[int, Request] = {}
         self.finished: list[Request] = []
@@ -233,7 +233,7 @@ def torture(
     """One torture; the record that --record writes. `passed` is False when anything does not add up."""
     descriptors, shared, others = len(os.listdir("/proc/self/fd")), _shared(), _children()
     began = time.monotonic()
-    with EnvPool(slots, workers, _LIMITS) as pool:
+    with VectorEnv(slots, workers, _LIMITS) as pool:
         player = _Torture(pool, seed, chaos)
         player.run(seconds)
         stats, pids = pool.stats(), _children() - others

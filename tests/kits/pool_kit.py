@@ -18,7 +18,7 @@ from mmrl.robotics.contract import (
     make_simulator,
     run_chunk,
 )
-from mmrl.robotics.pool import EnvPool, Reply
+from mmrl.robotics.pool import Reply, VectorEnv
 
 REPO = Path(__file__).resolve().parents[2]
 FAULTY = "tests.robotics.faulty:FaultySimulator"
@@ -34,7 +34,7 @@ def actions_of(state: InitialState, decision: int, chunk: int = 4, dim: int = 2)
     return np.random.default_rng([state.seed, decision]).uniform(-1, 1, (chunk, dim))
 
 
-def one(pool: EnvPool, timeout_s: float = 120.0) -> Reply:
+def one(pool: VectorEnv, timeout_s: float = 120.0) -> Reply:
     """The one reply that is due."""
     replies = pool.ready(timeout_s)
     assert len(replies) == 1
@@ -70,7 +70,7 @@ Played = tuple[list[Observation | ChunkResult], str | None]
 
 
 def play(
-    pool: EnvPool, jobs: dict[int, tuple[EnvSpec, InitialState]], frames: bool = False
+    pool: VectorEnv, jobs: dict[int, tuple[EnvSpec, InitialState]], frames: bool = False
 ) -> dict[int, Played]:
     """One episode per slot, all at once: what came back, and the error."""
     found: dict[int, Played] = {slot: ([], None) for slot in jobs}
@@ -118,7 +118,7 @@ def equal(a: list[Observation | ChunkResult], b: list[Observation | ChunkResult]
     )
 
 
-def adds_up(pool: EnvPool) -> bool:
+def adds_up(pool: VectorEnv) -> bool:
     stats = pool.stats()
     return (
         stats.episodes == stats.finished + stats.errors + stats.abandoned + stats.running

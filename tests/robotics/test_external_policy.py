@@ -26,7 +26,7 @@ from mmrl.robotics.config import load_embodied
 from mmrl.robotics.contract import ActionError, EnvSpec, Observation, initial_states, make_simulator
 from mmrl.robotics.evaluate import evaluate_policy
 from mmrl.robotics.external import ExternalPolicy, PolicyError
-from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import protocol_of
 from mmrl.robotics.rollout import Driver
 from mmrl.robotics.suites import ProtocolPolicy, Setting, configure, load_robot_suites
@@ -94,7 +94,7 @@ def test_a_process_that_sees_pictures_only_solves_reach() -> None:
             "threads=1",
         ],
     )
-    with ExternalPolicy(REACH, start_s=60) as policy, EnvPool(8, 1) as pool:
+    with ExternalPolicy(REACH, start_s=60) as policy, VectorEnv(8, 1) as pool:
         driver: Any = Driver(pool, policy, stages=2)  # type: ignore[arg-type]
         found = evaluate_policy(config, driver, 0)
         pid = policy.pid

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmrl.robotics.contract import EnvSpec, InitialState, Observation
-from mmrl.robotics.pool import EnvPool, PoolSettings
+from mmrl.robotics.pool import PoolSettings, VectorEnv
 
 if importlib.util.find_spec("libero") is None or importlib.util.find_spec("robosuite") is None:
     pytest.skip("needs LIBERO: see mmrl.robotics.libero_assets.INSTALL", allow_module_level=True)
@@ -48,7 +48,7 @@ def _seen(observation: Observation) -> tuple[bytes, ...]:
 
 
 def _play(
-    pool: EnvPool, jobs: Mapping[int, InitialState], spec: EnvSpec, seed: int
+    pool: VectorEnv, jobs: Mapping[int, InitialState], spec: EnvSpec, seed: int
 ) -> dict[int, list[tuple[bytes, ...]]]:
     """What is seen from the first picture on, in every slot, step by step, all slots with the same actions."""
     found: dict[int, list[tuple[bytes, ...]]] = {slot: [] for slot in jobs}
@@ -74,11 +74,11 @@ def test_the_same_state_and_actions_repeat_in_a_fresh_worker_and_after_other_epi
     states = [libero_states(spec.task, "eval", count=2) for spec in specs]
     settings = PoolSettings(handshake_s=120.0, reset_s=240.0, step_s=120.0)
     # processes that have done nothing else, one for each task
-    with EnvPool(2, 2, settings) as pool:
+    with VectorEnv(2, 2, settings) as pool:
         fresh = [
             _play(pool, {slot: states[slot][0]}, specs[slot], seed=1)[slot] for slot in range(2)
         ]
-    with EnvPool(2, 1, settings) as pool:  # one process, two simulators
+    with VectorEnv(2, 1, settings) as pool:  # one process, two simulators
         before = _play(pool, {0: states[0][1]}, specs[0], seed=2)[0]
         _play(pool, {1: replace(states[1][0], row=7)}, specs[1], seed=3)
         after = _play(pool, {0: states[0][0]}, specs[0], seed=1)[0]

@@ -13,20 +13,20 @@ import pytest
 
 from mmrl.errors import ConfigError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, make_simulator
-from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings, Reply
+from mmrl.robotics.pool import PoolError, PoolSettings, Reply, VectorEnv
 from mmrl.robotics.worker import Area
 from tests.kits.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play, seen
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[EnvPool]:
+def shared() -> Iterator[VectorEnv]:
     """One pool for what does not need its own; every test leaves it settled."""
-    with EnvPool(4, 2, PoolSettings(respawns=1000)) as pool:
+    with VectorEnv(4, 2, PoolSettings(respawns=1000)) as pool:
         yield pool
 
 
 @pytest.fixture
-def pool(shared: EnvPool) -> Iterator[EnvPool]:
+def pool(shared: VectorEnv) -> Iterator[VectorEnv]:
     yield shared
     shared.settle()
     assert adds_up(shared) and shared.stats().running == 0
@@ -36,7 +36,7 @@ def pool(shared: EnvPool) -> Iterator[EnvPool]:
 
 
 @pytest.mark.parametrize("frames", [False, True])
-def test_the_pool_returns_what_direct_play_returns(pool: EnvPool, frames: bool) -> None:
+def test_the_pool_returns_what_direct_play_returns(pool: VectorEnv, frames: bool) -> None:
     jobs = {
         0: (PUSH, STATES[0]),
         1: (EnvSpec("tiny", "reach", 9, 40, ("wrist", "base")), STATES[1]),
@@ -49,7 +49,7 @@ def test_the_pool_returns_what_direct_play_returns(pool: EnvPool, frames: bool) 
         assert pictures >= len(rows) if frames else pictures == 0
 
 
-def test_members_of_a_group_start_alike_in_every_worker(pool: EnvPool) -> None:
+def test_members_of_a_group_start_alike_in_every_worker(pool: VectorEnv) -> None:
     """Slots are used before for different things; the same state and actions give the same episode in all of them."""
     play(pool, {0: (PUSH, STATES[5]), 1: (EnvSpec("tiny", "pick", 5, 32), STATES[6])})
     found = play(pool, {slot: (PUSH, STATES[7]) for slot in range(4)})
@@ -58,7 +58,7 @@ def test_members_of_a_group_start_alike_in_every_worker(pool: EnvPool) -> None:
     assert all(equal(rows, found[0][0]) for rows, _ in again.values())
 
 
-def test_pictures_are_copies(pool: EnvPool) -> None:
+def test_pictures_are_copies(pool: VectorEnv) -> None:
     pool.reset(0, PUSH, STATES[0])
     first = one(pool).observation
     assert first is not None
@@ -70,7 +70,7 @@ def test_pictures_are_copies(pool: EnvPool) -> None:
     assert np.array_equal(chunk.frames[-1], chunk.observation.images["base"])
 
 
-def test_replies_carry_times_and_facts(pool: EnvPool) -> None:
+def test_replies_carry_times_and_facts(pool: VectorEnv) -> None:
     spec = EnvSpec("tiny", "pick", 6, 32, options={"step_s": 0.02, "reset_s": 0.03})
     before = time.monotonic()
     pool.reset(2, spec, STATES[0])
@@ -97,7 +97,7 @@ def test_replies_carry_times_and_facts(pool: EnvPool) -> None:
 
 
 @pytest.mark.slow
-def test_slots_of_a_worker_queue_and_workers_overlap(pool: EnvPool) -> None:
+def test_slots_of_a_worker_queue_and_workers_overlap(pool: VectorEnv) -> None:
     spec = EnvSpec("tiny", "push", 12, 32, options={"step_s": 0.1})
     for slot in range(4):
         pool.reset(slot, spec, STATES[slot])
@@ -115,7 +115,7 @@ def test_slots_of_a_worker_queue_and_workers_overlap(pool: EnvPool) -> None:
     assert max(spans[0][0], spans[1][0]) < min(spans[0][1], spans[1][1])
 
 
-def test_a_simulator_stays_while_the_spec_stays(pool: EnvPool) -> None:
+def test_a_simulator_stays_while_the_spec_stays(pool: VectorEnv) -> None:
     other = EnvSpec("tiny", "push", 12, 48)
     play(pool, {0: (PUSH, STATES[0])})
     made = pool.stats().simulators
@@ -132,7 +132,7 @@ def test_a_simulator_stays_while_the_spec_stays(pool: EnvPool) -> None:
 # misuse
 
 
-def test_a_slot_used_out_of_turn_is_refused_and_unharmed(pool: EnvPool) -> None:
+def test_a_slot_used_out_of_turn_is_refused_and_unharmed(pool: VectorEnv) -> None:
     with pytest.raises(
         PoolError, match=r"slot 0: expected state waiting, found idle; reset it first"
     ):
@@ -159,7 +159,7 @@ def test_a_slot_used_out_of_turn_is_refused_and_unharmed(pool: EnvPool) -> None:
 
 
 @pytest.mark.slow
-def test_ready_without_work_returns_at_once_and_keeps_to_its_time(pool: EnvPool) -> None:
+def test_ready_without_work_returns_at_once_and_keeps_to_its_time(pool: VectorEnv) -> None:
     begin = time.monotonic()
     assert pool.ready() == [] == pool.ready(30.0)
     assert time.monotonic() - begin < 10
@@ -169,7 +169,7 @@ def test_ready_without_work_returns_at_once_and_keeps_to_its_time(pool: EnvPool)
     assert one(pool).error is None
 
 
-def test_resetting_a_running_episode_abandons_it(pool: EnvPool) -> None:
+def test_resetting_a_running_episode_abandons_it(pool: VectorEnv) -> None:
     before = pool.stats()
     pool.reset(1, PUSH, STATES[0])
     assert one(pool).error is None
@@ -183,7 +183,7 @@ def test_resetting_a_running_episode_abandons_it(pool: EnvPool) -> None:
     ) == (1, 1, 2)
 
 
-def test_settle_frees_all_slots(pool: EnvPool) -> None:
+def test_settle_frees_all_slots(pool: VectorEnv) -> None:
     for slot in range(4):
         pool.reset(slot, PUSH, STATES[slot])
     pool.settle()
@@ -211,7 +211,7 @@ def test_settle_frees_all_slots(pool: EnvPool) -> None:
 )
 @pytest.mark.parametrize("frames", [False, True])
 def test_bad_actions_end_the_episode_not_the_worker(
-    pool: EnvPool, actions: Any, words: str, frames: bool
+    pool: VectorEnv, actions: Any, words: str, frames: bool
 ) -> None:
     pids, respawns = pool.pids(), pool.stats().respawns
     pool.reset(3, PUSH, STATES[0])
@@ -241,7 +241,7 @@ def test_bad_actions_end_the_episode_not_the_worker(
     ],
 )
 def test_an_environment_that_does_not_exist_is_named(
-    pool: EnvPool, spec: EnvSpec, words: str
+    pool: VectorEnv, spec: EnvSpec, words: str
 ) -> None:
     pool.reset(0, spec, STATES[0])
     reply = one(pool)
@@ -264,7 +264,7 @@ def test_an_environment_that_does_not_exist_is_named(
     ],
 )
 def test_an_exception_is_an_answer_with_its_traceback(
-    pool: EnvPool, fault: str, kind: str, words: str
+    pool: VectorEnv, fault: str, kind: str, words: str
 ) -> None:
     pids = pool.pids()
     pool.reset(1, PUSH, STATES[0])
@@ -298,7 +298,7 @@ def test_an_exception_is_an_answer_with_its_traceback(
     ],
 )
 def test_a_worker_that_dies_is_replaced_and_its_episodes_are_recorded(
-    pool: EnvPool, fault: str, words: str
+    pool: VectorEnv, fault: str, words: str
 ) -> None:
     before, pids = pool.stats(), pool.pids()
     for slot in (1, 2):  # slot 2 shares the worker of slot 0 and waits for actions
@@ -332,7 +332,7 @@ def test_a_worker_that_dies_is_replaced_and_its_episodes_are_recorded(
     )
 
 
-def test_resets_behind_a_dying_command_are_done_by_its_successor(pool: EnvPool) -> None:
+def test_resets_behind_a_dying_command_are_done_by_its_successor(pool: VectorEnv) -> None:
     errors = pool.stats().errors
     pool.reset(0, faulty("kill_reset"), STATES[0])
     pool.reset(2, PUSH, STATES[2])  # queued behind it in the same worker
@@ -348,7 +348,7 @@ def test_resets_behind_a_dying_command_are_done_by_its_successor(pool: EnvPool) 
     assert observation is not None and seen(observation, direct(PUSH, STATES[2])[0])  # type: ignore[arg-type]
 
 
-def test_an_idle_worker_killed_from_outside_is_replaced(pool: EnvPool) -> None:
+def test_an_idle_worker_killed_from_outside_is_replaced(pool: VectorEnv) -> None:
     pool.reset(0, PUSH, STATES[0])
     assert one(pool).error is None
     os.kill(pool.pids()[0], signal.SIGKILL)
@@ -359,12 +359,12 @@ def test_an_idle_worker_killed_from_outside_is_replaced(pool: EnvPool) -> None:
     assert play(pool, {0: (PUSH, STATES[0])})[0][1] is None
 
 
-def test_simulators_may_print(pool: EnvPool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_simulators_may_print(pool: VectorEnv, capfd: pytest.CaptureFixture[str]) -> None:
     assert play(pool, {0: (faulty("noise"), STATES[0])})[0][1] is None
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_simulator_that_cannot_close_is_reported_with_its_slot(pool: EnvPool) -> None:
+def test_a_simulator_that_cannot_close_is_reported_with_its_slot(pool: VectorEnv) -> None:
     assert play(pool, {0: (faulty("raise_close"), STATES[0])})[0][1] is None
     error = play(pool, {0: (PUSH, STATES[0])})[0][1]
     assert error is not None and "cannot close" in error
@@ -386,11 +386,11 @@ def test_wrong_settings_are_named(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(
         ConfigError, match="expected at least one slot and one worker, found 0 and 2"
     ):
-        EnvPool(0)
+        VectorEnv(0)
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_after_its_answer_takes_the_answer_along(pool: EnvPool) -> None:
+def test_a_worker_that_dies_after_its_answer_takes_the_answer_along(pool: VectorEnv) -> None:
     """One reply per slot: an observation of an episode that is already lost is not handed out."""
     pool.reset(0, PUSH, STATES[1])
     one(pool)  # the worker has started: what can be read from it below is the answer

@@ -18,7 +18,7 @@ import pytest
 
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.robotics.contract import EnvSpec
-from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings, Reply
+from mmrl.robotics.pool import PoolError, PoolSettings, Reply, VectorEnv
 from tests.kits.pool_kit import PUSH, REPO, STATES, adds_up, direct, equal, faulty, gone, one, play
 
 
@@ -26,7 +26,7 @@ from tests.kits.pool_kit import PUSH, REPO, STATES, adds_up, direct, equal, faul
 @pytest.mark.parametrize("fault", ["hang", "hang_reset"])
 def test_a_hang_is_ended_and_says_where(fault: str) -> None:
     spec = faulty(fault, states=(4,))
-    with EnvPool(2, 1, PoolSettings(step_s=4.0, reset_s=4.0)) as pool:
+    with VectorEnv(2, 1, PoolSettings(step_s=4.0, reset_s=4.0)) as pool:
         assert play(pool, {0: (spec, STATES[1]), 1: (PUSH, STATES[1])})[0][1] is None
         begin = time.monotonic()
         pool.reset(0, spec, STATES[4])
@@ -51,7 +51,7 @@ def test_a_hang_is_ended_and_says_where(fault: str) -> None:
 @pytest.mark.slow
 def test_a_simulator_that_writes_into_the_pipe_of_its_worker_costs_its_episode() -> None:
     """What came could not be unpickled, which ended the run."""
-    with EnvPool(2, 1) as pool:
+    with VectorEnv(2, 1) as pool:
         found = play(
             pool, {0: (EnvSpec("tests.robotics.robot_faults:Babbling", "push", 12, 32), STATES[0])}
         )
@@ -64,7 +64,7 @@ def test_a_simulator_that_writes_into_the_pipe_of_its_worker_costs_its_episode()
 @pytest.mark.slow
 def test_the_last_words_of_a_simulator_that_warned_much_are_told() -> None:
     """A stderr that had been cut was a hole of zeros with the words behind it, and was cut again after every answer."""
-    with EnvPool(1, 1) as pool:
+    with VectorEnv(1, 1) as pool:
         pool.reset(0, EnvSpec("tests.robotics.robot_faults:Warned", "push", 12, 32), STATES[0])
         one(pool)
         for steps in (2, 1):
@@ -85,10 +85,10 @@ def test_what_a_simulator_started_ends_with_its_worker(how: str, tmp_path: Path)
         from pathlib import Path
         import numpy as np
         from mmrl.robotics.contract import EnvSpec
-        from mmrl.robotics.pool import EnvPool, PoolSettings
+        from mmrl.robotics.pool import VectorEnv, PoolSettings
         from tests.kits.pool_kit import STATES, one
         file = Path({str(tmp_path / "pid")!r})
-        pool = EnvPool(1, 1, PoolSettings(step_s=3.0))
+        pool = VectorEnv(1, 1, PoolSettings(step_s=3.0))
         pool.reset(0, EnvSpec("tests.robotics.robot_faults:Starting", "push", 12, 32, options={{"file": str(file)}}), STATES[0])
         one(pool)
         print(pool.pids()[0], flush=True)
@@ -118,7 +118,7 @@ def test_what_a_simulator_started_ends_with_its_worker(how: str, tmp_path: Path)
 def test_a_busy_parent_is_no_hang() -> None:
     """Time limits count the worker's work only: not the queue in the worker, nor a parent that does something else."""
     spec = EnvSpec("tiny", "push", 12, 32, options={"reset_s": 0.7})
-    with EnvPool(6, 1, PoolSettings(reset_s=2.5)) as pool:
+    with VectorEnv(6, 1, PoolSettings(reset_s=2.5)) as pool:
         for _ in range(2):  # the second time the simulators are there: only reset_s counts
             for slot in range(6):
                 pool.reset(slot, spec, STATES[slot])  # 4.2 s of work in one worker
@@ -131,7 +131,7 @@ def test_a_busy_parent_is_no_hang() -> None:
 
 @pytest.mark.slow
 def test_the_budget_of_respawns_stops_the_run_after_handing_out_replies() -> None:
-    with EnvPool(2, 1, PoolSettings(respawns=2)) as pool:
+    with VectorEnv(2, 1, PoolSettings(respawns=2)) as pool:
         for attempt in range(3):
             found = play(pool, {0: (faulty("kill_reset"), STATES[0])})
             assert found[0][1] is not None and pool.stats().respawns == attempt + 1
@@ -148,7 +148,7 @@ def test_the_budget_of_respawns_stops_the_run_after_handing_out_replies() -> Non
 @pytest.mark.slow
 def test_a_leaking_worker_is_replaced_between_episodes_without_losing_one() -> None:
     leak = faulty("leak", leak_mib=60)
-    with EnvPool(4, 2, PoolSettings(memory_gib=0.2)) as pool:
+    with VectorEnv(4, 2, PoolSettings(memory_gib=0.2)) as pool:
         for round_ in range(5):
             found = play(pool, {slot: (leak, STATES[round_ + slot]) for slot in range(4)})
             for slot, (rows, error) in found.items():
@@ -165,7 +165,7 @@ def test_a_leaking_worker_is_replaced_between_episodes_without_losing_one() -> N
 
 @pytest.mark.slow
 def test_memory_that_explodes_in_an_episode_ends_that_episode() -> None:
-    with EnvPool(1, 1, PoolSettings(memory_gib=0.3)) as pool:
+    with VectorEnv(1, 1, PoolSettings(memory_gib=0.3)) as pool:
         error = play(pool, {0: (faulty("memory"), STATES[0])})[0][1]
         assert (
             error is not None
@@ -177,13 +177,13 @@ def test_memory_that_explodes_in_an_episode_ends_that_episode() -> None:
         ConfigError,
         match=r"expected memory_gib above the 0\.\d\d GiB of a worker without simulators, found 0.001",
     ):
-        EnvPool(1, 1, PoolSettings(memory_gib=0.001))
+        VectorEnv(1, 1, PoolSettings(memory_gib=0.001))
 
 
 @pytest.mark.slow
 def test_simulators_are_made_anew_after_n_resets() -> None:
     leak = faulty("leak_object", leak_mib=40)
-    with EnvPool(1, 1, PoolSettings(restart_after_resets=3)) as pool:
+    with VectorEnv(1, 1, PoolSettings(restart_after_resets=3)) as pool:
         for state in STATES[:10]:
             rows, error = play(pool, {0: (leak, state)})[0]
             assert error is None and equal(rows, direct(PUSH, state))
@@ -194,7 +194,7 @@ def test_simulators_are_made_anew_after_n_resets() -> None:
 @pytest.mark.slow
 def test_workers_use_one_thread_and_the_given_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    with EnvPool(1, 1, PoolSettings(environment={"MMRL_TEST": "here"})) as pool:
+    with VectorEnv(1, 1, PoolSettings(environment={"MMRL_TEST": "here"})) as pool:
         environment = psutil.Process(pool.pids()[0]).environ()
         assert (
             environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "1"
@@ -208,7 +208,7 @@ def test_a_worker_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch)
     before = _left()
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     with pytest.raises(PoolError, match=r"(?s)expected worker 0 to start.*ModuleNotFoundError"):
-        EnvPool(2, 2)
+        VectorEnv(2, 2)
     assert _left() == before
 
 
@@ -230,7 +230,7 @@ def _left() -> tuple[int, set[str], set[int]]:
 @pytest.mark.parametrize("how", ["close", "exception", "interrupt", "forgotten"])
 def test_nothing_is_left_behind(how: str) -> None:
     def use() -> list[int]:
-        pool = EnvPool(3, 2, PoolSettings())
+        pool = VectorEnv(3, 2, PoolSettings())
         play(pool, {slot: (PUSH, STATES[slot]) for slot in range(3)}, frames=True)
         pool.reset(0, faulty("hang_reset"), STATES[0])
         if how in ("close", "forgotten"):
@@ -254,8 +254,8 @@ _SCRIPT = """
     import signal, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell in the background ignores it
     from mmrl.robotics.contract import EnvSpec, initial_states
-    from mmrl.robotics.pool import EnvPool
-    pool = EnvPool(2, 2)
+    from mmrl.robotics.pool import VectorEnv
+    pool = VectorEnv(2, 2)
     pool.reset(0, EnvSpec("tests.robotics.faulty:FaultySimulator", "push", 12, 32, options={{"fault": "hang_reset"}}),
                initial_states("train", 1)[0])
     print(*pool.pids(), flush=True)
@@ -303,7 +303,7 @@ def test_workers_never_outlive_their_parent(
 
 @pytest.mark.slow
 def test_a_fork_of_the_parent_does_not_end_its_workers() -> None:
-    with EnvPool(1, 1) as pool:
+    with VectorEnv(1, 1) as pool:
         pid = os.fork()
         if pid == 0:
             pool._closer()

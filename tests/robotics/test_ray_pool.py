@@ -16,7 +16,7 @@ import pytest
 from mmrl.distributed.cluster.placement import Demand
 from mmrl.distributed.cluster.session import Cluster
 from mmrl.robotics.contract import ChunkResult, EnvSpec
-from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
+from mmrl.robotics.pool import PoolSettings, Reply, VectorEnv
 from mmrl.robotics.ray_host import boot_id
 from mmrl.robotics.ray_pool import RayWorker, RayWorkers
 from mmrl.training.trainer import Trainer
@@ -39,28 +39,28 @@ def two() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
-def shared(two: Nodes) -> Iterator[EnvPool]:
+def shared(two: Nodes) -> Iterator[VectorEnv]:
     with (
         Cluster(two.config(placement="disaggregated"), [Demand("simulators", 2, 1.0)]) as cluster,
-        EnvPool(4, 2, PoolSettings(respawns=1000, step_s=5.0), RayWorkers(cluster)) as pool,
+        VectorEnv(4, 2, PoolSettings(respawns=1000, step_s=5.0), RayWorkers(cluster)) as pool,
     ):
         yield pool
 
 
 @pytest.fixture
-def pool(shared: EnvPool) -> Iterator[EnvPool]:
+def pool(shared: VectorEnv) -> Iterator[VectorEnv]:
     yield shared
     shared.settle()
     assert adds_up(shared) and shared.stats().running == 0
 
 
-def handle(pool: EnvPool, worker: int) -> RayWorker:
+def handle(pool: VectorEnv, worker: int) -> RayWorker:
     found = pool._current[worker]
     assert isinstance(found, RayWorker)
     return found
 
 
-def waiting(pool: EnvPool, *slots: int) -> None:
+def waiting(pool: VectorEnv, *slots: int) -> None:
     """Episodes in these slots that wait for actions."""
     for slot in slots:
         pool.reset(slot, PUSH, STATES[slot])
@@ -69,7 +69,7 @@ def waiting(pool: EnvPool, *slots: int) -> None:
 
 
 def test_workers_are_on_the_other_node_and_return_what_direct_play_returns(
-    pool: EnvPool, two: Nodes
+    pool: VectorEnv, two: Nodes
 ) -> None:
     jobs = {
         0: (PUSH, STATES[0]),
@@ -103,7 +103,7 @@ def test_workers_are_on_the_other_node_and_return_what_direct_play_returns(
     ],
 )
 def test_a_process_that_dies_or_hangs_is_replaced_in_its_actor(
-    pool: EnvPool, fault: str, words: str
+    pool: VectorEnv, fault: str, words: str
 ) -> None:
     before, pids = pool.stats(), pool.pids()
     waiting(pool, 1, 2)  # slot 2 shares the worker of slot 0
@@ -139,7 +139,7 @@ def test_a_process_that_dies_or_hangs_is_replaced_in_its_actor(
     )
 
 
-def test_a_lost_actor_is_a_lost_worker_and_another_takes_its_place(pool: EnvPool) -> None:
+def test_a_lost_actor_is_a_lost_worker_and_another_takes_its_place(pool: VectorEnv) -> None:
     before, cluster = pool.stats(), handle(pool, 0)._cluster
     restarts = cluster.restarts["simulators"]
     waiting(pool, 0, 1, 2)
@@ -169,7 +169,7 @@ def test_a_lost_actor_is_a_lost_worker_and_another_takes_its_place(pool: EnvPool
     )
 
 
-def test_a_worker_replaced_between_episodes_leaves_the_others_theirs(pool: EnvPool) -> None:
+def test_a_worker_replaced_between_episodes_leaves_the_others_theirs(pool: VectorEnv) -> None:
     """The old process finishes its episode in the same actor beside its successor."""
     waiting(pool, 0, 2)
     old = handle(pool, 0)
@@ -191,7 +191,7 @@ def test_a_worker_replaced_between_episodes_leaves_the_others_theirs(pool: EnvPo
     assert one(pool).error is None and gone([old.pid])
 
 
-def test_many_pictures_leave_no_object_behind(pool: EnvPool) -> None:
+def test_many_pictures_leave_no_object_behind(pool: VectorEnv) -> None:
     """Frames larger than what Ray sends inline go through its store, and out of it."""
     spec = EnvSpec("tiny", "push", 12, 256)
 
@@ -211,7 +211,7 @@ def test_many_pictures_leave_no_object_behind(pool: EnvPool) -> None:
 
 def test_closing_ends_actors_and_processes(two: Nodes) -> None:
     with Cluster(two.config(placement="disaggregated"), [Demand("simulators", 1, 1.0)]) as cluster:
-        with EnvPool(1, 1, starter=RayWorkers(cluster)) as pool:
+        with VectorEnv(1, 1, starter=RayWorkers(cluster)) as pool:
             assert play(pool, {0: (PUSH, STATES[0])})[0][1] is None
             hello = handle(pool, 0).hello
             pool.reset(0, faulty("hang_reset"), STATES[0])
@@ -225,7 +225,7 @@ def test_a_real_simulator_on_ray_shows_what_it_shows_locally(two: Nodes) -> None
     actions = np.random.default_rng(0).uniform(-1, 1, (4, 7))
     limits = PoolSettings(handshake_s=300.0, reset_s=300.0, step_s=300.0)
 
-    def shown(pool: EnvPool) -> list[Reply]:
+    def shown(pool: VectorEnv) -> list[Reply]:
         pool.reset(0, spec, STATES[0])
         replies = [one(pool, 600.0)]
         pool.step(0, actions, frames=True)
@@ -233,10 +233,10 @@ def test_a_real_simulator_on_ray_shows_what_it_shows_locally(two: Nodes) -> None
 
     with (
         Cluster(two.config(placement="disaggregated"), [Demand("simulators", 1, 1.0)]) as cluster,
-        EnvPool(1, 1, limits, RayWorkers(cluster)) as pool,
+        VectorEnv(1, 1, limits, RayWorkers(cluster)) as pool,
     ):
         remote, facts = shown(pool), pool.facts[spec.key]
-    with EnvPool(1, 1, limits) as pool:
+    with VectorEnv(1, 1, limits) as pool:
         local = shown(pool)
         assert facts == pool.facts[spec.key]
     assert [r.error for r in remote] == [r.error for r in local] == [None, None]

@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
-from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings
+from mmrl.robotics.pool import PoolError, PoolSettings, VectorEnv
 from mmrl.training.trainer import Trainer
 from tests.kits.launch_kit import run_here
 from tests.kits.pool_kit import FAULTY, STATES, actions_of, adds_up, faulty, gone, one, play
@@ -291,7 +291,7 @@ def test_a_simulator_that_cannot_be_built_again_costs_a_respawn_not_its_neighbou
 ) -> None:
     spec = faulty("", builds=str(tmp_path / "builds"), no_build=[2])
     other = faulty("", builds=str(tmp_path / "others"))
-    with EnvPool(2, 1, PoolSettings(restart_after_resets=1, respawns=1)) as pool:
+    with VectorEnv(2, 1, PoolSettings(restart_after_resets=1, respawns=1)) as pool:
         assert play(pool, {0: (spec, STATES[0])})[0][1] is None
         first = pool.pids()
         pool.reset(1, other, STATES[1])
@@ -316,7 +316,7 @@ def test_a_simulator_that_cannot_be_built_again_costs_a_respawn_not_its_neighbou
 
 def test_rebuilds_that_fail_for_ever_spend_the_budget(tmp_path: Path) -> None:
     spec = faulty("", builds=str(tmp_path / "builds"), no_build=list(range(2, 50)))
-    with EnvPool(1, 1, PoolSettings(restart_after_resets=1, respawns=2)) as pool:
+    with VectorEnv(1, 1, PoolSettings(restart_after_resets=1, respawns=2)) as pool:
         assert play(pool, {0: (spec, STATES[0])})[0][1] is None
         for _ in range(3):
             pool.reset(0, spec, STATES[1])
