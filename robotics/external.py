@@ -1,7 +1,7 @@
 """A policy in another process, under another interpreter: checkpoints whose packages cannot live beside mmrl's, for evaluation.
 
     with ExternalPolicy("envs/openvla/bin/python robotics/openvla_server.py --checkpoint openvla/openvla-7b-...") as policy:
-        choices = policy.act(observations, keys, greedy=True)
+        outputs = policy.act(observations, keys, greedy=True)
 
     mmrl eval --policy-command "..." --suite libero_spatial --protocol openvla_oft
 
@@ -30,7 +30,7 @@ from mmrl.workers.process import END_S, ChildError
 from mmrl.workers.program import Program
 
 __all__ = [
-    "ExternalChoice",
+    "ExternalAction",
     "ExternalCodec",
     "ExternalPolicy",
     "ExternalSettings",
@@ -65,8 +65,8 @@ class ExternalSettings:
 
 
 @dataclass(frozen=True)
-class ExternalChoice:
-    """One decision, (K, A) control steps. The other fields are those of mmrl.robotics.vla.Choice, of which nothing is known."""
+class ExternalAction:
+    """One decision, (K, A) control steps. The other fields are those of mmrl.robotics.vla.ActionOutput, not known here."""
 
     actions_KA: np.ndarray
     tokens: tuple[int, ...] = ()
@@ -226,7 +226,7 @@ class ExternalPolicy:
         *,
         greedy: bool = False,
         temperature: float = 1.0,
-    ) -> list[ExternalChoice]:
+    ) -> list[ExternalAction]:
         """One chunk per observation. Raises ConfigError for cameras, proprioception or sampling that are not there, PolicyError,
         and ActionError for an action that is not finite."""
         if not observations:
@@ -275,11 +275,11 @@ class ExternalPolicy:
                 f"external policy {self.facts.name}: expected finite actions, found {actions[b, k, a]} for "
                 f"observation {b}, step {k}, dimension {a}"
             )
-        return [ExternalChoice(chunk) for chunk in actions.astype(np.float64)]
+        return [ExternalAction(chunk) for chunk in actions.astype(np.float64)]
 
-    def actions(self, choice: ExternalChoice) -> np.ndarray:
-        """Control steps (C, A) of a choice, C = K."""
-        return choice.actions_KA
+    def actions(self, output: ExternalAction) -> np.ndarray:
+        """Control steps (C, A) of an output, C = K."""
+        return output.actions_KA
 
     def _inputs(self, observation: Observation) -> dict[str, np.ndarray]:
         lacking = [c for c in self.facts.cameras if c not in observation.images]

@@ -1,6 +1,6 @@
 """Simulator workers of a VectorEnv on the nodes of a Ray cluster (engine.workers ray).
 
-    with Cluster(config.engine.ray, [Demand("simulators", 2, 1.0)]) as cluster, VectorEnv(8, 2, starter=RayWorkers(cluster)) as pool:
+    with Cluster(config.engine.ray, [Demand("simulators", 2, 1.0)]) as cluster, VectorEnv(8, 2, starter=RayWorkers(cluster)) as p:
         ...
 
 The pool's own rules stay: deadlines, the budget of respawns, what a loss costs. Here is only how a worker is reached: an actor

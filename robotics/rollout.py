@@ -27,7 +27,7 @@ from mmrl.errors import ConfigError, NonFiniteError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.pool_types import PoolError, Reply
-from mmrl.robotics.vla import Choice, VLAPolicy
+from mmrl.robotics.vla import ActionOutput, VLAPolicy
 from mmrl.rollout.stages import Stages
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason, Turn
 
@@ -102,7 +102,7 @@ class _Running:
     turns: list[Turn] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
     observation: Observation | None = None  # waiting for a decision
-    choice: Choice | None = None
+    output: ActionOutput | None = None
     success_once: bool = False
     version: int = 0  # of the weights that decided last
 
@@ -228,24 +228,24 @@ class Driver:
                 (self.seed, 29, *run.request.key, run.member, len(run.turns)) for _, run in part
             ]
             seen = [run.observation for _, run in part if run.observation is not None]
-            choices = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
-            for (slot, run), choice in zip(part, choices, strict=True):
-                self._check(run, choice)
-                run.choice, run.observation, run.version = choice, None, version
+            outputs = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
+            for (slot, run), output in zip(part, outputs, strict=True):
+                self._check(run, output)
+                run.output, run.observation, run.version = output, None, version
                 self.stages.sent(slot)
-                self.pool.step(slot, self.vla.actions(choice), frames=run.request.frames)
+                self.pool.step(slot, self.vla.actions(output), frames=run.request.frames)
         self.counters["infer_s"] += time.monotonic() - began
         self.counters["infer_batches"] += 1
         self.counters["decisions"] += len(slots)
 
-    def _check(self, run: _Running, choice: Choice) -> None:
-        """Raises NonFiniteError for a choice made from logits or a value that are NaN or infinite."""
-        if all(map(math.isfinite, (*choice.logps, *choice.values_V))):
+    def _check(self, run: _Running, output: ActionOutput) -> None:
+        """Raises NonFiniteError for an output made from logits or a value that are NaN or infinite."""
+        if all(map(math.isfinite, (*output.logps, *output.values_V))):
             return
         spec, state = run.request.spec, run.request.state
         raise NonFiniteError(
-            f"expected finite log-probs and values of the policy, found {choice.logps[:4]} ... and "
-            f"{choice.values_V} in decision {len(run.turns) + 1} of {spec.suite}/{spec.task}, state "
+            f"expected finite log-probs and values of the policy, found {output.logps[:4]} ... and "
+            f"{output.values_V} in decision {len(run.turns) + 1} of {spec.suite}/{spec.task}, state "
             f"{state.name}, member {run.member} (weights of version {self.vla.version}): the weights are broken; "
             "lower optim.lr, or go back to an earlier checkpoint"
         )
@@ -309,18 +309,18 @@ class Driver:
         self.stages.answered(slot)
 
     def _advanced(self, slot: int, run: _Running, chunk: ChunkResult) -> Rollout | None:
-        choice = run.choice
-        assert choice is not None
+        output = run.output
+        assert output is not None
         terminated, truncated = bool(chunk.terminated_C.any()), bool(chunk.truncated_C.any())
         run.turns.append(
             Turn(
-                choice.tokens,
+                output.tokens,
                 "",
-                choice.logps,
+                output.logps,
                 StopReason.EOS,
                 run.version,
-                choice.prompt,
-                choice.values_V,
+                output.prompt,
+                output.values_V,
                 tuple(float(r) for r in chunk.rewards_C),
                 tuple(bool(v) for v in chunk.valid_C),
                 terminated,

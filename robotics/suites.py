@@ -29,7 +29,7 @@ from mmrl.robotics.external import ExternalCodec, ExternalPolicy
 from mmrl.robotics.load import read_description
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
-from mmrl.robotics.vla import Choice, VLAPolicy
+from mmrl.robotics.vla import ActionOutput, VLAPolicy
 
 __all__ = [
     "ProtocolPolicy",
@@ -426,7 +426,7 @@ class ProtocolPolicy:
         *,
         greedy: bool = False,
         temperature: float = 1.0,
-    ) -> list[Choice]:
+    ) -> list[ActionOutput]:
         """See VLAPolicy.act."""
         if observations and not self._agreed:
             self._agree()
@@ -439,9 +439,9 @@ class ProtocolPolicy:
             ]
         return self._vla.act(observations, keys, greedy=greedy, temperature=temperature)
 
-    def actions(self, choice: Choice) -> np.ndarray:
+    def actions(self, output: ActionOutput) -> np.ndarray:
         """Control steps until the protocol replans, (min(replan, chunk) * repeat, A)."""
-        found, codec = self._vla.actions(choice), self._vla.codec
+        found, codec = self._vla.actions(output), self._vla.codec
         replan = self._rules.replan if self._rules is not None else None
         return found if replan is None else found[: replan * codec.repeat]
 

@@ -1,7 +1,7 @@
 """A vision-language-action policy: any Qwen-VL model that answers a picture and an instruction with a chunk of action tokens.
 
     vla = load_vla(config)                                   # an EmbodiedConfig: model, vla, action sections
-    choices = vla.act(observations, keys=[(0, 1, 2)], greedy=False)
+    outputs = vla.act(observations, keys=[(0, 1, 2)], greedy=False)
 
 Every action dimension of every step of the chunk is one token out of `bins` added to the vocabulary, as in RT-2 and OpenVLA
 (arXiv 2406.09246). `decode: parallel` reads the whole chunk from query tokens in one forward pass (OpenVLA-OFT, arXiv
@@ -39,7 +39,7 @@ from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.sampling import choose, row_noise
 from mmrl.types import Turn
 
-__all__ = ["Choice", "Evaluated", "VLAPolicy", "add_action_tokens", "action_token"]
+__all__ = ["ActionOutput", "Evaluated", "VLAPolicy", "add_action_tokens", "action_token"]
 
 
 def action_token(index: int) -> str:
@@ -85,7 +85,7 @@ def _distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ActionOutput:
     """What the policy chose in one decision: bin indices (N,) and their fp32 log-probs; the values (V,), 0 without a head."""
 
     tokens: tuple[int, ...]
@@ -359,8 +359,8 @@ class VLAPolicy:
         *,
         greedy: bool = False,
         temperature: float = 1.0,
-    ) -> list[Choice]:
-        """One choice per observation; `keys` seed the noise of each, so that it does not depend on what stands beside it."""
+    ) -> list[ActionOutput]:
+        """One output per observation; `keys` seed the noise of each, so that it does not depend on what stands beside it."""
         if not observations:
             return []
         prompts = [self.prompt(o) for o in observations]
@@ -372,7 +372,7 @@ class VLAPolicy:
             logits_UNV = self._logits(hidden, temperature)
             values_UV = self._values(last_UH).tolist()
         logps_UNV = logits_UNV.log_softmax(-1)
-        choices = []
+        outputs = []
         for prompt, u, key in zip(prompts, owner, keys, strict=True):
             noise = (
                 None
@@ -381,10 +381,12 @@ class VLAPolicy:
             )
             token_N = choose(logits_UNV[u], noise)
             logp_N = logps_UNV[u].gather(-1, token_N[:, None])[:, 0]
-            choices.append(
-                Choice(tuple(token_N.tolist()), tuple(logp_N.tolist()), tuple(values_UV[u]), prompt)
+            outputs.append(
+                ActionOutput(
+                    tuple(token_N.tolist()), tuple(logp_N.tolist()), tuple(values_UV[u]), prompt
+                )
             )
-        return choices
+        return outputs
 
     def _write(
         self,
@@ -392,7 +394,7 @@ class VLAPolicy:
         keys: Sequence[tuple[int, ...]],
         greedy: bool,
         temperature: float,
-    ) -> list[Choice]:
+    ) -> list[ActionOutput]:
         settings = SamplingSettings(
             temperature=temperature,
             max_new_tokens=self.tokens_per_decision,
@@ -408,14 +410,14 @@ class VLAPolicy:
                 self.evaluate(prompts, tokens, temperature).values_M.view(len(prompts), -1).tolist()
             )
         return [
-            Choice(t, c.logps, tuple(v), p)
+            ActionOutput(t, c.logps, tuple(v), p)
             for t, c, v, p in zip(tokens, written, values, prompts, strict=True)
         ]
 
-    def actions(self, choice: Choice) -> np.ndarray:
-        """Control steps (chunk * repeat, A) of a choice, for the simulator."""
+    def actions(self, output: ActionOutput) -> np.ndarray:
+        """Control steps (chunk * repeat, A) of an output, for the simulator."""
         return self.codec.decode(
-            np.asarray(choice.tokens).reshape(self.codec.chunk, self.codec.dim)
+            np.asarray(output.tokens).reshape(self.codec.chunk, self.codec.dim)
         )
 
     # files
