@@ -71,7 +71,7 @@ def train(config: RunConfig) -> Iterator[dict[str, float]]:
             PackItem(prompt, tuple(c.token_ids for c in group))
             for prompt, group in zip(prompts, groups, strict=True)
         ]
-        old_logps = [[x for c in group for x in c.logps] for group in groups]
+        old_logprobs = [[x for c in group for x in c.logprobs] for group in groups]
         optimizer.zero_grad(set_to_none=True)
         loss_sum = tokens = 0.0
         for part in micro_batches(items, config.train.token_budget):
@@ -79,7 +79,7 @@ def train(config: RunConfig) -> Iterator[dict[str, float]]:
                 policy,
                 config,
                 [items[i] for i in part],
-                [old_logps[i] for i in part],
+                [old_logprobs[i] for i in part],
                 [advantages[i] for i in part],
             )
             loss.backward()
@@ -124,7 +124,7 @@ def micro_batch_loss(
     policy: Policy,
     config: RunConfig,
     items: list[PackItem],
-    old_logps: list[list[float]],
+    old_logprobs: list[list[float]],
     advantages: list[list[float]],
 ) -> tuple[torch.Tensor, float]:
     """The clipped policy-gradient loss, summed over all tokens of the micro-batch, and how many these are.
@@ -134,7 +134,7 @@ def micro_batch_loss(
     batch = pack(items)
     sequence_N = batch.sequence_N.to(policy.device)  # which completion each token belongs to
     advantage_B = torch.tensor([a for group in advantages for a in group], device=policy.device)
-    old_N = torch.tensor([x for group in old_logps for x in group], device=policy.device)
+    old_N = torch.tensor([x for group in old_logprobs for x in group], device=policy.device)
     logp_N = policy.logp(batch, config.rollout.temperature).logp_N
     a = config.algorithm
     settings = ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip)

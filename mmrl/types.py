@@ -118,7 +118,7 @@ class RewardContext:
 class Turn:
     """What the policy did when it was shown something: a text answer, a tool call, a click, a chunk of robot actions.
 
-    `logps` are the behaviour policy's fp32 log-probabilities, one per token id. They belong to the distribution really sampled
+    `logprobs` are the behaviour policy's fp32 log-probabilities, one per token id. They belong to the distribution really sampled
     from (after temperature), before top-p / top-k truncation.
 
     `prompt` is the encoded observation (mmrl.policy.encode.Prompt); None where the sample alone is shown, which training encodes
@@ -129,7 +129,7 @@ class Turn:
 
     token_ids: tuple[int, ...]
     text: str
-    logps: tuple[float, ...]
+    logprobs: tuple[float, ...]
     stop: StopReason
     policy_version: int = 0
     prompt: Any = None
@@ -140,9 +140,9 @@ class Turn:
     truncated: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.token_ids) != len(self.logps):
+        if len(self.token_ids) != len(self.logprobs):
             raise ValueError(
-                f"expected one log-prob per token, found {len(self.logps)} for {len(self.token_ids)} tokens"
+                f"expected one log-prob per token, found {len(self.logprobs)} for {len(self.token_ids)} tokens"
             )
 
     @property

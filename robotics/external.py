@@ -70,7 +70,7 @@ class ExternalAction:
 
     actions_KA: np.ndarray
     tokens: tuple[int, ...] = ()
-    logps: tuple[float, ...] = ()
+    logprobs: tuple[float, ...] = ()
     values_V: tuple[float, ...] = (0.0,)
     prompt: None = None
 

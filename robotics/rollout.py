@@ -240,11 +240,11 @@ class Driver:
 
     def _check(self, run: _Running, output: ActionOutput) -> None:
         """Raises NonFiniteError for an output made from logits or a value that are NaN or infinite."""
-        if all(map(math.isfinite, (*output.logps, *output.values_V))):
+        if all(map(math.isfinite, (*output.logprobs, *output.values_V))):
             return
         spec, state = run.request.spec, run.request.state
         raise NonFiniteError(
-            f"expected finite log-probs and values of the policy, found {output.logps[:4]} ... and "
+            f"expected finite log-probs and values of the policy, found {output.logprobs[:4]} ... and "
             f"{output.values_V} in decision {len(run.turns) + 1} of {spec.suite}/{spec.task}, state "
             f"{state.name}, member {run.member} (weights of version {self.vla.version}): the weights are broken; "
             "lower optim.lr, or go back to an earlier checkpoint"
@@ -316,7 +316,7 @@ class Driver:
             Turn(
                 output.tokens,
                 "",
-                output.logps,
+                output.logprobs,
                 StopReason.EOS,
                 run.version,
                 output.prompt,

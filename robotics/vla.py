@@ -89,7 +89,7 @@ class ActionOutput:
     """What the policy chose in one decision: bin indices (N,) and their fp32 log-probs; the values (V,), 0 without a head."""
 
     tokens: tuple[int, ...]
-    logps: tuple[float, ...]
+    logprobs: tuple[float, ...]
     values_V: tuple[float, ...]
     prompt: Prompt
 
@@ -410,7 +410,7 @@ class VLAPolicy:
                 self.evaluate(prompts, tokens, temperature).values_M.view(len(prompts), -1).tolist()
             )
         return [
-            ActionOutput(t, c.logps, tuple(v), p)
+            ActionOutput(t, c.logprobs, tuple(v), p)
             for t, c, v, p in zip(tokens, written, values, prompts, strict=True)
         ]
 

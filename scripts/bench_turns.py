@@ -96,7 +96,7 @@ def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any
     )
     made = batches(*group_of(policy, turns))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    logps: dict[str, torch.Tensor] = {}
+    logprobs: dict[str, torch.Tensor] = {}
     for number, order in enumerate(bench.alternation(WAYS, rounds + 1)):
         for way in order:
             batch, places = made[way]
@@ -107,8 +107,8 @@ def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any
             if number:  # the first round warms up
                 seconds[way].append(time.process_time() - began)
             pieces = dict(zip(places, logp_N.detach().split(ANSWER + 1), strict=True))
-            logps[way] = torch.cat([pieces[i] for i in range(len(pieces))])
-    apart = max(float((logps[way] - logps["packed"]).abs().max()) for way in WAYS)
+            logprobs[way] = torch.cat([pieces[i] for i in range(len(pieces))])
+    apart = max(float((logprobs[way] - logprobs["packed"]).abs().max()) for way in WAYS)
     assert apart < 1e-4, f"the ways differ by {apart}"
     medians = {way: bench.spread(values) for way, values in seconds.items()}
     return {

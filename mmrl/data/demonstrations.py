@@ -3,9 +3,9 @@
 A data row carries them in its params, as whole completions without the end-of-turn token, or `algorithm.offline.gold` takes
 the task's own gold answer where a row has none:
 
-    {"id": "7", ..., "params": {"offline": [{"text": "<think>..</think> 4", "logps": [-0.1, ..]}, {"text": "4"}]}}
+    {"id": "7", ..., "params": {"offline": [{"text": "<think>..</think> 4", "logprobs": [-0.1, ..]}, {"text": "4"}]}}
 
-`logps` (optional) are the natural log-probs under whoever wrote the text, one per token of the policy's tokenizer and one
+`logprobs` (optional) are the natural log-probs under whoever wrote the text, one per token of the policy's tokenizer and one
 for the end of the turn; they are used with `behaviour: given`. A demonstration is scored by the task like any completion;
 its loss is in mmrl/algorithms/offline.py. One that does not fit rollout.max_new_tokens is left out and recorded, never cut.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ __all__ = [
     "on_policy",
 ]
 
-_KEYS = ("text", "logps")
+_KEYS = ("text", "logprobs")
 _SALT = 23  # tells the choice of demonstrations from other random numbers of a group
 
 
@@ -49,7 +50,7 @@ class Demonstration(NamedTuple):
     """A whole completion by somebody else: its text and, where known, the log-prob of each token (end of turn included)."""
 
     text: str
-    logps: tuple[float, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,29 +92,36 @@ def _demonstration(entry: Any, where: str) -> Demonstration:
         raise DataError(
             f"{where}: expected {{\"text\": ..}}, found {entry!r:.80}; put the completion into 'text'"
         )
+    if "logps" in entry and "logprobs" not in entry:
+        warnings.warn(
+            f"{where}.logps is called logprobs now; the old name goes with the next release",
+            FutureWarning,
+            stacklevel=2,
+        )
+        entry = {"logprobs" if key == "logps" else key: value for key, value in entry.items()}
     for key in entry:
         if key not in _KEYS:
             raise DataError(
                 f"{where}: expected the keys {', '.join(_KEYS)}, found {key!r:.60}.{did_you_mean(key, _KEYS)}"
             )
-    text, logps = entry.get("text"), entry.get("logps")
+    text, logprobs = entry.get("text"), entry.get("logprobs")
     if not isinstance(text, str) or not text.strip():
         raise DataError(
             f"{where}: expected a whole completion as 'text', found {text!r:.80}; write it, or remove the entry"
         )
-    if logps is None:
+    if logprobs is None:
         return Demonstration(text)
-    if not isinstance(logps, (list, tuple)) or not logps:
+    if not isinstance(logprobs, (list, tuple)) or not logprobs:
         raise DataError(
-            f"{where}.logps: expected a list with one log-prob per token, found {logps!r:.80}; leave it out if unknown"
+            f"{where}.logprobs: expected a list with one log-prob per token, found {logprobs!r:.80}; leave it out if unknown"
         )
-    for place, value in enumerate(logps):
+    for place, value in enumerate(logprobs):
         if type(value) not in (int, float) or not math.isfinite(value) or value > 1e-4:
             raise DataError(
-                f"{where}.logps[{place}]: expected a finite natural log-probability of at most 0, found "
+                f"{where}.logprobs[{place}]: expected a finite natural log-probability of at most 0, found "
                 f"{value!r:.40}; are these probabilities, or in another base?"
             )
-    return Demonstration(text, tuple(min(0.0, float(v)) for v in logps))
+    return Demonstration(text, tuple(min(0.0, float(v)) for v in logprobs))
 
 
 def _lines(path: str | Path) -> dict[tuple[str, str], int]:
@@ -195,12 +203,12 @@ class Demonstrations:
     ) -> None:
         for number, one in enumerate(told):
             tokens = len(self._tokens(one.text))
-            if one.logps is not None and len(one.logps) != tokens:
+            if one.logprobs is not None and len(one.logprobs) != tokens:
                 row = RefusedRow(
                     source.config.path,
                     _lines(source.config.path).get((sample.source, sample.id)),
-                    f"sample {sample.id!r}: params.offline[{number}].logps: expected {tokens} log-probs (one per "
-                    f"token and one for the end of the turn), found {len(one.logps)}; log-probs of another tokenizer "
+                    f"sample {sample.id!r}: params.offline[{number}].logprobs: expected {tokens} log-probs (one per "
+                    f"token and one for the end of the turn), found {len(one.logprobs)}; log-probs of another tokenizer "
                     "do not fit: leave them out, or set algorithm.offline.behaviour one",
                 )
                 raise DataError(str(row))
@@ -225,7 +233,7 @@ class Demonstrations:
     ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
         """At most per_group demonstrations as completions, and why others of this row could not be used.
 
-        `Turn.logps` are the behaviour's: 0 (probability 1) where it is unknown or `behaviour` is 'one'.
+        `Turn.logprobs` are the behaviour's: 0 (probability 1) where it is unknown or `behaviour` is 'one'.
         """
         told, skipped = demonstrations(sample), []
         if not told and self.settings.gold:
@@ -256,8 +264,8 @@ class Demonstrations:
                 )
             else:
                 given = (
-                    one.logps
-                    if self.settings.behaviour == "given" and one.logps is not None
+                    one.logprobs
+                    if self.settings.behaviour == "given" and one.logprobs is not None
                     else (0.0,) * len(ids)
                 )
                 usable.append(Turn(ids, one.text, given, StopReason.EOS, self.policy.version))

@@ -98,12 +98,12 @@ class PrefillOnceEngine(RolloutEngine):
                 [(requests[i].prompt, last - first) for i, first, last in chunk]
             )
             with torch.no_grad(), self.policy.autocast():
-                tokens, logps = self._decode(prompts, counts, rows, settings)
-            for row, ids, lps in zip(rows, tokens, logps, strict=True):
+                tokens, logprobs = self._decode(prompts, counts, rows, settings)
+            for row, ids, lps in zip(rows, tokens, logprobs, strict=True):
                 results[row.request].append(self._completion(ids, lps))
         return results
 
-    def _completion(self, ids: list[int], logps: list[float]) -> Turn:
+    def _completion(self, ids: list[int], logprobs: list[float]) -> Turn:
         ended = ids[-1] in self.policy.eos_ids
         text = self.policy.processor.tokenizer.decode(
             ids[:-1] if ended else ids,
@@ -113,7 +113,7 @@ class PrefillOnceEngine(RolloutEngine):
         return Turn(
             tuple(ids),
             text,
-            tuple(logps),
+            tuple(logprobs),
             StopReason.EOS if ended else StopReason.LENGTH,
             self.policy.version,
         )
@@ -223,12 +223,12 @@ def _gather_rows(
     steps: Sequence[tuple[torch.Tensor, ...]], num_rows: int
 ) -> tuple[list[list[int]], list[list[float]]]:
     tokens: list[list[int]] = [[] for _ in range(num_rows)]
-    logps: list[list[float]] = [[] for _ in range(num_rows)]
+    logprobs: list[list[float]] = [[] for _ in range(num_rows)]
     for row_R, token_R, logp_R in steps:
         for row, token, logp in zip(row_R.tolist(), token_R.tolist(), logp_R.tolist(), strict=True):
             tokens[row].append(token)
-            logps[row].append(logp)
-    return tokens, logps
+            logprobs[row].append(logp)
+    return tokens, logprobs
 
 
 def _chunks(

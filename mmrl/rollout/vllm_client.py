@@ -74,7 +74,7 @@ class VLLMClient:
             if asked
             else []
         )
-        return [[(ids, logps) for ids, logps in group] for group in found]
+        return [[(ids, logprobs) for ids, logprobs in group] for group in found]
 
     def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
         """See VLLMBackend.score."""

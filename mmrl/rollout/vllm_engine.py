@@ -134,7 +134,7 @@ class VLLMEngine(RolloutEngine):
                 [(self._wire(r.prompt), self._sampling(r, settings)) for r in requests]
             )
         )
-        return [[self._completion(ids, logps) for ids, logps in group] for group in found]
+        return [[self._completion(ids, logprobs) for ids, logprobs in group] for group in found]
 
     @staticmethod
     def _asked(ask: Callable[[], Any]) -> Any:
@@ -157,7 +157,7 @@ class VLLMEngine(RolloutEngine):
             tuple(self.actor.banned.tolist()),
         )
 
-    def _completion(self, ids: list[int], logps: list[float]) -> Turn:
+    def _completion(self, ids: list[int], logprobs: list[float]) -> Turn:
         ended = ids[-1] in self.actor.eos_ids
         text = self.actor.processor.tokenizer.decode(
             ids[:-1] if ended else ids,
@@ -167,7 +167,7 @@ class VLLMEngine(RolloutEngine):
         return Turn(
             tuple(ids),
             text,
-            tuple(logps),
+            tuple(logprobs),
             StopReason.EOS if ended else StopReason.LENGTH,
             self.actor.version,
         )

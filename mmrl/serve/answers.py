@@ -21,7 +21,7 @@ class Answer:
         self._asked, self._model = asked, model
         self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         self._texts = [""] * n
-        self._logps: list[list[TokenLogp]] = [[] for _ in range(n)]
+        self._token_logprobs: list[list[TokenLogp]] = [[] for _ in range(n)]
         self._reasons: list[str | None] = [None] * n
         self._tokens = [0] * n
         self._begun = [False] * n
@@ -35,7 +35,7 @@ class Answer:
     def add(self, piece: Piece) -> bool:
         """Take a piece; True when it was the last one of the last choice."""
         self._texts[piece.choice] += piece.text
-        self._logps[piece.choice] += piece.logps
+        self._token_logprobs[piece.choice] += piece.logprobs
         self._tokens[piece.choice] = piece.tokens
         self._reasons[piece.choice] = piece.reason
         return all(reason is not None for reason in self._reasons)
@@ -58,7 +58,7 @@ class Answer:
                     "index": i,
                     "message": {"role": "assistant", "content": text, "refusal": None},
                     "finish_reason": self._reasons[i],
-                    "logprobs": self._logprobs(self._logps[i]),
+                    "logprobs": self._logprobs(self._token_logprobs[i]),
                 }
                 for i, text in enumerate(self._texts)
             ],
@@ -74,7 +74,7 @@ class Answer:
             "index": piece.choice,
             "delta": delta,
             "finish_reason": piece.reason,
-            "logprobs": self._logprobs(piece.logps),
+            "logprobs": self._logprobs(piece.logprobs),
         }
         usage: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
@@ -86,14 +86,14 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _logprobs(self, logps: Sequence[TokenLogp]) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: Sequence[TokenLogp]) -> dict[str, Any] | None:
         if not self._asked.sampling.logprobs:
             return None
         return {
             "refusal": None,
             "content": [
                 {**_token(lp.token, lp.logp), "top_logprobs": [_token(*top) for top in lp.top]}
-                for lp in logps
+                for lp in logprobs
             ],
         }
 

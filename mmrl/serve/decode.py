@@ -40,7 +40,7 @@ class Piece:
 
     choice: int
     text: str
-    logps: tuple[TokenLogp, ...] = ()
+    logprobs: tuple[TokenLogp, ...] = ()
     reason: str | None = None  # stop, length
     tokens: int = 0  # written so far
 
@@ -56,7 +56,7 @@ class Row:
     give: Callable[[Piece], None]
     wanted: Callable[[], bool]
     text: TextStream
-    logps: list[TokenLogp] = field(default_factory=list)
+    logprobs: list[TokenLogp] = field(default_factory=list)
     tokens: int = 0
     done: bool = False
 
@@ -208,8 +208,8 @@ class Batch:
         return token_R
 
     def _hand_out(self, logits_RV: torch.Tensor, tokens: Sequence[int]) -> None:
-        logps = (
-            self._logps(logits_RV, tokens)
+        logprobs = (
+            self._token_logprobs(logits_RV, tokens)
             if any(row.sampling.logprobs for row in self.rows)
             else {}
         )
@@ -219,17 +219,19 @@ class Batch:
             row.tokens += 1
             ended = token in self.policy.eos_ids
             text = "" if ended else row.text.add(token)
-            if i in logps and not ended:
-                row.logps.append(logps[i])
+            if i in logprobs and not ended:
+                row.logprobs.append(logprobs[i])
             row.done = ended or row.text.stopped or row.tokens == row.limit
             if row.done:
                 text += row.text.finish()
             if text or row.done:
                 reason = ("stop" if ended or row.text.stopped else "length") if row.done else None
-                row.give(Piece(row.choice, text, tuple(row.logps), reason, row.tokens))
-                row.logps.clear()
+                row.give(Piece(row.choice, text, tuple(row.logprobs), reason, row.tokens))
+                row.logprobs.clear()
 
-    def _logps(self, logits_RV: torch.Tensor, tokens: Sequence[int]) -> dict[int, TokenLogp]:
+    def _token_logprobs(
+        self, logits_RV: torch.Tensor, tokens: Sequence[int]
+    ) -> dict[int, TokenLogp]:
         """Of the rows that asked: log-probs at the row's temperature (greedy: 1), before top-p and top-k."""
         logp_RV = (logits_RV / self._temperatures()).log_softmax(-1)
         tokenizer, found = self.policy.processor.tokenizer, {}

@@ -63,7 +63,9 @@ class Unread:
 
 def _weight(event: Event) -> int:
     """Pieces and log-probs in an event: each holds a text."""
-    return 1 + sum(1 + len(token.top) for token in event.logps) if isinstance(event, Piece) else 1
+    return (
+        1 + sum(1 + len(token.top) for token in event.logprobs) if isinstance(event, Piece) else 1
+    )
 
 
 def _slow(found: str, option: str) -> RequestError:

@@ -317,7 +317,7 @@ class Learner:
                 TrainingTurn(
                     shown,
                     turn.token_ids,
-                    turn.logps,
+                    turn.logprobs,
                     mask,
                     advantage_N,
                     scale,

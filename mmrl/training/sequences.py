@@ -65,7 +65,7 @@ class TrainingTurn:
 
     prompt: Prompt
     tokens: tuple[int, ...]
-    logps: tuple[float, ...]
+    logprobs: tuple[float, ...]
     mask_N: np.ndarray
     advantage_N: np.ndarray
     scale: float

@@ -303,7 +303,7 @@ class Columns:
             spread([t.stale for t in turns], torch.bool),
             spread([t.scale for t in turns], torch.float32),
             column([t.advantage_N for t in turns], torch.float32),
-            column([t.logps for t in turns], torch.float32),
+            column([t.logprobs for t in turns], torch.float32),
         )
 
     def per_turn(self, values: Sequence[int]) -> torch.Tensor:

@@ -149,7 +149,7 @@ def config_of(**model: Any) -> RunConfig:
 
 def told(results: list[list[Turn]]) -> list[list[tuple[Any, ...]]]:
     return [
-        [(c.token_ids, c.text, c.logps, c.stop, c.policy_version) for c in group]
+        [(c.token_ids, c.text, c.logprobs, c.stop, c.policy_version) for c in group]
         for group in results
     ]
 
@@ -184,7 +184,7 @@ def test_rollout_actors_generate_what_the_policy_would_and_follow_its_weights(
         [c.token_ids for c in group] for group in local
     ]
     assert all(
-        a.logps == pytest.approx(b.logps, abs=1e-4)
+        a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
         for x, y in zip(together, local, strict=True)
         for a, b in zip(x, y, strict=True)
     )

@@ -103,7 +103,7 @@ def own_engine(policy: Policy, prompts: Sequence[Any]) -> None:
     """Samples, scores and differentiates; the log-probs of both are the same."""
     asked = [Request(p, 2, (1, n)) for n, p in enumerate(prompts)]
     groups = PrefillOnceEngine(policy).generate(asked, settings_of(4))
-    logps = policy.logp(
+    logprobs = policy.logp(
         pack(
             [
                 PackItem(p, tuple(c.token_ids for c in g))
@@ -111,13 +111,13 @@ def own_engine(policy: Policy, prompts: Sequence[Any]) -> None:
             ]
         )
     ).logp_N
-    sampled = torch.tensor([x for g in groups for c in g for x in c.logps])
+    sampled = torch.tensor([x for g in groups for c in g for x in c.logprobs])
     limit = 1e-4 if policy.autocast_dtype is None else 0.3
-    assert (logps.detach().cpu() - sampled).abs().max() < limit, (
-        (logps.detach().cpu() - sampled).abs().max()
+    assert (logprobs.detach().cpu() - sampled).abs().max() < limit, (
+        (logprobs.detach().cpu() - sampled).abs().max()
     )
-    assert logps.device == policy.device
-    logps.mean().backward()
+    assert logprobs.device == policy.device
+    logprobs.mean().backward()
     missing = [n for n, p in policy.trainable() if p.grad is None]
     assert all(p.grad is None or p.grad.device == policy.device for _, p in policy.trainable())
     assert not missing, missing[:3]

@@ -209,7 +209,9 @@ def test_rollouts_are_the_same_under_every_attention(attn: str) -> None:
     found = PrefillOnceEngine(p).generate(requests, sampling)
     for ours, theirs in zip(chain(*found), chain(*expected), strict=True):
         assert ours.token_ids == theirs.token_ids
-        assert torch.allclose(torch.tensor(ours.logps), torch.tensor(theirs.logps), atol=LIMIT)
+        assert torch.allclose(
+            torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), atol=LIMIT
+        )
 
 
 # ---- block masks

@@ -71,7 +71,7 @@ def sampled_and_trained(p: Policy) -> tuple[torch.Tensor, torch.Tensor]:
             for r, group in zip(asked, results, strict=True)
         ]
     )
-    return torch.tensor([x for group in results for c in group for x in c.logps]), p.logp(
+    return torch.tensor([x for group in results for c in group for x in c.logprobs]), p.logp(
         batch
     ).logp_N.cpu()
 

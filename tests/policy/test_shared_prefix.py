@@ -69,14 +69,14 @@ def run(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Log-probs of all batches in order, and the gradients of a loss that weighs every token differently."""
     p.model.zero_grad(set_to_none=True)
-    logps, offset = [], 0
+    logprobs, offset = [], 0
     for batch in batches:
         logp_N = p.logp(batch, temperature).logp_N
         weight_N = torch.sin(torch.arange(offset, offset + len(logp_N)) * 1.7 + 0.3)
         (logp_N * weight_N).sum().backward()
-        logps.append(logp_N.detach())
+        logprobs.append(logp_N.detach())
         offset += len(logp_N)
-    return torch.cat(logps), {
+    return torch.cat(logprobs), {
         n: q.grad.clone() for n, q in p.model.named_parameters() if q.grad is not None
     }
 

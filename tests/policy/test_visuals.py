@@ -152,7 +152,7 @@ def test_rollout_and_training_agree_on_clips(arch: str, tmp_path: Path) -> None:
         ]
         with torch.no_grad():
             logp_N = p.logp(pack(items)).logp_N
-        sampled = torch.tensor([lp for cs in written for c in cs for lp in c.logps])
+        sampled = torch.tensor([lp for cs in written for c in cs for lp in c.logprobs])
         assert torch.allclose(logp_N, sampled, atol=2e-5)
 
 

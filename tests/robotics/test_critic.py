@@ -76,7 +76,7 @@ def played(vla: VLAPolicy) -> list[RolloutGroup]:
                 Turn(
                     choice.tokens,
                     "",
-                    choice.logps,
+                    choice.logprobs,
                     StopReason.EOS,
                     0,
                     choice.prompt,
@@ -247,7 +247,7 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
                 dataclasses.replace(
                     e,
                     turns=tuple(
-                        dataclasses.replace(d, logps=(float("nan"),) * len(d.logps))
+                        dataclasses.replace(d, logprobs=(float("nan"),) * len(d.logprobs))
                         for d in e.turns
                     ),
                 )

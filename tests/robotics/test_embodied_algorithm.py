@@ -68,7 +68,7 @@ def group(
                 Turn(
                     choice.tokens,
                     "",
-                    choice.logps,
+                    choice.logprobs,
                     StopReason.EOS,
                     0,
                     choice.prompt,
@@ -287,7 +287,10 @@ def test_a_sequence_of_gspo_is_a_decision(vla: VLAPolicy) -> None:
 
     def older(turn: Turn) -> Turn:
         return dataclasses.replace(
-            turn, logps=tuple(p + 0.1 * float(torch.randn((), generator=moved)) for p in turn.logps)
+            turn,
+            logprobs=tuple(
+                p + 0.1 * float(torch.randn((), generator=moved)) for p in turn.logprobs
+            ),
         )
 
     groups = [
@@ -317,7 +320,7 @@ def test_a_sequence_of_gspo_is_a_decision(vla: VLAPolicy) -> None:
             for turn in rollout.turns:
                 mask = vla.token_mask(turn)
                 now = vla.evaluate([turn.prompt], [turn.token_ids]).logp_N.detach().numpy()
-                ratio = math.exp(float(np.mean((now - np.array(turn.logps))[mask])))
+                ratio = math.exp(float(np.mean((now - np.array(turn.logprobs))[mask])))
                 pull = min(ratio * a, min(max(ratio, 0.98), 1.03) * a)
                 pull = max(pull, 3.0 * a) if a < 0 else pull
                 clipped += pull != ratio * a

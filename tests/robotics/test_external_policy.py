@@ -136,7 +136,7 @@ def test_batches_of_any_size_and_pictures_of_different_sizes_are_answered_one_by
     mixed = reach.act([seen[0], *large], keys(6), greedy=True)  # than a pipe holds
     for small, big in zip(together, mixed[1:], strict=True):
         np.testing.assert_allclose(small.actions_KA, big.actions_KA, atol=1e-5)
-    assert together[0].tokens == () and together[0].logps == ()
+    assert together[0].tokens == () and together[0].logprobs == ()
 
 
 def test_a_protocol_cuts_its_chunks(reach: ExternalPolicy) -> None:

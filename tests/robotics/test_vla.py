@@ -32,7 +32,7 @@ def test_behaviour_log_probs_are_those_of_training(model: Path, decode: str) -> 
     choices = vla.act(seen, [(1, i) for i in range(3)], temperature=0.7)
     out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices], 0.7)
     assert torch.allclose(
-        out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5
+        out.logp_N, torch.tensor([x for c in choices for x in c.logprobs]), atol=1e-5
     )
     assert torch.allclose(
         out.values_M, torch.tensor([v for c in choices for v in c.values_V]), atol=1e-6
@@ -154,7 +154,7 @@ def test_a_saved_policy_acts_alike(model: Path, tmp_path: Path, decode: str) -> 
         assert one.tokens == other.tokens and one.values_V == pytest.approx(
             other.values_V, abs=1e-6
         )
-        assert one.logps == pytest.approx(other.logps, abs=1e-6)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
     assert json.loads((tmp_path / "saved" / "vla.json").read_text())["action"]["bins"] == 9
 
 
@@ -164,7 +164,7 @@ def test_other_qwen_families_act_too(tmp_path: Path, arch: str) -> None:
     choices = vla.act(observations(2), [(1,), (2,)])
     out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices])
     assert torch.allclose(
-        out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5
+        out.logp_N, torch.tensor([x for c in choices for x in c.logprobs]), atol=1e-5
     )
 
 
@@ -237,7 +237,9 @@ def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(
     )
     for other in (merged, resumed):
         for one, two in zip(vla.act(seen, keys), other.act(seen, keys), strict=True):
-            assert one.tokens == two.tokens and one.logps == pytest.approx(two.logps, abs=1e-4)
+            assert one.tokens == two.tokens and one.logprobs == pytest.approx(
+                two.logprobs, abs=1e-4
+            )
     # its tokens are known: the adapter alone is trained
     again = load_vla(config_of(tmp_path / "saved", *lora))
     assert all("lora_" in n for n, _ in again.trainable())

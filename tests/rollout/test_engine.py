@@ -154,7 +154,7 @@ def test_behaviour_logps_equal_the_trainers(arch: str, options: dict[str, Any]) 
     )
     with torch.no_grad():
         trained = p.logp(batch, options.get("temperature", 1.0)).logp_N
-    sampled = torch.tensor([x for group in results for c in group for x in c.logps])
+    sampled = torch.tensor([x for group in results for c in group for x in c.logprobs])
     assert (trained - sampled).abs().max() < 1e-5
 
 
@@ -177,7 +177,7 @@ def test_media_tokens_are_never_sampled_even_when_they_win(greedy: bool) -> None
     results = generate(p, requests(p, count=4, greedy=greedy))
     written = {t for group in results for c in group for t in c.token_ids}
     assert written and written.isdisjoint(banned.tolist())
-    assert all(x > float("-inf") for group in results for c in group for x in c.logps)
+    assert all(x > float("-inf") for group in results for c in group for x in c.logprobs)
 
 
 def test_stops_at_end_of_turn_and_retires_rows() -> None:
@@ -202,7 +202,7 @@ def test_stops_at_end_of_turn_and_retires_rows() -> None:
     )
     tokenizer = p.processor.tokenizer
     for c in flat:
-        assert len(c.token_ids) == len(c.logps) >= 1
+        assert len(c.token_ids) == len(c.logprobs) >= 1
         assert not set(c.token_ids[:-1]) & {end, pad}, "nothing after the end"
         if c.stop is StopReason.EOS:
             assert c.token_ids[-1] in (end, pad)

@@ -151,7 +151,7 @@ def test_the_log_probs_of_a_rollout_are_those_of_training() -> None:
     turns = [t for r in played(turns=3) for t in r.turns]
     with torch.no_grad():
         found = p.evaluate([t.prompt for t in turns], [t.token_ids for t in turns])
-    assert (found.logp_N - torch.tensor([x for t in turns for x in t.logps])).abs().max() < LIMIT
+    assert (found.logp_N - torch.tensor([x for t in turns for x in t.logprobs])).abs().max() < LIMIT
     assert found.num_tokens < sum(t.prompt.length + len(t.token_ids) for t in turns) / 2
 
 

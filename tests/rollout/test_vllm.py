@@ -267,7 +267,7 @@ def test_answers_end_where_they_should(backend: VLLMBackend, tmp_path: Path) -> 
             assert c.text == policy.processor.tokenizer.decode(
                 list(written), skip_special_tokens=False
             )
-            assert not set(c.token_ids) & set(banned) and len(c.logps) == len(c.token_ids)
+            assert not set(c.token_ids) & set(banned) and len(c.logprobs) == len(c.token_ids)
         assert (trainer_logps(policy, asked, groups) - sampled_logps(groups)).abs().max() < 1e-4
 
 
@@ -297,7 +297,7 @@ def test_a_step_of_training_reaches_vllm(
             abs(a - b)
             for x, y in zip(before, after, strict=True)
             for c, d in zip(x, y, strict=True)
-            for a, b in zip(c.logps, d.logps, strict=False)
+            for a, b in zip(c.logprobs, d.logprobs, strict=False)
         )
         assert moves > 1e-3, "the step must be seen for this test"
         assert all(

@@ -111,7 +111,7 @@ def trainer_logps(
 
 def sampled_logps(groups: Sequence[Sequence[Turn]]) -> torch.Tensor:
     """vLLM's log-probs of every token."""
-    return torch.tensor([x for group in groups for c in group for x in c.logps])
+    return torch.tensor([x for group in groups for c in group for x in c.logprobs])
 
 
 def run_tree(folder: Path, **sections: Any) -> dict[str, Any]:

@@ -242,11 +242,11 @@ def groups_of(policy: Policy) -> tuple[list[RolloutGroup], dict[str, Any]]:
         for length in lengths:
             tokens = tuple(int(t) for t in drawn.integers(0, 200, length))
             with torch.no_grad():
-                logps = tuple(policy.evaluate([prompt], [tokens]).logp_N.tolist())
+                logprobs = tuple(policy.evaluate([prompt], [tokens]).logp_N.tolist())
             value = float(drawn.uniform())
             rollouts.append(
                 Rollout(
-                    (Turn(tokens, "", logps, StopReason.EOS),),
+                    (Turn(tokens, "", logprobs, StopReason.EOS),),
                     Score.combine({"accuracy": value}, {"accuracy": 1.0}, parsed=True),
                 )
             )

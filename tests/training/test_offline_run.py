@@ -150,12 +150,14 @@ def test_with_demonstrations_the_same_run_learns(
 ) -> None:
     size = len(policy().processor.tokenizer(TEXT, add_special_tokens=False)["input_ids"]) + 1
     mixed = trainer(
-        tmp_path, offline, [{"offline": [{"text": TEXT, "logps": [-6.0] * size}]}] * 3, **LONG
+        tmp_path, offline, [{"offline": [{"text": TEXT, "logprobs": [-6.0] * size}]}] * 3, **LONG
     )
     mixed.fit()
     rows = metrics(mixed)
-    logps = [row["train/offline/logp"] for row in rows]
-    assert logps[-1] > logps[0] + gain and all(b > a for a, b in itertools.pairwise(logps)), logps
+    logprobs = [row["train/offline/logp"] for row in rows]
+    assert logprobs[-1] > logprobs[0] + gain and all(
+        b > a for a, b in itertools.pairwise(logprobs)
+    ), logprobs
     assert (max(row["train/offline/capped"] for row in rows) > 0) == ("behaviour" in offline)
     assert {row["train/offline/reward"] for row in rows} == {1.0}
     assert rows[0]["train/reward/mean"] == 0.0 and rows[0]["train/groups/kept"] == 3
@@ -174,7 +176,7 @@ def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Pat
         assert (
             told.turns[0].text == TEXT
             and told.turns[0].stop is StopReason.EOS
-            and set(told.turns[0].logps) == {0.0}
+            and set(told.turns[0].logprobs) == {0.0}
         )
         assert (
             told.turns[0].token_ids[-1] == made.policy.eos_ids[0]
@@ -471,22 +473,22 @@ def choose(
 
 def test_given_log_probs_are_the_behaviour() -> None:
     size = len(policy().processor.tokenizer(TEXT, add_special_tokens=False)["input_ids"]) + 1
-    logps = [-0.25 * i for i in range(size)]
-    entry = {"text": TEXT, "logps": logps}
-    assert choose({"per_group": 1, "behaviour": "given"}, [entry])[0][0].logps == tuple(logps)
-    assert choose({"per_group": 1, "behaviour": "one"}, [entry])[0][0].logps == (0.0,) * size
+    logprobs = [-0.25 * i for i in range(size)]
+    entry = {"text": TEXT, "logprobs": logprobs}
+    assert choose({"per_group": 1, "behaviour": "given"}, [entry])[0][0].logprobs == tuple(logprobs)
+    assert choose({"per_group": 1, "behaviour": "one"}, [entry])[0][0].logprobs == (0.0,) * size
     assert (
-        choose({"per_group": 1, "behaviour": "given"}, [{"text": TEXT}])[0][0].logps
+        choose({"per_group": 1, "behaviour": "given"}, [{"text": TEXT}])[0][0].logprobs
         == (0.0,) * size
     )
     with pytest.raises(
         DataError,
-        match=rf"x\.jsonl: sample 's': params\.offline\[1\]\.logps: expected {size} log-probs .* found "
+        match=rf"x\.jsonl: sample 's': params\.offline\[1\]\.logprobs: expected {size} log-probs .* found "
         rf"{size - 1}; log-probs of another tokenizer do not fit",
     ):
         choose(
             {"per_group": 1, "behaviour": "given"},
-            [{"text": TEXT}, {"text": TEXT, "logps": logps[1:]}],
+            [{"text": TEXT}, {"text": TEXT, "logprobs": logprobs[1:]}],
         )
 
 
@@ -513,29 +515,29 @@ def test_the_choice_depends_on_the_key_alone_and_reaches_all() -> None:
         ([["a"]], r"params\.offline\[0\]: expected \{\"text\": \.\.\}, found \['a'\]"),
         (
             [{"text": "a"}, {"txt": "b"}],
-            r"params\.offline\[1\]: expected the keys text, logps, found 'txt'\. Did you mean 'text'",
+            r"params\.offline\[1\]: expected the keys text, logprobs, found 'txt'\. Did you mean 'text'",
         ),
         ([{"text": "  "}], r"expected a whole completion as 'text', found '  '"),
         ([{"text": 7}], "found 7"),
         ([{}], "found None"),
         (
-            [{"text": "a", "logps": []}],
-            r"params\.offline\[0\]\.logps: expected a list with one log-prob per token",
+            [{"text": "a", "logprobs": []}],
+            r"params\.offline\[0\]\.logprobs: expected a list with one log-prob per token",
         ),
         (
-            [{"text": "a", "logps": [-1, 0.9]}],
-            r"logps\[1\]: expected a finite natural log-probability .* found 0\.9; are these prob",
+            [{"text": "a", "logprobs": [-1, 0.9]}],
+            r"logprobs\[1\]: expected a finite natural log-probability .* found 0\.9; are these prob",
         ),
-        ([{"text": "a", "logps": [float("nan")]}], "found nan"),
-        ([{"text": "a", "logps": [True]}], "found True"),
-        ([{"text": "a", "logps": ["-1"]}], "found '-1'"),
-        ([{"text": "a", "logps": [-float("inf")]}], "found -inf"),
+        ([{"text": "a", "logprobs": [float("nan")]}], "found nan"),
+        ([{"text": "a", "logprobs": [True]}], "found True"),
+        ([{"text": "a", "logprobs": ["-1"]}], "found '-1'"),
+        ([{"text": "a", "logprobs": [-float("inf")]}], "found -inf"),
     ],
 )
 def test_broken_rows_name_file_line_and_fix(tmp_path: Path, offline: Any, message: str) -> None:
     file = rows_file(
         tmp_path,
-        [{}, {"offline": offline}, {"offline": [{"text": "fine", "logps": [-1, 0, -0.5]}]}],
+        [{}, {"offline": offline}, {"offline": [{"text": "fine", "logprobs": [-1, 0, -0.5]}]}],
     )
     source = DataSource(task=TOLD, path=file)
     with pytest.raises(DataError, match=message) as caught:
@@ -545,7 +547,15 @@ def test_broken_rows_name_file_line_and_fix(tmp_path: Path, offline: Any, messag
     assert [s.id for s in loaded.samples] == ["t0", "t2"] and [r.row for r in loaded.rejected] == [
         2
     ]
-    assert demonstrations(loaded.samples[1])[0].logps == (-1.0, 0.0, -0.5)
+    assert demonstrations(loaded.samples[1])[0].logprobs == (-1.0, 0.0, -0.5)
+
+
+def test_the_old_name_of_logprobs_is_read_with_a_warning(tmp_path: Path) -> None:
+    entry = {"text": "fine", "logps": [-1, 0, -0.5]}
+    source = DataSource(task=TOLD, path=rows_file(tmp_path, [{"offline": [entry]}]))
+    with pytest.warns(FutureWarning, match=r"params\.offline\[0\]\.logps is called logprobs now"):
+        (loaded,) = load_sources([source])
+        assert demonstrations(loaded.samples[0])[0].logprobs == (-1.0, 0.0, -0.5)
 
 
 def test_files_without_lines_still_name_the_sample(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_the_correction_weighs_tokens_of_older_weights(
         advantage_N = torch.tensor(
             [a for a, c in zip(advantages, turns, strict=True) for _ in c.token_ids]
         )
-        ratio_N = (logp_N.detach() - torch.tensor([x for c in turns for x in c.logps])).exp()
+        ratio_N = (logp_N.detach() - torch.tensor([x for c in turns for x in c.logprobs])).exp()
         assert (ratio_N > threshold).any() or mode == "none"
         weight_N = {
             "none": ratio_N,
