@@ -199,7 +199,7 @@ def evaluate(
     from mmrl.data.sources import load_sources, write_rejected
     from mmrl.policy.loading import load_policy
     from mmrl.rollout import PrefillOnceEngine
-    from mmrl.rollout.schedule import sampling_settings
+    from mmrl.rollout.prompt_rollouter import sampling_settings
     from mmrl.workers.scoring import Scorer
 
     _check_model(model)

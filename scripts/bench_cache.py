@@ -298,7 +298,7 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
             "step_s": statistics.median(sum(r.values()) for r in measured),
             "peak_mib": bench.peak_mib(),
             "resident_mib": statistics.median(resident),
-            "visual_tokens": trainer.rollouts.schedule.tally.prompt_tokens / 2,
+            "visual_tokens": trainer.rollouts.rollouter.tally.prompt_tokens / 2,
         }
     )
 

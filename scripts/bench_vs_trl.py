@@ -197,7 +197,7 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
     policy.banned = torch.tensor(forbidden_tokens(policy.processor.tokenizer, policy.eos_ids))
     loaded = bench.peak_mib()
     trainer.fit()
-    prompt_tokens = trainer.rollouts.schedule.tally.prompt_tokens / setting.prompts_per_step
+    prompt_tokens = trainer.rollouts.rollouter.tally.prompt_tokens / setting.prompts_per_step
     bench.finish_child(
         watch.row(
             loaded_mib=loaded,

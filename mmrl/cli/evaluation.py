@@ -140,7 +140,7 @@ def _evaluate(
         write_evaluation,
     )
     from mmrl.rollout import PrefillOnceEngine
-    from mmrl.rollout.schedule import sampling_settings
+    from mmrl.rollout.prompt_rollouter import sampling_settings
     from mmrl.workers.scoring import Scorer
 
     settings = EvalSettings(

@@ -27,7 +27,7 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments, turns_of
-from mmrl.rollout.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
+from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter, StepTally, sampling_settings
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, build_advantages
 from mmrl.training.learner import Learner
@@ -44,9 +44,10 @@ __all__ = ["PromptRollouts"]
 
 
 class PromptRollouts:
-    """A RolloutSource; see mmrl.rollout.schedule for which prompts a step gets and mmrl.training.rollouts for when what is called.
+    """A RolloutSource; see mmrl.rollout.prompt_rollouter for which prompts a step gets, mmrl.training.rollouts for when what is
+    called.
 
-    `scorer`, `schedule` and `engine` (the one that samples, on this process or through Ray) are there while it is working.
+    `scorer`, `rollouter` and `engine` (the one that samples, on this process or through Ray) are there while it is working.
     """
 
     cluster: Any = None
@@ -78,7 +79,7 @@ class PromptRollouts:
         self._records: list[dict[str, Any]] = []
         # rewards that failed in a step of which too many did
         self._broken: list[dict[str, Any]] = []
-        # async: of the schedule after the step just trained
+        # async: of the rollouter after the step just trained
         self._position: dict[str, Any] | None = None
 
     @property
@@ -126,29 +127,31 @@ class PromptRollouts:
             ExitStack() as stack,
         ):
             stack.callback(self.engine.close)
-            self.schedule = SerialSchedule(
+            self.rollouter = PromptRollouter(
                 self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world
             )
-            self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
+            self.timeline = self.rollouter.timeline = Timeline(
+                {"infer": 1, "reward": 1, "train": 1}
+            )
             self.groups = IteratorSource(
-                self._groups, self.config.train.prompts_per_step, GroupPlaces()
+                self._groups, self.config.train.prompts_per_step, GroupIndex()
             )
             yield
 
     def _groups(self, step: int) -> Iterator[RolloutGroup]:
         """The step's groups; in serial runs the step ends with the last of them: what samples has no more to do."""
         if not self.serial:
-            yield from self.schedule.groups(step)
+            yield from self.rollouter.groups(step)
             return
         with self.world.raise_on_all_ranks():
-            groups = list(self.schedule.groups(step))
+            groups = list(self.rollouter.groups(step))
             self._end(step)
         self.engine.rest()
         yield from groups
 
     def learner(self) -> Learner:
         """See RolloutSource."""
-        stream = self.schedule.stream
+        stream = self.rollouter.stream
         self.policy.shared_prefix = self.config.train.forward == "shared"
 
         def prompt_of(group: RolloutGroup) -> Prompt:
@@ -184,7 +187,7 @@ class PromptRollouts:
 
     def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
         """See RolloutSource."""
-        self.schedule.exclusive = exclusive
+        self.rollouter.exclusive = exclusive
 
     def sync(self) -> None:
         """See RolloutSource."""
@@ -200,8 +203,8 @@ class PromptRollouts:
     def _end(self, step: int) -> None:
         """Take over the step's tally and the records of its completions. Collective. Raises RewardError when too many failed."""
         self._tally, self._position = (
-            self.schedule.tallies.pop(step),
-            self.schedule.states.pop(step, None),
+            self.rollouter.tallies.pop(step),
+            self.rollouter.states.pop(step, None),
         )
         self._records = self.world.gather(
             completion_records(self._tally.groups, reflection=self.config.train.log_reflection)
@@ -245,7 +248,7 @@ class PromptRollouts:
 
     def failures(self) -> list[dict[str, Any]]:
         """See RolloutSource."""
-        return self.schedule.tallies.get(self._step, self._tally).failures + self._broken
+        return self.rollouter.tallies.get(self._step, self._tally).failures + self._broken
 
     def answered(self) -> list[RolloutGroup]:
         """The groups of the step just trained that could be rolled out, also those not trained on."""
@@ -308,13 +311,13 @@ class PromptRollouts:
     def state_dict(self) -> dict[str, Any]:
         """See RolloutSource."""
         return {
-            "schedule": self._position or self.schedule.state_dict(),
+            "schedule": self._position or self.rollouter.state_dict(),
             "version": self.policy.version,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See RolloutSource."""
-        self.schedule.load_state_dict(state["schedule"])
+        self.rollouter.load_state_dict(state["schedule"])
         self.policy.version = state["version"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.errors import MediaError, MMRLError, RolloutError
-from mmrl.rollout.schedule import SerialSchedule
+from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training import learner, turn_loss
 from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import file_size_limit
@@ -25,7 +25,7 @@ def broken(kind: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         loss, groups, encode = (
             turn_loss.policy_loss,
-            SerialSchedule.groups,
+            PromptRollouter.groups,
             learner.Learner._prepare,
         )
 
@@ -33,8 +33,8 @@ def broken(kind: str) -> Iterator[None]:
             found = loss(*args, **options)
             return replace(found, loss=found.loss + float("nan" if kind == "loss" else "inf"))
 
-        def other_groups(schedule: SerialSchedule, step: int) -> Iterator[Any]:
-            for group in groups(schedule, step):
+        def other_groups(rollouter: PromptRollouter, step: int) -> Iterator[Any]:
+            for group in groups(rollouter, step):
                 if kind == "rollout":
                     raise RolloutError("the sampler is gone")
                 yield replace(group, fingerprint="of another picture")
@@ -50,7 +50,7 @@ def broken(kind: str) -> Iterator[None]:
         elif kind == "media":
             patch.setattr(learner.Learner, "_prepare", gone)
         else:
-            patch.setattr(SerialSchedule, "groups", other_groups)
+            patch.setattr(PromptRollouter, "groups", other_groups)
         yield
 
 

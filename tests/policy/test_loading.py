@@ -21,7 +21,7 @@ from mmrl.policy.loading import TEMPLATES, load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import TinySpec, build_tiny
-from mmrl.rollout.schedule import SerialSchedule
+from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import (
     ARCHITECTURES,
@@ -349,9 +349,9 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(
         train={"steps": 1, "prompts_per_step": 3},
     )
     trainer = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)))
-    rollout = SerialSchedule.groups
+    rollout = PromptRollouter.groups
 
-    def then_change(self: SerialSchedule, step: int) -> Any:
+    def then_change(self: PromptRollouter, step: int) -> Any:
         yield from rollout(self, step)  # the groups are closed; now someone touches the data folder
         for path in paths:
             if change == "removed":
@@ -359,7 +359,7 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(
             else:
                 Image.open(picture((112, 84), 9)).save(path)
 
-    monkeypatch.setattr(SerialSchedule, "groups", then_change)
+    monkeypatch.setattr(PromptRollouter, "groups", then_change)
     expected, message = (
         (MismatchError, "changed during the run")
         if change == "pixels"

@@ -141,7 +141,7 @@ def test_a_view_whose_pixels_are_gone_costs_the_view_and_not_the_run(tmp_path: P
     assert [f["id"] for f in failures] == ["m0"] and "no shuffle view: MediaError" in failures[0][
         "reason"
     ]
-    lost = [g for g in made.rollouts.schedule.tally.groups if g.sample.id == "m0"]
+    lost = [g for g in made.rollouts.rollouter.tally.groups if g.sample.id == "m0"]
     assert len(lost) == 1 and lost[0].rollouts and not lost[0].view and not lost[0].contrast
 
 

@@ -25,7 +25,7 @@ from mmrl.evaluation.rescore import rescore
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
-from mmrl.rollout.schedule import SerialSchedule
+from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.runlog import rollout_rows
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
@@ -360,9 +360,9 @@ def test_whatever_ends_a_wave_or_an_evaluation_closes_each_environment_once(
             evaluate(p, engine, scorer, [source], settings)
         assert Counting.made and [env.closed for env in Counting.made] == [1] * len(Counting.made)
         Counting.made.clear()
-        schedule = SerialSchedule(config, p, engine, scorer, [source], World(torch.device("cpu")))
+        rollouter = PromptRollouter(config, p, engine, scorer, [source], World(torch.device("cpu")))
         with pytest.raises((DataError, KeyboardInterrupt)):
-            list(schedule.groups(1))
+            list(rollouter.groups(1))
     assert Counting.made and [env.closed for env in Counting.made] == [1] * len(Counting.made)
 
 
@@ -397,9 +397,9 @@ def test_a_reward_that_an_environment_paid_is_not_scored_again(tmp_path: Path) -
     )
     engine, settings = PrefillOnceEngine(p), EvalSettings(SAMPLING, samples=2)
     with Scorer([], [plays.task, answers.task], workers=0, timeout_s=1.0) as scorer:
-        schedule = SerialSchedule(config, p, engine, scorer, [plays], World(torch.device("cpu")))
-        groups = list(schedule.groups(1))
-        trained = rollout_rows(groups, "abs_orig", 1, 5, schedule.tally.origins)
+        rollouter = PromptRollouter(config, p, engine, scorer, [plays], World(torch.device("cpu")))
+        groups = list(rollouter.groups(1))
+        trained = rollout_rows(groups, "abs_orig", 1, 5, rollouter.tally.origins)
         found = evaluate(p, engine, scorer, [plays], settings).predictions
         plain = evaluate(p, engine, scorer, [answers], settings, first_key=1).predictions
     assert trained and all(row["environment"] is True for row in (*trained, *found))

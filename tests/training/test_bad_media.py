@@ -144,7 +144,7 @@ def test_training_goes_on_beside_bad_pictures(dynamic: bool, tmp_path: Path) -> 
     }
     assert trained and trained.isdisjoint(drawn), "nothing stands in for a broken picture"
     assert sum(r["train/groups/kept"] for r in metrics) > 0 and trainer.learner.updates == 6
-    assert trainer.rollouts.schedule.stream.draws + sum(
+    assert trainer.rollouts.rollouter.stream.draws + sum(
         r["train/groups/carried"] for r in metrics
     ) == sum(r["train/groups/asked"] for r in metrics)
 

@@ -49,7 +49,7 @@ def run(
         **sections,
     )
     made.fit()
-    return made, made.rollouts.schedule.tally.groups
+    return made, made.rollouts.rollouter.tally.groups
 
 
 @pytest.mark.check_takes(1)
@@ -140,7 +140,7 @@ def test_skipping_leaves_the_update_as_it_is(tmp_path: Path, algorithm: dict[str
             rollout={"group_size": 4, "max_new_tokens": 6},
         )
         made.fit()
-        groups = made.rollouts.schedule.tally.groups
+        groups = made.rollouts.rollouter.tally.groups
         counts.append(sum(bool(g.contrast) for g in groups))
         weights.append([p.detach().clone() for _, p in made.policy.trainable()])
     assert counts[0] <= counts[1] == sum(bool(g.view) for g in groups)

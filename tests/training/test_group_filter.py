@@ -20,7 +20,7 @@ from mmrl.algorithms.group_rewards import check_filter_key, group_outcome, train
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
-from mmrl.rollout.schedule import SerialSchedule
+from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.identity import check_identity
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
@@ -219,16 +219,16 @@ def test_a_checkpoint_from_before_was_judged_by_the_whole_reward() -> None:
 def judged(
     g: RolloutGroup, task: Any, selection: VarianceSelection | None = None
 ) -> tuple[Verdict, dict[str, int]]:
-    """What the schedule makes of a group, and what it counts."""
-    schedule = object.__new__(SerialSchedule)  # its judging needs no model
-    schedule.sampler, schedule.selection = (
+    """What the rollouter makes of a group, and what it counts."""
+    rollouter = object.__new__(PromptRollouter)  # its judging needs no model
+    rollouter.sampler, rollouter.selection = (
         DynamicSampler(SamplerSettings(quota=1, max_attempts=1)),
         selection,
     )
-    schedule.sampler.begin_step(1)
-    (ticket,) = schedule.sampler.ask(lambda: ("src", "s"))
+    rollouter.sampler.begin_step(1)
+    (ticket,) = rollouter.sampler.ask(lambda: ("src", "s"))
     outcome = group_outcome(replace(g, key=ticket.key), settings(), task)
-    return schedule._judge(outcome, ticket), dict(schedule.sampler.end_step().counts)
+    return rollouter._judge(outcome, ticket), dict(rollouter.sampler.end_step().counts)
 
 
 def test_the_schedule_judges_and_counts_by_the_key() -> None:

@@ -170,7 +170,7 @@ def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Pat
     assert made.learner.loss.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), (
         "of the policy's own tokens"
     )
-    for group in made.rollouts.schedule.tally.groups:
+    for group in made.rollouts.rollouter.tally.groups:
         assert [t.offline for t in group.rollouts] == [False] * 3 + [True]
         told = group.rollouts[-1]
         assert (
@@ -228,7 +228,7 @@ def test_a_wrong_demonstration_is_pushed_down(tmp_path: Path) -> None:
     made.fit()
     (row,) = metrics(made)
     assert row["train/offline/reward"] == 0.0 < row["train/reward/mean"]
-    for group in made.rollouts.schedule.tally.groups:
+    for group in made.rollouts.rollouter.tally.groups:
         assert made.learner.advantages.assign([group])[group.key][-1] < 0
 
 
@@ -247,7 +247,7 @@ def test_places_of_demonstrations(
 ) -> None:
     made = trainer(tmp_path, {"per_group": 1, **options})
     made.fit()
-    for group in made.rollouts.schedule.tally.groups:
+    for group in made.rollouts.rollouter.tally.groups:
         assert [t.offline for t in group.rollouts] == [False] * own + [True] and len(
             group.replaced
         ) == replaced
@@ -269,7 +269,7 @@ def test_only_when_failing_leaves_solved_groups_alone(tmp_path: Path) -> None:
     seen = []
     for step in (1, 2):
         with_scorer(made)
-        seen += list(made.rollouts.schedule.groups(step))
+        seen += list(made.rollouts.rollouter.groups(step))
     assert len(seen) == 12
     for group in seen:
         own = [t for t in (*group.rollouts, *group.replaced) if not t.offline]
@@ -283,14 +283,14 @@ def test_only_when_failing_leaves_solved_groups_alone(tmp_path: Path) -> None:
 
 
 def with_scorer(made: Trainer) -> None:
-    """The schedule of a trainer, without its loop."""
-    from mmrl.rollout.schedule import SerialSchedule
+    """The rollouter of a trainer, without its loop."""
+    from mmrl.rollout.prompt_rollouter import PromptRollouter
     from mmrl.workers.scoring import Scorer
 
     rollouts = made.rollouts
-    if not hasattr(rollouts, "schedule"):
+    if not hasattr(rollouts, "rollouter"):
         scorer = Scorer([], [s.task for s in rollouts.train_sources], workers=0)
-        rollouts.schedule = SerialSchedule(
+        rollouts.rollouter = PromptRollouter(
             made.config, made.policy, rollouts.engine, scorer, rollouts.train_sources, made.world
         )
 
@@ -306,7 +306,7 @@ def test_gold_answers_need_no_data_and_end_with_until(tmp_path: Path) -> None:
     made.fit()
     assert ["train/offline/share" in row for row in metrics(made)] == [True, True, False, False]
     with_scorer(made)
-    texts = {g.sample.id: g.rollouts[-1].turns[0].text for g in made.rollouts.schedule.groups(1)}
+    texts = {g.sample.id: g.rollouts[-1].turns[0].text for g in made.rollouts.rollouter.groups(1)}
     assert {texts.get("t0", TEXT), texts.get("t1", TEXT)} == {TEXT} and texts.get(
         "t2", "mine"
     ) == "mine"
@@ -325,7 +325,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
     assert all("found end-of-turn or media tokens in it" in reasons[i] for i in ("t1", "t2"))
     (row,) = metrics(made)
     assert row["train/offline/skipped"] == 3 and row["train/offline/share"] == pytest.approx(1 / 12)
-    assert {g.sample.id: len(g.rollouts) for g in made.rollouts.schedule.tally.groups} == {
+    assert {g.sample.id: len(g.rollouts) for g in made.rollouts.rollouter.tally.groups} == {
         "t0": 4,
         "t1": 4,
         "t2": 4,
@@ -383,7 +383,7 @@ def test_contrast_pays_no_bonus_to_demonstrations(tmp_path: Path) -> None:
         algorithm={"contrast": {"kind": "shuffle", "skip": False, "threshold": 0.0, "factor": 0.0}},
     )
     with_scorer(made)
-    (group, *_) = made.rollouts.schedule.groups(1)
+    (group, *_) = made.rollouts.rollouter.groups(1)
     from dataclasses import replace
 
     seen = replace(group, view="shuffle", contrast=group.rollouts[:1])

@@ -101,7 +101,7 @@ def test_pipelined_is_serial_bit_for_bit_where_the_micro_batches_are_the_same(
         and rows(serial) == rows(pipelined)
         and rollouts(serial) == rollouts(pipelined)
     )
-    assert serial.rollouts.schedule.state_dict() == pipelined.rollouts.schedule.state_dict()
+    assert serial.rollouts.rollouter.state_dict() == pipelined.rollouts.rollouter.state_dict()
     assert sum(r["train/groups/no_signal"] for r in rows(serial)) > 0, (
         "places were refilled, and in the same way"
     )
@@ -189,7 +189,7 @@ class Eager(Trainer):
     @contextmanager
     def _working(self) -> Iterator[None]:
         with super()._working():
-            schedule = self.rollouts.schedule  # type: ignore[attr-defined]
+            schedule = self.rollouts.rollouter  # type: ignore[attr-defined]
             close = schedule._close
 
             def whole(tickets: Any, step: int) -> Any:
@@ -249,7 +249,7 @@ def test_the_correction_weighs_tokens_of_older_weights(
     )
     with trainer._working():
         trainer.policy.publish()
-        group = next(iter(trainer.rollouts.schedule.groups(1)))
+        group = next(iter(trainer.rollouts.rollouter.groups(1)))
         with torch.no_grad():
             for _, p in trainer.policy.trainable():
                 p += 0.01 * torch.randn_like(p)
@@ -258,7 +258,7 @@ def test_the_correction_weighs_tokens_of_older_weights(
         trainer.learner.add(group)
         mine = {n: p.grad.clone() for n, p in trainer.policy.trainable() if p.grad is not None}
         trainer.optimizer.zero_grad(set_to_none=True)
-        sample, task = trainer.rollouts.schedule.stream.find(group.sample.source, group.sample.id)
+        sample, task = trainer.rollouts.rollouter.stream.find(group.sample.source, group.sample.id)
         turns = [t.turns[0] for t in group.rollouts]
         item = PackItem(trainer.policy.encoder(sample, task), tuple(c.token_ids for c in turns))
         logp_N = trainer.policy.logp(pack([item])).logp_N

@@ -342,9 +342,9 @@ def test_groups_add_up(dynamic: bool, tmp_path: Path, data: tuple[str, str]) -> 
         totals.update(n)
     assert totals["no_signal"] > 0 and totals["kept"] > 0
     assert totals["carried"] > 0 if dynamic else totals["carried"] == 0
-    waiting = len(trainer.rollouts.schedule.sampler.carry_over)
+    waiting = len(trainer.rollouts.rollouter.sampler.carry_over)
     assert rows[-1]["train/groups/waiting"] == waiting
-    assert all(source != "flat" for source, _ in trainer.rollouts.schedule.sampler.carry_over), (
+    assert all(source != "flat" for source, _ in trainer.rollouts.rollouter.sampler.carry_over), (
         "nothing to learn: it does not wait"
     )
 

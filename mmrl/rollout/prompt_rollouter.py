@@ -49,7 +49,7 @@ from mmrl.task import Task
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.workers.scoring import ScoreJob, Scorer
 
-__all__ = ["GroupPlaces", "SerialSchedule", "StepTally", "sampling_settings"]
+__all__ = ["GroupIndex", "PromptRollouter", "StepTally", "sampling_settings"]
 
 
 def sampling_settings(config: RunConfig) -> SamplingSettings:
@@ -90,7 +90,7 @@ class StepTally:
     notes: dict[str, float] = field(default_factory=dict)
 
 
-class GroupPlaces:
+class GroupIndex:
     """(place, version of the weights) of each group, for mmrl.training.pipeline.IteratorSource: places count the groups of a step
     as they come, which is always the same order. A completion's policy_version is that of the step the weights begin: one more."""
 
@@ -106,7 +106,7 @@ class GroupPlaces:
         return self._count, oldest - 1
 
 
-class SerialSchedule:
+class PromptRollouter:
     """Draws, rolls out and scores the groups of one step at a time.
 
     `exclusive` holds the policy (model, encoder, media) for this thread while it is used here; `tallies` and, for async,
