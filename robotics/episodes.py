@@ -10,7 +10,7 @@ Under torchrun or accelerate launch every process plays its share of a step's pl
 thread that trains inside Learner.finish(), and in the main thread between two steps: never in two threads at once, and in the
 same order in all processes.
 
-With engine.train fsdp2 or deepspeed_zero3 a whole copy of the policy acts, is evaluated and saved; schedule.kind is serial then.
+With engine.train fsdp2 or deepspeed_zero3 a full replica of the policy acts, is evaluated and saved; schedule.kind is serial then.
 """
 
 from __future__ import annotations

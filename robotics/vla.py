@@ -190,11 +190,11 @@ class VLAPolicy:
             for n, p in head.named_parameters()
         ]
 
-    def whole_copy(self, device: torch.device | None = None) -> VLAPolicy:
+    def full_replica(self, device: torch.device | None = None) -> VLAPolicy:
         """A policy of its own to act, be evaluated and be saved, where this one's weights are about to be sharded (see Policy)."""
         head = copy.deepcopy(self.value_head)
         return VLAPolicy(
-            self.core.whole_copy(device),
+            self.core.full_replica(device),
             self.codec,
             self.settings,
             head if device is None or head is None else head.to(device),

@@ -379,7 +379,7 @@ class Policy:
                 "loading the policy, or train a LoRA adapter"
             )
 
-    def whole_copy(self, device: torch.device | None = None) -> Policy:
+    def full_replica(self, device: torch.device | None = None) -> Policy:
         """A policy of its own for sampling, evaluation and saving, where this one's weights are about to be sharded.
 
         It shares processor, template, encoder and a frozen vision tower; every other tensor is its own, on `device` where one is
@@ -412,12 +412,12 @@ class Policy:
             other.value_head.to(device)
         return other
 
-    def take_over(self, copy: Policy) -> None:
-        """Go on with the model of `copy`, a whole copy of this policy, in the place of the sharded one."""
+    def adopt_replica(self, replica: Policy) -> None:
+        """Go on with the model of `replica`, a full replica of this policy, in the place of the sharded one."""
         self.model, self.value_head, self._towers, self.lockstep = (
-            copy.model,
-            copy.value_head,
-            copy._towers,
+            replica.model,
+            replica.value_head,
+            replica._towers,
             False,
         )
 

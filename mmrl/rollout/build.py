@@ -45,7 +45,7 @@ def build_rollout_engine(
     sources: Sequence[LoadedSource] = (),
     actor: Policy | None = None,
 ) -> RolloutEngine:
-    """The engine that samples for `policy`; `actor` is its whole copy where it is sharded, `sources` give the probe's prompts.
+    """The engine that samples for `policy`; `actor` is its full replica where it is sharded, `sources` give the probe's prompts.
 
     Raises ConfigError, MissingExtraError, and RolloutError when a server does not answer.
     """

@@ -97,7 +97,7 @@ def _largest(values: Iterable[float]) -> float:
 
 
 class VLLMEngine(RolloutEngine):
-    """See the module. `policy` is what trains, `actor` its whole copy where the policy is sharded (else the same)."""
+    """See the module. `policy` is what trains, `actor` its full replica where the policy is sharded (else the same)."""
 
     def __init__(
         self,

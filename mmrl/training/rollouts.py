@@ -28,7 +28,7 @@ __all__ = ["RunContext", "RolloutSource"]
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the trainer has when rollouts begin. `actor` samples and is saved: the policy itself, or a whole copy of it where the
+    """What the trainer has when rollouts begin. `actor` samples and is saved: the policy itself, or a full replica of it where the
     training engine shards its weights."""
 
     policy: Any

@@ -165,8 +165,8 @@ def run_sft(
                     on_step(step, metrics)
     world.barrier()
     if kept is not policy:
-        engine.fill(kept)
-        policy.take_over(kept)
+        engine.gather_into(kept)
+        policy.adopt_replica(kept)
     return metrics
 
 

@@ -133,7 +133,7 @@ class Trainer:
         )
 
     def _build_engines(self) -> None:
-        """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
+        """What trains, and what samples and is saved: the policy itself, or a full replica of it before its weights are sharded."""
         with self.world.raise_on_all_ranks():
             self.actor = build_actor(self.config, self.world, self.policy)
         self.training: TrainEngine = build_train_engine(
@@ -317,14 +317,14 @@ class Trainer:
         return {"step": step, **row, **self._times(step)}
 
     def _fill_actor(self, *, save: bool = False) -> None:
-        """Give the whole copy of sharded weights, where there is one, those of now, if it samples or is saved. Collective."""
+        """Give the full replica of sharded weights, where there is one, those of now, if it samples or is saved. Collective."""
         if self.actor is self.policy:
             return
         self.actor.version = self.policy.version
         if (save or self.config.engine.rollout == "own") and self._filled != self.learner.updates:
             self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
             with self.training.collective_section():
-                self.training.fill(self.actor)
+                self.training.gather_into(self.actor)
             self._filled = self.learner.updates
 
     def _times(self, step: int) -> dict[str, float]:

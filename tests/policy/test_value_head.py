@@ -178,7 +178,7 @@ def test_the_reference_has_no_critic_and_a_whole_copy_has_its_own() -> None:
     prompts, tokens = turns_of(p)
     with torch.no_grad(), p.reference() as reference:
         assert (reference.evaluate(prompts, tokens).values_M == 0).all() and not reference.heads
-    copy = p.whole_copy()
+    copy = p.full_replica()
     assert (
         torch.equal(copy.judge(prompts, tokens).values_M, p.judge(prompts, tokens).values_M)
         and copy.values_tokens

@@ -69,7 +69,7 @@ def test_the_kv_cache_of_a_written_chunk_is_bounded(
         return decode(engine, prompts, counts, rows, settings)
 
     monkeypatch.setattr(PrefillOnceEngine, "_decode", counted)
-    for vla in (bounded, bounded.whole_copy()):
+    for vla in (bounded, bounded.full_replica()):
         assert [c.tokens for c in vla.act(seen, keys)] == [c.tokens for c in free]
     assert held == [1] * 6
 

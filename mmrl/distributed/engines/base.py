@@ -113,10 +113,10 @@ class TrainEngine(abc.ABC):
         the next."""
 
     @torch.no_grad()
-    def fill(self, copy: Named) -> None:
-        """Copy the trained weights into `copy`, a whole copy of the policy or, where that has no heads, of its model (on any
+    def gather_into(self, replica: Named) -> None:
+        """Copy the trained weights into `replica`, a full replica of the policy or, where that has no heads, of its model (on any
         device)."""
-        theirs = dict(copy.named_parameters())
+        theirs = dict(replica.named_parameters())
         with self.collective_section():
             for name, tensor in self.parameters(trainable=True):
                 theirs[name].copy_(tensor)

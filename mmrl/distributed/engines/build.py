@@ -3,7 +3,7 @@
 world = World(device, **accelerator_options(config))
 actor = build_actor(config, world, policy)           # what samples and is saved
 engine = build_train_engine(config, world, policy, optimizer)
-engine.fill(actor)                                   # where it is not the policy itself
+engine.gather_into(actor)                                   # where it is not the policy itself
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["accelerator_options", "build_actor", "build_train_engine", "train_en
 class Copied(Protocol):
     """A Policy, or a policy made of one."""
 
-    def whole_copy(self: P, device: torch.device | None = None) -> P:
-        """See Policy.whole_copy."""
+    def full_replica(self: P, device: torch.device | None = None) -> P:
+        """See Policy.full_replica."""
 
 
 P = TypeVar("P", bound=Copied)
@@ -82,7 +82,7 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
 
 
 def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
-    """What samples, is evaluated and saved: `policy`, or its whole copy where its parameters are about to be sharded.
+    """What samples, is evaluated and saved: `policy`, or its full replica where its parameters are about to be sharded.
 
     With engine.rollout vllm, and without `samples`, nobody runs the copy: it lies in the main process's host memory, to be saved,
     and has no values in the others.
@@ -90,8 +90,8 @@ def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = T
     if train_engine_name(config, world.size) not in ("fsdp2", "deepspeed_zero3"):
         return policy
     if samples and config.engine.rollout == "own":
-        return policy.whole_copy()
-    return policy.whole_copy(torch.device("cpu" if world.is_main else "meta"))
+        return policy.full_replica()
+    return policy.full_replica(torch.device("cpu" if world.is_main else "meta"))
 
 
 def build_train_engine(

@@ -1,4 +1,4 @@
-"""One process, or several with whole copies of the model (DDP): gradients are summed and reduced once per optimizer step.
+"""One process, or several with full replicas of the model (DDP): gradients are summed and reduced once per optimizer step.
 
 torch's DistributedDataParallel reduces in buckets during the last backward and averages. Here processes have different numbers of
 micro-batches, and nobody may wait for a backward that never comes: as under its `no_sync`, gradients add up locally and are then

@@ -49,8 +49,8 @@ def test_with_another_sampler_the_copy_is_only_kept_to_be_saved() -> None:
         assert torch.equal(tensor, mine[name]) and tensor.data_ptr() != mine[name].data_ptr(), name
     tied = policy.base.lm_head.weight is policy.base.model.language_model.embed_tokens.weight
     assert (kept.base.lm_head.weight is kept.base.model.language_model.embed_tokens.weight) == tied
-    hollow = policy.whole_copy(torch.device("meta"))
+    hollow = policy.full_replica(torch.device("meta"))
     LocalEngine(
         config.optim, world, policy, build_optimizer(policy.trainable(), config.optim)
-    ).fill(hollow.model)
+    ).gather_into(hollow.model)
     assert all(p.is_meta for p in hollow.model.parameters())
