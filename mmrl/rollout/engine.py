@@ -62,7 +62,7 @@ class RolloutEngine(abc.ABC):
         """
         return {}
 
-    def rest(self) -> None:  # noqa: B027  most engines have nothing to give back
+    def sleep(self) -> None:  # noqa: B027  most engines have nothing to give back
         """Training begins: give back memory that only sampling needs, until the next request."""
 
     def close(self) -> None:  # noqa: B027  nor to end

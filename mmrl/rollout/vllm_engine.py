@@ -290,8 +290,8 @@ class VLLMEngine(RolloutEngine):
             )
         )
 
-    def rest(self) -> None:
-        """See RolloutEngine.rest: vLLM's sleep mode, on a GPU that training shares."""
+    def sleep(self) -> None:
+        """See RolloutEngine.sleep: vLLM's sleep mode, on a GPU that training shares."""
         if not self.backend.shared:
             self.backend.sleep()
 

@@ -146,7 +146,7 @@ class PromptRollouts:
         with self.world.raise_on_all_ranks():
             groups = list(self.rollouter.groups(step))
             self._end(step)
-        self.engine.rest()
+        self.engine.sleep()
         yield from groups
 
     def learner(self) -> Learner:

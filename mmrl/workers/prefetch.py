@@ -313,7 +313,7 @@ class Prefetcher:
             )
             self._lost(worker, "crashed", f"the process that read it {why}")
             return
-        worker.rest()
+        worker.clear_deadline()
         media, worker.media = worker.media, None
         assert media is not None
         self._losses.answered()

@@ -176,9 +176,9 @@ class Child(abc.ABC):
         finally:
             timer.cancel()
             timer.join()
-            self.rest()
+            self.clear_deadline()
 
-    def rest(self) -> None:
+    def clear_deadline(self) -> None:
         """It owes nothing."""
         self.limit_s = math.inf
 

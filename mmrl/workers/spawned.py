@@ -242,7 +242,7 @@ class Worker(Child):
         if fault is not None:
             raise self.error("refused", str(fault))
         self.ready = True
-        self.rest()
+        self.clear_deadline()
 
     def give(self, message: Any, limit_s: float) -> None:
         """Send a job for which it has so many seconds; one that has just died is noticed when its answer is read. Raises

@@ -262,7 +262,7 @@ class _Crew:
                 else f"its process ended with code {worker.death(END_S).code}",
             )
         worker.job = None
-        worker.rest()
+        worker.clear_deadline()
         return reply
 
     def close(self) -> None:

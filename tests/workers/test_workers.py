@@ -134,7 +134,7 @@ def test_the_deadline_is_that_of_the_question_and_its_answer() -> None:
         raised.value.death.cause == "timeout" and raised.value.death.code is None and program.late
     )
     assert 0.3 < time.monotonic() - began < 5.0
-    program.rest()
+    program.clear_deadline()
     assert not program.late and program.deadline == math.inf
     program.kill()
 
