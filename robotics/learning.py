@@ -11,8 +11,8 @@ from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.training.credit import Credit
 from mmrl.training.critic import CriticAdvantages, CriticLoss
+from mmrl.training.group_advantages import GroupAdvantages
 from mmrl.training.learner import AdvantageEstimator, Learner
 from mmrl.types import Rollout, RolloutGroup, Score
 
@@ -36,7 +36,7 @@ def robot_learner(
     """What trains `policy` on groups of episodes: with algorithm.advantage gae by a critic, else by the episodes' scores. `actor`
     has the weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
     critic = None
-    advantages: AdvantageEstimator = Credit(
+    advantages: AdvantageEstimator = GroupAdvantages(
         config, world, lambda sample: f"success_{config.rl.success}"
     )
     if config.algorithm.advantage == "gae":

@@ -1,7 +1,7 @@
 """Group-relative advantages: how much better each completion is than the others of its own prompt.
 
 `group_advantages` (GRPO) needs only its own group, so a group can go to the trainer the moment it closes; `whiten` needs
-all groups of a step. mmrl.training.credit applies them to the groups of a run. Legend: G group size.
+all groups of a step. mmrl.training.group_advantages applies them to the groups of a run. Legend: G group size.
 Try: python -c "from mmrl.algorithms import group_advantages; print(group_advantages([0, 0, 1, 1]))"
 """
 

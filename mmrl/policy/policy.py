@@ -33,7 +33,7 @@ __all__ = [
     "CRITIC_FOLDER",
     "Entropy",
     "Evaluated",
-    "Judged",
+    "PredictedValues",
     "LogpResult",
     "Policy",
     "media_token_ids",
@@ -75,7 +75,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Judged:
+class PredictedValues:
     """What a critic says of turns, without gradient: values_M as in `Evaluated`, and after_D, what each is worth when it has been
     written. `num_tokens`: those that the language model processed."""
 
@@ -306,9 +306,11 @@ class Policy:
         return self.value_head(read_MH).squeeze(-1)
 
     @torch.no_grad()
-    def judge(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> Judged:
+    def predict_values(
+        self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]
+    ) -> PredictedValues:
         """What the critic says of turns, packed as `evaluate` packs them, without log-probs. There must be a value head."""
-        assert self.value_head is not None, "a policy without a critic judges nothing"
+        assert self.value_head is not None, "a policy without a critic predicts no values"
         batch = self._batch(prompts, tokens).to(self.device)
         with self.autocast():
             hidden = self.hidden(batch)
@@ -316,7 +318,7 @@ class Policy:
             after_D = self.value_head(hidden.index_select(0, batch.place_N[batch.ends_D])).squeeze(
                 -1
             )
-        return Judged(values_M, after_D, batch.num_tokens)
+        return PredictedValues(values_M, after_D, batch.num_tokens)
 
     def evaluate(
         self,

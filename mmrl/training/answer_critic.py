@@ -1,6 +1,6 @@
 """PPO on answers to prompts: a critic reads the language model's hidden states, generalised advantages from its values.
 
-    advantages, critic = build_advantages(config, world)  # for a Learner; algorithm.advantage gae, else Credit and no critic
+    advantages, critic = build_advantages(config, world)  # for a Learner; algorithm.advantage gae, else no critic
 
 Level token: V(t) is what the critic expects before token t is written, read from the hidden state that predicts it; the reward
 comes with the last token, where an environment rewards turns with the last of each turn. Level turn: one value of each turn, read
@@ -31,8 +31,8 @@ from mmrl.config import RunConfig
 from mmrl.distributed.world import World
 from mmrl.policy.loading import add_value_head
 from mmrl.policy.policy import Policy
-from mmrl.training.credit import Credit
 from mmrl.training.critic import CriticLoss, normalised
+from mmrl.training.group_advantages import GroupAdvantages
 from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason
 
@@ -61,36 +61,38 @@ def build_advantages(
 ) -> tuple[Any, CriticLoss | None]:
     """What rollouts are to learn, and the value loss where there is a critic; of a run on prompts."""
     if config.algorithm.advantage != "gae":
-        return Credit(config, world, headline_of), None
-    return AnswerAdvantages(config, world), CriticLoss.of(config.algorithm.critic, judges=True)
+        return GroupAdvantages(config, world, headline_of), None
+    return AnswerAdvantages(config, world), CriticLoss.of(
+        config.algorithm.critic, computes_values=True
+    )
 
 
 def compute_values(
     groups: Sequence[RolloutGroup],
     drafts: Sequence[TrainingSample],
     plan: Sequence[Sequence[TrainingTurn]],
-    judge: Callable[[Sequence[TrainingTurn]], tuple[Sequence[Sequence[float]], Sequence[float]]],
+    predict: Callable[[Sequence[TrainingTurn]], tuple[Sequence[Sequence[float]], Sequence[float]]],
 ) -> list[RolloutGroup]:
     """The groups with the critic's values in their turns, and in their rollouts what it expects after the last one.
 
-    `drafts`: the samples that will be trained on, `plan` their micro-batches, some of them idle (without turns). `judge` gives the
-    values of each turn of a micro-batch, and what each is worth when it has been written.
+    `drafts`: the samples that will be trained on, `plan` their micro-batches, some of them idle (without turns). `predict` gives
+    the values of each turn of a micro-batch, and what each is worth when it has been written.
     """
     values: dict[int, tuple[float, ...]] = {}
     after: dict[int, float] = {}
     for turns in plan:
-        for turn, said, last in zip(turns, *judge(turns), strict=True):
-            values[id(turn)], after[id(turn)] = tuple(said), last
+        for turn, before, last in zip(turns, *predict(turns), strict=True):
+            values[id(turn)], after[id(turn)] = tuple(before), last
     found: dict[Key, dict[int, Rollout]] = defaultdict(dict)
     rollouts = {g.key: g.rollouts for g in groups}
     for sample in drafts:
         key, number = sample.place
         rollout = rollouts[key][number]
-        judged = tuple(
+        valued = tuple(
             replace(t, values=values[id(s)])
             for t, s in zip(rollout.turns, sample.turns, strict=True)
         )
-        found[key][number] = replace(rollout, turns=judged, final_value=after[id(sample.turns[-1])])
+        found[key][number] = replace(rollout, turns=valued, final_value=after[id(sample.turns[-1])])
     return [
         replace(g, rollouts=tuple(found[g.key].get(i, r) for i, r in enumerate(g.rollouts)))
         for g in groups
@@ -147,7 +149,7 @@ class AnswerAdvantages:
                     columns[group.key, number] = _column(rollout, rewards[number])
         if self.config.reward.shuffle:
             columns = self._shuffled(columns)
-        advantages, returns = self._judged(list(columns.values()))
+        advantages, returns = self._gae(list(columns.values()))
         learned = {place: (advantages[:, b], returns[:, b]) for b, place in enumerate(columns)}
         return {
             g.key: [
@@ -170,7 +172,7 @@ class AnswerAdvantages:
         given = {place: told[i][1] for (place, _), i in zip(told, order, strict=True)}
         return {place: column.paid_at_the_end(given[place]) for place, column in columns.items()}
 
-    def _judged(self, columns: Sequence[_Column]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gae(self, columns: Sequence[_Column]) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised advantages and value targets, (T, B) float64."""
         T, B = max((len(c.values) for c in columns), default=0), len(columns)
         rewards_TB, final_TB = (torch.zeros(T, B, dtype=torch.float64) for _ in range(2))

@@ -1,7 +1,7 @@
 """PPO: a critic judges each turn, or each action step or token of it, and learns from what became of them (GAE, value loss).
 
-    judge = CriticAdvantages(rewards, gae, actor, world, token_budget)
-    targets = judge.targets(groups)              # advantages, old values and value targets of every turn that may train
+    estimator = CriticAdvantages(rewards, gae, actor, world, token_budget)
+    targets = estimator.targets(groups)              # advantages, old values and value targets of every turn that may train
 
 The value loss is that of answers and of episodes; the advantages here are those of episodes, of answers see
 mmrl.training.answer_critic.
@@ -40,11 +40,11 @@ from mmrl.policy.pack import within_budget
 from mmrl.training.sequences import RolloutTargets, TrainingTurn
 from mmrl.types import Rollout, RolloutGroup
 
-__all__ = ["CriticAdvantages", "CriticLoss", "judge", "normalised"]
+__all__ = ["CriticAdvantages", "CriticLoss", "gae_of_grid", "normalised"]
 
 
-def judge(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
-    """Advantages of a grid's turns (T, B, V), and the values (T, B, V) they were judged by."""
+def gae_of_grid(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
+    """Advantages of a grid's turns (T, B, V), and the values (T, B, V) they are relative to."""
     single = settings.level == "chunk"
     values = grid.values_RBV[..., 0] if single else grid.values_RBV
     found = chunk_gae(
@@ -95,7 +95,7 @@ class CriticAdvantages:
             self._final_values(rollouts),
             self.actor.codec.chunk if self.gae.level == "action" else None,
         )
-        found, values_TBV = judge(self.gae, grid)
+        found, values_TBV = gae_of_grid(self.gae, grid)
         advantages_TBV, self._metrics = normalised(found, values_TBV, self.world)
         columns = iter(range(len(rollouts)))
         assigned: dict[tuple[int, int, int], list[RolloutTargets | None]] = {}
@@ -180,16 +180,16 @@ class ValueTerm:
 
 
 class CriticLoss:
-    """The value loss of a run. `judges`: rollouts bring no values along, training computes the old ones before it begins.
+    """The value loss of a run. `computes_values`: rollouts bring no values along, training computes the old ones before it begins.
     `detached`: the value loss trains the value head alone, not what it reads."""
 
     def __init__(
-        self, settings: PPOSettings, *, judges: bool = False, detached: bool = False
+        self, settings: PPOSettings, *, computes_values: bool = False, detached: bool = False
     ) -> None:
-        self.settings, self.judges, self.detached = settings, judges, detached
+        self.settings, self.computes_values, self.detached = settings, computes_values, detached
 
     @classmethod
-    def of(cls, critic: CriticConfig, *, judges: bool = False) -> CriticLoss:
+    def of(cls, critic: CriticConfig, *, computes_values: bool = False) -> CriticLoss:
         """That of the section algorithm.critic."""
         settings = PPOSettings(
             value_clip=critic.value_clip,
@@ -197,7 +197,7 @@ class CriticLoss:
             value_coef=critic.value_coef,
             critic_warmup_steps=critic.warmup,
         )
-        return cls(settings, judges=judges, detached=critic.detach)
+        return cls(settings, computes_values=computes_values, detached=critic.detach)
 
     def warming_up(self, step: int) -> bool:
         """Whether training step `step` (from 1) trains the critic alone."""

@@ -11,7 +11,7 @@ In a run of several processes each trains on its own groups. Collective operatio
 everywhere and also where a process has no group. Where the engine's forwards are collective (sharded weights) processes agree on
 the number of micro-batches of an optimizer step beforehand, and who has fewer runs idle ones.
 
-What rollouts are to learn is the advantage estimator's to say (mmrl.training.credit, mmrl.training.critic), the loss of a
+What rollouts are to learn is the advantage estimator's to say (mmrl.training.group_advantages, mmrl.training.critic), the loss of a
 micro-batch is mmrl.training.turn_loss; forwards, gradients and optimizer steps are the training engine's
 (mmrl.distributed.engines).
 
@@ -201,7 +201,7 @@ class Learner:
             self._apply(total, self._names, result)
         else:
             self._train_on_all(self._collected, result)
-        result.credit = {
+        result.advantage_metrics = {
             **self.advantages.metrics(),
             **self.loss.offpolicy.metrics(self.world),
             **self.loss.entropy.metrics(),
@@ -222,8 +222,8 @@ class Learner:
         """All passes over the step's groups, whatever the order they closed in: round by round, place by place."""
         if self.config.schedule.kind != "serial" or self._shuffles:
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
-        if self.critic is not None and self.critic.judges:
-            groups = self._judged(groups, result)
+        if self.critic is not None and self.critic.computes_values:
+            groups = self._with_values(groups, result)
         with self.world.raise_on_all_ranks():
             samples = self._prepare(groups, result)
         if not self.loss.one_pass and self.loss.offpolicy.corrects(
@@ -335,7 +335,9 @@ class Learner:
             )
         return TrainingSample((group.key, number), tuple(turns), denominator)
 
-    def _judged(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> list[RolloutGroup]:
+    def _with_values(
+        self, groups: Sequence[RolloutGroup], result: UpdateResult
+    ) -> list[RolloutGroup]:
         """The groups with the critic's values, those of the weights before the update, for all passes over the step. Collective."""
         began = time.perf_counter()
         with self.world.raise_on_all_ranks():
@@ -350,7 +352,7 @@ class Learner:
         plan = self._plan_without_step(drafts)
         with self.engine.collective_section():
             found = compute_values(
-                groups, drafts, plan, lambda turns: self.loss.judge(turns, result)
+                groups, drafts, plan, lambda turns: self.loss.predict_values(turns, result)
             )
         result.logprobs_s += time.perf_counter() - began
         return found

@@ -265,7 +265,11 @@ def update_metrics(update: UpdateResult) -> dict[str, float | None]:
         "lr": update.lr,
         "tokens/packed": update.packed_tokens,
     }
-    return {**{f"train/{k}": v for k, v in own.items()}, **update.credit, **update.critic}
+    return {
+        **{f"train/{k}": v for k, v in own.items()},
+        **update.advantage_metrics,
+        **update.critic,
+    }
 
 
 def step_metrics(

@@ -214,18 +214,18 @@ class TurnLoss:
         pieces = out.logp_N.split([len(t.tokens) for t in turns]) if turns else ()
         return [tuple(piece.tolist()) for piece in pieces]
 
-    def judge(
+    def predict_values(
         self, turns: Sequence[TrainingTurn], result: UpdateResult
     ) -> tuple[list[tuple[float, ...]], list[float]]:
         """The critic's values of each turn of a micro-batch, and after it; an idle one has none."""
         prompt, written = self.policy.idle_turn()
 
         def forward() -> tuple[torch.Tensor, ...]:
-            judged = self.policy.judge(
+            found = self.policy.predict_values(
                 [t.prompt for t in turns] or [prompt], [t.tokens for t in turns] or [written]
             )
-            result.packed_tokens += judged.num_tokens if turns else 0
-            return judged.values_M, judged.after_D
+            result.packed_tokens += found.num_tokens if turns else 0
+            return found.values_M, found.after_D
 
         with torch.no_grad():
             values_M, after_D = self.engine.run(forward)

@@ -47,7 +47,7 @@ class UpdateResult:
     logprobs_s: float = 0.0
     update_s: float = 0.0
     wait_s: float = 0.0  # for the slowest process: a sum over processes
-    credit: dict[str, float] = field(default_factory=dict)  # metrics of the advantages
+    advantage_metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> SourceStats:

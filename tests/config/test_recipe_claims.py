@@ -16,7 +16,7 @@ from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
 from mmrl.robotics.config import load_embodied
 from mmrl.training.advice import remarks
-from mmrl.training.credit import Credit
+from mmrl.training.group_advantages import GroupAdvantages
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -267,7 +267,7 @@ def acts(config: RunConfig, groups: list[RolloutGroup]) -> bool:
     def advantages(bonus: float) -> list[float]:
         changed = config.model_copy(deep=True)
         changed.algorithm.contrast.bonus = bonus
-        found = Credit(changed, World()).assign(groups)
+        found = GroupAdvantages(changed, World()).assign(groups)
         return [a for key in sorted(found) for a in found[key]]
 
     pairs = zip(advantages(0.0), advantages(config.algorithm.contrast.bonus), strict=True)

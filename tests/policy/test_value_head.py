@@ -99,7 +99,7 @@ def test_values_are_those_of_plain_transformers(arch: str, shared: bool) -> None
     p.shared_prefix = shared
     prompts, tokens = turns_of(p)
     plain = plain_values(p, arch)
-    said = p.judge(prompts, tokens)
+    said = p.predict_values(prompts, tokens)
     assert torch.allclose(said.values_M, torch.cat([v[:-1] for v in plain]), atol=1e-5)
     assert torch.allclose(said.after_D, torch.stack([v[-1] for v in plain]), atol=1e-5)
     assert said.after_D.std() > 0.1, "values that say nothing would be equal anyway"
@@ -107,7 +107,7 @@ def test_values_are_those_of_plain_transformers(arch: str, shared: bool) -> None
         "one forward, with or without log-probs"
     )
     p.values_tokens = False
-    by_turn = p.judge(prompts, tokens)
+    by_turn = p.predict_values(prompts, tokens)
     assert (
         torch.allclose(by_turn.values_M, torch.stack([v[0] for v in plain]), atol=1e-5)
         and len(by_turn.values_M) == TURNS
@@ -180,11 +180,14 @@ def test_the_reference_has_no_critic_and_a_whole_copy_has_its_own() -> None:
         assert (reference.evaluate(prompts, tokens).values_M == 0).all() and not reference.heads
     copy = p.full_replica()
     assert (
-        torch.equal(copy.judge(prompts, tokens).values_M, p.judge(prompts, tokens).values_M)
+        torch.equal(
+            copy.predict_values(prompts, tokens).values_M,
+            p.predict_values(prompts, tokens).values_M,
+        )
         and copy.values_tokens
     )
     torch.nn.init.zeros_(copy.value_head[2].weight)  # type: ignore[index]
-    assert p.judge(prompts, tokens).values_M.std() > 0.1
+    assert p.predict_values(prompts, tokens).values_M.std() > 0.1
 
 
 def test_a_head_begins_at_zero_and_the_same_for_a_seed() -> None:
@@ -199,4 +202,4 @@ def test_a_head_begins_at_zero_and_the_same_for_a_seed() -> None:
         torch.equal(a, b)
         for (_, a), (_, b) in zip(*(r.value_head.named_parameters() for r in (p, q)), strict=True)
     )
-    assert (p.judge(*turns_of(p)).values_M == 0).all()
+    assert (p.predict_values(*turns_of(p)).values_M == 0).all()

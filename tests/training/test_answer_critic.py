@@ -365,7 +365,7 @@ def test_old_values_are_those_before_the_first_of_several_passes() -> None:
 
     learner.critic.loss = watched  # type: ignore[union-attr,method-assign]
     prompt_list = [prompts[g.sample.id] for g in groups for _ in g.rollouts]
-    before = policy.judge(
+    before = policy.predict_values(
         prompt_list, [r.turns[0].token_ids for g in groups for r in g.rollouts]
     ).values_M.tolist()
     result = learner.run(groups, 1)

@@ -19,7 +19,7 @@ from mmrl.algorithms.group_rewards import GroupOutcome, group_outcome, training_
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError, RewardError
 from mmrl.training.advice import remarks
-from mmrl.training.credit import Credit, accuracy_level, part_weights
+from mmrl.training.group_advantages import GroupAdvantages, accuracy_level, part_weights
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.kits.medley_task import Medley
 
@@ -28,7 +28,7 @@ FAILURE = "reward_error: broken"
 
 class Process:
     """One of several processes that exchange what they gather, run one after another: every rank hands in its items, then
-    every rank gets all of them. Only World.gather is used by Credit."""
+    every rank gets all of them. Only World.gather is used by GroupAdvantages."""
 
     def __init__(self, everything: list[Any]) -> None:
         self.everything = everything
@@ -73,7 +73,7 @@ def settings(*overrides: str) -> RunConfig:
 
 
 def advantages(groups: list[RolloutGroup], *overrides: str) -> dict[Any, tuple[float, ...]]:
-    return Credit(settings(*overrides), Process([])).assign(groups)  # type: ignore[arg-type]
+    return GroupAdvantages(settings(*overrides), Process([])).assign(groups)  # type: ignore[arg-type]
 
 
 VARIANTS = [
@@ -101,7 +101,7 @@ def test_two_processes_compute_what_one_does(overrides: tuple[str, ...]) -> None
     whole = advantages(groups, *overrides)
     config = settings(*overrides)
     everything: list[Any] = []
-    first, second = (Credit(config, Process(everything)) for _ in range(2))  # type: ignore[arg-type]
+    first, second = (GroupAdvantages(config, Process(everything)) for _ in range(2))  # type: ignore[arg-type]
     if not first.needs_whole_step:
         assert {**first.assign(groups[::2]), **second.assign(groups[1::2])} == whole
         return
@@ -309,15 +309,15 @@ def test_the_shuffle_control_and_the_overlong_penalty_reach_the_parts() -> None:
 def test_ema_is_kept_per_task_or_source_and_logged() -> None:
     groups = random_groups()
     for by, names in (("task", {"t0", "t1"}), ("source", {"src"})):
-        credit = Credit(
+        estimator = GroupAdvantages(
             settings("algorithm.advantage_scale=ema", f"algorithm.ema.by={by}"), Process([])
         )  # type: ignore[arg-type]
-        credit.assign(groups)
-        assert {k.split("/")[2] for k in credit.metrics()} == names | {"fallbacks"}
-    assert credit.metrics()["train/ema/src/std"] == pytest.approx(
+        estimator.assign(groups)
+        assert {k.split("/")[2] for k in estimator.metrics()} == names | {"fallbacks"}
+    assert estimator.metrics()["train/ema/src/std"] == pytest.approx(
         np.std([g.rewards_G for g in groups])
     ), "of all rewards"
-    within = Credit(
+    within = GroupAdvantages(
         settings("algorithm.advantage_scale=ema_within", "algorithm.ema.by=source"), Process([])
     )  # type: ignore[arg-type]
     within.assign(groups)
@@ -325,9 +325,9 @@ def test_ema_is_kept_per_task_or_source_and_logged() -> None:
     assert within.metrics()["train/ema/src/std"] == pytest.approx(np.mean(stds)), (
         "of each group, averaged"
     )
-    other = Credit(credit.config, Process([]))  # type: ignore[arg-type]
-    other.load_state_dict(credit.state_dict())
-    assert other.state_dict() == credit.state_dict()
+    other = GroupAdvantages(estimator.config, Process([]))  # type: ignore[arg-type]
+    other.load_state_dict(estimator.state_dict())
+    assert other.state_dict() == estimator.state_dict()
 
 
 @pytest.mark.parametrize(

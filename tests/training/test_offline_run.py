@@ -21,7 +21,7 @@ from mmrl.data.demonstrations import Demonstrations, check_demonstrations, demon
 from mmrl.data.pass_rates import read_pass_rates
 from mmrl.data.sources import LoadedSource, load_sources
 from mmrl.errors import ConfigError, DataError
-from mmrl.training.credit import accuracy_level
+from mmrl.training.group_advantages import accuracy_level
 from mmrl.training.trainer import Trainer
 from mmrl.types import RewardContext, Rollout, Sample, Score, StopReason
 from tests.kits.album_task import Album

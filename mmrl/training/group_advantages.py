@@ -1,11 +1,11 @@
-"""Credit: from the closed groups of one step to one advantage per completion.
+"""From the closed groups of one step to one advantage per completion.
 
 Which rewards are compared (total or each part), with what (baseline), in which scale (group, task, batch) and how much the
 group counts (difficulty) is the `algorithm` section; the formulas are pure functions in mmrl.algorithms. Whatever looks
 beyond one group sees the groups of all processes in order of their keys, so every process computes the same numbers.
 
-    credit = Credit(config, world, headline_of)
-    advantages = credit.assign(groups)          # {group key: one advantage per trajectory}
+    estimator = GroupAdvantages(config, world, headline_of)
+    advantages = estimator.assign(groups)          # {group key: one advantage per trajectory}
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from mmrl.errors import RewardError
 from mmrl.training.sequences import RolloutTargets
 from mmrl.types import RolloutGroup, Sample
 
-__all__ = ["Credit", "GroupView", "accuracy_level", "part_weights"]
+__all__ = ["GroupAdvantages", "GroupView", "accuracy_level", "part_weights"]
 
 Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """What credit needs of a group, picklable: its completions whose reward did not fail, in order."""
+    """What advantages need of a group, picklable: its completions whose reward did not fail, in order."""
 
     key: Key
     sample: str
@@ -94,7 +94,7 @@ def part_weights(weights: Sequence[Mapping[str, float]], sample: str) -> dict[st
     return told[0] if told else {}
 
 
-class Credit:
+class GroupAdvantages:
     """Advantages of a run's steps; holds the running std per task (ema, ema_within), its only state."""
 
     def __init__(
