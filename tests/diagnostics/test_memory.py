@@ -357,7 +357,7 @@ def test_engines_share_out_what_they_share_out() -> None:
     )
 
 
-def test_vllm_leaves_the_whole_copy_in_the_main_process_host_memory() -> None:
+def test_vllm_leaves_the_full_replica_in_the_main_process_host_memory() -> None:
     own, sampled = (
         estimate(full("fsdp2", rollout=engine), processes=8, available=80 * GIB)
         for engine in ("own", "vllm")

@@ -173,7 +173,7 @@ def test_a_saved_critic_goes_on_and_transformers_does_not_see_it(
         add_value_head(again, hidden=16, tokens=True, seed=5, folders=[tmp_path])
 
 
-def test_the_reference_has_no_critic_and_a_whole_copy_has_its_own() -> None:
+def test_the_reference_has_no_critic_and_a_full_replica_has_its_own() -> None:
     p = judging(ARCHITECTURES[0], needs_reference=True)
     prompts, tokens = turns_of(p)
     with torch.no_grad(), p.reference() as reference:
