@@ -201,10 +201,10 @@ class VLAPolicy:
             batch_tokens=self._batch_tokens,
         )
 
-    def take_over(self, copy: VLAPolicy) -> None:
-        """Go on with the model of `copy`, a whole copy of this policy, in the place of the sharded one."""
-        self.core.take_over(copy.core)
-        self.value_head = copy.value_head
+    def adopt_replica(self, replica: VLAPolicy) -> None:
+        """Go on with the model of `replica`, a full replica of this policy, in the place of the sharded one."""
+        self.core.adopt_replica(replica.core)
+        self.value_head = replica.value_head
 
     def publish(self) -> int:
         """Name the current weights by the next version; returns it."""

@@ -73,7 +73,7 @@ class GoldAnswers:
         with prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead]:
             self._coming = self._share()
             yield
-        encoder.visuals.release()
+        encoder.visuals.unpin()
 
     def _share(self) -> list[tuple[Sample, Task]]:
         """This process's samples of the next step: every world.size-th of all."""
@@ -87,13 +87,13 @@ class GoldAnswers:
         if encoder.ahead is not None:
             encoder.ahead.forget()
             encoder.ahead.expect([sample for sample, _ in (*drawn, *self._coming)])
-        encoder.visuals.release()
+        encoder.visuals.unpin()
         items: list[PackItem] = []
         failed: list[Failed] = []
         for place, (sample, task) in enumerate(drawn):
             try:
                 prompt = encoder(sample, task)
-                encoder.visuals.lease(prompt.visuals, self.policy.tower())
+                encoder.visuals.pin(prompt.visuals, self.policy.tower())
                 items.append(PackItem(prompt, (gold_ids(self.policy, sample, task),)))
             except (MediaError, DataError) as error:
                 stop_at_broken_media(error, sample, self.config.data.on_error)
