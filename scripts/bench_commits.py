@@ -27,7 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import ROOT, alternation, parse, print_table, spread, write_results
+from scripts._bench import (
+    RESULTS,
+    ROOT,
+    UNRECORDED,
+    alternation,
+    parse,
+    print_table,
+    spread,
+    write_results,
+)
 
 BEFORE = "05db43f"
 """The last commit before robots and prompts were put upon one rollout, one learner and one trainer."""
@@ -148,7 +157,7 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> dict[str, Any]
     # A run that is shorter than a record writes to runs/results. Status 1 may mean a ratio below a goal, which is ours to show.
     written = [
         path
-        for place in ("runs/results", "assets/results")
+        for place in (UNRECORDED.relative_to(ROOT), RESULTS.relative_to(ROOT))
         if (path := folder / place / f"bench_{name}.json").exists()
         and path.stat().st_mtime >= began
     ]
