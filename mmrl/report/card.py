@@ -196,7 +196,7 @@ def _method(settings: Mapping[str, Any]) -> list[str]:
         ("prompts per step", _at(settings, "train.prompts_per_step")),
         ("learning rate", _at(settings, "optim.lr")),
         ("clip range", _clip(settings)),
-        ("KL coefficient", _at(settings, "algorithm.kl_coef")),
+        ("KL coefficient", _at(settings, "algorithm.kl.coef")),
         ("temperature", _at(settings, "rollout.temperature")),
         ("LoRA rank", _at(settings, "model.lora.r")),
         ("frozen parts", ", ".join(_at(settings, "model.freeze", []))),

@@ -48,7 +48,8 @@ _RULES: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("video_r1", "problem_type solution path"),
         ("video_r1", "problem_type solution data_type"),
         ("vlm_r1", "conversations"),
-        ("vlm_r1", "solution"),
+        ("vlm_r1", "problem solution"),
+        ("vlm_r1", "normal_caption solution"),
         ("vlm_r1", "normalized_solution"),
         ("easyr1", "problem"),
     )

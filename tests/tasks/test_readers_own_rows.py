@@ -163,3 +163,15 @@ def test_a_broken_json_list_is_named(tmp_path: Path, text: str, told: str) -> No
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(DataError, match=told):
         task_from_spec("open_text").load(str(tmp_path / "rows.json"))
+
+
+def test_rows_in_trls_form_are_told_how_to_map_their_columns(tmp_path: Path) -> None:
+    """{"image", "prompt", "solution"} is no VLM-R1 row: it was told to write the words of 'problem'."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    row = {"image": "a.png", "prompt": "the cup", "solution": [1, 2, 30, 40]}
+    with pytest.raises(DataError, match=r"reader\.columns=\{image"):
+        load(tmp_path, "grounding", row)
+    columns = {"image": "image", "question": "prompt", "answer": "solution"}
+    [sample], _ = load(tmp_path, "grounding", row, reader={"columns": columns})
+    assert sample.question == "the cup"
+    assert tuple(sample.answer) == (1, 2, 30, 40)
