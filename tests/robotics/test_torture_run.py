@@ -587,6 +587,6 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     from scripts.torture_robot import torture
 
     record = torture(
-        tmp_path, suite="tiny", minutes=0.4, seed=1, steps=3, schedules=("pipelined, order key",)
+        tmp_path, suite="tiny", minutes=0.2, seed=1, steps=3, schedules=("pipelined, order key",)
     )
     assert record["passed"] and record["num_kills"] > 0, yaml.safe_dump(record)

@@ -75,13 +75,20 @@ def test_another_processor_is_compared_in_its_first_step(
     assert found == {"here": [False, True, True, True], "elsewhere": [False, False, True, True]}
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the runs read; they write elsewhere."""
+    folder = tmp_path_factory.mktemp("data")
+    record_golden.make_data(folder)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grounding", "sft", "robots_grpo"])
-def test_short_runs_compute_what_they_computed(kind: str, tmp_path: Path) -> None:
+def test_short_runs_compute_what_they_computed(kind: str, data: Path, tmp_path: Path) -> None:
     """The other kinds: `python -m scripts.record_golden`, before and after a change that is to change nothing."""
-    record_golden.make_data(tmp_path / "data")
     new = record_golden.run_kind(
-        record_golden.KINDS[kind], tmp_path / "data", tmp_path / "out", record_golden.ROOT
+        record_golden.KINDS[kind], data, tmp_path / "out", record_golden.ROOT
     )
     assert record_golden.against_record(kind, new) == [], (
         "python -m scripts.record_golden --record, and say why in the commit"
