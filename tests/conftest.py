@@ -6,11 +6,14 @@ With `CI` or `MMRL_NO_SKIP` set, a skipped test or module counts as failed unles
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
+import re
 import shutil
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +50,16 @@ LONG = (
 """Files of over 40 seconds of processor time, the longest first."""
 
 
+_ALL_SLOW = re.compile(r"^pytestmark = pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files in which every test is slow are not even imported for `-m "not slow"`: half of them import what only they need."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return True if _ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
+
+
 def _leave_out(items: list[pytest.Item]) -> None:
     """Of the parameters of a test that has the mark `check_takes(n)`, mark all but n slow: these n lie evenly in their order."""
     tests: dict[str, list[pytest.Item]] = {}
@@ -81,8 +94,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries count at the end what was not given back
+# libraries count at the end what was not given back; not before pytest's own end, which looks through everything ten times
+atexit.register(gc.unfreeze)
 
 
 def _available(need: str) -> bool:

@@ -23,11 +23,16 @@ from mmrl.algorithms import (
     policy_loss,
 )
 
-_torchvision_cpu.install()  # TRL imports torchvision, which beside a CPU torch needs help
-pytest.importorskip("trl")
 pytestmark = pytest.mark.slow  # importing TRL takes longer than all else here
 MAX_LENGTH = 9
 TRL_NAME = {"sequence_mean": "grpo", "token_mean": "dapo", "dr_grpo": "dr_grpo"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trl_is_here() -> None:
+    """Where these tests run, and not in every process that collects them."""
+    _torchvision_cpu.install()  # TRL imports torchvision, which beside a CPU torch needs help
+    pytest.importorskip("trl")
 
 
 def _padded(seed: int) -> dict[str, Tensor]:

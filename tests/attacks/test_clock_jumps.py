@@ -59,6 +59,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate("", timeout=60)
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("jump", [-400 * DAY, -5.0, 5.0, 400 * DAY])
 def test_a_run_in_use_is_not_taken_when_the_clock_jumps(
     jump: float, holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

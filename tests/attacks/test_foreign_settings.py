@@ -375,6 +375,7 @@ def _row(spec: str, params: Any, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_score_runs_no_code_that_a_log_names(
     evil: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,9 +141,10 @@ def test_a_reward_that_forks_gives_no_score_to_another_completion(spec: str, wor
             assert [score.value for score in s.score(jobs(texts))] == values(texts), (first, bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bad",
-    [("rubbish", "close"), pytest.param(("half", "long", "fork and die"), marks=pytest.mark.slow)],
+    [("rubbish", "close"), ("half", "long", "fork and die")],
 )
 def test_a_reward_that_breaks_its_pipe_costs_its_own_completion(
     spec: str, bad: tuple[str, ...]
@@ -257,6 +258,7 @@ def test_waiting_for_a_reward_that_hangs_is_waiting(
     assert 2 <= len(waits) <= 40 and max(waits) <= 1.0 and max(waits) > 0.1, waits
 
 
+@pytest.mark.slow
 def test_scores_are_whatever_the_number_of_processes_under_attack(spec: str) -> None:
     texts = batch(0.2, "detail", "reason", "cycle")
     found = []

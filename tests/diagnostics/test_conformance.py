@@ -249,6 +249,7 @@ def test_names_and_models_that_do_not_exist_are_the_users_error(tiny: str, tmp_p
         check_task("grounding", model=str(tmp_path / "none"), out=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(
     broken: Path, tiny: str, tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_the_same_reward_gives_exactly_the_logged_scores(run: Path) -> None:
     assert len(values) > 20  # the test would see nothing if all rewards were alike
 
 
+@pytest.mark.slow
 def test_evaluation_averages_a_metric_over_the_tasks_that_measure_it(run: Path) -> None:
     """All answers of one task fail here, without any metric: its headline is a 0 of its own rows, not missing."""
     results = json.loads(
@@ -342,6 +343,7 @@ def test_groups_that_judge_themselves_are_rescored_as_groups(
     assert any(row.changed for row in wider.rows)
 
 
+@pytest.mark.slow
 def test_predictions_are_rescored_as_evaluations_score_them(tmp_path: Path) -> None:
     """The greedy one by itself, the samples of a prompt as a group, the only sample of a prompt by itself."""
     file = tmp_path / "step_000002.jsonl"

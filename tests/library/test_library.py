@@ -264,6 +264,7 @@ def test_objects_of_another_script_are_named_and_explained() -> None:
     assert resolve_task("python:<lambda>").value_range == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_trainers_with_rewards_of_one_name_keep_their_own() -> None:
     first, second = (
         mmrl.Trainer(reward=lambda text, sample, pays=pays: pays, train_data=rows(1))

@@ -177,6 +177,7 @@ def test_a_restart_of_the_same_launch_waits_for_a_dead_hosts_lock(
     lock.release()
 
 
+@pytest.mark.slow
 def test_of_many_launches_at_once_exactly_one_takes_over_a_stale_lock(tmp_path: Path) -> None:
     foreign(tmp_path / "one", 1000)
     many = [holder(tmp_path / "one") for _ in range(4)]

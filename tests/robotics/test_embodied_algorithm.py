@@ -161,6 +161,7 @@ def close(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]])
 NONE = "algorithm.advantage_scale=none"
 
 
+@pytest.mark.slow
 def test_baselines_and_scales_are_their_formulas(vla: VLAPolicy) -> None:
     centred = [[r - statistics.mean(part) for r in part] for part in successes()]
     assert close(advantages(vla), [grpo(part) for part in successes()])

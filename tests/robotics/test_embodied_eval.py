@@ -145,6 +145,7 @@ def test_a_file_that_is_not_there_and_names_that_are_unknown(tmp_path: Path) -> 
 # who may play what
 
 
+@pytest.mark.slow
 def test_a_text_model_cannot_play_and_a_policy_cannot_answer(
     checkpoint: Path, text_model: str
 ) -> None:

@@ -81,6 +81,7 @@ def gone(pid: int) -> bool:
 # a policy that acts
 
 
+@pytest.mark.slow
 def test_a_process_that_sees_pictures_only_solves_reach() -> None:
     config = load_embodied(
         None,
@@ -344,6 +345,7 @@ def gone_now(pid: int) -> bool:
 # the command
 
 
+@pytest.mark.slow
 def test_eval_with_a_policy_command(tmp_path: Path) -> None:
     command = " ".join(REACH)
     done = CliRunner().invoke(

@@ -205,6 +205,7 @@ class TestFiles:
         with pytest.raises(DataError, match="expected finite states"):
             libero_assets._read_init_file(_archive(pickle.dumps(states)), tmp_path / "x")
 
+    @pytest.mark.slow
     def test_stand_ins_appear_once_whoever_writes_them(self, tmp_path: Path) -> None:
         """Four processes at once: one folder, complete, nothing left over."""
         command = [sys.executable, "-m", "mmrl.robotics.libero_assets", "stand-ins"]
@@ -288,6 +289,7 @@ class TestFiles:
             tmp_path.resolve(), "official"
         )
 
+    @pytest.mark.slow
     def test_a_download_without_a_network_says_what_to_do(self, tmp_path: Path) -> None:
         code = "import sys; from mmrl.robotics.libero_assets import download_assets; download_assets(sys.argv[1])"
         done = subprocess.run(

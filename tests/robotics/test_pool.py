@@ -289,6 +289,7 @@ def test_an_exception_is_an_answer_with_its_traceback(
     assert pool.stats().simulators == made + 1 and pool.pids() == pids
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -66,6 +66,7 @@ def test_recorded_states_are_training_states_that_rl_does_not_begin_with(model: 
     assert all(s.split == "train" for s in states) and min(s.index for s in states) >= 500_000
 
 
+@pytest.mark.slow
 def test_wrong_demonstrations_are_named(model: Path, demos: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"expected demonstrations at demos\.path, found nothing at"
@@ -122,6 +123,7 @@ def test_sft_then_rl_from_the_command_line(model: Path, demos: Path, tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_a_cautious_and_shaky_demonstrator(model: Path, tmp_path: Path) -> None:
     config = config_of(
         model,

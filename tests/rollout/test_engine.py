@@ -92,7 +92,7 @@ def _plain_greedy(arch: str) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
 def test_greedy_equals_transformers_generate(arch: str) -> None:
     results = generate(
         policy(arch), requests(policy(arch), count=1, greedy=True), max_new_tokens=24
@@ -100,7 +100,8 @@ def test_greedy_equals_transformers_generate(arch: str) -> None:
     assert [group[0].token_ids for group in results] == _plain_greedy(arch)
 
 
-@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_results_do_not_depend_on_batching(arch: str) -> None:
     p = policy(arch)
     asked = requests(p, count=4)

@@ -86,6 +86,7 @@ def test_a_measurement_that_crashes_is_a_row(monkeypatch: pytest.MonkeyPatch) ->
     assert rows[1]["does_not_fit"]["estimate_gib"] > 500, "not even tried"
 
 
+@pytest.mark.slow
 def test_flops_count_each_prompt_once_where_it_is_shared() -> None:
     config = shape_config("Qwen2.5-VL-3B-Instruct")
     layers = sum(p.numel() for p in meta_model(config).model.language_model.layers.parameters())
@@ -177,6 +178,7 @@ def test_the_plan_gives_the_measured_seconds_again() -> None:
     assert plan_shares(rows, setting, None, None) == {}
 
 
+@pytest.mark.slow
 def test_what_is_measured_reaches_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """main writes the section that plan_scale reads."""
 

@@ -75,6 +75,7 @@ def test_the_model_it_begins_with_answers_in_the_tasks_form(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
     from mmrl.policy.tiny import TinySpec, build_tiny
 

@@ -125,14 +125,19 @@ class Wide(Grounding):
         "grounding",
         "detection",
         "counting:points",
-        "temporal_grounding",
-        "tracking",
-        "st_grounding",
         "ocr",
         "grounding:vlm_r1",
         "grounding:easyvideo_r1",
         "detection:vlm_r1_weighted_sum",
-        "tracking:videochat_r1",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "temporal_grounding",
+                "tracking",
+                "st_grounding",
+                "tracking:videochat_r1",
+            )
+        ),
     ],
 )
 def test_half_right_answers_earn_about_half(name: str) -> None:

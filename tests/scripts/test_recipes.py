@@ -431,6 +431,7 @@ def test_a_policy_cloned_with_other_settings_is_named(
     )
 
 
+@pytest.mark.slow
 def test_what_only_training_reads_makes_no_other_clone(
     cloned: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_warm_start_and_an_evaluation_end_at_a_broken_picture_too(tmp_path: Pa
         assert done.exit_code == status, done.output
 
 
+@pytest.mark.slow
 def test_bad_held_out_pictures_stay_in_the_denominator(tmp_path: Path) -> None:
     bad = bad_pictures(tmp_path / "bad")
     good = [[picture((56, 56), i)] for i in range(4)]

@@ -364,6 +364,7 @@ def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_fix_that
     assert [r["step"] for r in again] == [1, 2] and again[1]["train/loss"] == rows[1]["train/loss"]
 
 
+@pytest.mark.slow
 def test_best_is_marked_again_when_the_kill_came_before_marking(tmp_path: Path) -> None:
     train_file = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(8)])
     held = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(9, 12)], "held")

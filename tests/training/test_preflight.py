@@ -193,6 +193,7 @@ def test_a_model_folder_that_is_not_complete_is_named_before_the_data_are_read(
         check_model_folder(str(folder))
 
 
+@pytest.mark.slow
 def test_a_start_that_failed_needs_no_overwrite_and_leaves_nothing_in_the_next(
     tmp_path: Path, data: tuple[str, str]
 ) -> None:

@@ -447,6 +447,7 @@ def test_alarms_are_raised_logged_and_can_stop(tmp_path: Path, data: tuple[str, 
     )
 
 
+@pytest.mark.slow
 def test_entropy_and_gap_alarms(tmp_path: Path, data: tuple[str, str]) -> None:
     trainer, rows = train(tmp_path, data, alarms={"entropy_floor": 100.0, "logprob_gap": 1e-12})
     names = {a["name"] for a in read_jsonl(trainer.folder.path / "alarms.jsonl")}

@@ -68,6 +68,7 @@ def test_a_file_that_its_writer_removes_while_it_is_looked_at_is_gone(tmp_path: 
     assert remove_unused(left, unless=writer_gives_up) is None and looked == [0]
 
 
+@pytest.mark.slow
 def test_no_two_hold_a_name_at_once_although_it_comes_and_goes(tmp_path: Path) -> None:
     """The name is removed on every release: locking a file that just lost its name must not count as holding it."""
     code = (

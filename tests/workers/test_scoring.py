@@ -193,6 +193,7 @@ def test_a_task_that_does_not_start_in_a_worker_stops_the_run_with_its_own_words
         s.score(jobs(["0.5"]))
 
 
+@pytest.mark.slow
 def test_closing_ends_every_process(spec: str, tmp_path: Path) -> None:
     s = scorer(spec, 2)
     s.score(jobs(GOOD))
