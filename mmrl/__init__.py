@@ -43,7 +43,7 @@ _torchvision_cpu.install()  # before anything imports torchvision; does nothing 
 
 if TYPE_CHECKING:
     from mmrl.config import RunConfig, load_config
-    from mmrl.evaluation.evaluate import Evaluation
+    from mmrl.evaluation.result import Evaluation
     from mmrl.library import Trainer, evaluate, reward
 
 __all__ = [
@@ -77,7 +77,7 @@ _LATER = {
     "reward": "mmrl.library",
     "RunConfig": "mmrl.config",
     "load_config": "mmrl.config",
-    "Evaluation": "mmrl.evaluation.evaluate",
+    "Evaluation": "mmrl.evaluation.result",
 }
 
 _RENAMED = {"Completion": "Turn", "Trajectory": "Rollout", "Group": "RolloutGroup"}

@@ -33,14 +33,8 @@ from pydantic import ValidationError
 from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge, renamed
 from mmrl.data.memory_rows import Rows, stored
 from mmrl.errors import ConfigError
-from mmrl.evaluation.evaluate import (
-    EvalSettings,
-    Evaluation,
-    protocol_of,
-    run_benchmarks,
-    write_evaluation,
-)
-from mmrl.evaluation.evaluate import evaluate as answer_and_score
+from mmrl.evaluation.evaluate import evaluate_model
+from mmrl.evaluation.result import Evaluation
 from mmrl.registry import OFFERED, offer, resolve_task, using
 from mmrl.task import Task
 
@@ -196,11 +190,8 @@ def evaluate(
         limit: the first so many rows.
         out: folder for results.json, predictions.jsonl and submissions; default: nothing is written.
     """
-    from mmrl.data.sources import load_sources, write_rejected
+    from mmrl.data.sources import load_sources
     from mmrl.policy.loading import load_policy
-    from mmrl.rollout import PrefillOnceEngine
-    from mmrl.rollout.prompt_rollouter import sampling_settings
-    from mmrl.workers.scoring import Scorer
 
     _check_model(model)
     settings = _configured(model, config, None) if config is not None else _of_checkpoint(model)
@@ -223,29 +214,9 @@ def evaluate(
             where="data",
         )
         policy = load_policy(settings.model, settings.data, trainable=False)
-        asked = EvalSettings(
-            sampling_settings(settings),
-            samples,
-            settings.seed,
-            None,
-            on_error=settings.data.on_error,
-            protocol=protocol_of(settings),
-            views=tuple(settings.eval.views),
+        return evaluate_model(
+            policy, settings, sources, samples=samples, folder=None if out is None else Path(out)
         )
-        scorer = stack.enter_context(
-            Scorer(
-                [(name, dict(known))],
-                [s.task for s in sources],
-                workers=settings.reward.workers,
-                timeout_s=settings.reward.timeout_s,
-            )
-        )
-        found = answer_and_score(policy, PrefillOnceEngine(policy), scorer, sources, asked)
-        if out is not None:
-            run_benchmarks(found, sources, Path(out) / "submissions")
-            write_evaluation(found, Path(out))
-            write_rejected(sources, Path(out) / "rejected.jsonl")
-    return found
 
 
 def _check_model(model: Any) -> None:

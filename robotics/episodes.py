@@ -29,7 +29,7 @@ from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.cluster.run import run_cluster, simulator_demand
 from mmrl.distributed.engines import train_engine_name
 from mmrl.distributed.world import World
-from mmrl.evaluation.evaluate import Evaluation
+from mmrl.evaluation.result import Evaluation
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episode_rows import episode_row, step_row

@@ -1,7 +1,7 @@
 """Held-out evaluation of a VLA policy: fresh initial states, greedy and sampled, per task, with intervals and the protocol.
 
-The layout is that of mmrl.evaluation (results.json, predictions.jsonl), so reports, comparisons and resumes treat both alike.
-An episode that could not be finished counts as a failure and is named. Intervals: Wilson where each state gave one outcome,
+An episode is a row as a completion is one (mmrl.evaluation.result), so tables, reports, comparisons and resumes treat both alike.
+One that could not be finished counts as a failure and is named. Intervals: Wilson where each state gave one outcome,
 else cluster bootstrap over states, 95 %. What the simulators say of themselves (packages, render backend, assets) stands beside
 the numbers; on stand-in assets `protocol.assets` is 'stand-in', and every place that prints a number says so.
 
@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from mmrl.distributed.world import World
-from mmrl.evaluation.evaluate import Evaluation
-from mmrl.evaluation.stats import describe, macro_estimate
+from mmrl.evaluation.result import Evaluation, evaluation_of, gathered, judged
+from mmrl.evaluation.tables import Judged
 from mmrl.operations.versions import versions
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, InitialState, initial_states, simulator_class
 from mmrl.robotics.rollout import Driver, GroupRequest
 from mmrl.robotics.source import env_specs, states_of
-from mmrl.types import Rollout, Sample
+from mmrl.types import Rollout, Sample, Score, StopReason
 
 __all__ = [
     "HEADLINE",
@@ -87,6 +87,10 @@ def simulator_versions(
     return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
 
 
+Place = tuple[int, int, str]
+"""(number of the task, of the state, mode)."""
+
+
 def evaluate_policy(
     config: EmbodiedConfig,
     driver: Driver,
@@ -103,66 +107,63 @@ def evaluate_policy(
     states; collective.
     """
     plan, specs = plan or EvalPlan(), env_specs(config)
-    requests: list[GroupRequest] = []
-    place: dict[tuple[int, int, int], tuple[int, int, str]] = {}
-    played: dict[str, Sequence[InitialState]] = {}
-    for number, spec in enumerate(specs):
-        noise = zlib.crc32(f"{spec.suite}/{spec.task}".encode())
-        count = min(config.eval_states, limit or config.eval_states)
-        states = (
-            plan.states[spec.task][:limit]
-            if spec.task in plan.states
-            else held_out_states(config, spec, count)
-        )
-        played[spec.task] = states
-        for order, state in enumerate(states):
-            shown = videos is not None and order < config.eval.gallery
-            for mode, members in (("greedy", 1), ("sampled", config.eval.samples)):
-                if members:
-                    key = (noise, order, int(mode == "sampled"))
-                    place[key] = (number, order, mode)
-                    requests.append(
-                        GroupRequest(
-                            key,
-                            spec,
-                            state,
-                            members,
-                            greedy=mode == "greedy",
-                            frames=shown and mode == plan.filmed,
-                        )
-                    )
+    count = min(config.eval_states, limit or config.eval_states)
+    played = {
+        spec.task: plan.states[spec.task][:limit]
+        if spec.task in plan.states
+        else held_out_states(config, spec, count)
+        for spec in specs
+    }
+    asked = _requests(config, specs, played, plan.filmed if videos is not None else None)
+    places = {request.key: place for place, request in asked.items()}
     before = len(driver.failures)
     rows = []
-    for group in driver.play(_share(world, requests)):
-        number, order, mode = place[group.key]
+    for group in driver.play(_share(world, list(asked.values()))):
         for member, episode in enumerate(group.rollouts):
-            film = _filmed(group.sample, episode, number, videos) if member == 0 else {}
-            rows.append(((number, order, mode, member), _row(group.sample, episode, mode) | film))
-    rows = sorted(_everywhere(world, rows), key=lambda r: r[0])
+            place = places[group.key]
+            film = _filmed(group.sample, episode, place[0], videos) if member == 0 else {}
+            rows.append(_row(group.sample, episode, place, member, film))
+    rows = gathered(rows, world)
+    # others are of steps under way (async)
     failed = _everywhere(
-        world, [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in place]
-    )  # others: of steps under way (async)
+        world, [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in places]
+    )
     if videos is not None and plan.film:
-        _film_more(
-            driver,
-            [r for r in requests if r.greedy == (plan.filmed == "greedy")],
-            place,
-            rows,
-            videos,
-            plan.film,
-            world,
-        )
-    protocol = {**_protocol(config, driver, specs, played, world), **plan.protocol}
-    results = {
-        "step": step,
-        "task": ", ".join(config.env.tasks),
-        "protocol": protocol,
-        **_tables([r for _, r in rows], config.seed),
-        "failed_attempts": failed,
-    }
-    measured = {(n, spec.task): frozenset(METRICS) for n, spec in enumerate(specs)}
-    groups = [(key[0], r["task"]) for key, r in rows]
-    return Evaluation(results, [r for _, r in rows], [key[1] for key, _ in rows], groups, measured)
+        filmed = {place: r for place, r in asked.items() if place[2] == plan.filmed}
+        _film_more(driver, filmed, rows, videos, plan.film, world)
+    return evaluation_of(
+        rows,
+        {(number, spec.task): frozenset(METRICS) for number, spec in enumerate(specs)},
+        step=step,
+        task=", ".join(config.env.tasks),
+        protocol={**_protocol(config, driver, specs, played, world), **plan.protocol},
+        seed=config.seed,
+        more={"failed_attempts": failed},
+    )
+
+
+def _requests(
+    config: EmbodiedConfig,
+    specs: Sequence[EnvSpec],
+    played: Mapping[str, Sequence[InitialState]],
+    filmed: str | None,
+) -> dict[Place, GroupRequest]:
+    """What is played; the first eval.gallery states of each task with pictures, in mode `filmed`."""
+    found = {}
+    for number, spec in enumerate(specs):
+        noise = zlib.crc32(f"{spec.suite}/{spec.task}".encode())
+        for order, state in enumerate(played[spec.task]):
+            for mode, members in (("greedy", 1), ("sampled", config.eval.samples)):
+                if members:
+                    found[number, order, mode] = GroupRequest(
+                        (noise, order, int(mode == "sampled")),
+                        spec,
+                        state,
+                        members,
+                        greedy=mode == "greedy",
+                        frames=order < config.eval.gallery and mode == filmed,
+                    )
+    return found
 
 
 def _share(world: World | None, requests: Sequence[GroupRequest]) -> list[GroupRequest]:
@@ -187,37 +188,43 @@ def _filmed(sample: Sample, episode: Rollout, number: int, videos: Path | None) 
 
 def _film_more(
     driver: Driver,
-    requests: Sequence[GroupRequest],
-    place: Mapping[tuple[int, int, int], tuple[int, int, str]],
-    rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]],
+    requests: Mapping[Place, GroupRequest],
+    rows: Sequence[Judged],
     videos: Path,
     count: int,
     world: World | None,
 ) -> None:
     """Play up to `count` episodes of a kind that no clip shows once more, with pictures. The clip enters its row only where it ends
     as the row says."""
-    first = {key[:3]: row for key, row in rows if key[3] == 0 and row["stop"] != "error"}
-    again = []
+    first = {
+        (j.source, j.place, j.row["mode"]): j for j in rows if j.number == 0 and j.score.parsed
+    }
+    again: dict[tuple[int, ...], Place] = {}
     for wanted in (1.0, 0.0):
-        kind = [
-            r
-            for r in requests
-            if (row := first.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted
-        ]
-        have = sum("video" in first[place[r.key]] for r in kind)
-        again += [r for r in kind if "video" not in first[place[r.key]]][: max(0, count - have)]
+        kind = {
+            place: request
+            for place, request in requests.items()
+            if place in first and first[place].score.metrics[HEADLINE] == wanted
+        }
+        lacking = [place for place in kind if "video" not in first[place].row]
+        have = len(kind) - len(lacking)
+        again |= {kind[place].key: place for place in lacking[: max(0, count - have)]}
+    wanted_again = [
+        dataclasses.replace(requests[place], members=1, frames=True) for place in again.values()
+    ]
     clips = []
-    for group in driver.play(
-        [dataclasses.replace(r, members=1, frames=True) for r in _share(world, again)]
-    ):
-        at, episode = place[group.key], group.rollouts[0]
-        if episode.info.get(HEADLINE, 0.0) == first[at]["score"]["metrics"][HEADLINE]:
-            clips.append((at, _filmed(group.sample, episode, at[0], videos)))
-    for at, clip in _everywhere(world, clips):
-        first[at].update(clip)
+    for group in driver.play(_share(world, wanted_again)):
+        place, episode = again[group.key], group.rollouts[0]
+        if episode.info.get(HEADLINE, 0.0) == first[place].score.metrics[HEADLINE]:
+            clips.append((place, _filmed(group.sample, episode, place[0], videos)))
+    for place, clip in _everywhere(world, clips):
+        first[place].row.update(clip)
 
 
-def _row(sample: Sample, episode: Rollout, mode: str) -> dict[str, Any]:
+def _row(
+    sample: Sample, episode: Rollout, place: Place, member: int, film: Mapping[str, Any]
+) -> Judged:
+    """An episode as a row; one that could not be finished counts as a failure, with its reason."""
     metrics = {
         "success_once": 0.0,
         "success_at_end": 0.0,
@@ -225,77 +232,26 @@ def _row(sample: Sample, episode: Rollout, mode: str) -> dict[str, Any]:
         "return": episode.reward,
         "steps": float(episode.steps),
     }
+    reason = None
     if episode.error is not None:
         metrics = dict.fromkeys(METRICS, 0.0) | {"steps": float(episode.steps)}
-    state = sample.params["state"]
-    return {
-        "id": sample.id,
-        "source": f"{sample.source}/{sample.task}",
-        "task": sample.task,
-        "question": "",
-        "images": [],
-        "videos": [],
-        "mode": mode,
-        "text": "",
-        "stop": "error" if episode.error else "eos",
-        "num_tokens": episode.num_tokens,
-        "seed": state.seed,
-        "row": state.row,
-        "score": {
-            "value": metrics[HEADLINE],
-            "parsed": episode.error is None,
-            "reason": episode.error,
-            "parts": {},
-            "weights": {},
-            "metrics": metrics,
-            "detail": {},
-        },
-        "headline": HEADLINE,
-    }
-
-
-def _tables(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """Means with intervals per mode, per source and task."""
-    results: dict[str, Any] = {
-        "headlines": {"per_source": {}, "per_task": {}},
-        "per_source": {},
-        "per_task": {},
-        "failures": {},
-    }
-    for mode in ("greedy", "sampled"):
-        chosen = [r for r in rows if r["mode"] == mode]
-        if not chosen:
-            continue
-        by_source: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-        for row in chosen:
-            by_source[row["source"]].append(row)
-        whole = _estimates(chosen, seed)
-        whole["macro"] = macro_estimate(
-            [_estimates(part, seed)[HEADLINE] for part in by_source.values()]
-        )
-        results[mode] = {name: dataclasses.asdict(e) for name, e in whole.items()}
-        results["failures"][mode] = {"error": sum(r["stop"] == "error" for r in chosen)}
-        prefix = "" if mode == "greedy" else "sampled/"
-        for name, part in by_source.items():
-            found = {
-                f"{prefix}{k}": dataclasses.asdict(e) for k, e in _estimates(part, seed).items()
-            }
-            found[f"{prefix}headline"] = found[f"{prefix}{HEADLINE}"]
-            for table, key in (("per_source", name), ("per_task", part[0]["task"])):
-                results[table].setdefault(key, {}).update(found)
-                results["headlines"][table][key] = HEADLINE
-    return results
-
-
-def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    units = [f"{r['source']}/{r['id']}" for r in rows]
-    columns = {name: [float(r["score"]["metrics"][name]) for r in rows] for name in METRICS}
-    columns["reward"] = [float(r["score"]["value"]) for r in rows]
-    columns["parse_rate"] = [float(r["score"]["parsed"]) for r in rows]
-    return {
-        name: describe(values, clusters=units, level=0.95, seed=seed)
-        for name, values in columns.items()
-    }
+        reason = f"simulator_error: {episode.error}"
+    state, (number, order, mode) = sample.params["state"], place
+    return judged(
+        sample,
+        Score(metrics[HEADLINE], reason is None, reason, metrics=metrics),
+        place=(number, order),
+        number=member,
+        source=f"{sample.source}/{sample.task}",
+        mode=mode,
+        text="",
+        stop=StopReason.EOS if reason is None else StopReason.ERROR,
+        num_tokens=episode.num_tokens,
+        headline=HEADLINE,
+        seed=state.seed,
+        row=state.row,
+        **film,
+    )
 
 
 def _protocol(

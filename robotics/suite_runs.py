@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from mmrl.config.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.errors import MMRLError
-from mmrl.evaluation.evaluate import write_evaluation
+from mmrl.evaluation.result import write_evaluation
 from mmrl.operations.versions import versions
 from mmrl.policy.manifest import check_loadable
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig

@@ -103,7 +103,7 @@ def suite_row(
         protocol["render"],
         protocol["simulator"],
         len(results["failed_attempts"]),
-        sum(int(t["error"]) for t in results["failures"].values()),
+        sum(sum(reasons.values()) for reasons in results["failures"].values()),
         suite.official and complete and "stand-in" not in protocol["assets"],
         limited,
         setting.deviations,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mmrl.distributed.world import World
-from mmrl.evaluation.evaluate import Evaluation
+from mmrl.evaluation.result import Evaluation
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import make_simulator

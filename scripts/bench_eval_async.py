@@ -95,7 +95,8 @@ def child(system: str, folder: Path, workers: int) -> None:
     """Evaluates both suites once and reports seconds and a hash of all answers."""
     from mmrl.config import DataSource, RunConfig
     from mmrl.data.sources import load_sources
-    from mmrl.evaluation.evaluate import EvalSettings, evaluate
+    from mmrl.evaluation.evaluate import evaluate
+    from mmrl.evaluation.settings import EvalSettings
     from mmrl.policy.loading import load_policy
     from mmrl.rollout import PrefillOnceEngine, SamplingSettings
     from mmrl.workers.prefetch import prefetching

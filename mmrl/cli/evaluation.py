@@ -27,7 +27,7 @@ from mmrl.policy.manifest import check_loadable
 
 if TYPE_CHECKING:
     from mmrl.data.sources import LoadedSource
-    from mmrl.evaluation.evaluate import Evaluation
+    from mmrl.evaluation.result import Evaluation
     from mmrl.evaluation.suites import Suite, SuiteRow
     from mmrl.policy.policy import Policy
     from mmrl.workers.prefetch import Ahead
@@ -130,38 +130,12 @@ def _evaluate(
     folder: Path,
     protocol: Mapping[str, Any],
 ) -> Evaluation:
-    """Evaluate, run the official scorers, and write results, predictions, submissions and rejected rows."""
-    from mmrl.data.sources import write_rejected
-    from mmrl.evaluation.evaluate import (
-        EvalSettings,
-        evaluate,
-        protocol_of,
-        run_benchmarks,
-        write_evaluation,
-    )
-    from mmrl.rollout import PrefillOnceEngine
-    from mmrl.rollout.prompt_rollouter import sampling_settings
-    from mmrl.workers.scoring import Scorer
+    """Evaluate, and warn of completions that could not be judged."""
+    from mmrl.evaluation.evaluate import evaluate_model
 
-    settings = EvalSettings(
-        sampling_settings(config),
-        samples,
-        config.seed,
-        None,
-        on_error=config.data.on_error,
-        protocol={**protocol_of(config), **protocol},
-        views=tuple(config.eval.views),
+    found = evaluate_model(
+        policy, config, sources, samples=samples, folder=folder, protocol=protocol
     )
-    with Scorer(
-        [(s.config.task, dict(s.config.params)) for s in sources],
-        [s.task for s in sources],
-        workers=config.reward.workers,
-        timeout_s=config.reward.timeout_s,
-    ) as scorer:
-        found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)
-    run_benchmarks(found, sources, folder / "submissions")
-    write_evaluation(found, folder)
-    write_rejected(sources, folder / "rejected.jsonl")
     lost, why = found.unjudged
     if lost:
         typer.secho(

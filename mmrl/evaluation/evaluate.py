@@ -13,125 +13,41 @@ without the video (mmrl.evaluation.views). With data.workers, media of the next 
 from __future__ import annotations
 
 import dataclasses
-import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.algorithms.group_rewards import score_origin
 from mmrl.config import RunConfig
-from mmrl.data.sources import LoadedSource, stop_at_broken_media
+from mmrl.data.sources import LoadedSource, stop_at_broken_media, write_rejected
 from mmrl.distributed.world import World
-from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
+from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.evaluation.official import run_benchmarks
-from mmrl.evaluation.tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
+from mmrl.evaluation.result import Evaluation, evaluation_of, gathered, judged, write_evaluation
+from mmrl.evaluation.settings import EvalSettings, eval_settings
+from mmrl.evaluation.tables import Group, Judged
 from mmrl.evaluation.views import MODE, view_gaps
-from mmrl.files import json_line, write_text
 from mmrl.operations.versions import versions
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
-from mmrl.rollout import Request, RolloutEngine, SamplingSettings
+from mmrl.rollout import PrefillOnceEngine, Request, RolloutEngine
 from mmrl.rollout.episodes import Episode, begin, play, turns_of
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
-from mmrl.training.runlog import write_json
 from mmrl.types import RewardContext, Sample, Score, StopReason
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
+from mmrl.workers.scoring import ScoreJob, Scorer
 
-__all__ = [
-    "EvalSettings",
-    "Evaluation",
-    "evaluate",
-    "flat_metrics",
-    "protocol_of",
-    "run_benchmarks",
-    "write_evaluation",
-]
+__all__ = ["evaluate", "evaluate_model"]
 
 _CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
 # in environments that are open together: each may be a process with a display of its own
 _EPISODES = 64
 _FIRST_CHUNK = 16  # and at first: the model answers these while workers decode the next ones
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalSettings:
-    """How to evaluate; `samples` completions per prompt at the sampling temperature, beside one greedy answer."""
-
-    sampling: SamplingSettings
-    samples: int = 8
-    seed: int = 0
-    limit: int | None = None
-    greedy: bool = True
-    # what else can change the numbers
-    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
-    # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
-    views: Sequence[str] = ()
-
-
-@dataclasses.dataclass
-class Evaluation:
-    """results.json (`results`), predictions.jsonl (`predictions`) and views.jsonl (`view_answers`) in memory; the lists run
-    along the predictions."""
-
-    results: dict[str, Any]
-    predictions: list[dict[str, Any]]
-    places: list[int]  # of each prediction's sample in its source
-    groups: list[Group] = dataclasses.field(default_factory=list)
-    measured: Mapping[Group, frozenset[str]] = dataclasses.field(default_factory=dict)
-    pairs: list[tuple[Sample, Score]] = dataclasses.field(default_factory=list)
-    view_answers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    def metric(self, name: str, limit: int | None = None) -> float | None:
-        """'sampled/iou' -> its mean over the first `limit` samples of each source; None when it was not measured.
-
-        Comparing checkpoints needs the same samples each time, whether or not this evaluation had more of them.
-        'greedy/macro' is the mean over sources of each one's headline metric.
-        """
-        mode, _, metric = name.partition("/")
-        if metric not in self.results.get(mode, {}):
-            return None
-        if limit is None or all(place < limit for place in self.places):
-            return self.results[mode][metric]["mean"]
-        columns: dict[str, list[float]] = defaultdict(list)
-        for row, place, group in zip(self.predictions, self.places, self.groups, strict=True):
-            if (
-                row["mode"] == mode
-                and place < limit
-                and (metric in ALWAYS or metric in self.measured[group])
-            ):
-                wanted = row["headline"] if metric == "macro" else metric
-                columns[row["source"] if metric == "macro" else ""].append(
-                    value_of(row["score"], wanted)
-                )
-        means = [math.fsum(values) / len(values) for values in columns.values()]
-        return math.fsum(means) / len(means) if means else None
-
-    @property
-    def unjudged(self) -> tuple[int, str]:
-        """How many completions have no judgement, since the reward or the environment failed, and the first reason."""
-        lost = [str(score.reason) for _, score in self.pairs if is_reward_failure(score)]
-        return len(lost), lost[0] if lost else ""
-
-    def selection(self, name: str, limit: int | None) -> float:
-        """`metric`, by which checkpoints are compared (eval.best_metric). Raises ConfigError where it was not measured."""
-        found = self.metric(name, limit)
-        if found is None:
-            measured = [
-                f"{mode}/{metric}"
-                for mode in ("greedy", "sampled")
-                for metric in self.results.get(mode, {})
-            ]
-            raise ConfigError(
-                f"expected eval.best_metric to be one of {', '.join(measured)}, found '{name}'."
-                f"{did_you_mean(name, measured)}"
-            )
-        return found
 
 
 def evaluate(
@@ -150,7 +66,7 @@ def evaluate(
     `first_key` is the number of the first source among the scorer's tasks.
     """
     rank, size = (world.rank, world.size) if world else (0, 1)
-    rows: list[dict[str, Any]] = []
+    rows: list[Judged] = []
     mine = [list(enumerate(source.samples[: settings.limit]))[rank::size] for source in sources]
     if policy.encoder.ahead is not None:
         policy.encoder.ahead.expect(sample for part in mine for _, sample in part)
@@ -162,30 +78,58 @@ def evaluate(
                 rows += _evaluate_chunk(
                     policy, engine, scorer, key, source, part[start:end], settings, begun
                 )
-    if world is not None:
-        rows = world.gather(rows)
-    rows.sort(key=lambda r: (r["_order"], r["mode"], r["_number"]))
+    rows = gathered(rows, world)
     plain, changed = (
-        [r for r in rows if r["mode"].startswith(MODE) is wanted] for wanted in (False, True)
+        [j for j in rows if j.row["mode"].startswith(MODE) is wanted] for wanted in (False, True)
     )
-    measured = measured_metrics(plain, sources, first_key)
-    results = {
-        "step": step,
-        "task": ", ".join(sorted({s.task.name for s in sources})),
-        "protocol": _protocol(sources, settings, policy),
-        **summarize(plain, sources, settings.seed, first_key, measured),
-    }
-    if settings.views:
-        results["views"] = view_gaps(plain, changed, settings.views, settings.seed)
-    return Evaluation(
-        results,
-        [_public(r) for r in plain],
-        [r["_order"][1] for r in plain],
-        [group_of(r) for r in plain],
-        measured,
-        [(r["_sample"], r["_score"]) for r in plain],
-        [_public(r) for r in changed],
+    known = dict(enumerate(sources, first_key))
+    answers, in_views = [j.row for j in plain], [j.row for j in changed]
+    return evaluation_of(
+        plain,
+        _measured(plain, known),
+        step=step,
+        task=", ".join(sorted({s.task.name for s in sources})),
+        protocol=_protocol(sources, settings, policy),
+        seed=settings.seed,
+        summary=partial(_summaries, known),
+        more={"views": view_gaps(answers, in_views, settings.views, settings.seed)}
+        if settings.views
+        else None,
+        view_answers=in_views,
     )
+
+
+def _measured(
+    rows: Sequence[Judged], sources: Mapping[int, LoadedSource]
+) -> dict[Group, frozenset[str]]:
+    """Metrics per (data source, task): what the task says it measures, what any score has, and its headline.
+
+    A set of which every answer failed, or no picture could be read, still has its columns, full of zeros.
+    """
+    names: dict[Group, set[str]] = defaultdict(set)
+    for j in rows:
+        if j.group not in names:
+            task = sources[j.source].task.member(j.sample.task)
+            names[j.group].update(task.metric_names, {task.headline} - {"reward"})
+        names[j.group].update(j.score.metrics)
+    return {group: frozenset(found) for group, found in names.items()}
+
+
+def _summaries(sources: Mapping[int, LoadedSource], rows: Sequence[Judged]) -> dict[str, Any]:
+    """Task.summarize per data source; where a source holds several tasks, each under 'task/'."""
+    out: dict[str, Any] = {}
+    for key, source in sources.items():
+        scores: dict[str, list[Score]] = defaultdict(list)
+        for j in rows:
+            if j.source == key:
+                scores[j.sample.task].append(j.score)
+        for name in sorted(scores):
+            summary = source.task.member(name).summarize(scores[name])
+            prefix = f"{name}/" if len(scores) > 1 else ""
+            out.setdefault(source.config.path, {}).update(
+                {f"{prefix}{k}": v for k, v in summary.items()}
+            )
+    return out
 
 
 class _Asked(NamedTuple):
@@ -207,8 +151,8 @@ def _evaluate_chunk(
     samples: Sequence[tuple[int, Sample]],
     settings: EvalSettings,
     begun: ExitStack,
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+) -> list[Judged]:
+    rows: list[Judged] = []
     plain: list[_Asked] = []
     changed: list[_Asked] = []
     played: list[tuple[int, str, list[Episode]]] = []
@@ -307,9 +251,9 @@ def _played(
     source: LoadedSource,
     opened: Sequence[tuple[int, str, list[Episode]]],
     settings: EvalSettings,
-) -> list[dict[str, Any]]:
+) -> list[Judged]:
     """Rows of the rollouts in environments; their text is the last turn's."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Judged] = []
     found = play(policy, engine, [episodes for _, _, episodes in opened], settings.sampling)
     for (order, mode, episodes), rollouts in zip(opened, found, strict=True):
         for number, (episode, rollout) in enumerate(zip(episodes, rollouts, strict=True)):
@@ -328,10 +272,11 @@ def _played(
                 settings.sampling.max_new_tokens,
                 videos,
             )
-            row = _row(
-                source, ScoreJob(key, episode.sample, last.text, ctx), score, order, mode, number
+            job = ScoreJob(key, episode.sample, last.text, ctx)
+            turns = [t.text for t in rollout.turns]
+            rows.append(
+                _row(source, job, score, order, mode, number, environment=True, turns=turns)
             )
-            rows.append({**row, "environment": True, "turns": [t.text for t in rollout.turns]})
     return rows
 
 
@@ -343,7 +288,7 @@ def _answers(
     source: LoadedSource,
     asked: Sequence[_Asked],
     settings: EvalSettings,
-) -> list[dict[str, Any]]:
+) -> list[Judged]:
     """Rows of the scored completions of all requests."""
     completions = engine.generate([a.request for a in asked], settings.sampling) if asked else []
     jobs = [
@@ -382,36 +327,32 @@ def _scores(scorer: Scorer, groups: Sequence[Sequence[ScoreJob]]) -> list[list[S
 
 
 def _row(
-    source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: str, number: int
-) -> dict[str, Any]:
+    source: LoadedSource,
+    job: ScoreJob,
+    score: Score,
+    order: int,
+    mode: str,
+    number: int,
+    **more: Any,
+) -> Judged:
     """One line of predictions.jsonl, with all that `mmrl score` needs to score it again."""
     sample, ctx = job.sample, job.ctx
-    return {
-        "id": sample.id,
-        "source": sample.source,
-        "task": sample.task,
-        "question": sample.question,
-        "images": list(sample.images),
-        "videos": list(sample.videos),
-        "mode": mode,
-        "text": job.text,
-        "stop": ctx.stop.value,
-        "num_tokens": ctx.num_tokens,
-        "max_tokens": ctx.max_tokens,
-        "frame": ctx.frame.value,
+    return judged(
+        sample,
+        score,
+        place=(job.key, order),
+        number=number,
+        mode=mode,
+        text=job.text,
+        stop=ctx.stop,
+        num_tokens=ctx.num_tokens,
+        headline=source.task.member(sample.task).headline,
+        max_tokens=ctx.max_tokens,
+        frame=ctx.frame.value,
         **score_origin(source.config, ctx.images, ctx.videos),
-        "sample": dataclasses.asdict(sample),
-        "score": dataclasses.asdict(score),
-        "headline": source.task.member(sample.task).headline,
-        "_order": (job.key, order),
-        "_number": number,
-        "_score": score,
-        "_sample": sample,
-    }
-
-
-def _public(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if not k.startswith("_")}
+        sample=dataclasses.asdict(sample),
+        **more,
+    )
 
 
 def _protocol(
@@ -442,47 +383,27 @@ def _protocol(
     }
 
 
-def protocol_of(config: RunConfig) -> dict[str, Any]:
-    """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
-    m, d = config.model, config.data
-    return {
-        "model": m.path,
-        "system": m.system,
-        "dtype": m.dtype,
-        "attn": m.attn,
-        "max_prompt_tokens": m.max_prompt_tokens,
-        "min_pixels": d.min_pixels,
-        "max_pixels": d.max_pixels,
-        "image": d.image.model_dump(),
-        "video": d.video.model_dump(),
-    }
-
-
-def flat_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """What goes into a step's row: eval/greedy/NAME, eval/sampled/NAME, and eval/view/VIEW/changed, plain and gap."""
-    results = evaluation.results
-    flat = {
-        f"eval/{mode}/{name}": estimate["mean"]
-        for mode in ("greedy", "sampled")
-        for name, estimate in results.get(mode, {}).items()
-    }
-    return flat | {
-        f"eval/view/{view}/{name}": table[name]["mean"]
-        for view, table in results.get("views", {}).items()
-        for name in ("changed", "plain", "gap")
-        if name in table
-    }
-
-
-def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
-    """Write predictions.jsonl (and views.jsonl), then results.json: its existence means that the evaluation is complete."""
-    write_text(
-        folder / "predictions.jsonl",
-        "".join(json_line(row) + "\n" for row in evaluation.predictions),
-    )
-    if evaluation.view_answers:
-        write_text(
-            folder / "views.jsonl",
-            "".join(json_line(row) + "\n" for row in evaluation.view_answers),
-        )
-    write_json(folder / "results.json", evaluation.results)
+def evaluate_model(
+    policy: Policy,
+    config: RunConfig,
+    sources: Sequence[LoadedSource],
+    *,
+    samples: int,
+    folder: Path | None = None,
+    protocol: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """`evaluate` with an engine and reward workers of its own. With `folder`, also official scorers, and results, predictions,
+    submissions and rejected rows are written there."""
+    with Scorer(
+        [(s.config.task, dict(s.config.params)) for s in sources],
+        [s.task for s in sources],
+        workers=config.reward.workers,
+        timeout_s=config.reward.timeout_s,
+    ) as scorer:
+        settings = eval_settings(config, samples=samples, protocol=protocol)
+        found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)
+    if folder is not None:
+        run_benchmarks(found, sources, folder / "submissions")
+        write_evaluation(found, folder)
+        write_rejected(sources, folder / "rejected.jsonl")
+    return found

@@ -8,15 +8,13 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmrl.data.sources import LoadedSource
+from mmrl.evaluation.result import Evaluation
 from mmrl.evaluation.tables import Group
 from mmrl.task import Task
 from mmrl.types import Sample, Score
-
-if TYPE_CHECKING:
-    from mmrl.evaluation.evaluate import Evaluation
 
 __all__ = ["run_benchmarks"]
 
@@ -32,11 +30,9 @@ def run_benchmarks(
     fails gives {'error': why}: what it wrote stays, and the caller must tell the user.
     """
     groups: dict[Group, list[tuple[Sample, Score]]] = defaultdict(list)
-    for row, group, pair in zip(
-        evaluation.predictions, evaluation.groups, evaluation.pairs, strict=True
-    ):
-        if row["mode"] == "greedy":
-            groups[group].append(pair)
+    for j in evaluation.judged:
+        if j.row["mode"] == "greedy":
+            groups[j.group].append((j.sample, j.score))
     names = {
         (key, task): _shared_name(
             [s.source for s, _ in pairs], sources[key - first_key].config.path

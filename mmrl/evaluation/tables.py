@@ -1,23 +1,42 @@
-"""The tables of an evaluation: means with intervals per metric, source and task. Part of mmrl.evaluation.evaluate.
-
-A row is a line of predictions.jsonl with `_order` (number of its data source, place of its sample), `_score` and `_sample`.
-"""
+"""The tables of an evaluation: means with intervals per metric, source and task. Part of mmrl.evaluation.result."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mmrl.data.sources import LoadedSource
 from mmrl.evaluation.stats import Estimate, describe, macro_estimate
+from mmrl.types import Sample, Score
 
-__all__ = ["ALWAYS", "Group", "group_of", "measured_metrics", "parts_of", "summarize", "value_of"]
+__all__ = ["ALWAYS", "Group", "Judged", "summarize", "value_of"]
 
 Group = tuple[int, str]
 """(number of the data source, task of the sample): the rows that share their metrics."""
 ALWAYS = ("reward", "parse_rate", "macro")
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A completion, or an episode, and its judgement: a line of predictions.jsonl (`row`) and where it belongs.
+
+    `source`: number of its data source, or simulated task; `place`: number of its sample, or initial state, there; `number`: which
+    of the sample's in its mode.
+    """
+
+    row: dict[str, Any]
+    sample: Sample
+    score: Score
+    source: int
+    place: int
+    number: int
+
+    @property
+    def group(self) -> Group:
+        """The rows that share its metrics."""
+        return self.source, self.row["task"]
 
 
 def value_of(score: Mapping[str, Any], name: str) -> float:
@@ -29,28 +48,6 @@ def value_of(score: Mapping[str, Any], name: str) -> float:
     )
 
 
-def group_of(row: Mapping[str, Any]) -> Group:
-    """The group of a row."""
-    return row["_order"][0], row["task"]
-
-
-def measured_metrics(
-    rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], first_key: int
-) -> dict[Group, frozenset[str]]:
-    """Metrics per (data source, task): what the task says it measures, what any score has, and its headline.
-
-    A set of which every answer failed, or no picture could be read, still has its columns, full of zeros.
-    """
-    names: dict[Group, set[str]] = defaultdict(set)
-    for row in rows:
-        group = group_of(row)
-        if group not in names:
-            task = sources[group[0] - first_key].task.member(group[1])
-            names[group].update(task.metric_names, {task.headline} - {"reward"})
-        names[group].update(row["_score"].metrics)
-    return {group: frozenset(found) for group, found in names.items()}
-
-
 class _Tables:
     """Estimates of sets of rows; a set asked for twice (one source is one task) is resampled once."""
 
@@ -58,16 +55,16 @@ class _Tables:
         self.seed, self.measured = seed, measured
         self._known: dict[tuple[int, ...], dict[str, Estimate]] = {}
 
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    def of(self, rows: Sequence[Judged]) -> dict[str, Estimate]:
         """Mean with interval, clustered by sample, of the reward, of every metric and of each row's own headline."""
         key = tuple(map(id, rows))
         if key not in self._known:
             columns: dict[str, list[tuple[str, float]]] = defaultdict(list)
-            for row in rows:
-                unit, score = f"{row['source']}/{row['id']}", row["score"]
-                for name in ("reward", "parse_rate", *sorted(self.measured[group_of(row)])):
+            for j in rows:
+                unit, score = f"{j.row['source']}/{j.row['id']}", j.row["score"]
+                for name in ("reward", "parse_rate", *sorted(self.measured[j.group])):
                     columns[name].append((unit, value_of(score, name)))
-                columns["headline"].append((unit, value_of(score, row["headline"])))
+                columns["headline"].append((unit, value_of(score, j.row["headline"])))
             self._known[key] = {
                 name: describe(
                     [v for _, v in column],
@@ -80,69 +77,59 @@ class _Tables:
         return self._known[key]
 
 
-def parts_of(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows by their value of `key`, in the order of these values."""
-    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        parts[row[key]].append(row)
-    return dict(sorted(parts.items()))
+def _parts(rows: Sequence[Judged], key: str) -> dict[str, list[Judged]]:
+    """The rows by their value of `key`, in the order of these values; numbers in them count as such (task/9 before task/10)."""
+    parts: dict[str, list[Judged]] = defaultdict(list)
+    for j in rows:
+        parts[j.row[key]].append(j)
+    return {name: parts[name] for name in sorted(parts, key=_natural)}
 
 
-def _headlines(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    pieces = re.findall(r"\d+|\D+", name)
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces]
+
+
+def _headlines(rows: Sequence[Judged]) -> dict[str, dict[str, str]]:
     """What the column 'headline' of each table row is: one metric, or several where tasks differ."""
     return {
         table: {
-            name: ", ".join(sorted({r["headline"] for r in part}))
-            for name, part in parts_of(rows, key).items()
+            name: ", ".join(sorted({j.row["headline"] for j in part}))
+            for name, part in _parts(rows, key).items()
         }
         for table, key in (("per_source", "source"), ("per_task", "task"))
     }
 
 
-def _summaries(
-    rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], first_key: int
-) -> dict[str, Any]:
-    """Task.summarize per data source; where a source holds several tasks, each under 'task/'."""
-    out: dict[str, Any] = {}
-    for key, source in enumerate(sources, first_key):
-        parts = parts_of([r for r in rows if r["_order"][0] == key], "task")
-        for name, part in parts.items():
-            summary = source.task.member(name).summarize([r["_score"] for r in part])
-            prefix = f"{name}/" if len(parts) > 1 else ""
-            out.setdefault(source.config.path, {}).update(
-                {f"{prefix}{k}": v for k, v in summary.items()}
-            )
-    return out
-
-
 def summarize(
-    rows: Sequence[Mapping[str, Any]],
-    sources: Sequence[LoadedSource],
+    rows: Sequence[Judged],
     seed: int,
-    first_key: int,
     measured: Mapping[Group, frozenset[str]],
+    summary: Callable[[Sequence[Judged]], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Per mode: every metric with its interval, failures by reason, the tasks' own summaries; and tables per source and task."""
+    """Per mode: every metric with its interval, failures by reason and what `summary` says of its rows; and tables per source and
+    task."""
     results: dict[str, Any] = {"headlines": _headlines(rows), "per_source": {}, "per_task": {}}
     tables = _Tables(seed, measured)
     for mode in ("greedy", "sampled"):
-        chosen = [r for r in rows if r["mode"] == mode]
+        chosen = [j for j in rows if j.row["mode"] == mode]
         if not chosen:
             continue
-        by_source = parts_of(chosen, "source")
+        by_source = _parts(chosen, "source")
         whole = {name: e for name, e in tables.of(chosen).items() if name != "headline"}
         whole["macro"] = macro_estimate(
             [tables.of(part)["headline"] for part in by_source.values()]
         )
         results[mode] = {name: dataclasses.asdict(e) for name, e in whole.items()}
         reasons: dict[str, int] = defaultdict(int)
-        for r in chosen:
-            if r["_score"].reason:
-                reasons[r["_score"].reason.partition(":")[0]] += 1
+        for j in chosen:
+            if j.score.reason:
+                reasons[j.score.reason.partition(":")[0]] += 1
         results.setdefault("failures", {})[mode] = dict(reasons)
-        results.setdefault("summary", {})[mode] = _summaries(chosen, sources, first_key)
+        if summary is not None:
+            results.setdefault("summary", {})[mode] = summary(chosen)
         prefix = "" if mode == "greedy" or "greedy" not in results else "sampled/"
-        for table, parts in (("per_source", by_source), ("per_task", parts_of(chosen, "task"))):
+        for table, parts in (("per_source", by_source), ("per_task", _parts(chosen, "task"))):
             for name, part in parts.items():
                 results[table].setdefault(name, {}).update(
                     {f"{prefix}{k}": dataclasses.asdict(e) for k, e in tables.of(part).items()}

@@ -21,13 +21,15 @@ from mmrl.distributed.cluster.run import (
 from mmrl.distributed.engines import train_engine_name
 from mmrl.distributed.world import World
 from mmrl.errors import RewardError
-from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, protocol_of
+from mmrl.evaluation.evaluate import evaluate
+from mmrl.evaluation.result import Evaluation
+from mmrl.evaluation.settings import eval_settings
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments, turns_of
-from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter, StepTally, sampling_settings
+from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter, StepTally
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, build_advantages
 from mmrl.training.learner import Learner
@@ -274,16 +276,7 @@ class PromptRollouts:
         """See RolloutSource."""
         if not self.eval_sources:
             return None
-        e = self.config.eval
-        settings = EvalSettings(
-            sampling_settings(self.config),
-            e.samples,
-            self.config.seed,
-            None if full else e.limit,
-            views=tuple(e.views),
-            on_error=self.config.data.on_error,
-            protocol=protocol_of(self.config),
-        )
+        settings = eval_settings(self.config, limit=None if full else self.config.eval.limit)
         with self.world.raise_on_all_ranks():
             found = evaluate(
                 self.actor,

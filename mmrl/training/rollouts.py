@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mmrl.data.sources import LoadedSource
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.engines import TrainEngine
-from mmrl.evaluation.evaluate import Evaluation
+from mmrl.evaluation.result import Evaluation
 from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord
 from mmrl.training.pipeline import GroupSource, Outcome

@@ -30,7 +30,7 @@ from mmrl.distributed.engines import (
 )
 from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
-from mmrl.evaluation.evaluate import flat_metrics, write_evaluation
+from mmrl.evaluation.result import flat_metrics, write_evaluation
 from mmrl.files import optional
 from mmrl.operations.beside import holding, operating, stop_if_asked
 from mmrl.operations.restart import find_start, resumes, sound_best

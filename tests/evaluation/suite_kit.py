@@ -18,8 +18,11 @@ from PIL import Image
 
 from mmrl.coords import CoordFrame
 from mmrl.data.sources import load_sources
-from mmrl.evaluation.evaluate import EvalSettings, evaluate, run_benchmarks, write_evaluation
+from mmrl.evaluation.evaluate import evaluate
+from mmrl.evaluation.official import run_benchmarks
 from mmrl.evaluation.rescore import rescore
+from mmrl.evaluation.result import write_evaluation
+from mmrl.evaluation.settings import EvalSettings
 from mmrl.evaluation.suites import SuiteRow, load_suites, source_of, suite_row
 from mmrl.rollout import SamplingSettings
 from mmrl.types import ImageSize, Sample, StopReason, Turn

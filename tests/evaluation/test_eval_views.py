@@ -10,13 +10,9 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
-from mmrl.evaluation.evaluate import (
-    EvalSettings,
-    Evaluation,
-    evaluate,
-    flat_metrics,
-    write_evaluation,
-)
+from mmrl.evaluation.evaluate import evaluate
+from mmrl.evaluation.result import Evaluation, flat_metrics, write_evaluation
+from mmrl.evaluation.settings import EvalSettings
 from mmrl.evaluation.stats import paired_gain
 from mmrl.evaluation.views import view_gaps
 from mmrl.policy.policy import Policy

@@ -16,14 +16,11 @@ import pytest
 
 from mmrl.config import DataSource
 from mmrl.data.sources import LoadedSource
-from mmrl.evaluation.evaluate import (
-    EvalSettings,
-    Evaluation,
-    evaluate,
-    run_benchmarks,
-    write_evaluation,
-)
+from mmrl.evaluation.evaluate import evaluate
+from mmrl.evaluation.official import run_benchmarks
 from mmrl.evaluation.rescore import rescore
+from mmrl.evaluation.result import Evaluation, write_evaluation
+from mmrl.evaluation.settings import EvalSettings
 from mmrl.evaluation.stats import Estimate, describe, macro_estimate
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.task import Task
@@ -364,9 +361,8 @@ def test_macro_of_certain_and_single_units() -> None:
 
 
 def test_rows_name_their_headline_and_carry_what_scoring_again_needs(mixed: Evaluation) -> None:
-    for row, (sample, score) in itertools.islice(
-        zip(mixed.predictions, mixed.pairs, strict=True), 20
-    ):
+    for j in itertools.islice(mixed.judged, 20):
+        row, sample, score = j.row, j.sample, j.score
         assert row["headline"] == {"letters": "share", "lengths": "long"}[row["task"]]
         assert row["sample"] == dataclasses.asdict(sample) and row["score"] == dataclasses.asdict(
             score

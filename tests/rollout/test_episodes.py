@@ -20,8 +20,9 @@ from mmrl.config import DataSource, load_config
 from mmrl.data.sources import LoadedSource
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, DataError, MediaError, RewardError
-from mmrl.evaluation.evaluate import EvalSettings, evaluate
+from mmrl.evaluation.evaluate import evaluate
 from mmrl.evaluation.rescore import rescore
+from mmrl.evaluation.settings import EvalSettings
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play

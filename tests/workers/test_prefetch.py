@@ -18,7 +18,9 @@ import torch
 
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError, MediaError, MMRLError
-from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate
+from mmrl.evaluation.evaluate import evaluate
+from mmrl.evaluation.result import Evaluation
+from mmrl.evaluation.settings import EvalSettings
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.training.trainer import Trainer

@@ -1,0 +1,65 @@
+"""How held-out data are asked, and which settings of a run change what is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmrl.config import RunConfig
+from mmrl.rollout import SamplingSettings
+from mmrl.rollout.prompt_rollouter import sampling_settings
+
+__all__ = ["EvalSettings", "eval_settings", "protocol_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings:
+    """How to evaluate; `samples` completions per prompt at the sampling temperature, beside one greedy answer."""
+
+    sampling: SamplingSettings
+    samples: int = 8
+    seed: int = 0
+    limit: int | None = None
+    greedy: bool = True
+    # what else can change the numbers
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
+    # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
+    views: Sequence[str] = ()
+
+
+def protocol_of(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
+    m, d = config.model, config.data
+    return {
+        "model": m.path,
+        "system": m.system,
+        "dtype": m.dtype,
+        "attn": m.attn,
+        "max_prompt_tokens": m.max_prompt_tokens,
+        "min_pixels": d.min_pixels,
+        "max_pixels": d.max_pixels,
+        "image": d.image.model_dump(),
+        "video": d.video.model_dump(),
+    }
+
+
+def eval_settings(
+    config: RunConfig,
+    *,
+    samples: int | None = None,
+    limit: int | None = None,
+    protocol: Mapping[str, Any] | None = None,
+) -> EvalSettings:
+    """Those of a run: `samples` (default: eval.samples) completions per prompt, the first `limit` samples of each source, and
+    further entries of the protocol."""
+    return EvalSettings(
+        sampling_settings(config),
+        config.eval.samples if samples is None else samples,
+        config.seed,
+        limit,
+        protocol={**protocol_of(config), **(protocol or {})},
+        on_error=config.data.on_error,
+        views=tuple(config.eval.views),
+    )
