@@ -12,7 +12,7 @@ from mmrl.report.gallery import answer_texts
 from mmrl.report.load import number
 from mmrl.report.rows import headline_of, metric_of, score_of
 from mmrl.report.stills import clip_of
-from mmrl.report.text import metric_name
+from mmrl.report.text import metric_name, plural
 from mmrl.viewer.index import NAMED, Table, flat_row
 from mmrl.viewer.media import MediaPolicy, episode_of, texts_of
 
@@ -77,6 +77,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
         "id": str(row.get("id", ""))[:200],
         "question": str(row.get("question", ""))[:_EXCERPT],
         "text": str(row.get("text") or "")[:_EXCERPT],
+        "said": _deeds(row),
         "turns": len(row["turns"]) if isinstance(row.get("turns"), list) else 1,
         "metric": [metric_name(name), clean(metric_of(row, name))] if name != "reward" else None,
         "media": "clip"
@@ -87,6 +88,17 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
         if row.get("video")
         else "",
     }
+
+
+def _deeds(row: Mapping[str, Any]) -> str:
+    """What an episode of a robot came to, in words; '' for an answer."""
+    metrics = score_of(row).get("metrics")
+    if not isinstance(metrics, Mapping) or "success_once" not in metrics:
+        return ""
+    ended = "not finished" if row.get("stop") == "error" else ""
+    won = "success" if metric_of(row, "success_once") >= 0.5 else "failure"
+    steps = f" after {plural(int(metric_of(row, 'steps')), 'control step')}"
+    return (ended or won) + (steps if "steps" in metrics else "")
 
 
 def detail(

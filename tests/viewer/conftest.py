@@ -147,3 +147,12 @@ def add_rollouts(run: Path) -> None:
                 if number == 0:
                     made |= {"turns": ["<zoom>[1, 2, 30, 40]</zoom>", row["text"]]}
                 file.write(json.dumps(made) + "\n")
+
+
+def rows_of(runs: Path, name: str = "first") -> list[dict]:
+    """All predictions of a run with their steps, in the order of the files."""
+    out = []
+    for folder in sorted((runs / name / "eval").glob("step_*")):
+        for line in (folder / "predictions.jsonl").open(encoding="utf-8"):
+            out.append({"step": int(folder.name[5:]), **json.loads(line)})
+    return out

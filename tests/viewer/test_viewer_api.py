@@ -19,7 +19,7 @@ from PIL import Image
 
 from mmrl.report.load import load_run
 from tests.report.conftest import Plan, step_row
-from tests.viewer.conftest import ROOT, Viewer
+from tests.viewer.conftest import ROOT, Viewer, rows_of
 
 pytestmark = pytest.mark.slow
 View = Callable[..., Viewer]
@@ -132,15 +132,6 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes(view: View, tmp_path: Path) 
     assert found["next"] == 100_000 and 1000 < len(found["steps"]) <= 6001
     assert found["steps"] == sorted(found["steps"]) and found["steps"][-1] == 100_000
     assert dict(zip(found["steps"], found["series"]["train/loss"], strict=True))[spike] == 100.0
-
-
-def rows_of(runs: Path, name: str = "first") -> list[dict]:
-    """All predictions of a run with their steps, in the order of the files."""
-    out = []
-    for folder in sorted((runs / name / "eval").glob("step_*")):
-        for line in (folder / "predictions.jsonl").open(encoding="utf-8"):
-            out.append({"step": int(folder.name[5:]), **json.loads(line)})
-    return out
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,15 @@ export function later(milliseconds, work) {
   };
 }
 
+// What is typed into `field` becomes the parameter `name` of the address: after a pause, or when the field is left.
+export function typed(field, milliseconds, name, beside = {}) {
+  const set = () => {
+    if (field.value !== (here().query.get(name) ?? "")) change({ ...beside, [name]: field.value });
+  };
+  field.addEventListener("input", later(milliseconds, set));
+  field.addEventListener("change", set);
+}
+
 export function say(words) {
   document.getElementById("live").textContent = words;
 }

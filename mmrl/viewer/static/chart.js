@@ -29,7 +29,7 @@ export class Chart {
     this.legend = h("div", { class: "keys" });
     this.at = h("span", { class: "at" });
     this.canvas = h("div", { class: "uplot-place", role: "img" });
-    const button = (text, label, work) => h("button", { type: "button", class: "small", "aria-label": `${label}: ${spec.title}`, title: label, onclick: work }, text);
+    const button = (text, label, work) => h("button", { type: "button", class: "small", "aria-label": `${text}: ${spec.title}`, title: label, onclick: work }, text);
     this.logButton = button("log", "logarithmic axis", () => this.set({ ...this.state, log: !this.isLog() }));
     this.card = h("figure", { class: "card chart-card", "data-title": spec.title },
       h("figcaption", {}, h("div", { class: "head" }, h("h3", {}, spec.title, " ", h("small", {}, spec.unit ?? "")), this.at),

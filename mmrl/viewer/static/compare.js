@@ -1,6 +1,6 @@
 // Several runs beside each other: curves laid over each other, paired gains, what their configurations do not share.
 
-import { address, ask, change, chip, every, h, here, interval, later, link, message, say } from "./base.js";
+import { address, ask, change, chip, every, h, here, interval, link, message, say, typed } from "./base.js";
 import { Curves } from "./curves.js";
 import { Feed } from "./feed.js";
 import { tabs } from "./run.js";
@@ -15,7 +15,7 @@ function gainCells(gain) {
 }
 
 function gainTable(caption, head, rows) {
-  return h("div", { class: "scroll card" }, h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map(([t, n]) => h("th", { scope: "col", class: n ? "num" : null }, t)))), h("tbody", {}, rows)));
+  return h("div", { class: "scroll card", tabindex: "0", role: "region", "aria-label": caption }, h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map(([t, n]) => h("th", { scope: "col", class: n ? "num" : null }, t)))), h("tbody", {}, rows)));
 }
 
 async function gains(body, keys) {
@@ -56,9 +56,9 @@ async function configs(body, keys) {
     note.textContent = `${differ} of ${found.length} keys differ${fits.length > MOST_KEYS ? `; the first ${MOST_KEYS} are shown` : ""}`;
   };
   all.addEventListener("change", () => change({ all: all.checked ? "1" : "" }));
-  find.addEventListener("input", later(150, () => change({ find: find.value })));
+  typed(find, 150, "find");
   body.replaceChildren(h("div", { class: "tools" }, find, h("label", {}, all, " also equal keys")), note,
-    h("div", { class: "scroll card diff" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "key"), keys.map((k) => h("th", { scope: "col" }, k)))), rows)));
+    h("div", { class: "scroll card diff", tabindex: "0", role: "region", "aria-label": "configurations" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "key"), keys.map((k) => h("th", { scope: "col" }, k)))), rows)));
   draw();
   return draw;
 }

@@ -1,6 +1,6 @@
 // The charts of one run, or of several laid over each other, growing while they train.
 
-import { address, change, h, here, later, message } from "./base.js";
+import { address, change, h, here, message, typed } from "./base.js";
 import { Chart } from "./chart.js";
 
 const GROUPS = { training: "Training", timing: "Time, speed, memory" };
@@ -15,7 +15,7 @@ export class Curves {
     this.smooth = h("select", { "aria-label": "smoothing" }, [1, 5, 20, 50].map((n) => h("option", { value: n }, n === 1 ? "as logged" : `mean of ${n}`)));
     this.smooth.addEventListener("change", () => change({ smooth: this.smooth.value === "1" ? "" : this.smooth.value }));
     this.find = h("input", { type: "search", placeholder: "find a chart or metric", "aria-label": "find a chart or metric" });
-    this.find.addEventListener("input", later(150, () => change({ find: this.find.value })));
+    typed(this.find, 150, "find");
     const keys = runs.map((r) => r.key);
     this.tools = h("div", { class: "tools" }, this.find, this.smooth,
       ...(runs.length === 1 ? [h("a", { class: "button", href: address("/download/metrics.csv", { run: keys[0] }), download: "" }, "CSV of all metrics")] : []));
@@ -68,7 +68,7 @@ export class Curves {
     const { smooth, find, open } = this.state();
     this.smooth.value = String(smooth);
     if (document.activeElement !== this.find) this.find.value = here().query.get("find") ?? "";
-    const fits = (c) => !find || c.title.toLowerCase().includes(find) || c.names.some((n) => n.toLowerCase().includes(find));
+    const fits = (c) => !find || c.title.toLowerCase().includes(find) || (c.names ?? []).some((n) => n.toLowerCase().includes(find));
     const shown = new Set(), held = this.heldOut().filter(fits);
     this.section("held", "Held-out", held, shown, (spec) => spec.lines, 0);
     const specs = this.specs().filter(fits);

@@ -1,6 +1,6 @@
 // The table of runs: live, sorted, filtered; ticked runs are compared.
 
-import { ask, change, chip, every, h, here, interval, later, link, message, plural, say, short, span, when } from "./base.js";
+import { ask, change, chip, every, h, here, interval, link, message, plural, say, short, span, typed, when } from "./base.js";
 
 const MOST = 300;
 const COLUMNS = [
@@ -32,7 +32,7 @@ function modelName(path) {
 
 function line(run, ticked, toggle) {
   const share = run.total ? Math.min(1, run.step / run.total) : 0;
-  const cell = (label, kind, ...parts) => h("td", { "data-label": label, class: kind }, ...parts);
+  const cell = (label, kind, ...parts) => h("td", { "data-label": label, class: kind }, h("div", {}, ...parts));
   return h("tr", { "data-key": run.key },
     h("td", { class: "tick" }, h("input", { type: "checkbox", checked: ticked, "aria-label": `compare ${run.key}`, onchange: () => toggle(run.key) })),
     h("th", { scope: "row", class: "name" }, h("a", { href: link("/run", { key: run.key }) }, run.key),
@@ -52,7 +52,7 @@ export async function showRuns(place) {
   const status = h("select", { "aria-label": "filter runs by status" }, ["", "running", "finished", "stopped", "failed", "stale", "unknown"].map(
     (s) => h("option", { value: s }, s || "any status")));
   const compare = h("a", { class: "button", role: "button" });
-  search.addEventListener("input", later(150, () => change({ q: search.value })));
+  typed(search, 150, "q");
   status.addEventListener("change", () => change({ status: status.value }));
 
   const toggle = (key) => {
@@ -91,7 +91,7 @@ export async function showRuns(place) {
   }
 
   place.append(h("h1", {}, "Runs"), h("div", { class: "tools" }, search, status, compare),
-    h("div", { class: "scroll card runs" }, h("table", {}, h("thead", {}, head), body)), count);
+    h("div", { class: "scroll card runs", tabindex: "0", role: "region", "aria-label": "runs" }, h("table", {}, h("thead", {}, head), body)), count);
   draw();
   const stop = every(2.5, async () => {
     const fresh = await ask("/api/runs");

@@ -24,6 +24,7 @@ function media(key, table, found) {
 }
 
 function texts(found) {
+  if (found.said) return [h("p", {}, found.said)];
   const turns = found.turn_texts.length ? found.turn_texts : [{ text: found.text, shown: "" }];
   return [
     h("h3", {}, "Prompt"), h("pre", { class: "whole", dir: "auto", tabindex: "0" }, found.question || "(no question)"),

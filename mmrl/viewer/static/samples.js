@@ -1,6 +1,6 @@
 // The explorer: rollouts and predictions, filtered, sorted and searched by the server, page by page; one row whole beside them.
 
-import { address, ask, change, h, here, later, link, message, plural, short } from "./base.js";
+import { address, ask, change, h, here, link, message, plural, short, typed } from "./base.js";
 import { detail } from "./sample.js";
 
 const PAGE = 50;
@@ -84,7 +84,7 @@ export async function showSamples(place, key, page) {
     thumb.addEventListener("error", () => thumb.replaceWith(h("span", { class: "thumb", "aria-hidden": "true" }, "?")));
     const { path, query } = here(), next = Object.fromEntries([...new Set(query.keys())].map((k) => [k, query.getAll(k)]));
     return h("li", {}, h("a", { href: link(path, { ...next, row: row.row }), "data-row": row.row, class: "sample" }, thumb,
-      h("span", { class: "words" }, h("span", { class: "question", dir: "auto" }, row.question || row.id || "(no question)"), h("span", { class: "said", dir: "auto" }, row.text || "(empty answer)"),
+      h("span", { class: "words" }, h("span", { class: "question", dir: "auto" }, row.question || row.id || "(no question)"), h("span", { class: "said", dir: "auto" }, row.said || row.text || "(empty answer)"),
         h("span", { class: "meta" }, `step ${row.step} · ${row.source || row.task}${row.mode === "greedy" ? " · greedy" : ""}${row.turns > 1 ? ` · ${row.turns} turns` : ""}${row.contrast ? " · changed input" : ""}`)),
       h("span", { class: `reward ${row.parsed ? "" : "bad"}`, title: row.parsed ? "reward" : `not parsed: ${row.reason}` }, row.parsed ? short(row.reward) : "✕ ".concat(short(row.reward)))));
   }
@@ -159,7 +159,7 @@ function makeControls(page, fallback) {
   const table = h("select", { "aria-label": "rows of" }, [["predictions", "held-out predictions"], ["rollouts", "training rollouts"]].filter(([n]) => page.samples[n]).map(([n, w]) => h("option", { value: n }, w)));
   table.addEventListener("change", () => set({ table: table.value, ...Object.fromEntries([...FILTERS, "unit"].map((f) => [f, ""])) }));
   const search = h("input", { type: "search", placeholder: "search prompts and answers", "aria-label": "search prompts and answers", class: "wide" });
-  search.addEventListener("input", later(350, () => change({ q: search.value, page: "", row: "" })));
+  typed(search, 350, "q", { page: "", row: "" });
   const selects = Object.fromEntries(FILTERS.map((name) => {
     const made = h("select", { "aria-label": `filter by ${name === "reason" ? "reason of failure" : name}` });
     made.addEventListener("change", () => set(name === "reason" && made.value === "*" ? { reason: "", parsed: "0" } : { [name]: made.value, ...(name === "reason" ? { parsed: "" } : {}) }));
@@ -167,7 +167,7 @@ function makeControls(page, fallback) {
   }));
   const ranges = Object.fromEntries(RANGES.map(([name, label, step]) => {
     const made = h("input", { type: "number", step, placeholder: label, "aria-label": label, class: "number" });
-    made.addEventListener("input", later(350, () => change({ [name]: made.value, page: "", row: "" })));
+    typed(made, 350, name, { page: "", row: "" });
     return [name, made];
   }));
   const sort = h("select", { "aria-label": "sort by" }, [["step|down", "newest step first"], ["step|up", "oldest step first"], ["reward|up", "lowest reward first"],
@@ -179,7 +179,11 @@ function makeControls(page, fallback) {
   });
   const reset = h("button", { type: "button", onclick: () => set(Object.fromEntries(STATE.map((n) => [n, ""]))) }, "Clear filters");
   const unit = h("button", { type: "button", class: "on", hidden: true, onclick: () => set({ unit: "" }) }, "one prompt ✕");
-  const tools = h("div", { class: "tools samples-tools" }, table, search, ...Object.values(selects), ...Object.values(ranges), sort, unit, reset);
+  for (const made of [...Object.values(selects), ...Object.values(ranges)]) made.classList.add("filter");
+  const more = h("button", { type: "button", class: "more-filters", "aria-expanded": "false", onclick: () => {
+    more.setAttribute("aria-expanded", tools.classList.toggle("all"));
+  } }, "Filters");
+  const tools = h("div", { class: "tools samples-tools" }, table, search, more, ...Object.values(selects), ...Object.values(ranges), sort, unit, reset);
 
   function read() {
     const { query } = here(), now = document.activeElement;
