@@ -65,7 +65,7 @@ class Workspace:
 
     def runs(self) -> list[dict[str, Any]]:
         """The table of runs."""
-        found = self.roots.runs()
+        found = {key: path for key, path in self.roots.runs().items() if path.is_dir()}
         self.glances.forget(set(found.values()))
         return [self.glances.of(key, folder) for key, folder in found.items()]
 

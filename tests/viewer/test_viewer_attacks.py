@@ -5,6 +5,7 @@ pytest tests/viewer/test_viewer_attacks.py
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -119,10 +120,9 @@ def test_a_huge_query_and_a_huge_head_are_refused_and_the_server_goes_on(
 ) -> None:
     viewer = view(runs)
     assert viewer.raw("/api/runs?x=" + "a" * 20_000).status == 414
-    try:
+    # answered, or the connection is closed on it
+    with contextlib.suppress(http.client.HTTPException, ConnectionError):
         assert viewer.raw("/api/runs", x_long="b" * 200_000).status in (400, 431)
-    except (http.client.HTTPException, ConnectionError):
-        pass  # the connection was closed on it
     names = "&".join(f"names=n{i}" for i in range(2000))
     assert viewer.raw(f"/api/metrics?run=first&{names}"[:16_000]).status == 200
     assert viewer.get("/api/runs").status == 200
@@ -393,4 +393,4 @@ def test_a_folder_that_is_deleted_meanwhile_is_said(view: View, runs: Path) -> N
         assert viewer.get(path, run="first", table="predictions").status in (400, 404)
     assert len(viewer.get("/api/runs").json["runs"]) == 2
     shutil.rmtree(runs)
-    assert viewer.get("/api/runs").json["runs"] in ([], viewer.get("/api/runs").json["runs"])
+    assert viewer.get("/api/runs").json["runs"] == []
