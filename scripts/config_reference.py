@@ -69,7 +69,8 @@ def _table(rows: Sequence[Key]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    # "][" would begin a link of Markdown
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("][", "]\\[")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Write the README's result tables from assets/results/*.json, so that no number in it was typed by hand.
+"""Write the result tables of the README and of docs/ from assets/results/*.json, so that no number in them was typed by hand.
 
 python -m scripts.update_readme           # rewrite the blocks between <!-- results:NAME --> and <!-- end -->
 python -m scripts.update_readme --check   # exit 1 when a block is out of date (a test runs this)
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mmrl.config.peers import PEERS
+from scripts._readme_docs import install, peer_table
 from scripts._readme_scale import engines, gap, presets
 from scripts._readme_turns import turns, turns_cost
 
@@ -561,27 +563,36 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "engines": _recorded("bench_engines")(engines),
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
     "presets": _recorded("presets", script="estimate_presets")(presets),
+    "install": _recorded("install", " --record", script="measure_install")(install),
+    **{f"peer_{peer.lower()}": peer_table(peer) for peer in PEERS},
 }
 
 
+def pages() -> list[Path]:
+    """The files that hold blocks, or may: the README and every page of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def rendered(text: str) -> str:
-    """README text with every results block renewed."""
+    """A page's text with every results block renewed."""
     return _BLOCK.sub(lambda m: f"{m.group(1)}{BLOCKS[m.group(2)]()}\n{m.group(3)}", text)
 
 
 def main() -> int:
     """Command line."""
-    readme = ROOT / "README.md"
-    old = readme.read_text(encoding="utf-8")
-    new = rendered(old)
-    if "--check" in sys.argv[1:]:
-        if new != old:
-            print(
-                "README.md is out of date with assets/results; run python -m scripts.update_readme",
-                file=sys.stderr,
-            )
-        return int(new != old)
-    readme.write_text(new, encoding="utf-8")
+    stale = []
+    for page in pages():
+        old = page.read_text(encoding="utf-8")
+        if (new := rendered(old)) != old:
+            stale.append(page.relative_to(ROOT).as_posix())
+            if "--check" not in sys.argv[1:]:
+                page.write_text(new, encoding="utf-8")
+    if "--check" in sys.argv[1:] and stale:
+        print(
+            f"out of date with assets/results: {', '.join(stale)}; run python -m scripts.update_readme",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 

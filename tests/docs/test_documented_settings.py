@@ -21,19 +21,8 @@ from mmrl.config import RunConfig
 from mmrl.distributed.engines import train_engine_name
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import EmbodiedConfig
-from tests.kits.engine_kit import REPO
+from tests.docs.pages_kit import REPO, TEXT
 
-PAGES = [
-    REPO / "README.md",
-    REPO / "SECURITY.md",
-    REPO / "CONTRIBUTING.md",
-    *sorted((REPO / "docs").rglob("*.md")),
-]
-TEXT = {
-    page.relative_to(REPO).as_posix(): page.read_text(encoding="utf-8")
-    for page in PAGES
-    if page.exists()
-}
 _START = re.compile(r"(?:torchrun (?P<options>.*?) -m mmrl\.cli\.main|mmrl) (?P<rest>.+)")
 
 
@@ -202,8 +191,8 @@ def test_tables_of_settings_name_values_that_are_accepted() -> None:
 
 
 def test_what_pages_say_of_engines_and_schedules_is_what_validation_says(tmp_path: Path) -> None:
-    """README, Scale: sharded engines train with schedule.kind serial; prompts in several processes, too."""
-    text = " ".join(TEXT["README.md"].split())
+    """docs/scale.md: sharded engines train with schedule.kind serial; prompts in several processes, too."""
+    text = " ".join(TEXT["docs/scale.md"].split())
     assert re.search(
         r"train all weights of a large policy, critic included, with `schedule\.kind: serial`", text
     )

@@ -1,4 +1,4 @@
-"""The README's numbers equal the result files, and the commands and files it names exist."""
+"""The numbers of the README and docs/ equal the result files, links lead somewhere, and their programs run."""
 
 from __future__ import annotations
 
@@ -9,42 +9,59 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from mmrl.types import Sample, StopReason, Turn
 from scripts.update_readme import BLOCKS, ROOT, rendered
+from tests.docs.pages_kit import TEXT, Block, blocks
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = TEXT["README.md"]
+ALL = "\n".join(TEXT.values())
 
 
 def test_numbers_come_from_result_files() -> None:
-    assert set(re.findall(r"<!-- results:(\w+) -->", README)) == set(BLOCKS)
-    assert rendered(README) == README, "run python -m scripts.update_readme"
+    placed = [name for text in TEXT.values() for name in _block_names(text)]
+    assert set(placed) == set(BLOCKS)
+    # the demo and the comparison with TRL stand on two pages
+    assert {name for name in placed if placed.count(name) > 1} == {"demo", "trl", "install"}
+    for page, text in TEXT.items():
+        assert rendered(text) == text, f"{page}: run python -m scripts.update_readme"
     assert rendered(README.replace("mIoU", "m-IoU")) == README, "the check above can fail"
 
 
-def test_linked_files_and_make_targets_exist() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert links and all((ROOT / link).exists() for link in links)
-    targets = set(re.findall(r"^    make (\w+)", README, re.MULTILINE))
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert targets and all(re.search(rf"^{t}:", makefile, re.MULTILINE) for t in targets)
+def _block_names(text: str) -> list[str]:
+    return re.findall(r"<!-- results:(\w+) -->", text)
 
 
-def test_documented_commands_exist() -> None:
-    from mmrl.cli.main import app
+def test_the_readme_is_the_first_minute() -> None:
+    assert len(README.encode()) <= 10_000 and "docs/quickstart.md" in README
+    pages = {page for page in TEXT if page.startswith("docs/")}
+    linked = set(re.findall(r"\]\((docs/[\w/-]+\.md)\)", README))
+    assert linked <= pages and len(linked) > 15
 
-    commands = set(re.findall(r"^    mmrl (\w+)", README, re.MULTILINE))
-    assert {"eval", "score", "report", "tasks"} <= commands
-    for command in commands:
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
+
+@pytest.mark.parametrize("page", sorted(TEXT))
+def test_links_and_anchors_lead_somewhere(page: str) -> None:
+    plain = re.sub(r"^```.*?^```|`[^`\n]+`", "", TEXT[page], flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(#[^)\s]*)?\)", plain):
+        path = ((ROOT / page).parent / target).resolve() if target else ROOT / page
+        assert path.exists(), (page, target)
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor[1:] in {_slug(heading) for heading in headings}, (page, target, anchor)
+
+
+def _slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and mkdocs make it for headings of letters, digits and blanks."""
+    return re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
 
 
 def test_rows_in_the_readme_can_be_read(tmp_path: Path) -> None:
     from mmrl.tasks.frame_clips import draw_square_clip
     from mmrl.tasks.mixed import Mixed
 
-    rows = [json.loads(line) for line in re.findall(r"^    (\{.*\})$", README, re.MULTILINE)]
+    rows = [
+        json.loads(line) for line in dict.fromkeys(re.findall(r"^    (\{.*\})$", ALL, re.MULTILINE))
+    ]
     assert {row.get("task") for row in rows} == {None, "choice", "temporal_grounding", "tracking"}
     clip = draw_square_clip(tmp_path / "k.mp4", "red", (1, 3), 4.0)
     Image.new("RGB", (200, 200)).save(tmp_path / "kitchen.jpg")
@@ -60,10 +77,10 @@ def test_rows_in_the_readme_can_be_read(tmp_path: Path) -> None:
 def test_recipes_in_the_readme_exist_and_their_options_are_known() -> None:
     commands = re.findall(
         r"^    (?:bash (scripts/train_\w+\.sh)|mmrl train (configs/\w+\.yaml)) (.*)$",
-        README,
+        ALL,
         re.MULTILINE,
     )
-    assert len(commands) >= 9
+    assert len(commands) >= 15
     for script, recipe, arguments in commands:
         assert (ROOT / (script or recipe)).is_file(), script or recipe
         used = set(re.findall(r"--\w+", arguments.partition("#")[0]))
@@ -86,7 +103,7 @@ def test_lines_for_ppo_set_all_that_their_recipes_need() -> None:
     from mmrl.config.shipped import recipe_file
 
     lines = re.findall(
-        r"^    .*algorithm\.advantage=gae.*$", README.replace("\\\n", " "), re.MULTILINE
+        r"^    .*algorithm\.advantage=gae.*$", ALL.replace("\\\n", " "), re.MULTILINE
     )
     assert len(lines) == 2
     for line in lines:
@@ -98,7 +115,7 @@ def test_lines_for_ppo_set_all_that_their_recipes_need() -> None:
 
 
 def test_the_environment_in_the_readme_looks_and_pays(tmp_path: Path) -> None:
-    code = re.search(r"```python\n# look.py\n(.*?)```", README, re.DOTALL)
+    code = re.search(r"```python\n# look.py\n(.*?)```", ALL, re.DOTALL)
     assert code is not None
     look: dict[str, Any] = {}
     exec(code.group(1), look)
@@ -135,17 +152,25 @@ def test_a_missing_result_is_said(
     )
 
 
-def test_example_task_in_the_readme_keeps_the_contract(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+PARITY = [
+    block
+    for page in TEXT
+    for block in blocks(page)
+    if block.language == "python" and block.text.startswith("# parity.py")
+]
+
+
+@pytest.mark.parametrize("block", PARITY, ids=lambda block: block.page)
+def test_the_example_task_keeps_the_contract(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mmrl.diagnostics.conformance import check_task
 
-    code = re.search(r"```python\n# parity.py\n(.*?)```", README, re.DOTALL)
-    assert code is not None
-    (tmp_path / "parity.py").write_text(code.group(1), encoding="utf-8")
+    (tmp_path / "parity.py").write_text(block.text, encoding="utf-8")
     (tmp_path / "numbers.txt").write_text("".join(f"{n}\n" for n in range(12)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     result = check_task(
         f"{tmp_path / 'parity.py'}:Parity", str(tmp_path / "numbers.txt"), out=str(tmp_path / "out")
     )
     assert result.ok, [finding for finding in result.findings if not finding.ok]
+    assert len(PARITY) == 2

@@ -563,7 +563,7 @@ def test_the_example_learns(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_snippet_of_the_readme_runs(tmp_path: Path) -> None:
     found = re.search(
-        r"## From Python\n.*?```python\n(.*?)```",
+        r"```python\n(import mmrl\n.*?)```",
         (REPO / "README.md").read_text(encoding="utf-8"),
         re.DOTALL,
     )
