@@ -27,7 +27,6 @@ from mmrl.operations.terminal import show_controls
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.",
 )
 

@@ -89,7 +89,6 @@ _TRL: dict[str, Meaning] = {
     "deepspeed": Meaning("engine.train", "`deepspeed_zero2` or `deepspeed_zero3`"),
     "fsdp": Meaning("engine.train", "`fsdp2`"),
     "dataloader_num_workers": Meaning("data.workers", "processes that decode pictures and clips"),
-    "shuffle_dataset": Meaning("data.curriculum", "draws are random; stages are a curriculum"),
     "eval_steps": Meaning("eval.every"),
     "metric_for_best_model": Meaning("eval.best_metric"),
     "save_steps": Meaning("train.save_every"),

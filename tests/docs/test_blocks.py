@@ -48,7 +48,7 @@ def _module(words: list[str]) -> str | None:
     if found is None or found.origin is None:
         return f"there is no module {words[0]}"
     text = Path(found.origin).read_text(encoding="utf-8")
-    unknown = [option for option in _options(words) if f'"{option}"' not in text]
+    unknown = [option for option in _options(words) if option not in text]
     return f"{words[0]} does not know {unknown}" if unknown else None
 
 
@@ -77,7 +77,8 @@ def wrong_with(page: str, line: str) -> str | None:
         return _pip(words)
     if words[:2] == ["git", "clone"]:
         return None
-    if (REPO / words[0]).exists():  # a map of folders
+    # a map of folders
+    if words[0].endswith("/") and (REPO / words[0]).is_dir():
         return None
     return "nothing that a test knows"
 
