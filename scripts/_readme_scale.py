@@ -1,4 +1,4 @@
-"""The README's tables of training engines and rollout engines; scripts/update_readme.py puts them in their places."""
+"""The pages' tables of training engines and rollout engines; scripts/update_readme.py puts them in their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's tables of rollouts of several turns; scripts/update_readme.py puts them in their places."""
+"""The pages' tables of rollouts of several turns; scripts/update_readme.py puts them in their places."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 Renders pages with mmrl.tasks.pages, trains from assets/tiny_vlm_mixed with configs/gui.yaml and SETTINGS, prints the share of
 clicks inside the named element before and after with intervals, and the path of the report. `--record` also writes
-assets/results/demo_gui.json, which configs/gui.yaml and the README quote. Exit status 1 when it fell significantly.
+assets/results/demo_gui.json, which configs/gui.yaml and docs/results.md quote. Exit status 1 when it fell significantly.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Every answer is scored by its own task's rubric. Generates pictures, trains from assets/tiny_vlm_mixed with
 configs/mixed_tiny.yaml, prints every task's held-out score before and after with intervals and whether it fell
 significantly (paired, 95 %), and the path of the report. `--record` also writes assets/results/demo_mixed.json, which the
-README quotes. Exit status 1 when a task fell significantly.
+page of results quotes. Exit status 1 when a task fell significantly.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 Trains the warm-started policy of assets/ with configs/robot_tiny.yaml or configs/maniskill_tiny.yaml, prints success on 100 fresh
 initial states before and after with 95 % intervals, and the path of the report with curves and videos. `--record` writes
-assets/results/demo_robot_SUITE.json, which the README quotes.
+assets/results/demo_robot_SUITE.json, which docs/results.md quotes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Generates H.264 clips, trains from assets/tiny_video with configs/video_tiny.yaml, prints both tasks' held-out score before and
 after with intervals (paired, 95 %) and the path of the report, whose filmstrips show gold and predicted spans and boxes.
-`--record` also writes assets/results/demo_video.json, which the README quotes. Exit status 1 when a task fell significantly.
+`--record` also writes assets/results/demo_video.json, which docs/results.md quotes. Exit status 1 when a task fell significantly.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 #                                   [section.key=value ...]
 #
 # --data and --eval take a REFER folder (RefCOCO; then --split, --eval-split and --split-by count), a VLM-R1 json/jsonl,
-# an EasyR1 parquet or mmrl's own jsonl (see README). --images says where the pictures are when they are not beside the
+# an EasyR1 parquet or mmrl's own jsonl (see docs/data.md). --images says where the pictures are when they are not beside the
 # data. Paths are relative to the folder you start from; the run is written to runs/RUN in mmrl's own folder, or to
 # dir=/elsewhere.
 set -euo pipefail

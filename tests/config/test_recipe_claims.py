@@ -209,7 +209,7 @@ def test_a_recipe_says_at_once_all_that_ppo_needs(recipe: str) -> None:
         needed = listed[1].split() if listed else [one]
     assert config_of(recipe, *ppo, *needed).algorithm.advantage == "gae"
     if recipe in ("grounding", "detection", "counting", "ocr", "puzzles", "gui", "tracking"):
-        assert needed == [], "the README's line for PPO names none"
+        assert needed == [], "the line for PPO of docs/concepts.md names none"
 
 
 def test_onethinkers_name_stands_where_its_rule_is_used() -> None:

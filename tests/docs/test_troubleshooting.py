@@ -11,7 +11,7 @@ from mmrl.config import AlarmConfig, load_config
 from mmrl.training.alarms import AlarmBoard
 from mmrl.training.trainer import Trainer
 from tests.docs.pages_kit import REPO, TEXT
-from tests.kits.engine_kit import album_data, config_file, read_jsonl, small_run
+from tests.kits.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 
 PAGE = TEXT["docs/troubleshooting.md"]
 ROWS = re.findall(
@@ -30,10 +30,11 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Metrics of two small runs: GRPO, and PPO with a critic."""
     folder = tmp_path_factory.mktemp("runs")
     found: set[str] = set()
-    for name, algorithm in (("grpo", {}), ("ppo", {"advantage": "gae", "dynamic_sampling": False})):
-        if algorithm:
-            algorithm["advantage_scale"] = "batch"
-        tree = small_run(folder, album_data(folder / name, 6), name=name, algorithm=algorithm)
+    pictures = [[picture((56, 56), i)] for i in range(8)]
+    ppo = {"advantage": "gae", "advantage_scale": "batch", "dynamic_sampling": False}
+    for name, algorithm in (("grpo", {}), ("ppo", ppo)):
+        data = album_data(folder / "data", pictures)
+        tree = small_run(folder, data, name=name, algorithm=algorithm)
         Trainer(load_config(config_file(folder / f"{name}.yaml", tree))).fit()
         for row in read_jsonl(folder / name / "metrics.jsonl"):
             found |= set(row)
