@@ -1,4 +1,4 @@
-"""`make docs`: the site builds with --strict, holds every page, refuses a dead link, and a browser asks nobody else for anything."""
+"""`make docs`: the site builds with --strict, holds every page, refuses a dead link, and a browser asks nobody else."""
 
 from __future__ import annotations
 
