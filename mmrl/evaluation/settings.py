@@ -8,7 +8,7 @@ from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.rollout import SamplingSettings
-from mmrl.rollout.prompt_rollouter import sampling_settings
+from mmrl.rollout.group_generator import sampling_settings
 
 __all__ = ["EvalSettings", "eval_settings", "protocol_of"]
 

@@ -17,7 +17,7 @@ import torch
 from mmrl.algorithms import has_signal
 from mmrl.algorithms.group_rewards import accuracies, score_of
 from mmrl.data.demonstrations import is_right, on_policy
-from mmrl.rollout.prompt_rollouter import StepTally
+from mmrl.rollout.group_generator import StepTally
 from mmrl.training.collapse import answer_key, sameness
 from mmrl.training.update_result import SourceStats, UpdateResult
 from mmrl.types import RolloutGroup, StopReason

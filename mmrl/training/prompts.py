@@ -29,7 +29,8 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments, turns_of
-from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter, StepTally
+from mmrl.rollout.group_generator import StepTally
+from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, build_advantages
 from mmrl.training.learner import Learner
@@ -132,7 +133,7 @@ class PromptRollouts:
             self.rollouter = PromptRollouter(
                 self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world
             )
-            self.timeline = self.rollouter.timeline = Timeline(
+            self.timeline = self.rollouter.generator.timeline = Timeline(
                 {"infer": 1, "reward": 1, "train": 1}
             )
             self.groups = IteratorSource(
@@ -189,7 +190,7 @@ class PromptRollouts:
 
     def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
         """See RolloutSource."""
-        self.rollouter.exclusive = exclusive
+        self.rollouter.generator.exclusive = exclusive
 
     def sync(self) -> None:
         """See RolloutSource."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mmrl.config import AlarmConfig, load_config
 from mmrl.errors import MMRLError
-from mmrl.rollout.prompt_rollouter import StepTally
+from mmrl.rollout.group_generator import StepTally
 from mmrl.training.alarms import AlarmBoard
 from mmrl.training.collapse import answer_key, common_share
 from mmrl.training.metrics import completion_records, step_metrics

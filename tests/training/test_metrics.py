@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms import LossStats
-from mmrl.rollout.prompt_rollouter import StepTally
+from mmrl.rollout.group_generator import StepTally
 from mmrl.training.metrics import completion_records, step_metrics
 from mmrl.training.update_result import SourceStats, UpdateResult
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
