@@ -8,12 +8,11 @@ soon as it closes, and the result is that of training on all of them afterwards.
 that compare groups, or where forwards are collective, groups are only collected as they close and trained on in `finish`.
 
 In a run of several processes each trains on its own groups. Collective operations run in `finish` alone, in the same order
-everywhere and also where a process has no group. Where the engine's forwards are collective (sharded weights) processes agree on
-the number of micro-batches of an optimizer step beforehand, and who has fewer runs idle ones.
+everywhere and also where a process has no group.
 
-What rollouts are to learn is the advantage estimator's to say (mmrl.training.group_advantages, mmrl.training.critic), the loss of a
-micro-batch is mmrl.training.turn_loss; forwards, gradients and optimizer steps are the training engine's
-(mmrl.distributed.engines).
+What rollouts are to learn is the advantage estimator's to say (mmrl.training.group_advantages, mmrl.training.critic);
+mmrl.training.samples makes training samples of both, mmrl.training.optimizer_steps takes the steps, the loss of a micro-batch is
+mmrl.training.turn_loss; forwards and gradients are the training engine's (mmrl.distributed.engines).
 
 Legend: N tokens of a turn.
 """
@@ -29,26 +28,22 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import trainable
-from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
-from mmrl.algorithms.group_rewards import usable
 from mmrl.config import RunConfig
 from mmrl.distributed.engines.base import TrainEngine
-from mmrl.distributed.engines.lockstep import Losses, agree
 from mmrl.distributed.world import World
-from mmrl.errors import MismatchError
 from mmrl.policy.encode import Prompt
 from mmrl.training.answer_critic import compute_values
 from mmrl.training.critic import CriticLoss
+from mmrl.training.optimizer_steps import OptimizerSteps
+from mmrl.training.samples import SampleBuilder
 from mmrl.training.sequences import (
     RolloutTargets,
     TrainingSample,
-    TrainingTurn,
     plan_of,
-    token_weight,
 )
 from mmrl.training.turn_loss import TurnLoss
 from mmrl.training.update_result import UpdateResult
-from mmrl.types import Rollout, RolloutGroup
+from mmrl.types import RolloutGroup
 
 __all__ = [
     "AdvantageEstimator",
@@ -103,23 +98,28 @@ class Learner:
         longest: int | None = None,
     ) -> None:
         self.config, self.policy, self.engine, self.world = config, policy, engine, world
-        self.advantages, self.critic, self._prompt_of = advantages, critic, prompt_of
+        self.advantages, self.critic = advantages, critic
         self._shuffles, self._packs_groups = shuffles, packs_groups
         self.loss = TurnLoss(config, policy, engine, critic)
-        self._longest = config.rollout.max_new_tokens if longest is None else longest
-        self.updates = 0  # optimizer steps taken, drives the learning rate
-        a = config.algorithm
-        self.total_updates = config.train.steps * a.epochs * a.minibatches
+        self.steps = OptimizerSteps(config, policy, engine, world, self.loss)
+        self.samples = SampleBuilder(
+            config,
+            policy,
+            prompt_of=prompt_of,
+            longest=config.rollout.max_new_tokens if longest is None else longest,
+            asynchronous=self.loss.offpolicy.asynchronous,
+        )
         # called when a step has changed them, while the policy is held
         self.on_weights: Callable[[], Any] = lambda: None
         self.step = 0
-        self._version = 0  # of the weights a step begins with, as turns name it
         self._result = UpdateResult()
         self._collected: list[RolloutGroup] = []
-        # of groups whose turns have none, while the step is trained on
-        self._prompts: dict[Key, Prompt] = {}
         self._names: list[str] = []  # of the samples trained on as they came
-        self.losses = Losses(engine, world)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken."""
+        return self.steps.updates
 
     @property
     def collects(self) -> str:
@@ -151,14 +151,14 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON values; the optimizer's state is the engine's."""
         return {
-            "updates": self.updates,
+            "updates": self.steps.updates,
             "credit": self.advantages.state_dict(),
             "entropy": self.loss.entropy.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. What a checkpoint does not have was not there when it was written."""
-        self.updates = state["updates"]
+        self.steps.updates = state["updates"]
         for name, part in (("credit", self.advantages), ("entropy", self.loss.entropy)):
             if name in state:
                 part.load_state_dict(state[name])
@@ -170,9 +170,9 @@ class Learner:
         if self.policy.device.type == "cuda" and self.policy.device.index is not None:
             # a thread has a current device of its own, which collectives use
             torch.cuda.set_device(self.policy.device)
-        self.step = self.loss.step = step
-        self._version = self.policy.version
-        self._result, self._collected, self._names, self._prompts = UpdateResult(), [], [], {}
+        self.step = self.loss.step = self.steps.step = step
+        self._result, self._collected, self._names = UpdateResult(), [], []
+        self.samples.begin(self.policy.version)
         self.loss.offpolicy.begin()
         if not self.engine.lockstep:  # lets last step's gradients go before the rollout
             self.engine.begin()
@@ -184,7 +184,7 @@ class Learner:
             return
         began, result = time.perf_counter(), self._result
         samples = self._prepare([group], result)
-        self._accumulate(
+        self.steps.accumulate(
             plan_of(samples, self.config.train.token_budget), result, first_pass=True, fresh=True
         )
         result.denominator += sum(s.denominator for s in samples)
@@ -198,7 +198,7 @@ class Learner:
         began = time.perf_counter()
         if self.streams:
             total, result.denominator = self.world.sum([result.denominator])[0], 0.0
-            self._apply(total, self._names, result)
+            self.steps.apply(total, self._names, result)
         else:
             self._train_on_all(self._collected, result)
         result.advantage_metrics = {
@@ -206,7 +206,8 @@ class Learner:
             **self.loss.offpolicy.metrics(self.world),
             **self.loss.entropy.metrics(),
         }
-        self._collected, self._prompts = [], {}
+        self._collected = []
+        self.samples.begin()
         self.on_weights()
         result.update_s += time.perf_counter() - began - result.logprobs_s
         return result.over(self.world)
@@ -232,7 +233,7 @@ class Learner:
             samples = self._with_proximal(samples, result)
         for epoch in range(self.config.algorithm.epochs):
             for number, part in enumerate(self._minibatches(samples, epoch)):
-                self._optimizer_step(
+                self.steps.take(
                     part, result, first_pass=epoch == 0, fresh=epoch == 0 and number == 0
                 )
 
@@ -263,77 +264,9 @@ class Learner:
         self, groups: Sequence[RolloutGroup], result: UpdateResult
     ) -> list[TrainingSample]:
         targets = self.advantages.targets(groups)
-        found = [sample for g in groups for sample in self._samples(g, targets[g.key])]
+        found = [sample for g in groups for sample in self.samples.of(g, targets[g.key])]
         result.turns += sum(len(s.turns) for s in found)
         return found
-
-    def _samples(
-        self, group: RolloutGroup, targets_G: Sequence[RolloutTargets | None]
-    ) -> Iterator[TrainingSample]:
-        prompt: Prompt | None = None
-        for number, (rollout, good, targets) in enumerate(
-            zip(group.rollouts, usable(group), targets_G, strict=True)
-        ):
-            if targets is None:
-                continue
-            if prompt is None and any(t.prompt is None for t in rollout.turns):
-                assert self._prompt_of is not None, (
-                    "turns without a prompt belong to a sample that can be encoded"
-                )
-                prompt = self._prompts[group.key] = self._prompts.get(group.key) or self._prompt_of(
-                    group
-                )
-            in_loss = good and rollout_in_loss(rollout, self.config.algorithm.overlong)
-            yield self._sample(group, number, rollout, targets, prompt, in_loss)
-
-    def _sample(
-        self,
-        group: RolloutGroup,
-        number: int,
-        rollout: Rollout,
-        targets: RolloutTargets,
-        prompt: Prompt | None,
-        in_loss: bool,
-    ) -> TrainingSample:
-        masks = [self.policy.token_mask(turn) for turn in rollout.turns]
-        a, blank = self.config.algorithm, [()] * len(masks)
-        tokens = sum(int(m.sum()) for m in masks) if in_loss else 0
-        scale, denominator = token_weight(tokens, a.loss_aggregation, self._longest)
-        turns = []
-        for turn, mask, advantages, values, returns in zip(
-            rollout.turns,
-            masks,
-            targets.advantages,
-            targets.values or blank,
-            targets.returns or blank,
-            strict=True,
-        ):
-            advantage_N = np.repeat(
-                np.asarray(advantages, np.float32), len(mask) // len(advantages)
-            )
-            shown = turn.prompt if turn.prompt is not None else prompt
-            assert shown is not None
-            turns.append(
-                TrainingTurn(
-                    shown,
-                    turn.token_ids,
-                    turn.logprobs,
-                    mask,
-                    advantage_N,
-                    scale,
-                    group.sample.source,
-                    group.sample.id,
-                    in_loss,
-                    "" if turn.prompt is not None else group.fingerprint,
-                    rollout.offline,
-                    self.loss.offpolicy.asynchronous
-                    and not rollout.offline
-                    and turn.policy_version < self._version,
-                    tuple(values),
-                    tuple(returns),
-                )
-            )
-        return TrainingSample((group.key, number), tuple(turns), denominator)
 
     def _with_values(
         self, groups: Sequence[RolloutGroup], result: UpdateResult
@@ -348,8 +281,8 @@ class Learner:
                 ]
                 for g in groups
             }
-            drafts = [sample for g in groups for sample in self._samples(g, blank[g.key])]
-        plan = self._plan_without_step(drafts)
+            drafts = [sample for g in groups for sample in self.samples.of(g, blank[g.key])]
+        plan = self.steps.plan_without_step(drafts)
         with self.engine.collective_section():
             found = compute_values(
                 groups, drafts, plan, lambda turns: self.loss.predict_values(turns, result)
@@ -357,114 +290,12 @@ class Learner:
         result.logprobs_s += time.perf_counter() - began
         return found
 
-    def _plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
-        """Micro-batches of forwards alone, with idle ones where forwards are collective."""
-        plan = plan_of(samples, self.config.train.token_budget)
-        return plan + [[]] * self._agree(plan, 0.0)[0] if self.engine.lockstep else plan
-
-    # optimizer steps
-
-    def _optimizer_step(
-        self,
-        samples: Sequence[TrainingSample],
-        result: UpdateResult,
-        *,
-        first_pass: bool,
-        fresh: bool,
-    ) -> None:
-        plan, share = (
-            plan_of(samples, self.config.train.token_budget),
-            sum(s.denominator for s in samples),
-        )
-        total = None
-        if self.engine.lockstep:
-            idle, total = self._agree(plan, share)
-            plan += [[]] * idle
-        with self.engine.collective_section():
-            self.engine.begin(total)
-            self._accumulate(plan, result, first_pass=first_pass, fresh=fresh)
-            names = list(dict.fromkeys(t.sample for s in samples for t in s.turns))
-            self._apply(self.world.sum([share])[0] if total is None else total, names, result)
-
-    def _agree(self, plan: Sequence[Sequence[TrainingTurn]], share: float) -> tuple[int, float]:
-        """How many idle micro-batches this process adds to its plan, and the denominator of all processes. Collective.
-
-        What is wrong with the prompts is said here, to all: inside a forward the others would wait for this process.
-        """
-        with self.world.raise_on_all_ranks():
-            for turns in plan:
-                self._compare_inputs(turns)
-                for turn in turns:
-                    if turn.fingerprint:
-                        self.policy.encoder.visuals.pin(turn.prompt.visuals, self.policy.tower())
-        count, total = agree(self.world, len(plan), share)
-        return count - len(plan), total
-
-    def _accumulate(
-        self,
-        plan: Sequence[Sequence[TrainingTurn]],
-        result: UpdateResult,
-        *,
-        first_pass: bool,
-        fresh: bool,
-    ) -> None:
-        """Forward and backward of micro-batches; one without turns is idle."""
-        for number, turns in enumerate(plan, 1):
-            if first_pass:
-                self._compare_inputs(turns)
-            loss = (
-                self.loss.of(turns, result, first_pass, fresh) if turns else self.loss.idle(result)
-            )
-            names = ", ".join(dict.fromkeys(t.sample for t in turns))
-            self.engine.backward(
-                self.losses.finite(
-                    loss,
-                    f" in step {self.step}; samples: {names}; lower optim.lr or resume from "
-                    "the last checkpoint",
-                ),
-                last=number == len(plan),
-            )
-
-    def _compare_inputs(self, turns: Sequence[TrainingTurn]) -> None:
-        for turn in turns:
-            if turn.fingerprint and (seen := turn.prompt.fingerprint) != turn.fingerprint:
-                raise MismatchError(
-                    f"sample {turn.sample}: rollout saw tensors {turn.fingerprint}, training is about to see "
-                    f"{seen}; the picture or the processor changed during the run: restore it, or resume"
-                )
-
-    def _apply(self, total: float, names: Sequence[str], result: UpdateResult) -> None:
-        """One optimizer step of the gradients summed so far, divided by the denominator of all processes.
-
-        A critic that warms up steps alone: with gradients of zero AdamW would decay the policy's weights and count its steps on,
-        and divide the first real gradients by moments still near 0.
-        """
-        norm, result.lr = self.engine.step(
-            total,
-            self.updates,
-            self.total_updates,
-            lambda norm: self._failure(norm, names),
-            heads_only=self.loss.warming,
-        )
-        self.updates += 1
-        if self.loss.entropy.adaptive and not self.loss.warming:
-            self.loss.entropy.observe(*self.world.sum(self.loss.take_entropy()))
-        result.grad_norms.append(norm)
-        result.denominator += total
-
-    def _failure(self, norm: float, names: Sequence[str]) -> str:
-        """What is wrong with the gradients."""
-        return (
-            f"{self.losses.said()}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
-            f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint"
-        )
-
     def _with_proximal(
         self, samples: Sequence[TrainingSample], result: UpdateResult
     ) -> list[TrainingSample]:
         """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
         began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
-        plan = self._plan_without_step(samples)
+        plan = self.steps.plan_without_step(samples)
         with self.engine.collective_section():
             for turns in plan:
                 for turn, logprobs_N in zip(turns, self.loss.logprobs(turns), strict=True):

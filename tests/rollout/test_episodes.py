@@ -450,7 +450,7 @@ def test_rewards_of_a_group_are_refused_where_an_environment_pays(
 def test_dr_grpo_divides_by_the_length_of_a_whole_rollout(tmp_path: Path) -> None:
     trainer = Trainer(play_run(tmp_path, "long", "algorithm.loss_aggregation=dr_grpo"))
     with trainer._working():
-        assert trainer.learner._longest == 5 * Counting.max_turns
+        assert trainer.learner.samples.longest == 5 * Counting.max_turns
 
 
 def test_a_task_is_asked_for_its_environment_and_nothing_stays_open() -> None:

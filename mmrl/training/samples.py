@@ -1,0 +1,121 @@
+"""Training samples of closed groups: rollouts with what they are to learn, as the loss takes them.
+
+    builder = SampleBuilder(config, policy)
+    builder.begin(policy.version)
+    samples = list(builder.of(group, targets))          # targets: of an advantage estimator, None: not trained on
+
+Legend: N tokens of a turn, G rollouts of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
+from mmrl.algorithms.group_rewards import usable
+from mmrl.config import RunConfig
+from mmrl.policy.encode import Prompt
+from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn, token_weight
+from mmrl.types import Rollout, RolloutGroup
+
+__all__ = ["SampleBuilder"]
+
+Key = tuple[int, int, int]
+
+
+class SampleBuilder:
+    """Rollouts of a group -> TrainingSample.
+
+    `prompt_of(group)` encodes the sample of a group whose turns have no prompt of their own; what it gave is kept until `begin`.
+    `longest`: the most tokens of a rollout, for loss_aggregation dr_grpo. `asynchronous`: turns of older weights are marked stale.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Any,
+        *,
+        prompt_of: Callable[[RolloutGroup], Prompt] | None,
+        longest: int,
+        asynchronous: bool,
+    ) -> None:
+        self._config, self._policy, self._prompt_of = config, policy, prompt_of
+        self.longest, self._asynchronous = longest, asynchronous
+        self._version = 0
+        self._prompts: dict[Key, Prompt] = {}
+
+    def begin(self, version: int = 0) -> None:
+        """Forget the prompts. `version` is that of the weights a step begins with, as turns name it."""
+        self._version, self._prompts = version, {}
+
+    def of(
+        self, group: RolloutGroup, targets_G: Sequence[RolloutTargets | None]
+    ) -> Iterator[TrainingSample]:
+        """The samples of the group's rollouts that have targets."""
+        prompt: Prompt | None = None
+        for number, (rollout, good, targets) in enumerate(
+            zip(group.rollouts, usable(group), targets_G, strict=True)
+        ):
+            if targets is None:
+                continue
+            if prompt is None and any(t.prompt is None for t in rollout.turns):
+                assert self._prompt_of is not None, (
+                    "turns without a prompt belong to a sample that can be encoded"
+                )
+                prompt = self._prompts[group.key] = self._prompts.get(group.key) or self._prompt_of(
+                    group
+                )
+            in_loss = good and rollout_in_loss(rollout, self._config.algorithm.overlong)
+            yield self._sample(group, number, rollout, targets, prompt, in_loss)
+
+    def _sample(
+        self,
+        group: RolloutGroup,
+        number: int,
+        rollout: Rollout,
+        targets: RolloutTargets,
+        prompt: Prompt | None,
+        in_loss: bool,
+    ) -> TrainingSample:
+        masks = [self._policy.token_mask(turn) for turn in rollout.turns]
+        a, blank = self._config.algorithm, [()] * len(masks)
+        tokens = sum(int(m.sum()) for m in masks) if in_loss else 0
+        scale, denominator = token_weight(tokens, a.loss_aggregation, self.longest)
+        turns = []
+        for turn, mask, advantages, values, returns in zip(
+            rollout.turns,
+            masks,
+            targets.advantages,
+            targets.values or blank,
+            targets.returns or blank,
+            strict=True,
+        ):
+            advantage_N = np.repeat(
+                np.asarray(advantages, np.float32), len(mask) // len(advantages)
+            )
+            shown = turn.prompt if turn.prompt is not None else prompt
+            assert shown is not None
+            turns.append(
+                TrainingTurn(
+                    shown,
+                    turn.token_ids,
+                    turn.logprobs,
+                    mask,
+                    advantage_N,
+                    scale,
+                    group.sample.source,
+                    group.sample.id,
+                    in_loss,
+                    "" if turn.prompt is not None else group.fingerprint,
+                    rollout.offline,
+                    self._asynchronous
+                    and not rollout.offline
+                    and turn.policy_version < self._version,
+                    tuple(values),
+                    tuple(returns),
+                )
+            )
+        return TrainingSample((group.key, number), tuple(turns), denominator)
