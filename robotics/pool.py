@@ -14,9 +14,7 @@ error makes it broken until its next reset. Every reset that was accepted ends i
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -26,7 +24,8 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
-from mmrl.robotics.pool_process import LocalWorkers, Pending, WorkerHandle, Workers
+from mmrl.robotics.pool_fleet import WorkerFleet
+from mmrl.robotics.pool_process import Pending, WorkerHandle, Workers
 from mmrl.robotics.pool_types import (
     ErrorCause,
     PoolError,
@@ -38,8 +37,6 @@ from mmrl.robotics.pool_types import (
 from mmrl.robotics.worker import Answer, Command, Facts
 
 __all__ = ["VectorEnv", "PoolError", "PoolSettings", "PoolStats", "Reply"]
-
-_HARD_MEMORY = 1.5  # times memory_gib: an episode that gets there is ended
 
 
 @dataclass
@@ -54,14 +51,6 @@ class _Slot:
     @property
     def running(self) -> bool:
         return self.state in ("resetting", "waiting", "stepping")
-
-
-def _close_all(processes: list[WorkerHandle], starter: Workers, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the process that owns them
-        return
-    for process in processes:
-        process.close()
-    starter.close()
 
 
 class VectorEnv:
@@ -86,20 +75,9 @@ class VectorEnv:
         self._causes: Counter[str] = Counter()
         self._busy, self._peak = [0.0] * self.workers, [0.0] * self.workers
         self._replies: list[Reply] = []
-        self._failure: PoolError | None = None
         self._began = time.monotonic()
-        self._starter = LocalWorkers(num_slots) if starter is None else starter
-        self._processes: list[WorkerHandle] = []  # all that may still run
-        self._closer = weakref.finalize(
-            self, _close_all, self._processes, self._starter, os.getpid()
-        )
         self._slots = [_Slot(number) for number in range(num_slots)]
-        try:
-            self._current = [self._spawn(worker) for worker in range(self.workers)]
-            self._handshake()
-        except BaseException:
-            self._closer()
-            raise
+        self.fleet = WorkerFleet(num_slots, self.workers, self.settings, starter)
 
     # commands
 
@@ -108,10 +86,7 @@ class VectorEnv:
         place = self._place(slot, ("idle", "waiting", "broken"))
         if place.state == "waiting":
             self._counts["abandoned"] += 1
-        process = self._current[slot % self.workers]
-        if process.retiring:
-            process = self._current[slot % self.workers] = self._spawn(slot % self.workers)
-            self._counts["restarts"] += 1
+        process = self.fleet.worker_of(slot)
         limit = self.settings.restart_after_resets
         fresh = (
             place.made_in is not process
@@ -123,8 +98,8 @@ class VectorEnv:
         place.spec, place.process, place.made_in, place.state = spec, process, process, "resetting"
         self._counts["episodes"] += 1
         self._counts["simulators"] += fresh
-        self._retire()
-        size = self._starter.reserve(slot, len(spec.cameras) * spec.image_size**2 * 3)
+        self.fleet.retire(self._plays)
+        size = self.fleet.starter.reserve(slot, len(spec.cameras) * spec.image_size**2 * 3)
         process.send(Command("reset", slot, size, spec, state, fresh))
 
     def step(self, slot: int, actions_CA: Any, frames: bool = False) -> None:
@@ -139,7 +114,7 @@ class VectorEnv:
             text = f"expected actions of shape (C, A), found no array of numbers: {error}"
             return self._error(place, "chunk", text, "action", time.monotonic())
         pictures = len(place.spec.cameras) + (len(actions) if frames and actions.ndim == 2 else 0)
-        size = self._starter.reserve(slot, pictures * place.spec.image_size**2 * 3)
+        size = self.fleet.starter.reserve(slot, pictures * place.spec.image_size**2 * 3)
         place.process.send(Command("chunk", slot, size, actions_CA=actions, frames=frames))
 
     def ready(self, timeout_s: float | None = None) -> list[Reply]:
@@ -152,23 +127,23 @@ class VectorEnv:
             if self._replies:
                 replies, self._replies = self._replies, []
                 return replies
-            if self._failure is not None:
-                raise self._failure
+            if self.fleet.failure is not None:
+                raise self.fleet.failure
             now = time.monotonic()
-            busy = [p for p in self._processes if p.pending]
+            busy = [p for p in self.fleet.processes if p.pending]
             if not busy or (deadline is not None and now >= deadline):
                 return []
             until = min(
-                [limit for p in busy if (limit := self._limit(p)) is not None]
+                [limit for p in busy if (limit := self.fleet.deadline(p)) is not None]
                 + ([] if deadline is None else [deadline]),
                 default=now + 1.0,
             )
-            self._starter.wait(self._processes, max(0.0, until - now) + 0.001)
+            self.fleet.starter.wait(self.fleet.processes, max(0.0, until - now) + 0.001)
 
     def settle(self) -> None:
         """Give up every running episode: waits for commands under way and drops their replies; all slots can be reset then.
         For a caller that ends early."""
-        while any(p.pending for p in self._processes) and self._failure is None:
+        while any(p.pending for p in self.fleet.processes) and self.fleet.failure is None:
             self.ready(1.0)
         self._replies = []
         for place in self._slots:
@@ -191,8 +166,8 @@ class VectorEnv:
             c["abandoned"],
             running,
             dict(self._causes),
-            c["respawns"],
-            c["restarts"],
+            self.fleet.counts["respawns"],
+            self.fleet.counts["restarts"],
             c["simulators"],
             c["resets"],
             c["chunks"],
@@ -204,18 +179,11 @@ class VectorEnv:
 
     def pids(self) -> list[int]:
         """Process ids of the workers, in their order."""
-        return [process.pid for process in self._current]
+        return [process.pid for process in self.fleet.current]
 
     def close(self) -> None:
         """End all workers; they get two seconds to close their simulators. May be called more than once."""
-        for process in self._processes:
-            process.ask_to_end()
-        deadline = time.monotonic() + 2.0
-        for process in self._processes:
-            process.close(0.0 if process.pending else max(0.0, deadline - time.monotonic()))
-        self._closer()
-        self._processes.clear()
-        self._failure = self._failure or PoolError("expected an open pool, found a closed one")
+        self.fleet.close()
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -231,8 +199,8 @@ class VectorEnv:
     # workers
 
     def _place(self, slot: int, allowed: tuple[SlotState, ...]) -> _Slot:
-        if self._failure is not None:
-            raise self._failure
+        if self.fleet.failure is not None:
+            raise self.fleet.failure
         if not 0 <= slot < self.num_slots:
             raise PoolError(f"expected a slot from 0 to {self.num_slots - 1}, found {slot}")
         place = self._slots[slot]
@@ -247,88 +215,30 @@ class VectorEnv:
             )
         return place
 
-    def _spawn(self, worker: int) -> WorkerHandle:
-        process = self._starter.start(
-            worker,
-            range(worker, self.num_slots, self.workers),
-            hard_gib=_HARD_MEMORY * self.settings.memory_gib,
-            environment=self.settings.environment,
-        )
-        self._processes.append(process)
-        return process
-
-    def _handshake(self) -> None:
-        while waiting := [p for p in self._processes if p.free_since is None]:
-            for process in waiting:
-                left = process.started + self.settings.handshake_s - time.monotonic()
-                if left <= 0:
-                    raise PoolError(
-                        f"expected worker {process.worker} to start within {self.settings.handshake_s:g} s, found it "
-                        f"silent:\n{process.stack()}"
-                    )
-                if process.poll(left) and not self._hello(process):
-                    raise PoolError(
-                        f"expected worker {process.worker} to start, found that {process.ended()[0]}"
-                    )
-
-    def _hello(self, process: WorkerHandle) -> bool:
-        try:
-            used = process.receive()
-        except (EOFError, ConnectionResetError):
-            return False
-        assert isinstance(used, float), "a hello comes first"
-        process.free_since = time.monotonic()
-        if 0 < self.settings.memory_gib <= used:
-            raise ConfigError(
-                f"pool: expected memory_gib above the {used:.2f} GiB of a worker without simulators, found "
-                f"{self.settings.memory_gib:g}"
-            )
-        return True
+    def _plays(self, process: WorkerHandle) -> bool:
+        return any(slot.process is process and slot.running for slot in self._slots)
 
     def _pump(self) -> None:
         """Take what has arrived, then look for the dead and the late."""
-        for process in list(self._processes):
+        for process in list(self.fleet.processes):
             alive = True
             try:
                 while alive and process.poll():
                     if process.free_since is None:
-                        alive = self._hello(process)
+                        alive = self.fleet.greet(process)
                     else:
                         answer = process.receive()
                         assert isinstance(answer, Answer), "a hello comes once"
                         self._take(process, answer)
             except (EOFError, ConnectionResetError, OSError):
                 alive = False
-            limit = self._limit(process)
+            limit = self.fleet.deadline(process)
             if not alive:
                 how, memory = process.ended()
                 self._lost(process, how, "memory" if memory else "crash")
             elif limit is not None and time.monotonic() >= limit:
-                self._late(process)
-        self._retire()
-
-    def _limit(self, process: WorkerHandle) -> float | None:
-        """When the process is late."""
-        if process.free_since is None:
-            return process.started + self.settings.handshake_s
-        since = process.head_since()
-        if since is None:
-            return None
-        head = process.pending[0].command
-        if head.kind == "chunk":
-            return since + self.settings.step_s
-        return since + self.settings.reset_s + (self.settings.handshake_s if head.fresh else 0.0)
-
-    def _late(self, process: WorkerHandle) -> None:
-        what = "handshake" if process.free_since is None else process.pending[0].command.kind
-        limit = self._limit(process)
-        assert limit is not None
-        seconds = limit - (process.head_since() or process.started)
-        self._lost(
-            process,
-            f"no answer to a {what} within {seconds:g} s, worker ended; where it was:\n{process.stack()}",
-            "timeout",
-        )
+                self._lost(process, self.fleet.lateness(process), "timeout")
+        self.fleet.retire(self._plays)
 
     def _take(self, process: WorkerHandle, answer: Answer) -> None:
         item = process.pending.popleft()
@@ -346,7 +256,7 @@ class VectorEnv:
                 place.made_in = None
             cause = self._cause(place, command, answer)
             if cause == "rebuild":
-                self._replace(process, answer.error)
+                self.fleet.replace(process, answer.error)
             return self._error(
                 place, command.kind, answer.error, cause, answer.started, answer.ended
             )
@@ -360,15 +270,6 @@ class VectorEnv:
         if place.spec.key not in self.facts:
             return "setup"
         return "rebuild" if answer.cause == "setup" and command.fresh else "exception"
-
-    def _replace(self, process: WorkerHandle, how: str) -> None:
-        """A worker that cannot build what was built before takes no new episodes; its running ones end in it. A driver that
-        failed once may fail in that process for good, so another one tries."""
-        if process.retiring:
-            return
-        process.retiring = True
-        if self._may_respawn(f"a simulator that had run before could not be built again: {how}"):
-            self._current[process.worker] = self._spawn(process.worker)
 
     def _answered(self, place: _Slot, command: Command, answer: Answer) -> None:
         assert place.spec is not None and place.process is not None and answer.proprio is not None
@@ -430,8 +331,7 @@ class VectorEnv:
         now, began = time.monotonic(), process.free_since is not None
         since, pending = process.head_since() or now, list(process.pending)
         process.pending.clear()
-        process.close()
-        self._processes.remove(process)
+        self.fleet.bury(process)
         worker, blamed = process.worker, pending[0] if pending and began else None
         kept = [item for item in pending if item.command.kind == "reset" and item is not blamed]
         if blamed is not None:
@@ -442,39 +342,16 @@ class VectorEnv:
             if place.process is process and place.running and place.number not in resent:
                 text = f"lost with its worker ({f'slot {blamed.command.slot}' if blamed else 'no command under way'}): {how}"
                 self._error(place, "chunk", text, "neighbour" if blamed else cause, now)
-        if self._may_respawn(how) and self._current[worker] is process:
-            self._current[worker] = self._spawn(worker)
+        successor = self.fleet.succeed(process, how)
         for item in kept:
-            self._send_again(item, self._current[worker], how)
+            self._send_again(item, successor, how)
 
     def _send_again(self, item: Pending, process: WorkerHandle, how: str) -> None:
         place = self._slots[item.command.slot]
-        if self._failure is not None:
+        if self.fleet.failure is not None:
             return self._error(
                 place, "reset", f"lost with its worker: {how}", "neighbour", time.monotonic()
             )
         place.process = place.made_in = process
         place.resets = 1
         process.send(replace(item.command, fresh=True))
-
-    def _may_respawn(self, how: str) -> bool:
-        """Take one from the budget of respawns; False once it is spent, and then the pool has failed."""
-        self._counts["respawns"] += 1
-        if self._counts["respawns"] <= self.settings.respawns:
-            return True
-        self._failure = PoolError(
-            f"expected at most {self.settings.respawns} workers to die or hang, found one more; raise "
-            f"respawns if simulators are known to be unstable. The last: {how}"
-        )
-        return False
-
-    def _retire(self) -> None:
-        """End replaced workers that have no running episode left."""
-        for process in list(self._processes):
-            if (
-                process.retiring
-                and self._current[process.worker] is not process
-                and not any(slot.process is process and slot.running for slot in self._slots)
-            ):
-                self._processes.remove(process)
-                process.close()

@@ -399,7 +399,7 @@ def test_a_worker_that_dies_after_its_answer_takes_the_answer_along(pool: Vector
     pool.reset(0, PUSH, STATES[0])
     pid, errors = pool.pids()[0], pool.stats().errors
     deadline = time.monotonic() + 60
-    while not pool._current[0].connection.poll() and time.monotonic() < deadline:
+    while not pool.fleet.current[0].connection.poll() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     assert gone([pid])

@@ -306,7 +306,7 @@ def test_a_fork_of_the_parent_does_not_end_its_workers() -> None:
     with VectorEnv(1, 1) as pool:
         pid = os.fork()
         if pid == 0:
-            pool._closer()
+            pool.fleet._closer()
             os._exit(0)
         os.waitpid(pid, 0)
         assert play(pool, {0: (PUSH, STATES[0])})[0][1] is None

@@ -53,7 +53,7 @@ def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_
         def lose(kind: str, payload: Any) -> None:
             """After each step the node of the simulators is killed."""
             if kind == "step":
-                worker = trainer.rollouts.pool._current[0]
+                worker = trainer.rollouts.pool.fleet.current[0]
                 assert isinstance(worker, RayWorker) and worker.hello is not None
                 (node,) = (n for n in spare if n.node_id == worker.hello.node)
                 lost.append(node)

@@ -55,7 +55,7 @@ def pool(shared: VectorEnv) -> Iterator[VectorEnv]:
 
 
 def handle(pool: VectorEnv, worker: int) -> RayWorker:
-    found = pool._current[worker]
+    found = pool.fleet.current[worker]
     assert isinstance(found, RayWorker)
     return found
 
