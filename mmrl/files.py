@@ -158,7 +158,7 @@ def optional(what: str) -> Iterator[None]:
         if what not in _said:
             _said.add(what)
             print(
-                f"warning: {what} could not be written: {error.strerror or error}; the run goes on without it (said once)",
+                f"warning: {what} could not be written: {error.strerror or error}; the run goes on without it (shown once)",
                 file=sys.stderr,
                 flush=True,
             )

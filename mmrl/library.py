@@ -265,7 +265,7 @@ def _of_checkpoint(model: str | Path) -> RunConfig:
     if (Path(model) / "checkpoints").is_dir():
         raise ConfigError(
             f"expected a checkpoint or a model, found the folder of a run, {model}; give {model}/checkpoints/best, "
-            "or a step_* beside it"
+            "or a step_* next to it"
         )
     from mmrl.config.trust import checkpoint_settings
     from mmrl.policy.manifest import check_loadable

@@ -159,7 +159,7 @@ Reward = Literal["success", "shaped", "relative", "brevity"]
 
 
 class RLConfig(_Section):
-    """What an episode earns. How its policy learns from that is said by `algorithm`, as for answers."""
+    """What an episode earns. How its policy learns from that is set in `algorithm`, as for answers."""
 
     reward: Reward | dict[Reward, float] = "success"
     """success: paid once, at the end; shaped: the simulator's rewards; relative: their differences from step to step; brevity: the

@@ -228,7 +228,7 @@ class AnswerTask(ReadingTask):
         )
         if self.answers == "official" and self.extractor is None:
             raise ConfigError(
-                f"expected {name}.extractor beside answers: official, the benchmark's own, found none; name one of "
+                f"expected {name}.extractor with answers: official, the benchmark's own, found none; name one of "
                 f"{', '.join(EXTRACTORS)}, or set answers: native"
             )
         self.request: str = (

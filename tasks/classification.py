@@ -106,7 +106,7 @@ def _accuracy_part(mode: str, read_as: str = "") -> Part:
         )
     if mode != read_as:
         raise ConfigError(
-            f"expected one mode for all sources and samples of a classification task, found {mode!r} beside "
+            f"expected one mode for all sources and samples of a classification task, found {mode!r} next to "
             f"{read_as or 'another'!r}; set the task's own parameter mode"
         )
     return lambda predicted, sample, ctx: float(predicted.correct)

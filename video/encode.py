@@ -80,7 +80,9 @@ def _clock(
                 f"expected fps above 0 and at most 1000, found {fps!r}; for example fps=4"
             )
         if duration is not None:
-            raise ConfigError("expected no duration beside fps, found one; it is frames / fps")
+            raise ConfigError(
+                "expected no duration together with fps, found one; it is frames / fps"
+            )
         rate = Fraction(fps).limit_denominator(1001)
         if not rate:
             raise ConfigError(f"expected fps of at least 1/1001, found {fps!r}; give times instead")
@@ -208,7 +210,7 @@ def write_video(
             )
     if b_frames and times is not None:
         raise ConfigError(
-            "expected no b_frames beside times (an MP4 file would not end at its duration), found both; drop one"
+            "expected no b_frames together with times (an MP4 file would not end at its duration), found both; drop one"
         )
     frames = _checked_frames(rgb_THWC)
     tick, starts, last, rate = _clock(len(frames), fps, times, duration)

@@ -380,7 +380,7 @@ class TensorStore:
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            _LOG.warning("tensor cache: %s (said once)", text)
+            _LOG.warning("tensor cache: %s (shown once)", text)
 
     def _meta(self, file: File) -> Mapping[str, Any] | None:
         """Metadata of one file, None when it was removed meanwhile; DamagedError."""

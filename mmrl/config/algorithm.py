@@ -197,7 +197,7 @@ class CriticConfig(_Section):
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation: 1 gives returns minus values, 0 one-step errors."""
     value_coef: float = Field(0.5, ge=0)
-    """Weight of the value loss beside the policy's."""
+    """Weight of the value loss, relative to the policy's."""
     value_clip: float | None = Field(0.2, gt=0)
     """A value's change from the old one is clipped to this; null: not clipped."""
     huber_delta: float = Field(10.0, gt=0)

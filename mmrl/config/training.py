@@ -64,7 +64,7 @@ class EvalConfig(_Section):
     every: int = Field(50, ge=0)
     """Steps between evaluations; 0: only before and after training."""
     samples: int = Field(8, ge=0)
-    """Sampled completions per prompt at the rollout temperature (avg@k), beside the greedy one; 0: greedy only."""
+    """Sampled completions per prompt at the rollout temperature (avg@k), in addition to the greedy one; 0: greedy only."""
     limit: int | None = Field(None, ge=1)
     """Held-out samples of each source used during training; before and after all are used. null: all."""
     gallery: int = Field(12, ge=0)
@@ -140,7 +140,7 @@ class AlarmConfig(_Section):
 
 
 class TrackingConfig(_Section):
-    """What TensorBoard and Weights & Biases are told beside the metrics (train.tensorboard, train.wandb)."""
+    """What TensorBoard and Weights & Biases get in addition to the metrics (train.tensorboard, train.wandb)."""
 
     project: str = Field("mmrl", min_length=1)
     """Project of Weights & Biases."""
@@ -169,7 +169,7 @@ class TrainConfig(_Section):
     save_every: int = Field(50, ge=0)
     """Steps between checkpoints; 0: only at the end."""
     keep_last: int = Field(2, ge=1)
-    """Newest checkpoints that are kept, beside the best one."""
+    """Newest checkpoints that are kept, in addition to the best one."""
     log_rollouts: int = Field(2, ge=0)
     """Groups per step that are written to rollouts/."""
     log_reflection: bool = False

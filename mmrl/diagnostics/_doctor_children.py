@@ -50,7 +50,7 @@ def ask(question: str, *arguments: str, timeout: float = CHILD_SECONDS) -> dict[
         raise ChildFailure(f"crashed with {death.signal}")
     lines = [line for line in death.tail.splitlines() if line.strip()]
     raise ChildFailure(
-        lines[-1].strip() if lines else f"ended with status {death.code} and said nothing"
+        lines[-1].strip() if lines else f"ended with status {death.code} and printed nothing"
     )
 
 

@@ -319,7 +319,7 @@ def probe_torchvision() -> list[Finding]:
             Finding(
                 "torchvision",
                 "ok",
-                f"{found}. It links CUDA beside a CPU torch: in this environment mmrl_torchvision.pth "
+                f"{found}. It links CUDA, and torch is a CPU build: in this environment mmrl_torchvision.pth "
                 "declares its operators in every program",
                 purpose,
             )
@@ -328,7 +328,7 @@ def probe_torchvision() -> list[Finding]:
         Finding(
             "torchvision",
             "warn",
-            f"{found}. It links CUDA beside a CPU torch and works only where mmrl is imported "
+            f"{found}. It links CUDA, and torch is a CPU build: it works only where mmrl is imported "
             f"first: a plain transformers or lmms-eval fails ({plain['error']})",
             purpose,
             _pip(
@@ -357,7 +357,7 @@ def probe_decoders() -> list[Finding]:
         purpose = (
             "reading video"
             if name == "PyAV"
-            else "another decoder, beside PyAV (data.video.decoder)"
+            else "another decoder, in addition to PyAV (data.video.decoder)"
         )
         version = _version(*distributions)
         if version is None:

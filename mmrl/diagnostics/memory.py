@@ -136,7 +136,7 @@ _ADVICE = {
         "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",
     ),
     "reference": "Largest: the reference copy. Set algorithm.kl.coef to 0, or train a LoRA adapter, whose reference costs nothing.",
-    "rollout copy": "Largest: the full replica that samples beside sharded weights. Train a LoRA adapter, or use larger devices.",
+    "rollout copy": "Largest: the full replica that samples next to sharded weights. Train a LoRA adapter, or use larger devices.",
     "activations": "Largest: activations. Lower train.token_budget or data.max_pixels, or set model.gradient_checkpointing: true.",
     "logits": "Largest: logits. Lower train.token_budget.",
     "KV cache": "Largest: the KV cache. Lower rollout.batch_tokens.",

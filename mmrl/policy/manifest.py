@@ -148,8 +148,8 @@ def check_loadable(path: str | os.PathLike[str], say: Any = None) -> None:
         )
         raise CheckpointError(
             f"expected the checkpoint {folder} as it was saved, found {len(faults)} fault{'s' * (len(faults) > 1)}: "
-            f"{'; '.join(faults[:3])}; take another one ({', '.join(others) or 'there is none beside it'}), or copy it again from "
-            f"where it came from. If it was changed on purpose, remove {MANIFEST} and state.json beside it"
+            f"{'; '.join(faults[:3])}; take another one ({', '.join(others) or 'there is none next to it'}), or copy it again from "
+            f"where it came from. If it was changed on purpose, remove {MANIFEST} and state.json next to it"
         )
     _verified.add(mark)
 
@@ -217,7 +217,7 @@ def _read(folder: Path) -> dict[str, Any]:
         del content["seal"]
         intact = _sealed(content) == text
     except FileNotFoundError:
-        raise ValueError("expected it beside the state that names it, found none") from None
+        raise ValueError("expected it next to the state that names it, found none") from None
     except (ValueError, KeyError, RecursionError):
         intact = False
     if not intact:

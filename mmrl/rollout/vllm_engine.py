@@ -249,7 +249,7 @@ class VLLMEngine(RolloutEngine):
         rank = next((n for n, text in enumerate(texts) if text is not None), None)
         if rank is not None:
             raise RolloutError(
-                f"vLLM failed beside process {rank} of {self.world.size}: {texts[rank]}"
+                f"vLLM failed next to process {rank} of {self.world.size}: {texts[rank]}"
             ) from failed
         return found
 

@@ -324,7 +324,7 @@ class Prefetcher:
             if isinstance(answer, str) and answer.startswith("unsure") and not self._warned:
                 self._warned = True
                 _LOG.warning(
-                    "a media worker could not prepare %s (%s); media like it are prepared here (said once)",
+                    "a media worker could not prepare %s (%s); media like it are prepared here (shown once)",
                     media.path,
                     answer,
                 )

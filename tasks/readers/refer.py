@@ -92,7 +92,7 @@ def _instances(path: Path) -> tuple[dict[int, dict[str, Any]], dict[int, dict[st
         content = read_json(path) if path.is_file() else None
         if content is None:
             raise DataError(
-                f"expected instances.json beside the refs file, found none at {path}; copy it there"
+                f"expected instances.json next to the refs file, found none at {path}; copy it there"
             )
         return {i["id"]: i for i in content["images"]}, {a["id"]: a for a in content["annotations"]}
     except (KeyError, TypeError) as err:

@@ -163,7 +163,7 @@ def folder_for_file(before: Path, last: Path) -> None:
         (removed("config.json"), "config.json: cannot be read"),
         (folder_for_file, "config.json: "),
         (removed("trainer/state.json"), "trainer/state.json: cannot be read"),
-        (removed(MANIFEST), "expected it beside the state"),
+        (removed(MANIFEST), "expected it next to the state"),
         (emptied(MANIFEST), "found other bytes"),
         (emptied("tokenizer.json"), r"tokenizer.json: expected [\d,]+ bytes, found 0"),
         (added("adapter_config.json"), "adapter_config.json: expected no such file"),

@@ -158,9 +158,9 @@ def test_a_manifest_that_is_not_as_it_was_written(saved: Path, text: str) -> Non
 def test_a_manifest_that_was_removed(saved: Path, tmp_path: Path) -> None:
     (saved / MANIFEST).unlink()
     assert has_manifest(saved) and problems(saved) == [
-        f"{MANIFEST}: expected it beside the state that names it, found none"
+        f"{MANIFEST}: expected it next to the state that names it, found none"
     ]
-    with pytest.raises(CheckpointError, match="expected it beside the state"):
+    with pytest.raises(CheckpointError, match="expected it next to the state"):
         check_loadable(saved)
     for damaged in ("{", "[]", "\xff", "[" * 100_000):
         (saved / "trainer" / "state.json").write_text(damaged, encoding="latin-1")

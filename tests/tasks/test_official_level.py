@@ -187,7 +187,7 @@ def test_replies_in_an_envelope_and_cut_ones() -> None:
 def test_an_extractor_is_named_and_fits_the_task() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"expected choice.extractor beside answers: official, .* found none; name one of mmmu",
+        match=r"expected choice.extractor with answers: official, .* found none; name one of mmmu",
     ):
         task_from_spec("choice", {"answers": "official"})
     with pytest.raises(ConfigError, match="answers of task counting, pixmo_count, found 'mmmu'"):

@@ -205,7 +205,7 @@ def test_quality_trades_bytes_for_error(tmp_path: Path) -> None:
             {"fps": None, "times": list(range(8)), "duration": 7},
             r"expected a duration after the last frame at 7 s, found 7",
         ),
-        ({"duration": 2.0}, r"expected no duration beside fps"),
+        ({"duration": 2.0}, r"expected no duration together with fps"),
         ({"fps": 0}, r"expected fps above 0 and at most 1000, found 0"),
         ({"fps": float("nan")}, r"expected fps above 0"),
         ({"fps": True}, r"expected fps above 0"),
@@ -217,7 +217,7 @@ def test_quality_trades_bytes_for_error(tmp_path: Path) -> None:
         ),
         (
             {"fps": None, "times": list(range(8)), "b_frames": 2},
-            r"expected no b_frames beside times",
+            r"expected no b_frames together with times",
         ),
         (
             {"frames": np.zeros((8, 48, 63, 3), np.uint8)},
