@@ -75,7 +75,7 @@ def own_gpu(device: torch.device) -> dict[str, str]:
 
 
 class EpisodeRollouts:
-    """A mmrl.training.rollouts.RolloutSource. `pool`, `driver` and `groups` are there while it is working."""
+    """A mmrl.training.rollouts.RolloutSource. `pool`, `driver` and `groups` are there while it is open."""
 
     train_sources: Sequence[LoadedSource] = ()
     eval_sources: Sequence[LoadedSource] = ()
@@ -115,7 +115,7 @@ class EpisodeRollouts:
         """See RolloutSource: the policy decides by its own forward."""
 
     @contextmanager
-    def working(self, context: RunContext) -> Iterator[None]:
+    def open(self, context: RunContext) -> Iterator[None]:
         """See RolloutSource."""
         c, self.context = self.config, context
         workers = min(c.env.workers, c.env.slots)

@@ -105,7 +105,7 @@ _PHASES = (
     ("report", ("in build_report",)),
     ("update", ("in add", "in finish")),
     ("rollout", ("in _train_step",)),
-    ("worker start", ("in _working",)),
+    ("worker start", ("in open_runtime",)),
     ("loading", ("in __init__",)),
 )
 """What a stack says: the first of these whose function is in it; else it still imports."""

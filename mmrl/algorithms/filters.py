@@ -6,9 +6,9 @@ sample asked is trained on, waits, is counted as abandoned (tried `max_tries` ti
 which brings it again in its next epoch (solved by all, or failed): none is lost. It holds no tensors and runs nothing:
 
     sampler.begin_step(step)
-    while tickets := sampler.ask(next_sample):             # next_sample() -> (source, sample id), None at the end
+    while tickets := sampler.request(next_sample):             # next_sample() -> (source, sample id), None at the end
         for ticket in tickets:
-            sampler.offer(ticket.key, rewards_of(ticket))  # None when the rollout failed
+            sampler.submit(ticket.key, rewards_of(ticket))  # None when the rollout failed
     report = sampler.end_step()
 """
 
@@ -223,7 +223,7 @@ class DynamicSampler:
         # a queue that fills late must not take over a step.
         self._credit = self._credit % 1.0 + self.settings.quota * self.settings.carry_share
 
-    def ask(self, next_sample: Callable[[], tuple[str, str] | None]) -> list[Ticket]:
+    def request(self, next_sample: Callable[[], tuple[str, str] | None]) -> list[Ticket]:
         """Tickets for every place that needs a prompt, in order of position; empty when none does.
 
         `next_sample` draws (source, sample id) from the stream and is called once per fresh prompt; None means that
@@ -248,7 +248,7 @@ class DynamicSampler:
             tickets.append(ticket)
         return tickets
 
-    def offer(
+    def submit(
         self,
         key: Sequence[int],
         rewards_G: Sequence[float] | None,
@@ -265,7 +265,7 @@ class DynamicSampler:
         spread = rewards_G is not None and has_signal(rewards_G, self.settings.tol)
         step, position, attempt = key
         ticket = self._in_flight.pop((step, position, attempt), None)
-        assert ticket is not None, f"group {tuple(key)} was not asked, or offered twice"
+        assert ticket is not None, f"group {tuple(key)} was not requested, or was submitted twice"
         if rewards_G and (spread if keep is None else keep):
             self._count(ticket.source, "kept")
             return Verdict.KEPT
@@ -297,7 +297,7 @@ class DynamicSampler:
         """Close the step: its samples without signal join the queue or are abandoned, in order of key, not of arrival."""
         assert self._step is not None, "begin_step first"
         assert not self._in_flight, (
-            f"groups still in flight: {sorted(self._in_flight)}; offer None for abandoned ones"
+            f"groups still in flight: {sorted(self._in_flight)}; submit None for abandoned ones"
         )
         tries: dict[tuple[str, str], int] = {}
         for _, ticket in sorted(self._set_aside.items()):

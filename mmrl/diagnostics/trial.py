@@ -157,7 +157,7 @@ def try_out(trainer: Any, run: RunConfig) -> Trial:
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     for name in ("rollouts/step_000001.jsonl", "failures.jsonl"):
         (folder / name).unlink(missing_ok=True)
-    with trainer._working():
+    with trainer.open_runtime():
         trainer.rollouts.sync()
         began = time.perf_counter()
         row = trainer._train_step(1)

@@ -1,9 +1,9 @@
 """The stream of closed groups the trainer consumes: draw prompts, roll out, score, close, replace what taught nothing.
 
 Which prompts a step gets depends only on the seed and on earlier rewards, never on the number of processes or the kind of
-schedule: the prompts of a round are offered to the sampler in order of their keys and asked for anew only once all are
-offered. So a round may be answered, scored and yielded in waves (config.schedule.wave), for mmrl.training.pipeline to train on the
-groups of one while the next is rolled out; serial runs answer it as a whole.
+schedule: the prompts of a round are submitted to the sampler in order of their keys and new ones requested only once all are
+submitted. So a round may be answered, scored and yielded in waves (config.schedule.wave), for mmrl.training.pipeline to train on
+the groups of one while the next is rolled out; serial runs answer it as a whole.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class PromptRollouter:
         if self.selection is not None:
             self.selection.begin_step(step, self.config.train.prompts_per_step)
         draw = self._next
-        while tickets := self.sampler.ask(draw):
+        while tickets := self.sampler.request(draw):
             draw = self._replacement
             local = [t for t in tickets if t.key[1] % self.world.size == self.world.rank]
             self._look_ahead(local)
@@ -150,13 +150,13 @@ class PromptRollouter:
         ]
 
     def _judge(self, outcome: GroupOutcome, ticket: Ticket) -> Verdict:
-        """Offer a group to the sampler, and to the selection when there is one; the same on every process."""
+        """Submit a group to the sampler, and show it to the selection when there is one; the same on every process."""
         keep = outcome.signal
         if self.selection is not None and outcome.rewards is not None:
             strength = self.selection.strength(outcome.rewards, outcome.low, outcome.high)
             self.selection.observe(ticket.source, ticket.sample_id, strength)
             keep = keep and self.selection.keeps(strength)
-        return self.sampler.offer(outcome.key, outcome.judged, top=outcome.top, keep=keep)
+        return self.sampler.submit(outcome.key, outcome.judged, top=outcome.top, keep=keep)
 
     def _next(self) -> tuple[str, str]:
         sample, _ = self.stream.draw()

@@ -50,7 +50,7 @@ class PromptRollouts:
     """A RolloutSource; see mmrl.rollout.prompt_rollouter for which prompts a step gets, mmrl.training.rollouts for when what is
     called.
 
-    `scorer`, `rollouter` and `engine` (the one that samples, on this process or through Ray) are there while it is working.
+    `scorer`, `rollouter` and `engine` (the one that samples, on this process or through Ray) are there while it is open.
     """
 
     cluster: Any = None
@@ -113,7 +113,7 @@ class PromptRollouts:
         )
 
     @contextmanager
-    def working(self, context: RunContext) -> Iterator[None]:
+    def open(self, context: RunContext) -> Iterator[None]:
         """See RolloutSource."""
         self.policy, self.actor, self.training = context.policy, context.actor, context.training
         specs = [

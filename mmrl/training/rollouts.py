@@ -41,7 +41,7 @@ class RolloutSource(Protocol):
     """The rollouts of a run. Made of its configuration and the processes it runs in, before a model is loaded: what cannot work
     (a data set that is missing, a suite that does not exist) raises ConfigError or DataError then.
 
-    Calls come in this order: `load_policy`; `build`; `working`, and inside it `learner`, `set_policy_lock`, and for each step
+    Calls come in this order: `load_policy`; `build`; `open`, and inside it `learner`, `set_policy_lock`, and for each step
     `begin`, (the groups are rolled out and trained on), `row`, `failures`, `logged`. All come from the main thread of every
     process; only what `learner` gives as on_weights runs in the thread that trains. `logged`, `notes` and `state_dict` are asked of
     the main process alone: no collective operation may be in them.
@@ -57,15 +57,15 @@ class RolloutSource(Protocol):
 
     @property
     def groups(self) -> GroupSource[Any]:
-        """Closed groups, while `working`."""
+        """Closed groups, while open."""
 
     @property
     def timeline(self) -> Timeline:
-        """When what worked, while `working`."""
+        """When what worked, while open."""
 
     @property
     def cluster(self) -> Any:
-        """The mmrl.distributed.cluster.session.Cluster while `working`; None without Ray."""
+        """The mmrl.distributed.cluster.session.Cluster while open; None without Ray."""
 
     @property
     def measured(self) -> Measured:
@@ -77,7 +77,7 @@ class RolloutSource(Protocol):
     def build(self, policy: Any, actor: Any) -> None:
         """What samples, before `training` shards the policy's weights. May be collective."""
 
-    def working(self, context: RunContext) -> AbstractContextManager[None]:
+    def open(self, context: RunContext) -> AbstractContextManager[None]:
         """Workers, simulators and engines are up while it is open."""
 
     def learner(self) -> Learner:

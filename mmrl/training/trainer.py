@@ -143,10 +143,10 @@ class Trainer:
             self.rollouts.build(self.policy, self.actor)
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def open_runtime(self) -> Iterator[None]:
         """Everything that rolls out, scores and trains, while it is open."""
         s, c = self.config.schedule, self.config
-        with self.rollouts.working(RunContext(self.policy, self.actor, self.training, self.media)):
+        with self.rollouts.open(RunContext(self.policy, self.actor, self.training, self.media)):
             self.learner = self.rollouts.learner()
             settings = PipelineSettings(
                 schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0
@@ -184,7 +184,7 @@ class Trainer:
             raise
 
     def _run(self) -> dict[str, Any]:
-        with holding(self), self._working(), operating(self) as self.interrupts:
+        with holding(self), self.open_runtime(), operating(self) as self.interrupts:
             self._restore()
             status, signal = "failed", None
             failure: Exception | None = None

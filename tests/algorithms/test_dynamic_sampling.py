@@ -50,13 +50,13 @@ def _run_step(
     """One step as a trainer runs it; returns the report, every ticket asked and the kept ones."""
     sampler.begin_step(step)
     asked, kept = [], []
-    while tickets := sampler.ask(draw):
+    while tickets := sampler.request(draw):
         arrivals = list(tickets)
         if shuffle:
             shuffle.shuffle(arrivals)
         for ticket in arrivals:
             asked.append(ticket)
-            if sampler.offer(ticket.key, outcome(ticket)) is Verdict.KEPT:
+            if sampler.submit(ticket.key, outcome(ticket)) is Verdict.KEPT:
                 kept.append(ticket)
     return sampler.end_step(), asked, kept
 
@@ -158,12 +158,12 @@ def _events(sampler: DynamicSampler, draw: Draw, seed: int, cut: int | None) -> 
         sampler.begin_step(step)
         note(("begin", step))
         while True:
-            tickets = sampler.ask(draw)
+            tickets = sampler.request(draw)
             note(tickets)
             if not tickets:
                 break
             for ticket in tickets:
-                note(sampler.offer(ticket.key, outcome(ticket)))
+                note(sampler.submit(ticket.key, outcome(ticket)))
         note(sampler.end_step())
     log.append(sampler.state_dict())
     return log
@@ -335,27 +335,27 @@ def test_a_waiting_sample_brought_by_the_stream_waits_no_more() -> None:
 def test_asking_early_never_exceeds_the_quota() -> None:
     sampler, draw = DynamicSampler(SamplerSettings(quota=2, max_attempts=3)), _stream()
     sampler.begin_step(0)
-    first, second = sampler.ask(draw)
-    assert sampler.ask(draw) == []
-    assert sampler.offer(first.key, ZERO) is Verdict.NO_SIGNAL
-    (third,) = sampler.ask(draw)  # while `second` is still in flight
+    first, second = sampler.request(draw)
+    assert sampler.request(draw) == []
+    assert sampler.submit(first.key, ZERO) is Verdict.NO_SIGNAL
+    (third,) = sampler.request(draw)  # while `second` is still in flight
     assert third.key == (0, 0, 1)
-    assert sampler.offer(third.key, SIGNAL) is sampler.offer(second.key, SIGNAL) is Verdict.KEPT
-    assert sampler.ask(draw) == []
+    assert sampler.submit(third.key, SIGNAL) is sampler.submit(second.key, SIGNAL) is Verdict.KEPT
+    assert sampler.request(draw) == []
     assert sampler.end_step().counts["asked"] == 3
 
 
 def test_misuse_is_caught() -> None:
     sampler, draw = DynamicSampler(SamplerSettings(quota=1)), _stream()
     sampler.begin_step(0)
-    (ticket,) = sampler.ask(draw)
+    (ticket,) = sampler.request(draw)
     with pytest.raises(AssertionError, match="still in flight"):
         sampler.end_step()
     with pytest.raises(NonFiniteError):
-        sampler.offer(ticket.key, [0.0, float("nan")])
-    sampler.offer(ticket.key, SIGNAL)  # the refused offer changed nothing
-    with pytest.raises(AssertionError, match="not asked, or offered twice"):
-        sampler.offer(ticket.key, SIGNAL)
+        sampler.submit(ticket.key, [0.0, float("nan")])
+    sampler.submit(ticket.key, SIGNAL)  # the refused call changed nothing
+    with pytest.raises(AssertionError, match="not requested, or was submitted twice"):
+        sampler.submit(ticket.key, SIGNAL)
     with pytest.raises(AssertionError, match="still open"):
         sampler.begin_step(1)
 
@@ -395,8 +395,8 @@ def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
 def _verdict_of(rewards: list[float], **options: object) -> tuple[Verdict, list[str], tuple]:
     sampler, draw = DynamicSampler(SamplerSettings(quota=1, max_attempts=1)), _stream()
     sampler.begin_step(0)
-    (ticket,) = sampler.ask(draw)
-    verdict = sampler.offer(ticket.key, rewards, **options)  # type: ignore[arg-type]
+    (ticket,) = sampler.request(draw)
+    verdict = sampler.submit(ticket.key, rewards, **options)  # type: ignore[arg-type]
     counts = sampler.end_step().counts
     return verdict, [n for n in ("all_zero", "all_one", "weak") if counts[n]], sampler.carry_over
 
@@ -429,7 +429,7 @@ def test_settings_by_default_and_what_cannot_be_changed() -> None:
     sampler = DynamicSampler(made)
     assert sampler.state_dict()["credit"] == 0.0
     sampler.begin_step(0)
-    ticket = sampler.ask(_stream())[0]
+    ticket = sampler.request(_stream())[0]
     assert ticket.tries == 0
     with pytest.raises(FrozenInstanceError):
         ticket.tries = 1  # type: ignore[misc]
@@ -440,7 +440,7 @@ def test_when_stream_and_queue_end_in_one_call_the_places_after_stay_empty_but_a
     answers = iter([("coco", "a"), None, ("coco", "b")])
     sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=1))
     sampler.begin_step(0)
-    assert [t.sample_id for t in sampler.ask(lambda: next(answers))] == ["a", "b"]
+    assert [t.sample_id for t in sampler.request(lambda: next(answers))] == ["a", "b"]
 
 
 def test_the_caller_may_decide_what_is_kept() -> None:
@@ -449,8 +449,8 @@ def test_the_caller_may_decide_what_is_kept() -> None:
     assert _verdict_of([1.0, 1.0], keep=False)[:2] == (Verdict.NO_SIGNAL, ["all_one"])
     sampler, draw = DynamicSampler(SamplerSettings(quota=1, max_attempts=1)), _stream()
     sampler.begin_step(0)
-    (ticket,) = sampler.ask(draw)
-    assert sampler.offer(ticket.key, None, keep=True) is Verdict.FAILED, (
+    (ticket,) = sampler.request(draw)
+    assert sampler.submit(ticket.key, None, keep=True) is Verdict.FAILED, (
         "a failed rollout has nothing to keep"
     )
 

@@ -236,7 +236,7 @@ def test_a_damaged_best_checkpoint_gives_its_place_to_the_next_best(calm: Path) 
     trainer = Trainer(load_config(run.parents[1] / "calm.yaml", [f"name={run.name}"]), resume=True)
     trainer.checkpoints.mark_best(1)
     flip(checkpoint(run, 1) / "config.json", 11)
-    with trainer._working():
+    with trainer.open_runtime():
         trainer._restore()
     trainer.folder.finish("interrupted")
     assert trainer.start_step == STEPS and trainer.best == scores[trainer.best_step] == max(

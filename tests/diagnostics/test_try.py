@@ -197,9 +197,9 @@ def test_the_groups_a_step_asks_for_are_those_that_dynamic_sampling_asks_for() -
         sampler = DynamicSampler(SamplerSettings(quota=4000, max_attempts=rounds, carry_share=0.0))
         sampler.begin_step(1)
         drawn = iter(range(10**6))
-        while tickets := sampler.ask(lambda drawn=drawn: ("source", str(next(drawn)))):
+        while tickets := sampler.request(lambda drawn=drawn: ("source", str(next(drawn)))):
             for ticket in tickets:
-                sampler.offer(ticket.key, [0.0, float(rng.random() < signal)])
+                sampler.submit(ticket.key, [0.0, float(rng.random() < signal)])
         assert sampler.end_step().counts["asked"] / 4000 == pytest.approx(
             rounds_per_place(signal, rounds), rel=0.05
         )

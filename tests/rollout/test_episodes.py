@@ -449,7 +449,7 @@ def test_rewards_of_a_group_are_refused_where_an_environment_pays(
 
 def test_dr_grpo_divides_by_the_length_of_a_whole_rollout(tmp_path: Path) -> None:
     trainer = Trainer(play_run(tmp_path, "long", "algorithm.loss_aggregation=dr_grpo"))
-    with trainer._working():
+    with trainer.open_runtime():
         assert trainer.learner.samples.longest == 5 * Counting.max_turns
 
 

@@ -21,7 +21,7 @@ FREE = Costs(0.0, 0.0, 0.0, groups=2, members=2, decisions=1, slots=2, workers=1
 def executor(folder: Path, *overrides: str) -> PipelineSettings:
     """Of a plain run with these overrides."""
     trainer = Trainer(config_of(FREE, folder, "name=plain", *overrides), overwrite=True)
-    with trainer._working():
+    with trainer.open_runtime():
         return trainer.pipeline.settings
 
 

@@ -226,7 +226,7 @@ def judged(
         selection,
     )
     rollouter.sampler.begin_step(1)
-    (ticket,) = rollouter.sampler.ask(lambda: ("src", "s"))
+    (ticket,) = rollouter.sampler.request(lambda: ("src", "s"))
     outcome = group_outcome(replace(g, key=ticket.key), settings(), task)
     return rollouter._judge(outcome, ticket), dict(rollouter.sampler.end_step().counts)
 

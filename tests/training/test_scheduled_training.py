@@ -187,8 +187,8 @@ class Eager(Trainer):
     """Holds the policy for a whole wave. Otherwise training comes first whenever both could go on, and nothing gets old."""
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        with super()._working():
+    def open_runtime(self) -> Iterator[None]:
+        with super().open_runtime():
             schedule = self.rollouts.rollouter  # type: ignore[attr-defined]
             close = schedule._close
 
@@ -247,7 +247,7 @@ def test_the_correction_weighs_tokens_of_older_weights(
             {"algorithm": {"clip_low": 1.0, "clip_high": 50.0, "dual_clip": None}},
         )
     )
-    with trainer._working():
+    with trainer.open_runtime():
         trainer.policy.publish()
         group = next(iter(trainer.rollouts.rollouter.groups(1)))
         with torch.no_grad():
