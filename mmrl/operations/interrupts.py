@@ -3,7 +3,7 @@
     with Interrupts(grace_s=100) as interrupts:
         for step in ...:
             ...
-            interrupts.stop_if_asked(world, step, saved_step, save)      # raises Interrupted, on all processes at the same step
+            interrupts.stop_if_requested(world, step, saved_step, save)      # raises Interrupted, on all processes at the same step
 
 SIGTERM is what Slurm, Kubernetes, systemd and torchrun send before they kill; SIGUSR1 is the usual choice of Slurm's --signal.
 Where a manager signals the whole tree (systemd, Slurm, LSF), a process under torchrun gets SIGTERM twice: directly and from its
@@ -103,7 +103,7 @@ class Interrupts:
         os.close(self._read)
         self._thread = None
 
-    def stop_if_asked(
+    def stop_if_requested(
         self,
         world: World,
         step: int,

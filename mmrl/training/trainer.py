@@ -32,7 +32,7 @@ from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
 from mmrl.evaluation.result import flat_metrics, write_evaluation
 from mmrl.files import optional
-from mmrl.operations.beside import holding, operating, stop_if_asked
+from mmrl.operations.run_guard import run_lock, run_signals, stop_if_requested
 from mmrl.operations.restart import find_start, resumes, sound_best
 from mmrl.training.alarms import Alarm, AlarmBoard
 from mmrl.training.checkpoint import Checkpoints
@@ -184,7 +184,7 @@ class Trainer:
             raise
 
     def _run(self) -> dict[str, Any]:
-        with holding(self), self.open_runtime(), operating(self) as self.interrupts:
+        with run_lock(self), self.open_runtime(), run_signals(self) as self.interrupts:
             self._restore()
             status, signal = "failed", None
             failure: Exception | None = None
@@ -284,7 +284,7 @@ class Trainer:
             self.rollouts.sync()
         if self.start_step == 0:
             trackers.log(0, self._evaluate(0, full=True))
-        stop_if_asked(self, self.start_step, saved=True)
+        stop_if_requested(self, self.start_step, saved=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
             last = step == c.train.steps
             row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
@@ -296,7 +296,7 @@ class Trainer:
             if (stop := self.alarms.must_stop(alarms)) is not None:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
             if not last:
-                stop_if_asked(self, step, saved=saved)
+                stop_if_requested(self, step, saved=saved)
         return row
 
     def _train_step(self, step: int) -> dict[str, Any]:

@@ -280,9 +280,9 @@ def test_a_signal_ends_the_run_after_a_whole_step_with_its_checkpoint(
         ) as stopped,
         Interrupts(60) as interrupts,
     ):
-        interrupts.stop_if_asked(world, 2, lambda: 0, lambda: saved.append(2))
+        interrupts.stop_if_requested(world, 2, lambda: 0, lambda: saved.append(2))
         os.kill(os.getpid(), number)
-        interrupts.stop_if_asked(world, 3, lambda: saved[-1], lambda: saved.append(3))
+        interrupts.stop_if_requested(world, 3, lambda: saved[-1], lambda: saved.append(3))
     assert (
         saved == [3]
         and stopped.value.status == 128 + number
@@ -299,7 +299,7 @@ try:
     with Interrupts(600) as interrupts:
         print("step", flush=True)
         sys.stdin.readline()
-        interrupts.stop_if_asked(World(), 5, lambda: 5, lambda: print("saved", flush=True))
+        interrupts.stop_if_requested(World(), 5, lambda: 5, lambda: print("saved", flush=True))
 except Interrupted as stop:
     print(stop, flush=True)
     raise SystemExit(stop.status)

@@ -1,4 +1,4 @@
-"""What goes on around and beside a trainer's loop: the lock of its folder, signals, metrics."""
+"""Guards of a trainer's loop: the lock of its folder, signals that end it, and the metrics endpoint."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mmrl.operations.interrupts import Interrupts
 from mmrl.operations.prometheus import metrics_endpoint
 from mmrl.operations.restart import resume_command_of
 
-__all__ = ["holding", "operating", "stop_if_asked"]
+__all__ = ["run_lock", "run_signals", "stop_if_requested"]
 
 
 @contextmanager
-def holding(trainer: Any) -> Iterator[None]:
+def run_lock(trainer: Any) -> Iterator[None]:
     """The run's folder is this launch's alone, as it was when the trainer was made. Collective.
 
     Raises ConfigError where another launch trains there, or has trained there since.
@@ -37,8 +37,8 @@ def holding(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def operating(trainer: Any) -> Iterator[Interrupts]:
-    """What goes on beside a trainer's loop while it is open: signals are taken in, metrics are served.
+def run_signals(trainer: Any) -> Iterator[Interrupts]:
+    """While a trainer's loop is open: signals are handled, metrics are served.
 
     Enter it when everything that the run starts is up: Ray and others set signal handlers of their own, which these replace.
     """
@@ -48,11 +48,11 @@ def operating(trainer: Any) -> Iterator[Interrupts]:
         if main:
             trainer.folder.finish("interrupted", signal=name)
 
-    settings, told = trainer.config.operations, trainer.on_event
+    settings, on_event = trainer.config.operations, trainer.on_event
     with (
-        metrics_endpoint(settings, trainer.config.name, trainer.world.rank, told)
+        metrics_endpoint(settings, trainer.config.name, trainer.world.rank, on_event)
         if main
-        else _as_is(told) as trainer.on_event
+        else _unchanged(on_event) as trainer.on_event
     ):
         try:
             with Interrupts(
@@ -60,10 +60,10 @@ def operating(trainer: Any) -> Iterator[Interrupts]:
             ) as interrupts:
                 yield interrupts
         finally:
-            trainer.on_event = told
+            trainer.on_event = on_event
 
 
-def stop_if_asked(trainer: Any, step: int, *, saved: bool) -> None:
+def stop_if_requested(trainer: Any, step: int, *, saved: bool) -> None:
     """End the run after `step`, with its checkpoint, if a signal asked for it (raises Interrupted); check the folder's lock.
 
     All processes call it after the same steps. `saved`: the checkpoint of `step` is written already, or there is nothing to save.
@@ -75,7 +75,7 @@ def stop_if_asked(trainer: Any, step: int, *, saved: bool) -> None:
     def save() -> None:
         trainer._checkpoint(step, {})
 
-    trainer.interrupts.stop_if_asked(
+    trainer.interrupts.stop_if_requested(
         trainer.world,
         step,
         lambda: max(trainer.checkpoints.steps(), default=0),
@@ -84,5 +84,5 @@ def stop_if_asked(trainer: Any, step: int, *, saved: bool) -> None:
 
 
 @contextmanager
-def _as_is(told: Any) -> Iterator[Any]:
-    yield told
+def _unchanged(on_event: Any) -> Iterator[Any]:
+    yield on_event
