@@ -21,7 +21,7 @@ from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, InitialState, Split, initial_states, simulator_class
 from mmrl.robotics.learning import return_settings, scored, teaches
 from mmrl.robotics.rollout import Closing, Driver, GroupRequest
-from mmrl.training.pipeline import Closed
+from mmrl.training.pipeline import ClosedGroup
 from mmrl.types import RolloutGroup
 
 __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
@@ -154,7 +154,7 @@ class EpisodeSource:
         # gae: where no episode finished
         return a.max_rounds if a.dynamic_sampling or a.advantage == "gae" else 1
 
-    def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
+    def poll(self, timeout_s: float) -> Sequence[ClosedGroup[RolloutGroup]]:
         """See GroupSource."""
         closed = []
         for ended in self.driver.poll(timeout_s):
@@ -163,7 +163,7 @@ class EpisodeSource:
                 closed.append(end)
         return closed
 
-    def _judge(self, group: RolloutGroup) -> Closed[RolloutGroup] | None:
+    def _judge(self, group: RolloutGroup) -> ClosedGroup[RolloutGroup] | None:
         """The end of the group's place, or None when another state is tried there."""
         step, place, attempt = group.key
         group = replace(
@@ -179,26 +179,26 @@ class EpisodeSource:
             wanted = lesson is not None and (lesson or not self.config.algorithm.dynamic_sampling)
         if wanted:
             record.kept += 1
-            return Closed(step, place // self.size, group, version)
+            return ClosedGroup(step, place // self.size, group, version)
         record.failed += lesson is None
         record.no_signal += lesson is not None
         if attempt % self._rounds + 1 < self._rounds:
             self.driver.submit(self._request(step, place, attempt + 1))
             return None
         record.empty += 1
-        return Closed(step, place // self.size, None, version)
+        return ClosedGroup(step, place // self.size, None, version)
 
     def ready(self) -> Any:
         """See GroupSource."""
         return self.driver.due() or None
 
-    def infer(self, batch: Any, version: int) -> Sequence[Closed[RolloutGroup]]:
+    def infer(self, batch: Any, version: int) -> Sequence[ClosedGroup[RolloutGroup]]:
         """See GroupSource."""
         self.publish(version)
         self.driver.infer(batch)
         return []
 
-    def again(self, closed: Closed[RolloutGroup]) -> None:
+    def again(self, closed: ClosedGroup[RolloutGroup]) -> None:
         """See GroupSource: the same state once more, with the weights of now. Its key is new, so its noise is; which of the place's
         states it is stays readable as attempt modulo the number of rounds."""
         assert closed.group is not None

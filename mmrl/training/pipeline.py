@@ -42,7 +42,7 @@ from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.training.training_thread import FairLock, TrainingThread
 
 __all__ = [
-    "Closed",
+    "ClosedGroup",
     "GroupSource",
     "IteratorSource",
     "Learner",
@@ -65,7 +65,7 @@ _MAX_STALE = 10
 
 
 @dataclass(frozen=True)
-class Closed(Generic[G]):
+class ClosedGroup(Generic[G]):
     """The end of one place of `step` (numbered from 0): its group, or None when nothing came of it (attempts used up).
 
     `version` is the oldest version that any decision in the group was made with (`infer` was told each).
@@ -81,23 +81,23 @@ class GroupSource(Protocol[G]):
     """Where groups come from. Only the driver's thread calls it; it may raise, which ends the run.
 
     It prefers earlier steps and places when both could go on. Groups that are not to be trained on (no signal, a crash) and
-    the attempts that replace them are its own business; each place of a step ends once, as a `Closed`, unless `again` asks.
+    the attempts that replace them are its own business; each place of a step ends once, as a `ClosedGroup`, unless `again` asks.
     A run resumed after step t starts with start(t + 1): save what the source was before that call, which async makes early.
     """
 
     def start(self, step: int) -> int:
         """Open the places of `step` (0 to n - 1): roll them out from now on, in that order. Returns n."""
 
-    def poll(self, timeout_s: float) -> Sequence[Closed[G]]:
+    def poll(self, timeout_s: float) -> Sequence[ClosedGroup[G]]:
         """Take in what environments answered, waiting at most so long for the first answer; what closed by that."""
 
     def ready(self) -> Any:
         """The next inference batch (a stage whose environments have all answered), or None while there is none."""
 
-    def infer(self, batch: Any, version: int) -> Sequence[Closed[G]]:
+    def infer(self, batch: Any, version: int) -> Sequence[ClosedGroup[G]]:
         """Answer that batch with the policy and send the answers on their way; what closed by that."""
 
-    def again(self, closed: Closed[G]) -> None:
+    def again(self, closed: ClosedGroup[G]) -> None:
         """The place is to be rolled out once more: its group was made by weights too old."""
 
     def publish(self, version: int) -> None:
@@ -184,7 +184,7 @@ class IteratorSource(Generic[G]):
         self._steps.append((step, self.groups(step)))
         return self.places
 
-    def poll(self, timeout_s: float) -> list[Closed[G]]:
+    def poll(self, timeout_s: float) -> list[ClosedGroup[G]]:
         """The next group, or what its end leaves empty."""
         step, iterator = self._steps[0]
         try:
@@ -193,7 +193,7 @@ class IteratorSource(Generic[G]):
             self._steps.popleft()
             empty = sorted(set(range(self.places)) - self._seen)
             self._seen = set()
-            return [Closed(step, place, None, step - 1) for place in empty]
+            return [ClosedGroup(step, place, None, step - 1) for place in empty]
         if group is None:
             return []
         place, version = self.describe(group)
@@ -205,7 +205,7 @@ class IteratorSource(Generic[G]):
             assert not rest, f"step {step} yields more than {self.places} places"
             self._steps.popleft()
             self._seen = set()
-        return [Closed(step, place, group, version)]
+        return [ClosedGroup(step, place, group, version)]
 
     @property
     def running(self) -> int:
@@ -215,11 +215,11 @@ class IteratorSource(Generic[G]):
     def ready(self) -> None:
         """Nothing: the iterator infers by itself."""
 
-    def infer(self, batch: Any, version: int) -> list[Closed[G]]:
+    def infer(self, batch: Any, version: int) -> list[ClosedGroup[G]]:
         """Never called."""
         raise AssertionError("ready() never asks for it")
 
-    def again(self, closed: Closed[G]) -> None:
+    def again(self, closed: ClosedGroup[G]) -> None:
         """Raises MMRLError."""
         raise MMRLError(
             f"step {closed.step}: the group of place {closed.place} was made by version {closed.version}, older than "
@@ -240,11 +240,11 @@ class _Step(Generic[G]):
     # of every place that closed; None: without a group
     versions: dict[int, int | None] = field(default_factory=dict)
     # not handed on yet, in order of arrival
-    waiting: dict[int, Closed[G]] = field(default_factory=dict)
+    waiting: dict[int, ClosedGroup[G]] = field(default_factory=dict)
     stale: int = 0
     drained_at: float | None = None
 
-    def close(self, closed: Closed[G]) -> None:
+    def close(self, closed: ClosedGroup[G]) -> None:
         place = closed.place
         assert 0 <= place < self.places and place not in self.versions, (
             f"{closed} closed twice or never opened"
@@ -256,7 +256,7 @@ class _Step(Generic[G]):
     def complete(self) -> bool:
         return len(self.versions) == self.places
 
-    def take(self) -> list[Closed[G]]:
+    def take(self) -> list[ClosedGroup[G]]:
         """Places to hand on now, each once."""
         due = list(self.waiting)
         if self.hold != "nothing":
@@ -428,7 +428,7 @@ class Pipeline(Generic[G, R]):
         """Of the weights that inference uses, which are a step's as soon as finish() returned."""
         return self.version if self._trainer is None else max(self.version, self._trainer.finished)
 
-    def _take(self, found: Sequence[Closed[G]]) -> None:
+    def _take(self, found: Sequence[ClosedGroup[G]]) -> None:
         for closed in found:
             state = self._open[closed.step]
             if (

@@ -32,8 +32,8 @@ from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
 from mmrl.evaluation.result import flat_metrics, write_evaluation
 from mmrl.files import optional
-from mmrl.operations.run_guard import run_lock, run_signals, stop_if_requested
 from mmrl.operations.restart import find_start, resumes, sound_best
+from mmrl.operations.run_guard import run_lock, run_signals, stop_if_requested
 from mmrl.training.alarms import Alarm, AlarmBoard
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.identity import check_identity, extension_notes, run_identity

@@ -28,7 +28,7 @@ from mmrl.robotics.rollout import Driver, GroupRequest
 from mmrl.robotics.source import EpisodeSource
 from mmrl.robotics.vla import VLAPolicy
 from mmrl.training.optim import build_optimizer
-from mmrl.training.pipeline import Closed
+from mmrl.training.pipeline import ClosedGroup
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from tests.kits.robot_kit import config_of, make_model, make_vla, observations
@@ -377,7 +377,7 @@ def test_a_place_rolled_out_again_keeps_the_rounds_it_has_left(model: Path) -> N
     )
     decision = played(make_vla(model))[0].rollouts[0].turns[0]
 
-    def judge(*successes: bool) -> Closed[RolloutGroup] | None:
+    def judge(*successes: bool) -> ClosedGroup[RolloutGroup] | None:
         request = asked.requests[-1]
         turn = dataclasses.replace(decision, terminated=True)
         return source._judge(

@@ -19,7 +19,7 @@ from mmrl.robotics.episodes import EpisodeRollouts
 from mmrl.robotics.rollout import Driver, RolloutGroup
 from mmrl.robotics.source import EpisodeSource
 from mmrl.training.learner import Learner
-from mmrl.training.pipeline import Closed
+from mmrl.training.pipeline import ClosedGroup
 from mmrl.training.trainer import Trainer
 from mmrl.training.update_result import UpdateResult
 from scripts._torture_trust_state import flip_bit
@@ -115,13 +115,13 @@ class Overtaken(EpisodeSource):
     def __init__(self, config: EmbodiedConfig, driver: Driver, **options: int) -> None:
         super().__init__(config, driver, **options)
         self.decided: set[int] = set()
-        self.held: list[Closed[RolloutGroup]] = []
+        self.held: list[ClosedGroup[RolloutGroup]] = []
 
-    def infer(self, batch: Any, version: int) -> Sequence[Closed[RolloutGroup]]:
+    def infer(self, batch: Any, version: int) -> Sequence[ClosedGroup[RolloutGroup]]:
         self.decided |= {self.driver._running[slot].request.key[0] for slot in batch}
         return super().infer(batch, version)
 
-    def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
+    def poll(self, timeout_s: float) -> Sequence[ClosedGroup[RolloutGroup]]:
         found = [*self.held, *super().poll(timeout_s)]
         self.held = [
             c

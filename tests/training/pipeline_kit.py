@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mmrl.rollout.stages import Stages
-from mmrl.training.pipeline import Closed
+from mmrl.training.pipeline import ClosedGroup
 
 __all__ = ["Arena", "Episode", "Job", "SmallLearner", "Told"]
 
@@ -156,7 +156,7 @@ class Arena:
                 self.playing[slot] = Episode(self.waiting.pop(0))
                 self.stages.sent(slot)  # a reset
 
-    def poll(self, timeout_s: float) -> list[Closed[list[Episode]]]:
+    def poll(self, timeout_s: float) -> list[ClosedGroup[list[Episode]]]:
         self._note("poll", timeout_s)
         if timeout_s:
             time.sleep(0.0002)
@@ -171,14 +171,14 @@ class Arena:
                 closed += self._end(episode)
         return closed
 
-    def _end(self, episode: Episode) -> list[Closed[list[Episode]]]:
+    def _end(self, episode: Episode) -> list[ClosedGroup[list[Episode]]]:
         key = (episode.job.step, episode.job.place)
         self.groups[key].append(episode)
         if len(self.groups[key]) < self.members:
             return []
         group = sorted(self.groups.pop(key), key=lambda e: e.job.member)
         oldest = min(v for e in group for v in e.versions)
-        return [Closed(*key, None if key in self.empty else group, oldest)]
+        return [ClosedGroup(*key, None if key in self.empty else group, oldest)]
 
     @property
     def running(self) -> int:
@@ -187,7 +187,7 @@ class Arena:
     def ready(self) -> list[int] | None:
         return list(self.stages.due()) or None
 
-    def infer(self, batch: list[int], version: int) -> list[Closed[list[Episode]]]:
+    def infer(self, batch: list[int], version: int) -> list[ClosedGroup[list[Episode]]]:
         self._note("infer", [self.playing[s].job for s in batch])
         for slot in batch:
             episode = self.playing[slot]
@@ -196,7 +196,7 @@ class Arena:
             self.stages.sent(slot)
         return []
 
-    def again(self, closed: Closed[list[Episode]]) -> None:
+    def again(self, closed: ClosedGroup[list[Episode]]) -> None:
         self._note("again", closed)
         assert closed.group is not None
         self._ask(closed.step, closed.place, closed.group[0].job.attempt + 1)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, MMRLError
-from mmrl.training.pipeline import Closed, IteratorSource, Outcome, Pipeline, PipelineSettings
+from mmrl.training.pipeline import ClosedGroup, IteratorSource, Outcome, Pipeline, PipelineSettings
 from tests.training.pipeline_kit import Arena, Episode, SmallLearner
 
 STEPS = 5
@@ -133,7 +133,7 @@ class Holds(Arena):
         super().__init__(learner, **arena)
         self.holds, self.closed, self.held = holds, 0, 0.0
 
-    def poll(self, timeout_s: float) -> list[Closed[list[Episode]]]:
+    def poll(self, timeout_s: float) -> list[ClosedGroup[list[Episode]]]:
         if self.holds(self):
             self.held = self.held or time.monotonic()
             assert time.monotonic() < self.held + LIMIT_S, (
@@ -161,17 +161,17 @@ def test_a_group_is_trained_on_while_others_are_still_rolled_out() -> None:
 class Ahead(Arena):
     """Keeps a group of step 1 back until another one of it was added and a decision of step 2 was made."""
 
-    kept: tuple[Closed[list[Episode]], ...] = ()
+    kept: tuple[ClosedGroup[list[Episode]], ...] = ()
     since = 0.0
 
-    def _end(self, episode: Episode) -> list[Closed[list[Episode]]]:
+    def _end(self, episode: Episode) -> list[ClosedGroup[list[Episode]]]:
         found = super()._end(episode)
         if (episode.job.step, episode.job.place) != (1, 3):
             return found
         self.kept, self.since = tuple(found), time.monotonic()
         return []
 
-    def poll(self, timeout_s: float) -> list[Closed[list[Episode]]]:
+    def poll(self, timeout_s: float) -> list[ClosedGroup[list[Episode]]]:
         found = super().poll(timeout_s)
         if (
             self.kept
@@ -218,7 +218,7 @@ def test_shared_modules_are_never_used_by_both_at_once() -> None:
             inside.remove("add")
 
     class Source(Arena):
-        def infer(self, batch: list[int], version: int) -> list[Closed[list[Episode]]]:
+        def infer(self, batch: list[int], version: int) -> list[ClosedGroup[list[Episode]]]:
             enter("infer")
             assert version == self.learner.version, (
                 "tagged with other weights than those that answered"
@@ -301,7 +301,7 @@ def test_groups_of_an_actor_that_fell_behind_are_refused_counted_and_asked_again
     learner = SmallLearner()
 
     class Late(Arena):
-        def infer(self, batch: list[int], version: int) -> list[Closed[list[Episode]]]:
+        def infer(self, batch: list[int], version: int) -> list[ClosedGroup[list[Episode]]]:
             self.lag = (
                 1
                 if any(
@@ -425,7 +425,7 @@ def test_an_interrupt_ends_the_thread_and_drops_what_waits() -> None:
 
 def test_a_source_that_loses_places_is_an_error_not_a_hang() -> None:
     class Loses(Arena):
-        def _end(self, episode: Episode) -> list[Closed[list[Episode]]]:
+        def _end(self, episode: Episode) -> list[ClosedGroup[list[Episode]]]:
             return [] if episode.job.place == 1 else super()._end(episode)
 
     learner = SmallLearner()
