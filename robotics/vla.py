@@ -19,7 +19,7 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,12 @@ from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import VLAConfig
 from mmrl.robotics.contract import Observation
+from mmrl.robotics.observation_encoder import ObservationEncoder, action_token
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.sampling import choose, row_noise
 from mmrl.types import Turn
 
-__all__ = ["ActionOutput", "Evaluated", "VLAPolicy", "add_action_tokens", "action_token"]
-
-
-def action_token(index: int) -> str:
-    """The vocabulary's name of bin `index`."""
-    return f"<|action_{index:03d}|>"
+__all__ = ["ActionOutput", "Evaluated", "VLAPolicy", "add_action_tokens"]
 
 
 def _query_token(index: int) -> str:
@@ -95,7 +91,8 @@ class ActionOutput:
 
 
 class VLAPolicy:
-    """A Policy that acts. `core` is the language model with everything mmrl does with it (adapters, freezing, saving)."""
+    """A Policy that acts. `core` is the language model with everything mmrl does with it (adapters, freezing, saving);
+    `prompt(observation)` encodes what it sees."""
 
     def __init__(
         self,
@@ -131,7 +128,7 @@ class VLAPolicy:
             0, self.action_ids, False
         )
         core.banned = others.nonzero()[:, 0]  # nothing but action tokens is ever sampled
-        self._templates: dict[Any, Prompt] = {}
+        self.prompt = ObservationEncoder(core, codec.bins, settings, self.action_ids)
         self._engine = PrefillOnceEngine(core)
 
     @property
@@ -218,51 +215,6 @@ class VLAPolicy:
         """The smallest decision there is, without pictures: for forwards that count for nothing
         (mmrl.distributed.engines.lockstep)."""
         return idle_item(int(self.action_ids[0])).prompt, (0,) * self.tokens_per_decision
-
-    # prompts
-
-    def prompt(self, observation: Observation) -> Prompt:
-        """The encoded prompt of an observation. Raises ConfigError for a camera or proprioception it lacks."""
-        lacking = [c for c in self.settings.cameras if c not in observation.images]
-        if lacking:
-            raise ConfigError(
-                f"expected pictures of cameras {', '.join(self.settings.cameras)}, found "
-                f"{', '.join(observation.images)}; add them to env.cameras or drop them from vla.cameras"
-            )
-        visuals = tuple(
-            self.core.encoder.visuals.frame(observation.images[c]) for c in self.settings.cameras
-        )
-        key = (observation.instruction, tuple(v.grid_thw for v in visuals))
-        if key not in self._templates:
-            self._templates[key] = self._template(observation.instruction, visuals)
-        template = self._templates[key]
-        prompt = replace(template, visuals=visuals)
-        if self.settings.proprio:
-            prompt = replace(prompt, ids_P=self._with_proprio(template.ids_P, observation.proprio))
-        return prompt
-
-    def _template(self, instruction: str, visuals: Sequence[Any]) -> Prompt:
-        text = self.settings.prompt.replace("{instruction}", instruction)
-        if self.settings.proprio:
-            text += " " + action_token(0) * self.settings.proprio_dim
-        content = [{"type": "image"} for _ in visuals] + [{"type": "text", "text": text}]
-        return self.core.encoder.prompt_of(
-            [{"role": "user", "content": content}], visuals, f"instruction {instruction!r}"
-        )
-
-    def _with_proprio(self, ids_P: torch.Tensor, proprio_S: np.ndarray) -> torch.Tensor:
-        s = self.settings
-        if len(proprio_S) != s.proprio_dim:
-            raise ConfigError(
-                f"expected {s.proprio_dim} proprioception values, found {len(proprio_S)}; the policy was made for "
-                "another robot or suite"
-            )
-        low, high = np.asarray(s.proprio_low), np.asarray(s.proprio_high)
-        share = (np.asarray(proprio_S, np.float64) - low) / np.maximum(high - low, 1e-9)
-        index_S = np.clip((share * self.codec.bins).astype(int), 0, self.codec.bins - 1)
-        places = (ids_P == self.action_ids[0].cpu()).nonzero()[:, 0]
-        assert len(places) == s.proprio_dim, "the instruction holds no action tokens"
-        return ids_P.index_copy(0, places, self.action_ids.cpu()[torch.from_numpy(index_S)])
 
     # the one forward pass
 
