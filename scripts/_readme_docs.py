@@ -7,7 +7,7 @@ from typing import Any
 
 from mmrl.config.peers import PEERS
 
-__all__ = ["install", "peer_table"]
+__all__ = ["install", "peer_table", "users"]
 
 
 def peer_table(peer: str) -> Callable[[], str]:
@@ -42,4 +42,15 @@ def install(found: dict[str, Any]) -> str:
         f"\n{found['date']}, CPU torch, {machine['cores']} cores beside other work (load {machine['load_1min']:.0f}), packages "
         "from a mirror; in each of them the demo was trained for two steps."
     )
+    return "\n".join(lines)
+
+
+def users(found: dict[str, Any]) -> str:
+    """What three users meet in their first half hour, before and now."""
+    lines = ["| user | step | before | now |", "|---|---|---|---|"]
+    for row in found["steps"]:
+        cells = (row["user"], row["step"], row["before"], row["now"])
+        lines.append(
+            "| " + " | ".join(" ".join(str(c).replace("|", "\\|").split()) for c in cells) + " |"
+        )
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config.peers import PEERS
-from scripts._readme_docs import install, peer_table
+from scripts._readme_docs import install, peer_table, users
 from scripts._readme_scale import engines, gap, presets
 from scripts._readme_turns import turns, turns_cost
 
@@ -564,6 +564,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
     "presets": _recorded("presets", script="estimate_presets")(presets),
     "install": _recorded("install", " --record", script="measure_install")(install),
+    "users": _recorded("users", " --record", script="play_users")(users),
     **{f"peer_{peer.lower()}": peer_table(peer) for peer in PEERS},
 }
 

@@ -44,6 +44,20 @@ def test_trl_has_these_names_and_each_of_its_own_settings_was_looked_at() -> Non
         assert PEERS["TRL"][name].key in str(found.value), name
 
 
+@pytest.mark.slow  # imports TRL
+def test_defaults_that_the_page_compares() -> None:
+    trl = pytest.importorskip("trl")
+    theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
+    ours = load_config()
+    assert theirs["beta"] == ours.algorithm.kl.coef == 0
+    assert theirs["learning_rate"] == ours.optim.lr == 1e-6
+    assert theirs["num_generations"] == ours.rollout.group_size == 8
+    assert (theirs["loss_type"], ours.algorithm.loss_aggregation) == ("dapo", "token_mean")
+    assert theirs["epsilon"] == ours.algorithm.clip_low == 0.2
+    assert (theirs["epsilon_high"], ours.algorithm.clip_high) == (None, 0.28)
+    assert (theirs["max_completion_length"], ours.rollout.max_new_tokens) == (256, 64)
+
+
 def test_every_key_that_they_lead_to_is_one() -> None:
     for peer, keys in PEERS.items():
         for theirs, ours in keys.items():
