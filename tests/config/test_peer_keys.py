@@ -55,7 +55,7 @@ def test_defaults_that_the_page_compares() -> None:
     assert (theirs["loss_type"], ours.algorithm.loss_aggregation) == ("dapo", "token_mean")
     assert theirs["epsilon"] == ours.algorithm.clip_low == 0.2
     assert (theirs["epsilon_high"], ours.algorithm.clip_high) == (None, 0.28)
-    assert (theirs["max_completion_length"], ours.rollout.max_new_tokens) == (256, 64)
+    assert (theirs["max_completion_length"], ours.rollout.max_new_tokens) == (512, 64)
 
 
 def test_every_key_that_they_lead_to_is_one() -> None:
