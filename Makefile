@@ -49,11 +49,12 @@ fast-tests: dev
 wheel-test: dev  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
 	$(TEST_ENV) $(BIN)/python -m pytest tests/packaging
 
-lint: dev  ## ruff (rules and format), mypy, import directions
+lint: dev  ## ruff (rules and format), mypy, import directions, Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint docker/Dockerfile.*
 
 docs: dev  ## the documentation as a static site in site/; dead links fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean

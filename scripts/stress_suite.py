@@ -114,7 +114,7 @@ def run(arguments: Sequence[str], jobs: int, timeout_s: float, log: Path) -> dic
                         *arguments,
                     ],
                     cwd=ROOT,
-                    env={**os.environ, **_TESTS, **AVX2},
+                    env={**os.environ, **_TESTS, **AVX2, "TORCHINDUCTOR_CACHE_DIR": folder},
                     timeout=timeout_s,
                     stdout=output,
                     stderr=subprocess.STDOUT,

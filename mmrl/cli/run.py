@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -274,8 +275,19 @@ def results_table(run: Path) -> None:
 
 
 def _percent(estimate: Mapping[str, Any]) -> str:
-    """'55.0 % [41.2, 68.0]'."""
-    return f"{100 * estimate['mean']:.1f} % [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+    """'55.0 % [41.2, 68.0]'; the mean alone where one prompt gives no interval."""
+    low, high = 100 * estimate["low"], 100 * estimate["high"]
+    return f"{100 * estimate['mean']:.1f} %" + (
+        f" [{low:.1f}, {high:.1f}]" if math.isfinite(low + high) else ""
+    )
+
+
+def _fraction(estimate: Mapping[str, Any]) -> str:
+    """'0.606 [0.412, 0.680]'; the mean alone where one prompt gives no interval."""
+    low, high = estimate["low"], estimate["high"]
+    return f"{estimate['mean']:.3f}" + (
+        f" [{low:.3f}, {high:.3f}]" if math.isfinite(low + high) else ""
+    )
 
 
 def _before_after(
@@ -284,7 +296,8 @@ def _before_after(
     if percent:
         return [_percent(before), _percent(after), f"{100 * (after['mean'] - before['mean']):+.1f}"]
     return [
-        *(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in (before, after)),
+        _fraction(before),
+        _fraction(after),
         f"{after['mean'] - before['mean']:+.3f}",
     ]
 

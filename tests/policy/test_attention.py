@@ -6,6 +6,7 @@ everything mmrl adds to it (indices, cumulative lengths, gradients) is checked. 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -306,12 +307,14 @@ def compiled_kernel() -> None:
 
 
 @pytest.mark.slow
-def test_the_compiled_kernel_reads_our_blocks_as_we_do() -> None:
-    """In a process of its own: torch compiles a second length seen in one process with a dynamic shape, which fails on a CPU."""
+def test_the_compiled_kernel_reads_our_blocks_as_we_do(tmp_path: Path) -> None:
+    """In a process of its own: torch compiles a second length seen in one process with a dynamic shape, which fails on a CPU. With
+    a cache of its own: torch's does not tell instruction sets apart, and a kernel compiled for another one computes nonsense."""
     code = "from tests.policy.test_attention import compiled_kernel; compiled_kernel()"
     told = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=300,
