@@ -24,6 +24,7 @@ from mmrl.errors import MMRLError
 from mmrl.files import optional
 from mmrl.operations.console import Console
 from mmrl.operations.restart import resume_command_of
+from mmrl.report.beside import ReportBeside
 
 __all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command"]
 
@@ -78,8 +79,8 @@ def run_training(
     on_event: Callable[[str, Any], None] | None = None,
     silent: bool = False,
 ) -> dict[str, Any]:
-    """Train with a display, then write the report; returns the last step's row. `quiet`: only warnings, errors and the
-    results at the end; `silent`: nothing. `on_event` is told what the trainer tells."""
+    """Train with a display and write the report, beside the run at evaluations and at its end; returns the last step's row.
+    `quiet`: only warnings, errors and the results at the end; `silent`: nothing. `on_event` is told what the trainer tells."""
     quieten(settings)
     from mmrl.training.trainer import Trainer
 
@@ -91,9 +92,13 @@ def run_training(
             trainer = Trainer(settings, resume=resume, overwrite=overwrite, on_event=told)
             row: dict[str, Any] = trainer.fit()
     except (MMRLError, KeyboardInterrupt):
-        if told.steps and trainer is not None and trainer.world.is_main:
+        told.reports.close()
+        # what evaluated and was ended before its first step has something to report, too
+        if (told.steps or told.evaluated) and trainer is not None and trainer.world.is_main:
             _report(trainer.folder.path, silent)
         raise
+    finally:
+        told.reports.close()
     if trainer.world.is_main:
         if not silent:
             results_table(trainer.folder.path)
@@ -122,6 +127,9 @@ class _Teller:
     ) -> None:
         self.settings, self.display, self.watched, self.on_event = settings, display, "", on_event
         self.steps = self.steps_trained = 0
+        self.evaluated = False
+        self.folder: Path | None = None
+        self.reports = ReportBeside()
         self.alarms: dict[str, int] = {}
 
     def __call__(self, kind: str, payload: Any) -> None:
@@ -136,6 +144,7 @@ class _Teller:
         announce_memory(self.settings, self.display.say)
 
     def _start(self, payload: Any) -> None:
+        self.folder = payload["folder"]
         self.watched = payload["best_metric"].partition("/")[2]
         self.display.begin(payload["step"])
         self.display.say(
@@ -168,6 +177,9 @@ class _Teller:
 
     def _eval(self, evaluation: Any) -> None:
         self.display.say(_eval_note(evaluation.results, self.watched))
+        self.evaluated = True
+        if self.folder is not None:
+            self.reports.begin(self.folder)
         if evaluation.results["step"] == 0:
             self.display.begin(0)  # its time says nothing about the time of a step
 
