@@ -146,7 +146,7 @@ class Demonstrations:
         return self.world.gather(found)[0]
 
     @contextmanager
-    def working(self, policy: VLAPolicy, engine: TrainEngine) -> Iterator[None]:
+    def open(self, policy: VLAPolicy, engine: TrainEngine) -> Iterator[None]:
         """See SupervisedSource."""
         self.vla, self.engine, self.demos = policy, engine, DemoSteps(self.episodes, policy)
         self._rng = np.random.default_rng((self.config.seed, 31))

@@ -67,7 +67,7 @@ class GoldAnswers:
         return policy
 
     @contextmanager
-    def working(self, policy: Policy, engine: TrainEngine) -> Iterator[None]:
+    def open(self, policy: Policy, engine: TrainEngine) -> Iterator[None]:
         """See SupervisedSource."""
         self.policy, self.engine, encoder = policy, engine, policy.encoder
         with prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead]:

@@ -57,7 +57,7 @@ class SupervisedSource(Protocol[Example]):
     """What a supervised run learns from. Made of its configuration and the processes it runs in, before a model is loaded: what
     cannot work (a data set that is missing) raises ConfigError or DataError then.
 
-    Calls come in this order: `load_policy`, unless there is a policy already; `working`, and inside it for each step `draw`, and
+    Calls come in this order: `load_policy`, unless there is a policy already; `open`, and inside it for each step `draw`, and
     `loss` for each of its micro-batches; `save`, in the main process alone. An Example is whatever these make of it.
     """
 
@@ -76,7 +76,7 @@ class SupervisedSource(Protocol[Example]):
     def load_policy(self, say: Callable[[str], None]) -> Any:
         """The policy that is to learn; `say` is told what takes long. Collective."""
 
-    def working(self, policy: Any, engine: TrainEngine) -> AbstractContextManager[None]:
+    def open(self, policy: Any, engine: TrainEngine) -> AbstractContextManager[None]:
         """Workers are up while it is open; `engine` runs the forwards of `policy`."""
 
     def draw(self, step: int) -> tuple[list[Example], list[Failed]]:
@@ -145,7 +145,7 @@ def run_sft(
     failures: list[Mapping[str, Any]] = []
     with ExitStack() as stack:
         with world.raise_on_all_ranks():
-            stack.enter_context(source.working(policy, engine))
+            stack.enter_context(source.open(policy, engine))
         for step in range(1, source.steps + 1):
             began = time.perf_counter()
             with world.raise_on_all_ranks():

@@ -301,9 +301,8 @@ def test_broken_lines_are_counted_and_the_rest_is_shown(view: View, runs: Path) 
     found = viewer.get(
         "/api/samples", run="first", table="rollouts", sort="file", order="up", limit=200
     ).json
-    assert (
-        found["done"] and found["broken"] == 4
-    )  # no text, no object, a number no int has, too deep
+    # no text, no object, a number no int has, too deep
+    assert found["done"] and found["broken"] == 4
     assert found["total"] == 40 + 3
     for row in found["rows"]:
         shown = viewer.get("/api/sample", run="first", table="rollouts", row=row["row"])
