@@ -198,6 +198,27 @@ def test_a_torchvision_that_only_mmrl_makes_work_is_told(monkeypatch: pytest.Mon
     assert finding.fix.endswith("torchvision==0.28.0")
 
 
+def test_two_opencvs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both write the folder cv2; the command keeps the headless one."""
+    version = _doctor_probes._version
+
+    def found(extra: set[str]) -> list[Finding]:
+        monkeypatch.setattr(
+            _doctor_probes,
+            "_version",
+            lambda *names: "5.0" if extra & {*names} else version(*names),
+        )
+        return [f for f in _doctor_probes.probe_decoders() if f.name == "two OpenCVs"]
+
+    (both,) = found({"opencv-python", "opencv-python-headless"})
+    assert both.status == "warn" and "both write the folder cv2" in both.found
+    first, second = both.fix.split(" && ")
+    assert first.endswith("uninstall -y opencv-python opencv-python-headless")
+    assert second.endswith("install opencv-python-headless")
+    monkeypatch.setattr(_doctor_probes, "_version", lambda *names: None)
+    assert [f for f in _doctor_probes.probe_decoders() if f.name == "two OpenCVs"] == []
+
+
 def test_every_finding_says_what_it_is_for_and_how_to_fix_it(findings: dict[str, Finding]) -> None:
     for finding in findings.values():
         assert finding.found and finding.needed_for
