@@ -1,6 +1,6 @@
 """Run suites of simulated tasks with one load of the policy: results, predictions and clips of each, one table over all.
 
-    rows = run_suites("runs/robot/checkpoints/best", load_robot_suites().select(["tiny_reach"]), base, folder=Path("out"))
+    rows = play_suites("runs/robot/checkpoints/best", load_suites().select("tiny_reach"), base, folder=Path("out"))
 
 `mmrl eval CHECKPOINT --suite NAME,...` calls it. A suite that cannot run (package, assets, GL) is a row with its error; the others
 are evaluated.
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrl.config.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
-from mmrl.errors import MMRLError
 from mmrl.evaluation.result import write_evaluation
-from mmrl.operations.versions import versions
+from mmrl.evaluation.suite_table import run_suites
 from mmrl.policy.manifest import check_loadable
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.episodes import pool_settings
@@ -27,12 +26,17 @@ from mmrl.robotics.external import ExternalPolicy
 from mmrl.robotics.load import load_vla, read_description
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.rollout import Driver
-from mmrl.robotics.suite_table import RobotRow, failed_row, markdown, suite_row
-from mmrl.robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
+from mmrl.robotics.suite_table import EpisodesRow, failed_row, suite_row
+from mmrl.robotics.suites import (
+    EnvironmentSuite,
+    ProtocolPolicy,
+    Setting,
+    check_overrides,
+    configure,
+)
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.training.runlog import write_json
 
-__all__ = ["base_settings", "run_suites"]
+__all__ = ["base_settings", "play_suites"]
 
 _CHECKPOINT_KEYS: Mapping[str, Any] = {
     **CHECKPOINT_KEYS,
@@ -56,7 +60,7 @@ def base_settings(
     checkpoint: str,
     config: Path | None,
     overrides: Sequence[str],
-    chosen: Mapping[str, RobotSuite] | None = None,
+    chosen: Mapping[str, EnvironmentSuite] | None = None,
     external: ExternalPolicy | None = None,
     *,
     trust_code: bool = False,
@@ -86,9 +90,9 @@ def base_settings(
     return found(list(overrides), say=say).model_copy(update={"env": own.env})
 
 
-def run_suites(
+def play_suites(
     checkpoint: str,
-    chosen: Mapping[str, RobotSuite],
+    chosen: Mapping[str, EnvironmentSuite],
     base: EmbodiedConfig,
     *,
     folder: Path,
@@ -96,9 +100,9 @@ def run_suites(
     samples: int = 0,
     limit: int | None = None,
     overrides: Sequence[str] = (),
-    on_row: Callable[[RobotRow], None] = lambda row: None,
+    on_row: Callable[[EpisodesRow], None] = lambda row: None,
     external: ExternalPolicy | None = None,
-) -> list[RobotRow]:
+) -> list[EpisodesRow]:
     """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each. With `external`,
     that policy acts and `checkpoint` is its name.
 
@@ -111,28 +115,29 @@ def run_suites(
         for name, suite in chosen.items()
     }
     vla = external or load_vla(next(iter(ready.values())).config, trainable=False)
-    rows: list[RobotRow] = []
-    for name, suite in chosen.items():
-        try:
-            row = _one(vla, name, suite, ready[name], folder / name, limit)
-        except MMRLError as error:
-            if len(chosen) == 1:
-                raise
-            row = failed_row(name, suite, str(error))
-        rows.append(row)
-        on_row(row)
-        _write(rows, chosen, ready, checkpoint, folder)
-    return rows
+    return run_suites(
+        chosen,
+        lambda name, suite: _one(vla, name, suite, ready[name], folder / name, limit),
+        failed_row,
+        lambda name, suite: {
+            **suite.model_dump(),
+            "env": ready[name].config.env.model_dump(mode="json"),
+        },
+        checkpoint=checkpoint,
+        folder=folder,
+        samples=samples,
+        on_row=on_row,
+    )
 
 
 def _one(
     vla: VLAPolicy | ExternalPolicy,
     name: str,
-    suite: RobotSuite,
+    suite: EnvironmentSuite,
     setting: Setting,
     folder: Path,
     limit: int | None,
-) -> RobotRow:
+) -> EpisodesRow:
     config, env = setting.config, setting.config.env
     slots = min(
         env.slots,
@@ -162,7 +167,7 @@ def _one(
 
 
 def _protocol(
-    name: str, suite: RobotSuite, setting: Setting, policy: ProtocolPolicy
+    name: str, suite: EnvironmentSuite, setting: Setting, policy: ProtocolPolicy
 ) -> dict[str, Any]:
     """What stands in results.json beside what every evaluation says of itself."""
     rules = setting.protocol
@@ -183,30 +188,3 @@ def _protocol(
         "replan": min(rules.replan or policy.codec.chunk, policy.codec.chunk),
         "published": rules.describe(),
     }
-
-
-def _write(
-    rows: Sequence[RobotRow],
-    chosen: Mapping[str, RobotSuite],
-    ready: Mapping[str, Setting],
-    checkpoint: str,
-    folder: Path,
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    protocols = {
-        row.suite: {
-            **chosen[row.suite].model_dump(),
-            "env": ready[row.suite].config.env.model_dump(mode="json"),
-        }
-        for row in rows
-    }
-    write_json(
-        folder / "suites.json",
-        {
-            "checkpoint": checkpoint,
-            "suites": [row.as_dict() for row in rows],
-            "protocols": protocols,
-            "versions": versions(),
-        },
-    )
-    (folder / "suites.md").write_text(markdown(rows, chosen, checkpoint), encoding="utf-8")

@@ -1,47 +1,43 @@
-"""The table of evaluated suites of simulated tasks: a row for each, and the rows as Markdown.
+"""The lines that suites of simulated tasks get in the table of mmrl.evaluation.suite_table.
 
     row = suite_row("tiny_reach", suite, setting, results, limit=None)
-    print(markdown([row], {"tiny_reach": suite}, "runs/robot/checkpoints/best"))
 
 mmrl.robotics.suite_runs makes the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl.robotics.suites import RobotSuite, Setting
+from mmrl.evaluation.suite_table import SuiteRow
+from mmrl.robotics.suites import EnvironmentSuite, Setting
 
-__all__ = ["RobotRow", "failed_row", "markdown", "percent", "suite_row"]
+__all__ = ["EpisodesRow", "failed_row", "percent", "suite_row"]
 
 
-@dataclass(frozen=True)
-class RobotRow:
-    """One line of the table. `success_once`, `success_at_end`: mean, low, high (95 %) in the headline's mode."""
+@dataclass(frozen=True, kw_only=True)
+class EpisodesRow(SuiteRow):
+    """`success_once`, `success_at_end`: mean, low, high (95 %) in the headline's mode."""
 
-    suite: str
     protocol: str
-    mode: str
+    mode: str = "greedy"
     tasks: int
-    n: int
-    success_once: Mapping[str, float]
-    success_at_end: Mapping[str, float]
-    sampled: Mapping[str, float] | None
-    per_task: Mapping[str, Mapping[str, Mapping[str, float]]]
-    states: str
-    assets: str
-    render: str
-    simulator: Mapping[str, str]
-    failed_attempts: int
-    unfinished: int
-    official: bool
-    limited: bool
+    success_once: Mapping[str, float] = field(default_factory=dict)
+    success_at_end: Mapping[str, float] = field(default_factory=dict)
+    sampled: Mapping[str, float] | None = None
+    per_task: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    states: str = ""
+    assets: str = "unknown"
+    render: str = "unknown"
+    simulator: Mapping[str, str] = field(default_factory=dict)
+    failed_attempts: int = 0
+    unfinished: int = 0
     deviations: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()  # otherwise than the suite's own settings
-    error: str = ""
-    stops: bool = False  # episodes end with their first success, so that success_at_end is success_once by construction
+    # episodes end with their first success, so that success_at_end is success_once by construction
+    stops: bool = False
 
     def at_end(self, found: Mapping[str, float]) -> str:
         """The cell of success at end."""
@@ -57,9 +53,62 @@ class RobotRow:
         """What stands beside every number of the row."""
         return " (stand-in assets)" if self.stand_in else ""
 
+    @property
+    def summary(self) -> str:
+        """See SuiteRow."""
+        return f"success rate {percent(self.success_once)}{self.mark}, {self.n:,} states"
+
+    def cells(self, samples: int) -> dict[str, str]:
+        """See SuiteRow."""
+        sampled = percent(self.sampled) + (self.mark if self.sampled else "")
+        return {
+            "suite": self.suite,
+            "protocol": self.protocol.partition(",")[0],
+            "mode": self.mode,
+            "states": self.count,
+            "success rate (95 %)": percent(self.success_once) + self.mark,
+            "success at end (95 %)": self.at_end(self.success_at_end),
+            "comparable": "yes" if self.official else "no",
+            **({f"avg@{samples}": sampled} if samples else {}),
+        }
+
+    def facts(self, suite: EnvironmentSuite) -> list[str]:
+        """See SuiteRow."""
+        versions = (f"{k} {v}" for k, v in self.simulator.items() if k not in ("render", "assets"))
+        return [
+            f"protocol: {self.protocol}",
+            f"states: {self.states}",
+            f"assets: {self.assets}",
+            f"GL backend: {self.render}",
+            ", ".join(versions),
+            f"failed attempts: {self.failed_attempts}, episodes not finished (counted as failures): {self.unfinished}",
+        ]
+
+    def remarks(self) -> list[str]:
+        """See SuiteRow."""
+        found = ["measured on stand-in assets: not a score of the benchmark"] * self.stand_in
+        if self.deviations:
+            found.append(f"otherwise than the protocol: {'; '.join(self.deviations)}")
+        if self.changes:
+            found.append(f"otherwise than the suite: {'; '.join(self.changes)}")
+        return found
+
+    def parts(self) -> list[dict[str, str]]:
+        """See SuiteRow."""
+        return [
+            {
+                "suite": task,
+                "states": f"{found['success_once']['n']} states",
+                "success rate (95 %)": percent(found["success_once"]) + self.mark,
+                "success at end (95 %)": f"at end {self.at_end(found['success_at_end'])}",
+            }
+            for task, found in self.per_task.items()
+            if self.tasks > 1
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """For suites.json."""
-        return {**asdict(self), "stand_in": self.stand_in}
+        return {**super().as_dict(), "stand_in": self.stand_in}
 
 
 def percent(estimate: Mapping[str, float] | None) -> str:
@@ -70,8 +119,12 @@ def percent(estimate: Mapping[str, float] | None) -> str:
 
 
 def suite_row(
-    name: str, suite: RobotSuite, setting: Setting, results: Mapping[str, Any], limit: int | None
-) -> RobotRow:
+    name: str,
+    suite: EnvironmentSuite,
+    setting: Setting,
+    results: Mapping[str, Any],
+    limit: int | None,
+) -> EpisodesRow:
     """The line of an evaluated suite."""
     mode, protocol = setting.mode, results["protocol"]
     found, prefix = results[mode], "" if mode == "greedy" else "sampled/"
@@ -88,93 +141,32 @@ def suite_row(
         and not setting.deviations
         and setting.config.env.tasks == suite.tasks
     )
-    return RobotRow(
-        name,
-        protocol["name"],
-        mode,
-        len(setting.config.env.tasks),
-        int(found["success_once"]["n"]),
-        found["success_once"],
-        found["success_at_end"],
-        sampled,
-        per_task,
-        protocol["states"],
-        protocol["assets"],
-        protocol["render"],
-        protocol["simulator"],
-        len(results["failed_attempts"]),
-        sum(sum(reasons.values()) for reasons in results["failures"].values()),
-        suite.official and complete and "stand-in" not in protocol["assets"],
-        limited,
-        setting.deviations,
+    return EpisodesRow(
+        suite=name,
+        protocol=protocol["name"],
+        mode=mode,
+        tasks=len(setting.config.env.tasks),
+        n=int(found["success_once"]["n"]),
+        success_once=found["success_once"],
+        success_at_end=found["success_at_end"],
+        sampled=sampled,
+        per_task=per_task,
+        states=protocol["states"],
+        assets=protocol["assets"],
+        render=protocol["render"],
+        simulator=protocol["simulator"],
+        failed_attempts=len(results["failed_attempts"]),
+        unfinished=sum(sum(reasons.values()) for reasons in results["failures"].values()),
+        official=suite.official and complete and "stand-in" not in protocol["assets"],
+        limited=limited,
+        deviations=setting.deviations,
         changes=setting.changes,
         stops=setting.config.stops_at_success,
     )
 
 
-def failed_row(name: str, suite: RobotSuite, error: str) -> RobotRow:
+def failed_row(name: str, suite: EnvironmentSuite, error: str) -> EpisodesRow:
     """The line of a suite that could not be evaluated."""
-    return RobotRow(
-        name,
-        suite.protocol or "own",
-        "greedy",
-        len(suite.tasks),
-        0,
-        {},
-        {},
-        None,
-        {},
-        "",
-        "unknown",
-        "unknown",
-        {},
-        0,
-        0,
-        False,
-        False,
-        error=error,
+    return EpisodesRow(
+        suite=name, protocol=suite.protocol or "own", tasks=len(suite.tasks), error=error
     )
-
-
-def markdown(rows: Sequence[RobotRow], suites: Mapping[str, RobotSuite], checkpoint: str) -> str:
-    """The table as Markdown, and what each number was measured on below it."""
-    lines = [
-        f"# {checkpoint}",
-        "",
-        "| suite | protocol | states | success rate (95 %) | success at end (95 %) | comparable |",
-        "|---|---|--:|--:|--:|---|",
-    ]
-    for row in rows:
-        count = f"{row.n}{' (first n)' if row.limited else ''}"
-        lines.append(
-            f"| {row.suite} | {row.protocol} | {count} | {percent(row.success_once)}{row.mark} | "
-            f"{row.at_end(row.success_at_end)} | {'yes' if row.official else 'no'} |"
-        )
-    lines.append("")
-    for row in rows:
-        words = [
-            row.mode,
-            f"states: {row.states}",
-            f"assets: {row.assets}",
-            f"GL backend: {row.render}",
-            ", ".join(
-                f"{k} {v}" for k, v in row.simulator.items() if k not in ("render", "assets")
-            ),
-            f"failed attempts: {row.failed_attempts}",
-            f"not finished: {row.unfinished}",
-            "otherwise than the protocol: " + ", ".join(row.deviations) if row.deviations else "",
-            "otherwise than the suite: " + ", ".join(row.changes) if row.changes else "",
-            " ".join(suites[row.suite].notes.split()),
-        ]
-        lines.append(
-            f"- {row.suite}: "
-            + ("; ".join(w for w in words if w) if not row.error else f"error: {row.error}")
-        )
-        if row.stand_in:
-            lines.append("  - measured on stand-in assets: not a score of the benchmark")
-        if row.tasks > 1:
-            lines += [
-                f"  - {task}: {percent(found['success_once'])}{row.mark}, at end {row.at_end(found['success_at_end'])}"
-                for task, found in row.per_task.items()
-            ]
-    return "\n".join(lines) + "\n"

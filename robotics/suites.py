@@ -12,16 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from mmrl.config import merge, parse_overrides
-from mmrl.config.shipped import shipped
-from mmrl.errors import ConfigError, did_you_mean
-from mmrl.evaluation.suites import suites_tree
+from mmrl.errors import ConfigError
+from mmrl.evaluation.suite_book import Suite
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
 from mmrl.robotics.contract import InitialState, Observation
@@ -32,27 +30,24 @@ from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
 from mmrl.robotics.vla import ActionOutput, VLAPolicy
 
 __all__ = [
+    "EnvironmentSuite",
     "ProtocolPolicy",
-    "RobotBook",
-    "RobotSuite",
     "Setting",
     "check_overrides",
     "configure",
-    "is_robot_file",
-    "load_robot_suites",
 ]
 
-_FILE = "configs/robot_suites.yaml"
 # of env: the suite's own, unless the command line says otherwise
 _OF_TASK = ("suite", "tasks", "horizon")
 # the checkpoint's, where it was trained in the same simulator
 _OF_SIMULATOR = ("image_size", "cameras", "options")
 
 
-class RobotSuite(BaseModel):
-    """One suite; see configs/robot_suites.yaml."""
+class EnvironmentSuite(Suite, BaseModel):
+    """One suite; see configs/robot_suites.yaml. `official`: a published benchmark: comparable under a named protocol, complete, on
+    official assets."""
 
-    model_config = ConfigDict(extra="forbid")
+    acts = True
 
     env: str
     tasks: list[str] = Field(min_length=1)
@@ -62,8 +57,6 @@ class RobotSuite(BaseModel):
     options: dict[str, Any] = {}
     states: int = Field(50, ge=1)
     protocol: str | None = None
-    official: bool = False  # a published benchmark: comparable under a named protocol, complete, on official assets
-    notes: str = ""
 
     @field_validator("tasks")
     @classmethod
@@ -87,85 +80,22 @@ class RobotSuite(BaseModel):
         return name
 
     @property
+    def listed(self) -> dict[str, str]:
+        """See Suite."""
+        few = len(self.tasks) < 3
+        return {
+            "simulator": self.env,
+            "tasks": ", ".join(self.tasks) if few else f"{self.tasks[0]} to {self.tasks[-1]}",
+            "control steps": str(self.horizon),
+            "states per task": str(self.states),
+            "protocol": self.protocol or "own",
+        }
+
+    @property
     def libero(self) -> str:
         """The LIBERO suite that protocols know, '' for other environments."""
         name = self.tasks[0].partition("/")[0]
         return name if self.env == "libero" and name in LIBERO_SUITES else ""
-
-
-@dataclass(frozen=True)
-class RobotBook:
-    """All suites of a file, and names for several at once."""
-
-    file: Path
-    suites: Mapping[str, RobotSuite]
-    groups: Mapping[str, tuple[str, ...]]
-
-    @property
-    def names(self) -> list[str]:
-        """Suites and groups."""
-        return [*self.suites, *self.groups]
-
-    def select(self, names: Iterable[str]) -> dict[str, RobotSuite]:
-        """The suites of those names, groups spelt out, each once. Raises ConfigError for an unknown one."""
-        chosen: dict[str, RobotSuite] = {}
-        for name in names:
-            if name not in self.names:
-                raise ConfigError(
-                    f"unknown suite '{name}' of simulated tasks.{did_you_mean(name, self.names)} {self.file} has: "
-                    f"{', '.join(self.suites)}; groups: {', '.join(self.groups) or 'none'}"
-                )
-            for member in self.groups.get(name, (name,)):
-                chosen[member] = self.suites[member]
-        return chosen
-
-
-def is_robot_file(path: str | Path) -> bool:
-    """Whether the suites of a file are of simulators: they have an env."""
-    return any(
-        isinstance(s, dict) and "env" in s for s in suites_tree(Path(path))["suites"].values()
-    )
-
-
-def load_robot_suites(path: str | Path | None = None) -> RobotBook:
-    """Read a file of suites (default: configs/robot_suites.yaml here, else the one that is installed).
-
-    Raises ConfigError naming every problem.
-    """
-    file = shipped(_FILE) if path is None else Path(path)
-    tree = suites_tree(file)
-    suites: dict[str, RobotSuite] = {}
-    problems: list[str] = []
-    for name, values in tree["suites"].items():
-        try:
-            suites[str(name)] = RobotSuite.model_validate(values)
-        except (ValidationError, ConfigError) as error:
-            problems += list(_explain(str(name), error))
-    groups = {str(k): tuple(map(str, v)) for k, v in (tree.get("groups") or {}).items()}
-    problems += [
-        f"group '{name}': unknown suite '{member}'.{did_you_mean(member, tree['suites'])}"
-        for name, members in groups.items()
-        for member in members
-        if member not in tree["suites"]
-    ]
-    if problems:
-        raise ConfigError(f"{file}: {len(problems)} problem(s)\n  " + "\n  ".join(problems))
-    return RobotBook(file, suites, groups)
-
-
-def _explain(name: str, error: ValidationError | ConfigError) -> Iterable[str]:
-    if isinstance(error, ConfigError):
-        yield f"suite '{name}': {error}"
-        return
-    known = list(RobotSuite.model_fields)
-    for item in error.errors():
-        where = ".".join(map(str, item["loc"])) or "it"
-        if item["type"] == "extra_forbidden":
-            yield f"suite '{name}': unknown key '{where}'.{did_you_mean(where, known)} Known here: {', '.join(known)}"
-        else:
-            # of a missing key: the whole suite
-            found = "" if item["type"] == "missing" else f", found {item['input']!r}"
-            yield f"suite '{name}': {where}: {item['msg']}{found}"[:300]
 
 
 @dataclass(frozen=True)
@@ -187,7 +117,7 @@ class Setting:
 
 
 def check_overrides(
-    overrides: Sequence[str], chosen: Iterable[RobotSuite], actor: str, cameras: Sequence[str]
+    overrides: Sequence[str], chosen: Iterable[EnvironmentSuite], actor: str, cameras: Sequence[str]
 ) -> None:
     """Refuse what an evaluation cannot change: the simulator is the suites', cameras and actions are the policy's.
 
@@ -219,7 +149,7 @@ def check_overrides(
 
 def configure(
     base: EmbodiedConfig,
-    suite: RobotSuite,
+    suite: EnvironmentSuite,
     *,
     protocol: str | None = None,
     samples: int = 0,
@@ -306,7 +236,9 @@ def configure(
     )
 
 
-def _environment(trained: EnvConfig, suite: RobotSuite, cameras: Sequence[str]) -> dict[str, Any]:
+def _environment(
+    trained: EnvConfig, suite: EnvironmentSuite, cameras: Sequence[str]
+) -> dict[str, Any]:
     """env of a suite: its own, with the checkpoint's resources and, in the same simulator, its pictures and options."""
     kept = trained.model_dump(include=trained.model_fields_set, exclude=set(_OF_TASK))
     if trained.suite != suite.env:
@@ -323,7 +255,7 @@ def _environment(trained: EnvConfig, suite: RobotSuite, cameras: Sequence[str]) 
 
 
 def _changes(
-    suite: RobotSuite, wanted: Mapping[str, Any], ruled: Mapping[str, Any]
+    suite: EnvironmentSuite, wanted: Mapping[str, Any], ruled: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """What is played otherwise than the suite says, in words: options came with the checkpoint, or from the command line. `ruled`:
     what a protocol decides."""

@@ -27,11 +27,11 @@ import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.evaluation.stats import wilson
+from mmrl.evaluation.suite_book import load_suites
 from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
 from mmrl.robotics.evaluate import describe_states, write_video
 from mmrl.robotics.pool import PoolSettings, Reply, VectorEnv
 from mmrl.robotics.source import states_of
-from mmrl.robotics.suites import load_robot_suites
 from scripts import _bench
 from scripts._expert_simulator import EXPERT
 
@@ -61,7 +61,7 @@ def expert_specs(suite: str, tasks: Sequence[str] = (), *, noise: float = 0.0) -
     Raises ConfigError for a task that is none of them.
     """
     specs: list[EnvSpec] = []
-    for one in load_robot_suites().select(SUITES[suite]).values():
+    for one in load_suites().select(",".join(SUITES[suite])).values():
         options = {**one.options, "of": one.env, "noise": noise, "draw": False}
         if one.env == "maniskill":
             options["render_backend"] = "none"

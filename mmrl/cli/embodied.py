@@ -1,34 +1,26 @@
-"""`mmrl eval` for policies that act: which of the named suites are of simulators, and the table of success rates.
+"""`mmrl eval --suite` for policies that act: a checkpoint with a vla.json, or a program of its own.
 
-    mmrl eval runs/robot/checkpoints/best --suite tiny_reach,tiny_push --samples 4
-
-A checkpoint acts where it has a vla.json.
+mmrl eval runs/robot/checkpoints/best --suite tiny_reach,tiny_push --samples 4
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from mmrl.errors import ConfigError, did_you_mean
-from mmrl.operations.console import Console
+from mmrl.cli.suites import print_rows
+from mmrl.config import RunConfig, effective_threads
+from mmrl.errors import ConfigError
 
-__all__ = [
-    "acting_suites",
-    "is_vla",
-    "list_robot_suites",
-    "policy_command_suites",
-    "robot_book",
-    "robot_suites_command",
-]
+if TYPE_CHECKING:
+    from mmrl.evaluation.suite_book import Suite
+    from mmrl.robotics.suites import EnvironmentSuite
 
-_WIDTH = 130
+__all__ = ["acts", "is_vla", "play_command", "policy_command_suites"]
 
 
 def is_vla(checkpoint: str) -> bool:
@@ -36,67 +28,27 @@ def is_vla(checkpoint: str) -> bool:
     return (Path(checkpoint) / "vla.json").is_file()
 
 
-def robot_book(suites: Path | None) -> tuple[Any, Path | None]:
-    """(the suites of simulated tasks, the file for all others): --suites names either."""
-    from mmrl.robotics.suites import is_robot_file, load_robot_suites
-
-    if suites is not None and is_robot_file(suites):
-        return load_robot_suites(suites), None
-    return load_robot_suites(), suites
-
-
-def acting_suites(checkpoint: str, wanted: str, suites: Path | None) -> list[str] | None:
-    """The names in `wanted` when they are suites of simulated tasks, None when they are of questions and answers.
-
-    Raises ConfigError where names or the checkpoint do not fit together.
-    """
-    book, other = robot_book(suites)
-    names = [part.strip() for part in wanted.split(",") if part.strip()]
-    acting = [n for n in names if n in book.names]
+def acts(chosen: Mapping[str, Suite], checkpoint: str) -> bool:
+    """Whether the suites are played, not answered. Raises ConfigError where the checkpoint cannot do what one of them asks."""
     vla = is_vla(checkpoint)
-    if acting and not vla:
+    other = next((name for name, suite in chosen.items() if suite.acts is not vla), None)
+    if other is None:
+        return vla
+    if vla:
         raise ConfigError(
-            f"suite '{acting[0]}' is played by a policy that acts: expected a VLA checkpoint (a folder with "
-            f"vla.json), found '{checkpoint}', which answers in text; make one with mmrl sft CONFIG, where CONFIG "
-            "has an env section"
+            f"suite '{other}' asks questions that are answered in text, '{checkpoint}' acts (it has a vla.json): "
+            "expected suites of simulated tasks (mmrl eval --list-suites prints them)"
         )
-    if not acting and not vla:
-        return None
-    rest = [n for n in names if n not in book.names]
-    if rest and rest[0] in _text_names(other):
-        raise ConfigError(
-            f"suite '{rest[0]}' asks questions that are answered in text, '{checkpoint}' acts (it has a vla.json): "
-            f"expected suites of simulated tasks, of which {book.file} has: {', '.join(book.names)}"
-        )
-    if rest or not names:
-        raise _unknown(rest, book, "checkpoint")
-    return names
-
-
-def _unknown(rest: Sequence[str], book: Any, actor: str) -> ConfigError:
-    meant = did_you_mean(rest[0], book.names) if rest else ""
-    return ConfigError(
-        f"unknown suite '{', '.join(rest)}' for a {actor} that acts.{meant} {book.file} has: "
-        f"{', '.join(book.names)}"
+    raise ConfigError(
+        f"suite '{other}' is played by a policy that acts: expected a VLA checkpoint (a folder with "
+        f"vla.json), found '{checkpoint}', which answers in text; make one with mmrl sft CONFIG, where CONFIG "
+        "has an env section"
     )
 
 
-def _text_names(suites: Path | None) -> list[str]:
-    from mmrl.evaluation.suites import load_suites
-
-    try:
-        book = load_suites(suites)
-    except ConfigError:
-        if suites is not None:
-            raise
-        return []  # no configs/suites.yaml here: then no name is one of its suites
-    return [*book.suites, *book.groups]
-
-
-def robot_suites_command(
+def play_command(
     checkpoint: str,
-    names: Sequence[str],
-    suites: Path | None,
+    chosen: Mapping[str, Suite],
     folder: Path,
     config: Path | None,
     overrides: Sequence[str],
@@ -109,17 +61,16 @@ def robot_suites_command(
 ) -> None:
     """Evaluate one VLA checkpoint (or a policy in another process, `external`) on suites of simulated tasks and print one table;
     status 1 when a suite has no number."""
-    from mmrl.robotics.suite_runs import base_settings, run_suites
-    from mmrl.robotics.suite_table import percent
+    from mmrl.robotics.suite_runs import base_settings, play_suites
 
-    chosen = robot_book(suites)[0].select(names)
+    suites = cast("Mapping[str, EnvironmentSuite]", chosen)
     base = base_settings(
-        checkpoint, config, list(overrides), chosen, external, trust_code=trust_code, say=typer.echo
+        checkpoint, config, list(overrides), suites, external, trust_code=trust_code, say=typer.echo
     )
     _quiet(base)
-    rows = run_suites(
+    rows = play_suites(
         checkpoint,
-        chosen,
+        suites,
         base,
         folder=folder,
         protocol=protocol,
@@ -127,21 +78,19 @@ def robot_suites_command(
         limit=limit,
         overrides=list(overrides),
         external=external,
-        on_row=lambda row: typer.echo(
-            f"{row.suite}: "
-            + (
-                f"error: {row.error}"
-                if row.error
-                else f"success rate {percent(row.success_once)}{row.mark}, {row.n:,} states"
-            )
-        ),
+        on_row=lambda row: typer.echo(f"{row.suite}: {row.error or row.summary}"),
     )
-    _print(rows, checkpoint, samples, percent)
-    typer.echo(
-        f"results: {folder / 'suites.json'}, {folder / 'suites.md'}; clips: {folder}/SUITE/videos"
-    )
-    if any(row.error for row in rows):
-        raise typer.Exit(1)
+    print_rows(rows, suites, checkpoint, samples, f"{folder}; clips: {folder}/SUITE/videos")
+
+
+def _quiet(config: RunConfig) -> None:
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if (threads := effective_threads(config)) is not None:
+        torch.set_num_threads(threads)
 
 
 def policy_command_suites(
@@ -163,24 +112,25 @@ def policy_command_suites(
         raise ConfigError(
             f"expected either a checkpoint or --policy-command, found both ('{checkpoint}'); drop one of them"
         )
-    given = [*([checkpoint] if checkpoint else []), *overrides]
-    book, _ = robot_book(suites)
-    names = [part.strip() for part in wanted.split(",") if part.strip()]
-    if (rest := [n for n in names if n not in book.names]) or not names:
-        raise _unknown(rest, book, "policy")
+    from mmrl.evaluation.suite_book import load_suites
     from mmrl.robotics.external import ExternalPolicy
 
+    given = [*([checkpoint] if checkpoint else []), *overrides]
+    chosen = load_suites(suites).select(wanted)
+    if asked := [name for name, suite in chosen.items() if not suite.acts]:
+        raise ConfigError(
+            f"suite '{asked[0]}' asks questions that are answered in text: expected suites of simulated tasks with "
+            "--policy-command, whose program acts (mmrl eval --list-suites prints them)"
+        )
     with ExternalPolicy(command) as policy:
         name = policy.facts.name
         typer.echo(
             f"policy: {name}, " + ", ".join(f"{k} {v}" for k, v in policy.facts.versions.items())
         )
-        folder = out or Path("runs/eval") / re.sub(r"[^\w.-]+", "_", name)
-        robot_suites_command(
+        play_command(
             name,
-            names,
-            suites,
-            folder,
+            chosen,
+            out or Path("runs/eval") / re.sub(r"[^\w.-]+", "_", name),
             config,
             given,
             samples=samples,
@@ -188,113 +138,3 @@ def policy_command_suites(
             protocol=protocol,
             external=policy,
         )
-
-
-def _quiet(config: Any) -> None:
-    import torch
-    import transformers
-
-    from mmrl.config import effective_threads
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if (threads := effective_threads(config)) is not None:
-        torch.set_num_threads(threads)
-
-
-def _print(rows: Sequence[Any], checkpoint: str, samples: int, percent: Any) -> None:
-    console = Console(width=_WIDTH, highlight=False)
-    table = Table(title=escape(checkpoint), title_justify="left")
-    headings = [
-        "suite",
-        "protocol",
-        "mode",
-        "states",
-        "success rate",
-        "success at end",
-        *([f"avg@{samples}"] if samples else []),
-    ]
-    for heading in headings:
-        table.add_column(
-            heading,
-            justify="right" if heading == "states" else "left",
-            no_wrap=heading in ("suite", "states", "mode"),
-        )
-    for row in rows:
-        cells = [
-            row.suite,
-            escape(row.protocol.partition(",")[0]),
-            row.mode,
-            f"{row.n:,}",
-            percent(row.success_once) + row.mark,
-            row.at_end(row.success_at_end),
-        ]
-        table.add_row(
-            *cells, *([percent(row.sampled) + (row.mark if row.sampled else "")] if samples else [])
-        )
-        if row.tasks > 1:
-            for task, found in row.per_task.items():
-                once, at_end = found["success_once"], found["success_at_end"]
-                table.add_row(
-                    f"  {escape(task)}",
-                    "",
-                    "",
-                    f"{once['n']:,}",
-                    percent(once) + row.mark,
-                    row.at_end(at_end),
-                    *([""] if samples else []),
-                )
-    console.print(table)
-    for row in rows:
-        for line in _facts(row):
-            console.print(f"{escape(row.suite)}: {escape(line)}")
-
-
-def _facts(row: Any) -> list[str]:
-    """What a number was measured on, and what went wrong."""
-    if row.error:
-        return [f"error: {row.error}"]
-    out = [
-        f"protocol: {row.protocol}; states: {row.states}; assets: {row.assets}; GL backend: {row.render}"
-    ]
-    if row.simulator:
-        out.append(
-            ", ".join(f"{k} {v}" for k, v in row.simulator.items() if k not in ("render", "assets"))
-        )
-    if row.stand_in:
-        out.append("measured on stand-in assets: not a score of the benchmark")
-    if row.deviations:
-        out.append(f"otherwise than the protocol: {'; '.join(row.deviations)}")
-    if row.changes:
-        out.append(f"otherwise than the suite: {'; '.join(row.changes)}")
-    if row.failed_attempts:
-        out.append(
-            f"{row.failed_attempts:,} failed attempts, {row.unfinished:,} episodes not finished (counted as failures)"
-        )
-    return [line for line in out if line]
-
-
-def list_robot_suites(suites: Path | None) -> None:
-    """Print every suite of simulated tasks."""
-    book, _ = robot_book(suites)
-    table = Table(title=f"{book.file} (policies that act)", title_justify="left")
-    for heading in ("suite", "simulator", "tasks", "control steps", "states per task", "protocol"):
-        table.add_column(heading, overflow="fold")
-    for name, suite in book.suites.items():
-        tasks = (
-            ", ".join(suite.tasks)
-            if len(suite.tasks) < 3
-            else f"{suite.tasks[0]} to {suite.tasks[-1]}"
-        )
-        table.add_row(
-            name,
-            suite.env,
-            escape(tasks),
-            str(suite.horizon),
-            str(suite.states),
-            suite.protocol or "own",
-        )
-    console = Console(width=120, highlight=False)
-    console.print(table)
-    for name, members in book.groups.items():
-        console.print(f"{escape(name)} = {escape(','.join(members))}")

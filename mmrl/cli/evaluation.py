@@ -6,19 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.cli.embodied import (
-    acting_suites,
-    is_vla,
-    list_robot_suites,
-    robot_book,
-    robot_suites_command,
-)
+from mmrl.cli.embodied import acts, is_vla, play_command
+from mmrl.cli.suites import print_rows
 from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
@@ -27,15 +22,15 @@ from mmrl.policy.manifest import check_loadable
 
 if TYPE_CHECKING:
     from mmrl.data.sources import LoadedSource
+    from mmrl.evaluation.data_rows import DataRow
     from mmrl.evaluation.result import Evaluation
-    from mmrl.evaluation.suites import Suite, SuiteRow
+    from mmrl.evaluation.suites import DataSuite
     from mmrl.policy.policy import Policy
     from mmrl.workers.prefetch import Ahead
 
 __all__ = [
     "choose",
     "eval_command",
-    "list_suites",
     "print_skipped",
     "settings_of",
     "suites_command",
@@ -267,28 +262,6 @@ def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -
     return any("error" in numbers for numbers in found.values())
 
 
-def list_suites(suites: Path | None) -> None:
-    """Print every suite with its task, headline metric, split and whether its protocol is the official one."""
-    from mmrl.evaluation.suites import load_suites
-
-    _, suites_of_text = robot_book(suites)
-    list_robot_suites(suites)
-    if suites is not None and suites_of_text is None:
-        return
-    book = load_suites(suites)
-    table = Table(title=f"{book.file}", title_justify="left")
-    for heading in ("suite", "task", "metric", "official", "data (below the data root)"):
-        table.add_column(heading, overflow="fold")
-    for name, suite in book.suites.items():
-        table.add_row(
-            name, suite.task, suite.metric, "yes" if suite.official else "no", escape(suite.path)
-        )
-    console = Console(width=_WIDTH, highlight=False)
-    console.print(table)
-    for name, members in book.groups.items():
-        console.print(f"{escape(name)} = {escape(','.join(members))}")
-
-
 def suites_command(
     checkpoint: str,
     wanted: str,
@@ -310,14 +283,14 @@ def suites_command(
     Writes OUT/SUITE/ for each, and OUT/suites.json and OUT/suites.md over all, renewed after each suite. Exits with
     status 1 when a suite has no number or an official scorer failed.
     """
-    from mmrl.evaluation.suites import check_files, configure, load_suites, source_of
+    from mmrl.evaluation.suite_book import load_suites
 
-    if (acting := acting_suites(checkpoint, wanted, suites)) is not None:
-        robot_suites_command(
+    chosen, folder = load_suites(suites).select(wanted), _folder(checkpoint, out)
+    if acts(chosen, checkpoint):
+        play_command(
             checkpoint,
-            acting,
-            suites,
-            _folder(checkpoint, out),
+            chosen,
+            folder,
             config,
             overrides,
             samples=samples,
@@ -331,55 +304,96 @@ def suites_command(
             f"expected --protocol with suites of simulated tasks only, found --protocol {protocol} with --suite "
             f"{wanted}; drop it"
         )
-    chosen = load_suites(suites).select(wanted)
-    check_files(chosen, data_root)
-    base = settings_of(checkpoint, config, overrides, trust_code)
-    from mmrl.data.sources import load_sources
+    asked = cast("Mapping[str, DataSuite]", chosen)
+    _answer(
+        checkpoint,
+        asked,
+        data_root,
+        folder,
+        config,
+        overrides,
+        samples=samples,
+        limit=limit,
+        trust_code=trust_code,
+        answers=answers,
+    )
+
+
+def _answer(
+    checkpoint: str,
+    chosen: Mapping[str, DataSuite],
+    data_root: Path,
+    folder: Path,
+    config: Path | None,
+    overrides: list[str],
+    *,
+    samples: int,
+    limit: int | None,
+    trust_code: bool,
+    answers: str | None,
+) -> None:
+    """`suites_command` on suites of questions."""
+    from mmrl.evaluation.data_rows import DataRow
+    from mmrl.evaluation.suite_table import run_suites
+    from mmrl.evaluation.suites import check_files, configure
     from mmrl.policy.loading import load_policy
     from mmrl.registry import task_from_spec
 
-    loaded = {}
-    # all data first: a mistake in the last suite must not cost the work of the others
-    for name, suite in chosen.items():
-        source = source_of(suite, data_root, limit, _taught(base, suite.task), answers)
+    check_files(chosen, data_root)
+    base = settings_of(checkpoint, config, overrides, trust_code)
+    for suite in chosen.values():
         # the suites file is the user's: what it names may be loaded
         task_from_spec(suite.task, dict(suite.params))
-        with no_new_code(
-            f"the settings of {checkpoint}", trust_code=trust_code or config is not None
-        ):
-            loaded[name] = load_sources(
-                [source],
-                on_error=base.data.on_error,
-                orientation=base.data.image.orientation,
-                where=f"--data-root (suite {name})",
-            )
-        print_skipped(loaded[name])
+    # all data first: a mistake in the last suite must not cost the work of the others
+    with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
+        loaded = {
+            name: _loaded(name, suite, base, data_root, limit, answers)
+            for name, suite in chosen.items()
+        }
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
-    folder, rows = _folder(checkpoint, out), []
     with ExitStack() as stack:
         workers = _workers(stack, policy, base, settings, loaded)
-        for name, suite in chosen.items():
+
+        def one(name: str, suite: DataSuite) -> DataRow:
             policy.encoder = _encoder(policy, settings[name])
             policy.encoder.ahead = workers[name]
-            rows.append(
-                _one_suite(
-                    policy,
-                    settings[name],
-                    name,
-                    suite,
-                    loaded[name],
-                    samples,
-                    limit,
-                    folder,
-                    answers,
-                )
+            return _one_suite(
+                policy, settings[name], name, suite, loaded[name], samples, limit, folder, answers
             )
-            _write_suites(rows, chosen, checkpoint, folder)
-    _print_suites(rows, checkpoint, samples)
-    typer.echo(f"results: {folder / 'suites.json'}, {folder / 'suites.md'}")
-    if any(row.error for row in rows):
-        raise typer.Exit(1)
+
+        rows = run_suites(
+            chosen,
+            one,
+            lambda name, suite, error: DataRow(suite=name, metric=suite.metric, error=error),
+            lambda name, suite: suite.model_dump(),
+            checkpoint=checkpoint,
+            folder=folder,
+            samples=samples,
+        )
+    print_rows(rows, chosen, checkpoint, samples, str(folder))
+
+
+def _loaded(
+    name: str,
+    suite: DataSuite,
+    base: RunConfig,
+    data_root: Path,
+    limit: int | None,
+    answers: str | None,
+) -> list[LoadedSource]:
+    """The suite's samples; what is left out of them is printed."""
+    from mmrl.data.sources import load_sources
+    from mmrl.evaluation.suites import source_of
+
+    found = load_sources(
+        [source_of(suite, data_root, limit, _taught(base, suite.task), answers)],
+        on_error=base.data.on_error,
+        orientation=base.data.image.orientation,
+        where=f"--data-root (suite {name})",
+    )
+    print_skipped(found)
+    return found
 
 
 def _encoder(policy: Policy, config: RunConfig) -> Any:
@@ -426,14 +440,14 @@ def _one_suite(
     policy: Policy,
     config: RunConfig,
     name: str,
-    suite: Suite,
+    suite: DataSuite,
     sources: Sequence[LoadedSource],
     samples: int,
     limit: int | None,
     folder: Path,
     answers: str | None,
-) -> SuiteRow:
-    from mmrl.evaluation.suites import suite_row, video_words
+) -> DataRow:
+    from mmrl.evaluation.data_rows import suite_row
 
     protocol = {
         "suite": {
@@ -446,57 +460,9 @@ def _one_suite(
     }
     found = _evaluate(policy, config, sources, samples, folder / name, protocol)
     row = suite_row(name, suite, found.results, found.predictions, limit, config, answers)
-    shown = f" ({video_words(row.video)})" if row.video else ""
-    typer.echo(f"{name}: {row.metric} {row.shown}, n = {row.n:,}{shown}")
+    typer.echo(f"{name}: {row.summary}")
     _print_views(Console(width=_WIDTH, highlight=False), found.results)
     return row
-
-
-def _write_suites(
-    rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path
-) -> None:
-    from mmrl.evaluation.suites import markdown
-    from mmrl.operations.versions import versions
-    from mmrl.training.runlog import write_json
-
-    write_json(
-        folder / "suites.json",
-        {
-            "checkpoint": checkpoint,
-            "suites": [row.as_dict() for row in rows],
-            "protocols": {row.suite: suites[row.suite].model_dump() for row in rows},
-            "versions": versions(),
-        },
-    )
-    (folder / "suites.md").write_text(markdown(rows, suites, checkpoint), encoding="utf-8")
-
-
-def _print_suites(rows: Sequence[SuiteRow], checkpoint: str, samples: int) -> None:
-    console = Console(width=_WIDTH, highlight=False)
-    table = Table(title=escape(checkpoint), title_justify="left")
-    headings = ["suite", "n", "metric", "value", "parse failures", "truncated"] + (
-        [f"avg@{samples}"] if samples else []
-    )
-    for heading in headings:
-        table.add_column(
-            heading, justify="left" if heading in ("suite", "metric") else "right", no_wrap=True
-        )
-    for row in rows:
-        cells = [
-            row.suite,
-            f"{row.n:,}",
-            escape(row.metric),
-            row.shown,
-            f"{row.parse_failures:,}",
-            f"{row.truncated:,}",
-        ]
-        if samples:
-            cells.append("-" if row.sampled is None else f"{row.sampled:.3f}")
-        table.add_row(*cells)
-    console.print(table)
-    for row in rows:
-        if row.error:
-            console.print(f"[red]{escape(row.suite)}:[/] {escape(row.error)}")
 
 
 def choose(

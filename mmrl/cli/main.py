@@ -236,7 +236,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint on held-out data or on named suites; writes results, predictions and submission files."""
     from mmrl.cli.evaluation import choose, eval_command, suites_command
-    from mmrl.cli.evaluation import list_suites as print_suites
+    from mmrl.cli.suites import list_suites as print_suites
 
     if list_suites:
         print_suites(suites)

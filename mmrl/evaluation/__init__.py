@@ -3,7 +3,8 @@
 result      rows of answers and of episodes, metrics with intervals, results.json and predictions.jsonl, best checkpoints
 evaluate    greedy and sampled answers of a model
 settings    how they are asked
-suites      named benchmarks of configs/suites.yaml
+suite_book  named suites of both kinds: questions (suites, data_rows) and simulated tasks (mmrl.robotics.suites)
+suite_table one table over evaluated suites, suites.json and suites.md
 official    the official scorers and their submission files
 views       the same questions without order, sides, pixels or media
 rescore     `mmrl score`: logged completions judged again

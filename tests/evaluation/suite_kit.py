@@ -18,12 +18,14 @@ from PIL import Image
 
 from mmrl.coords import CoordFrame
 from mmrl.data.sources import load_sources
+from mmrl.evaluation.data_rows import DataRow, suite_row
 from mmrl.evaluation.evaluate import evaluate
 from mmrl.evaluation.official import run_benchmarks
 from mmrl.evaluation.rescore import rescore
 from mmrl.evaluation.result import write_evaluation
 from mmrl.evaluation.settings import EvalSettings
-from mmrl.evaluation.suites import SuiteRow, load_suites, source_of, suite_row
+from mmrl.evaluation.suite_book import load_suites
+from mmrl.evaluation.suites import source_of
 from mmrl.rollout import SamplingSettings
 from mmrl.types import ImageSize, Sample, StopReason, Turn
 from mmrl.workers.scoring import Scorer
@@ -91,7 +93,7 @@ def agree(found: Golden, ids: list[str], *mine: Mapping[str, float]) -> None:
 class Outcome:
     """What an evaluation left: the suite's line, results.json, lines of predictions.jsonl, the folder with the submissions."""
 
-    line: SuiteRow
+    line: DataRow
     results: Mapping[str, Any]
     predictions: Sequence[Mapping[str, Any]]
     folder: Path

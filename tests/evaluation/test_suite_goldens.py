@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmrl.evaluation.suites import Suite
+from mmrl.evaluation.suites import DataSuite
 from mmrl.types import StopReason
 from scripts._extractor_runs import REPOSITORIES
 from scripts.record_suites import RUNS
@@ -54,7 +54,7 @@ def test_every_shipped_suite_is_compared_with_its_program() -> None:
     )
     named |= {f"android_control_{level}" for level in ("low", "high")}
 
-    def kind(suite: Suite) -> tuple[Any, ...]:
+    def kind(suite: DataSuite) -> tuple[Any, ...]:
         return (
             suite.task,
             suite.params["reader"]["format"],

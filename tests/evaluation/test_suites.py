@@ -19,16 +19,10 @@ from typer.testing import CliRunner, Result
 from mmrl.cli.main import app
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, DataError
-from mmrl.evaluation.suites import (
-    Suite,
-    SuiteSettings,
-    check_files,
-    configure,
-    load_suites,
-    markdown,
-    source_of,
-    suite_row,
-)
+from mmrl.evaluation.data_rows import suite_row
+from mmrl.evaluation.suite_book import load_suites
+from mmrl.evaluation.suite_table import markdown
+from mmrl.evaluation.suites import DataSuite, SuiteSettings, check_files, configure, source_of
 from mmrl.registry import BUILT_IN, task_from_spec
 from mmrl.tasks.grounding import Grounding
 from mmrl.tasks.scenes import make_scenes
@@ -112,7 +106,7 @@ def run(*arguments: Any) -> Result:
 def test_every_suite_that_is_promised_is_there() -> None:
     assert [n for n in NAMES if n not in BOOK.suites] == []
     assert (
-        BOOK.file == SHIPPED
+        BOOK.files == [SHIPPED]
         and BOOK.select("rec,refcoco_val").keys() == BOOK.select("refcoco,refcoco+,refcocog").keys()
     )
 
@@ -147,11 +141,11 @@ def test_a_shipped_suite_fits_its_task_and_reader(name: str, tmp_path: Path) -> 
 def test_a_suite_reads_with_its_benchmarks_extractor_or_says_native(tmp_path: Path) -> None:
     """What --answers official means for a suite without one is written down as what it is: native."""
     (tmp_path / "a.json").touch()
-    own = Suite.model_validate(
+    own = DataSuite.model_validate(
         suite(path="a.json", task="choice", answers="official", extractor="mmmu")
     )
-    plain = Suite.model_validate(suite(path="a.json", task="choice", answers="native"))
-    mixed = Suite.model_validate(
+    plain = DataSuite.model_validate(suite(path="a.json", task="choice", answers="native"))
+    mixed = DataSuite.model_validate(
         suite(path="a.json", task="mixed", answers="official", extractor="mmmu")
     )
     assert (
@@ -177,7 +171,7 @@ def test_a_suite_reads_with_its_benchmarks_extractor_or_says_native(tmp_path: Pa
     ]
     assert "answers: official (mmmu)" in markdown(rows[:1], {"x": own}, "c")
     with pytest.raises(ValidationError, match="answers: official needs extractor"):
-        Suite.model_validate(suite(path="a.json", answers="official"))
+        DataSuite.model_validate(suite(path="a.json", answers="official"))
 
 
 def test_an_unknown_suite_is_answered_with_the_nearest_and_the_list() -> None:
@@ -218,13 +212,13 @@ def test_missing_files_are_named_for_every_suite_at_once(tmp_path: Path) -> None
 
 def test_a_file_where_a_folder_is_expected_is_missing(tmp_path: Path) -> None:
     (tmp_path / "pictures").touch()
-    odd = Suite.model_validate(suite(path="pictures", files=["pictures/"]))
+    odd = DataSuite.model_validate(suite(path="pictures", files=["pictures/"]))
     with pytest.raises(DataError, match="pictures/"):
         check_files({"odd": odd}, tmp_path)
 
 
 def test_a_pattern_must_mean_one_file(tmp_path: Path) -> None:
-    odd = Suite.model_validate(suite(path="part-*.parquet"))
+    odd = DataSuite.model_validate(suite(path="part-*.parquet"))
     with pytest.raises(DataError, match="found 0"):
         source_of(odd, tmp_path, None)
     (tmp_path / "part-1.parquet").touch()
@@ -271,7 +265,7 @@ def test_a_suites_settings_go_over_the_run_and_the_command_line_over_both() -> N
     base = RunConfig.model_validate(
         {"data": {"min_pixels": 3136, "max_pixels": 50176}, "rollout": {"max_new_tokens": 9}}
     )
-    wanted = Suite.model_validate(
+    wanted = DataSuite.model_validate(
         suite(settings={"max_new_tokens": 40, "max_pixels": 6272, "max_prompt_tokens": 99})
     )
     config = configure(base, wanted)
@@ -286,13 +280,13 @@ def test_a_suites_settings_go_over_the_run_and_the_command_line_over_both() -> N
         50176,
         99,
     )
-    assert configure(base, Suite.model_validate(suite())).model_dump() == base.model_dump()
+    assert configure(base, DataSuite.model_validate(suite())).model_dump() == base.model_dump()
 
 
 def test_a_model_is_asked_as_it_was_taught_unless_the_suite_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     taught = {"prompt": "{question}", "mode": "dynamic", "answer_format": "think"}
-    plain = Suite.model_validate(
+    plain = DataSuite.model_validate(
         suite(path="a.jsonl", params={"reader": {"image_root": "{root}/x"}})
     )
     assert source_of(plain, tmp_path, None, taught).params == {
@@ -300,7 +294,9 @@ def test_a_model_is_asked_as_it_was_taught_unless_the_suite_says_otherwise(tmp_p
         "answer_format": "think",
         "reader": {"image_root": f"{tmp_path}/x"},
     }
-    strict = Suite.model_validate(suite(path="a.jsonl", params={"prompt": "Where is {question}?"}))
+    strict = DataSuite.model_validate(
+        suite(path="a.jsonl", params={"prompt": "Where is {question}?"})
+    )
     assert source_of(strict, tmp_path, None, taught).params["prompt"] == "Where is {question}?"
 
 
@@ -321,7 +317,7 @@ def test_the_line_of_a_suite_counts_failures_and_finds_its_metric_anywhere() -> 
 
     def line(metric: str, **found: Any) -> Any:
         return suite_row(
-            "s", Suite.model_validate(suite(metric=metric)), {**results, **found}, rows, None
+            "s", DataSuite.model_validate(suite(metric=metric)), {**results, **found}, rows, None
         )
 
     plain = line("iou")
@@ -337,16 +333,16 @@ def test_the_line_of_a_suite_counts_failures_and_finds_its_metric_anywhere() -> 
         == "a: ValueError: no"
     )
     text = markdown(
-        [plain, line("iuo")], {"s": Suite.model_validate(suite(notes="A note."))}, "model"
+        [plain, line("iuo")], {"s": DataSuite.model_validate(suite(notes="A note."))}, "model"
     )
     assert (
         "| s | 3 | iou | 0.500 [0.250, 0.750] | 2 | 1 | yes |" in text
         and "A note." in text
         and "error: expected" in text
     )
-    some = suite_row("s", Suite.model_validate(suite()), results, rows, 3)
+    some = suite_row("s", DataSuite.model_validate(suite()), results, rows, 3)
     assert some.limited and "| 3 (first n) |" in markdown(
-        [some], {"s": Suite.model_validate(suite())}, "m"
+        [some], {"s": DataSuite.model_validate(suite())}, "m"
     )
 
 

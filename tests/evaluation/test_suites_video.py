@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mmrl.config import RunConfig
-from mmrl.evaluation.suites import Suite, configure, load_suites, video_words
+from mmrl.evaluation.suite_book import load_suites
+from mmrl.evaluation.suites import DataSuite, configure, video_words
 from tests.evaluation.test_suites import SHIPPED, run, suite, written
 from tests.kits.engine_kit import read_jsonl, tiny_folder
 
@@ -23,7 +24,7 @@ def test_a_suites_frames_go_over_the_runs_and_the_command_line_over_both() -> No
 
     def video(*overrides: str, **wanted: Any) -> dict[str, Any]:
         chosen = configure(
-            base, Suite.model_validate(suite(settings={"video": wanted})), overrides
+            base, DataSuite.model_validate(suite(settings={"video": wanted})), overrides
         ).data.video.model_dump()
         return {k: v for k, v in chosen.items() if v != base.data.video.model_dump()[k]}
 

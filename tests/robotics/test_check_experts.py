@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
+from mmrl.evaluation.suite_book import load_suites
 from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
-from mmrl.robotics.suites import load_robot_suites
 from scripts import _bench, check_experts, update_readme
 
 
@@ -47,7 +47,7 @@ def test_counts_are_those_of_episodes_played_by_hand(capsys: pytest.CaptureFixtu
     ] == []
     for row in found["tasks"]:
         played = by_hand(row["task"], row["horizon"], 3)
-        assert row["horizon"] == load_robot_suites().suites[f"tiny_{row['task']}"].horizon
+        assert row["horizon"] == load_suites().suites[f"tiny_{row['task']}"].horizon
         assert (row["solved"], row["episodes"]) == (sum(solved for solved, _ in played), 3)
         assert row["steps"]["max"] == max(steps for _, steps in played) and row["unsolved"] == []
     said = capsys.readouterr().out

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mmrl.cli.embodied import acting_suites
+from mmrl.cli.embodied import acts
 from mmrl.cli.evaluation import eval_command, suites_command
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
+from mmrl.evaluation.suite_book import load_suites
+from mmrl.evaluation.suite_table import markdown
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import initial_states
 from mmrl.robotics.protocols import PROTOCOLS, protocol_of
-from mmrl.robotics.suite_runs import base_settings, run_suites
-from mmrl.robotics.suite_table import markdown, percent, suite_row
+from mmrl.robotics.suite_runs import base_settings, play_suites
+from mmrl.robotics.suite_table import percent, suite_row
 from mmrl.robotics.suites import (
+    EnvironmentSuite,
     ProtocolPolicy,
-    RobotSuite,
     Setting,
     configure,
-    is_robot_file,
-    load_robot_suites,
 )
 from tests.kits.robot_kit import config_of, make_model, make_vla, observations
 
@@ -72,7 +72,7 @@ def base_of(checkpoint: Path, *overrides: str) -> EmbodiedConfig:
 
 
 def test_shipped_suites_name_what_they_stand_for() -> None:
-    book = load_robot_suites(REPO / "configs" / "robot_suites.yaml")
+    book = load_suites(REPO / "configs" / "robot_suites.yaml")
     assert {
         "libero_spatial",
         "libero_object",
@@ -99,7 +99,7 @@ def test_shipped_suites_name_what_they_stand_for() -> None:
     for name, suite in book.suites.items():
         if suite.libero:
             assert suite.horizon == protocol_of("openvla_oft").steps(name)
-    assert list(book.select(["tiny", "tiny_push"])) == ["tiny_push", "tiny_reach", "tiny_pick"]
+    assert list(book.select("tiny,tiny_push")) == ["tiny_push", "tiny_reach", "tiny_pick"]
 
 
 @pytest.mark.parametrize(
@@ -125,21 +125,19 @@ def test_shipped_suites_name_what_they_stand_for() -> None:
 )
 def test_a_broken_file_is_explained(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load_robot_suites(book_file(tmp_path, text))
+        load_suites(book_file(tmp_path, text))
     assert said in str(error.value) and "robots.yaml" in str(error.value)
 
 
 def test_a_file_that_is_not_there_and_names_that_are_unknown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a suites file, found '.*none\.yaml'"):
-        load_robot_suites(tmp_path / "none.yaml")
+        load_suites(tmp_path / "none.yaml")
     with pytest.raises(
         ConfigError,
-        match=r"unknown suite 'tiny_psh' of simulated tasks. Did you mean 'tiny_push'\?",
+        match=r"unknown suite 'tiny_psh'. Did you mean 'tiny_push'\? .*robot_suites.yaml: answered in text: .*"
+        "played in simulators: .*groups: ",
     ):
-        load_robot_suites().select(["tiny_psh"])
-    assert is_robot_file(REPO / "configs" / "robot_suites.yaml") and not is_robot_file(
-        REPO / "configs" / "suites.yaml"
-    )
+        load_suites().select("tiny_psh")
 
 
 # who may play what
@@ -149,22 +147,23 @@ def test_a_file_that_is_not_there_and_names_that_are_unknown(tmp_path: Path) -> 
 def test_a_text_model_cannot_play_and_a_policy_cannot_answer(
     checkpoint: Path, text_model: str
 ) -> None:
+    book = load_suites()
     with pytest.raises(
         ConfigError,
         match=r"suite 'tiny_push' is played by a policy that acts: expected a VLA checkpoint \(a "
         r"folder with vla.json\), found '.*vlm', which answers in text; make one with mmrl sft",
     ):
-        acting_suites(text_model, "refcoco_val,tiny_push", None)
+        acts(book.select("refcoco_val,tiny_push"), text_model)
     with pytest.raises(
         ConfigError,
         match=r"suite 'refcoco_val' asks questions that are answered in text, .* acts \(it has "
         r"a vla.json\)",
     ):
-        acting_suites(str(checkpoint), "tiny_push,refcoco_val", None)
+        acts(book.select("tiny_push,refcoco_val"), str(checkpoint))
     with pytest.raises(
-        ConfigError, match=r"unknown suite 'libero_objct' .* Did you mean 'libero_object'\?"
+        ConfigError, match=r"unknown suite 'libero_objct'\. Did you mean 'libero_object'\?"
     ):
-        acting_suites(str(checkpoint), "libero_objct", None)
+        suites_command(str(checkpoint), "libero_objct", None, Path("x"), None, None, [], 0, None)
     with pytest.raises(
         ConfigError,
         match="expected --suite with suites of simulated tasks, found --task and --data",
@@ -177,13 +176,14 @@ def test_a_text_model_cannot_play_and_a_policy_cannot_answer(
         suites_command(
             text_model, "refcoco_val", None, Path("data"), None, None, [], 0, None, "openpi"
         )
-    assert acting_suites(text_model, "refcoco_val", None) is None
-    assert acting_suites(str(checkpoint), "tiny, tiny_push ,", None) == ["tiny", "tiny_push"]
+    assert not acts(book.select("refcoco_val"), text_model)
+    playing = book.select("tiny, tiny_push ,")
+    assert acts(playing, str(checkpoint)) and list(playing) == list(book.groups["tiny"])
 
 
 def test_suites_of_a_file_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
     file = book_file(tmp_path, "suites: {mine: {env: tiny, tasks: [push], horizon: 9}}")
-    assert acting_suites(str(checkpoint), "mine", file) == ["mine"]
+    assert acts(load_suites(file).select("mine"), str(checkpoint))
     listed = CliRunner().invoke(app, ["eval", "--list-suites", "--suites", str(file)])
     assert listed.exit_code == 0 and "mine" in listed.stdout and "refcoco_val" not in listed.stdout
 
@@ -192,7 +192,7 @@ def test_suites_of_a_file_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_the_suite_decides_the_task_and_the_checkpoint_how_it_sees(checkpoint: Path) -> None:
-    suite = RobotSuite(
+    suite = EnvironmentSuite(
         env="tiny", tasks=["push"], horizon=33, image_size=99, options={"tolerance": 0.3}, states=7
     )
     trained = base_of(
@@ -224,7 +224,7 @@ def test_the_suite_decides_the_task_and_the_checkpoint_how_it_sees(checkpoint: P
 
 
 def test_the_command_line_goes_over_both(checkpoint: Path) -> None:
-    suite = RobotSuite(env="tiny", tasks=["push"], horizon=33)
+    suite = EnvironmentSuite(env="tiny", tasks=["push"], horizon=33)
     given = ["env.horizon=4", "env.image_size=40", "env.options.tolerance=0.2", "eval_states=3"]
     config = configure(base_of(checkpoint, *given), suite, overrides=given).config
     assert (config.env.horizon, config.env.image_size, config.env.options, config.eval_states) == (
@@ -238,7 +238,7 @@ def test_the_command_line_goes_over_both(checkpoint: Path) -> None:
 def test_a_protocol_decides_sampling_everywhere_and_the_rest_only_in_libero(
     checkpoint: Path,
 ) -> None:
-    suite = RobotSuite(env="tiny", tasks=["push"], horizon=33, states=7)
+    suite = EnvironmentSuite(env="tiny", tasks=["push"], horizon=33, states=7)
     rlinf = configure(base_of(checkpoint, "rollout.temperature=1.0"), suite, protocol="rlinf")
     assert (
         rlinf.mode,
@@ -261,7 +261,7 @@ def test_libero_under_a_protocol(checkpoint: Path, name: str) -> None:
     pytest.importorskip("robosuite")
     try:
         setting = configure(
-            base_of(checkpoint), load_robot_suites().suites["libero_spatial"], protocol=name
+            base_of(checkpoint), load_suites().suites["libero_spatial"], protocol=name
         )
     except Exception as error:
         if "MissingExtra" not in type(error).__name__:
@@ -278,7 +278,7 @@ def test_libero_under_a_protocol(checkpoint: Path, name: str) -> None:
     fewer = ["env.horizon=50", "eval_states=5"]
     other = configure(
         base_of(checkpoint, *fewer),
-        load_robot_suites().suites["libero_spatial"],
+        load_suites().suites["libero_spatial"],
         protocol=name,
         overrides=fewer,
     )
@@ -289,7 +289,7 @@ def test_libero_under_a_protocol(checkpoint: Path, name: str) -> None:
     placed = ["env.options={assets: /elsewhere, gl: egl, wait_steps: 3}"]
     found = configure(
         base_of(checkpoint, *placed),
-        load_robot_suites().suites["libero_spatial"],
+        load_suites().suites["libero_spatial"],
         protocol=name,
         overrides=placed,
     )
@@ -449,9 +449,9 @@ def test_clips_show_both_outcomes_where_there_are_both(evaluated: tuple[Path, st
 def test_clips_are_of_the_mode_that_is_measured(checkpoint: Path, tmp_path: Path) -> None:
     """rlinf samples: the first sample of a state is filmed, and outcomes that the first states do not show are."""
     base = base_of(checkpoint, *TINY, "eval.gallery=1")
-    (row,) = run_suites(
+    (row,) = play_suites(
         str(checkpoint),
-        load_robot_suites().select(["tiny_reach"]),
+        load_suites().select("tiny_reach"),
         base,
         folder=tmp_path,
         protocol="rlinf",
@@ -484,7 +484,7 @@ def test_stand_in_assets_are_said_beside_every_number(
     evaluated: tuple[Path, str], checkpoint: Path
 ) -> None:
     results = json.loads((evaluated[0] / "tiny_push" / "results.json").read_text(encoding="utf-8"))
-    suite = RobotSuite(env="tiny", tasks=["push"], horizon=8, states=8, official=True)
+    suite = EnvironmentSuite(env="tiny", tasks=["push"], horizon=8, states=8, official=True)
     setting = replace(
         configure(base_of(checkpoint), suite),
         states={"push": initial_states("eval", 8)},
@@ -540,7 +540,7 @@ def test_settings_come_from_the_checkpoint_of_a_run(checkpoint: Path) -> None:
     )
     base = base_settings(str(checkpoint), None, [])
     assert base.env.image_size == 56 and base.model.path == str(checkpoint)
-    config = configure(base, load_robot_suites().suites["tiny_push"]).config
+    config = configure(base, load_suites().suites["tiny_push"]).config
     assert (config.env.image_size, config.env.horizon) == (
         56,
         40,

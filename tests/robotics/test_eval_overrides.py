@@ -9,11 +9,12 @@ import pytest
 
 from mmrl.cli.evaluation import suites_command
 from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.evaluation.suite_book import load_suites
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.protocols import Protocol
 from mmrl.robotics.suite_runs import base_settings
 from mmrl.robotics.suite_table import suite_row
-from mmrl.robotics.suites import RobotSuite, configure, load_robot_suites
+from mmrl.robotics.suites import EnvironmentSuite, configure
 from tests.kits.robot_kit import make_model, make_vla
 
 TINY = [
@@ -67,7 +68,7 @@ def test_every_field_of_a_protocol_is_listed_or_out_of_reach() -> None:
 def test_no_override_of_a_protocol_is_called_comparable(checkpoint: Path, field: str) -> None:
     pytest.importorskip("robosuite")
     override, said = OVER_RLINF[field]
-    suite, base = load_robot_suites().suites["libero_spatial"], base_of(checkpoint, override)
+    suite, base = load_suites().suites["libero_spatial"], base_of(checkpoint, override)
     try:
         plain = configure(base_of(checkpoint), suite, protocol="rlinf")
     except MissingExtraError as error:
@@ -102,7 +103,7 @@ def test_sampling_otherwise_than_the_protocol_is_listed_in_every_simulator(
     checkpoint: Path,
 ) -> None:
     suite, given = (
-        RobotSuite(env="tiny", tasks=["push"], horizon=33),
+        EnvironmentSuite(env="tiny", tasks=["push"], horizon=33),
         ["rollout.temperature=0.3", "seed=5"],
     )
     sampled = configure(base_of(checkpoint, *given), suite, protocol="rlinf", overrides=given)
@@ -162,13 +163,11 @@ def test_overrides_that_are_not_for_an_evaluation_are_refused(
         )
     assert len(str(error.value)) < 450 and not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match=said):
-        configure(
-            base_of(checkpoint), load_robot_suites().suites["tiny_reach"], overrides=[override]
-        )
+        configure(base_of(checkpoint), load_suites().suites["tiny_reach"], overrides=[override])
 
 
 def test_an_override_that_says_the_same_is_no_mistake_and_changes_nothing(checkpoint: Path) -> None:
-    chosen = load_robot_suites().select(["tiny_reach"])
+    chosen = load_suites().select("tiny_reach")
     same = ["env.suite=tiny", "env.cameras=[base]"]
     found = configure(
         base_settings(str(checkpoint), None, same, chosen), chosen["tiny_reach"], overrides=same
@@ -187,7 +186,7 @@ def test_the_checkpoints_own_simulator_decides_what_is_kept(
     )
     given, chosen = (
         ["env.image_size=40", "env.options.tolerance=0.2", "seed=9"],
-        load_robot_suites().select(["tiny_reach"]),
+        load_suites().select("tiny_reach"),
     )
     base = base_settings(str(checkpoint), file, given, chosen)
     assert (base.env.image_size, base.env.options, base.seed) == (

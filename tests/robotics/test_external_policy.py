@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
+from mmrl.evaluation.suite_book import load_suites
 from mmrl.robotics.actions import ActionCodec, ActionStatistics
 from mmrl.robotics.config import load_embodied
 from mmrl.robotics.contract import ActionError, EnvSpec, Observation, initial_states, make_simulator
@@ -29,7 +30,7 @@ from mmrl.robotics.external import ExternalPolicy, PolicyError
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import protocol_of
 from mmrl.robotics.rollout import Driver
-from mmrl.robotics.suites import ProtocolPolicy, Setting, configure, load_robot_suites
+from mmrl.robotics.suites import ProtocolPolicy, Setting, configure
 
 HERE = Path(__file__).resolve().parent
 SERVER = HERE.parents[1] / "robotics" / "openvla_server.py"
@@ -179,7 +180,7 @@ def test_pictures_go_through_the_protocol_unless_the_process_prepares_them() -> 
 
 
 def test_a_suite_takes_cameras_and_chunk_from_the_process(reach: ExternalPolicy) -> None:
-    book = load_robot_suites()
+    book = load_suites()
     setting = configure(
         load_embodied(None, ["model.path=x"]), book.suites["tiny_reach"], external=reach
     )
@@ -391,7 +392,7 @@ def test_eval_with_a_policy_command(tmp_path: Path) -> None:
         (["--task", "grounding", "--data", "x.jsonl"], "expected --suite with --policy-command"),
         (
             ["--suite", "tiny_reech"],
-            "unknown suite 'tiny_reech' for a policy that acts. Did you mean 'tiny_reach'?",
+            "unknown suite 'tiny_reech'. Did you mean 'tiny_reach'?",
         ),
     ],
 )

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.errors import DataError
-from mmrl.evaluation.suites import check_files, load_suites
+from mmrl.evaluation.suite_book import load_suites
+from mmrl.evaluation.suites import check_files
 from tests.kits.engine_kit import tiny_folder
 from tests.tasks.video_sets_kit import COMMITTED
 
