@@ -21,7 +21,7 @@ help:  ## this list
 core:  ## virtual environment with a CPU or CUDA torch and mmrl (editable): pictures, text, the demo
 	@bash scripts/setup.sh core
 
-install:  ## core with every task and room: math, text, LVIS, hub, video, robots, serving
+install:  ## core with every task and part: math, text, LVIS, hub, video, robots, serving
 	@bash scripts/setup.sh all
 
 dev:  ## install with the tools for development: tests, linters, docs, DeepSpeed, Ray

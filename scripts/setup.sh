@@ -7,7 +7,7 @@
 #
 #   bash scripts/setup.sh            # everything, also the tools for development; or: make dev
 #   bash scripts/setup.sh core       # what `make demo` needs
-#   bash scripts/setup.sh all        # every task and room, no tools; or: make install
+#   bash scripts/setup.sh all        # every task and part, no tools; or: make install
 #   bash scripts/setup.sh video,serve
 #   VENV=~/envs/mmrl PYTHON=python3.12 bash scripts/setup.sh
 #   MMRL_TORCH_INDEX=https://mirror/whl/cpu bash scripts/setup.sh
