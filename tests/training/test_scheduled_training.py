@@ -189,14 +189,14 @@ class Eager(Trainer):
     @contextmanager
     def open_runtime(self) -> Iterator[None]:
         with super().open_runtime():
-            schedule = self.rollouts.rollouter  # type: ignore[attr-defined]
-            close = schedule._close
+            generator = self.rollouts.rollouter.generator  # type: ignore[attr-defined]
+            generate = generator.generate
 
-            def whole(tickets: Any, step: int) -> Any:
+            def whole(tickets: Any) -> Any:
                 with self.pipeline.exclusive():
-                    return close(tickets, step)
+                    return generate(tickets)
 
-            schedule._close = whole
+            generator.generate = whole
             yield
 
 
