@@ -33,12 +33,11 @@ NO_SKIP = any(
 
 LONG = (
     "test_torture_run.py",
-    "test_fuzz_rewards.py",
     "test_operations_runs.py",
+    "test_sharded_processes.py",
     "test_embodied_processes.py",
     "test_vllm_run.py",
     "test_simulator_runs.py",
-    "test_other_device.py",
     "test_distributed.py",
     "test_vllm.py",
     "test_vllm_server.py",
@@ -46,6 +45,9 @@ LONG = (
     "test_recipes.py",
     "test_answer_critic.py",
     "test_critic_processes.py",
+    "test_resume.py",
+    "test_other_device.py",
+    "test_fuzz_rewards.py",
 )
 """Files of over 40 seconds of processor time, the longest first."""
 

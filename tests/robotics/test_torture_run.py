@@ -500,7 +500,14 @@ def test_what_is_missing_ends_the_command_with_words_and_leaves_no_process(
     file, mark = tmp_path / "run.yaml", uuid.uuid4().hex
     file.write_text("env: {suite: tiny}\n", encoding="utf-8")
     common = [s for s in BASE if not s.startswith(("env.suite", "env.tasks", "env.options"))]
-    arguments = [*common, f"model.path={policy}", f"dir={tmp_path}", "env.options={}", *settings]
+    arguments = [
+        *common,
+        f"model.path={policy}",
+        f"dir={tmp_path}",
+        "env.options={}",
+        "env.workers=1",  # the second says the same, seconds of imports later
+        *settings,
+    ]
     for name, value in {"MMRL_TEST_MARK": mark, **variables}.items():
         monkeypatch.setenv(name, value)
     done = run_here("mmrl.cli.main", "train", str(file), *arguments)
