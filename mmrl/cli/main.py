@@ -22,6 +22,7 @@ from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.config.shipped import recipe_file
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.files import storage_error
+from mmrl.operations.startup import loaded, loading
 from mmrl.operations.terminal import show_controls
 
 app = typer.Typer(
@@ -633,6 +634,7 @@ def _main() -> None:
         # what UTF-8 (or this terminal) cannot show ends no command
         sys.stdout.reconfigure(errors="backslashreplace")
     show_controls()
+    loading()
     try:
         app()
     except (MMRLError, OSError) as error:
@@ -650,6 +652,8 @@ def _main() -> None:
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", file=sys.stderr)
         raise SystemExit(130) from None
+    finally:
+        loaded()
 
 
 if __name__ == "__main__":

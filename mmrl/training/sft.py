@@ -34,6 +34,7 @@ from mmrl.distributed.engines import (
 from mmrl.distributed.engines.lockstep import agree
 from mmrl.distributed.world import World
 from mmrl.errors import DataError
+from mmrl.operations.startup import loaded
 from mmrl.policy.pack import within_budget
 from mmrl.training.optim import build_optimizer
 
@@ -137,6 +138,7 @@ def run_sft(
     config = config.supervised()
     with world.raise_on_all_ranks():
         kept = build_actor(config, world, policy, samples=False)
+    loaded()
     world.barrier()
     engine = build_train_engine(
         config, world, policy, build_optimizer(policy.trainable(), config.optim)

@@ -34,6 +34,7 @@ from mmrl.evaluation.result import flat_metrics, write_evaluation
 from mmrl.files import optional
 from mmrl.operations.restart import find_start, resumes, sound_best
 from mmrl.operations.run_guard import run_lock, run_signals, stop_if_requested
+from mmrl.operations.startup import loaded
 from mmrl.training.alarms import Alarm, AlarmBoard
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.identity import check_identity, extension_notes, run_identity
@@ -171,6 +172,7 @@ class Trainer:
         An error in one process ends all of them with its message; where it arises inside of a pass through a sharded model, which
         the others wait in, the launcher ends them.
         """
+        loaded()
         try:
             return self._run()
         except Exception as error:
