@@ -128,7 +128,7 @@ def detail(
         **_line(row),
         "question": str(row.get("question", "")),
         "text": str(row.get("text") or ""),
-        "turn_texts": [_turn(t) for t in turns] if isinstance(turns, list) else [],
+        "turn_texts": [str(t) for t in turns] if isinstance(turns, list) else [],
         "step": facts.step,
         "parsed": facts.parsed,
         "contrast": facts.contrast,
@@ -154,13 +154,6 @@ def detail(
         "raw": raw[:_MOST_RAW],
         "raw_cut": len(raw) > _MOST_RAW,
     }
-
-
-def _turn(turn: Any) -> dict[str, str]:
-    """A turn as logged: the text that was written and, where it was kept, what the environment showed before it."""
-    if isinstance(turn, Mapping):
-        return {"text": str(turn.get("text") or ""), "shown": str(turn.get("shown") or "")}
-    return {"text": str(turn), "shown": ""}
 
 
 def _prompt(row: Mapping[str, Any]) -> str:

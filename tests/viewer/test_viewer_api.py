@@ -192,9 +192,9 @@ def test_one_row_is_shown_whole_with_its_group_and_its_past(view: View, runs: Pa
     viewer = view(runs)
     found = viewer.get("/api/sample", run="first", table="rollouts", row=0).json
     first = json.loads((runs / "first/rollouts/step_000001.jsonl").read_text().splitlines()[0])
-    assert [t["text"] for t in found["turn_texts"]] == first["turns"] and found[
-        "question"
-    ] == first["sample"]["question"]
+    assert (
+        found["turn_texts"] == first["turns"] and found["question"] == first["sample"]["question"]
+    )
     assert [m["row"] for m in found["group"]] == [0, 1] and found["score"] == first["score"]
     assert [p[0] for p in found["past"]] == [1, 2] and found["past"][1][2] == 20
     assert found["figure"].count("<image ") == 1 and 'class="gold"' in found["figure"]

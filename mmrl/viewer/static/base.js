@@ -96,6 +96,11 @@ export function when(seconds) {
   return `${day.getFullYear()}-${two(day.getMonth() + 1)}-${two(day.getDate())} ${two(day.getHours())}:${two(day.getMinutes())}`;
 }
 
+// The last two parts of a path: what a model's folder, or its name on the Hub, is called.
+export function modelName(path) {
+  return path.split("/").filter(Boolean).slice(-2).join("/");
+}
+
 export function plural(count, noun, many = `${noun}s`) {
   return `${count.toLocaleString("en-US")} ${count === 1 ? noun : many}`;
 }

@@ -1,6 +1,6 @@
 // The page of one run: what it is and where it stands, and its tabs.
 
-import { address, ask, chip, every, h, here, interval, link, message, plural, say, short, span, when } from "./base.js";
+import { address, ask, chip, every, h, here, interval, link, message, modelName, plural, say, short, span, when } from "./base.js";
 import { Curves } from "./curves.js";
 import { Feed } from "./feed.js";
 import { showSamples } from "./samples.js";
@@ -17,7 +17,7 @@ function top(page) {
   const found = page.headline, info = page.info;
   const mean = found?.last ? interval(found.last) : null, first = found?.first ? interval(found.first) : null;
   const facts = [
-    ["task", info.task], ["model", info.model], ["step", `${page.step.toLocaleString("en-US")}${info.total_steps ? ` of ${info.total_steps.toLocaleString("en-US")}` : ""}`],
+    ["task", info.task], ["model", info.model ? h("span", { title: String(info.model) }, modelName(String(info.model))) : ""], ["step", `${page.step.toLocaleString("en-US")}${info.total_steps ? ` of ${info.total_steps.toLocaleString("en-US")}` : ""}`],
     ["started", info.started ? when(Date.parse(info.started) / 1000) : ""],
     ["duration", page.seconds === null ? "" : span(page.seconds)],
   ].filter(([, v]) => v);

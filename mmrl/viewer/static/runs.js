@@ -1,6 +1,6 @@
 // The table of runs: live, sorted, filtered; ticked runs are compared.
 
-import { ask, change, chip, every, h, here, interval, link, message, plural, say, short, span, typed, when } from "./base.js";
+import { ask, change, chip, every, h, here, interval, link, modelName, plural, say, short, span, typed, when } from "./base.js";
 
 const MOST = 300;
 const COLUMNS = [
@@ -24,10 +24,6 @@ function headline(run) {
     h("br"), h("small", {}, `${found.name}, ${found.how}${step}`),
     found.stand_in ? h("span", { class: "badge bad" }, "stand-in assets") : null,
   ];
-}
-
-function modelName(path) {
-  return path.split("/").filter(Boolean).slice(-2).join("/");
 }
 
 function line(run, ticked, toggle) {

@@ -25,14 +25,13 @@ function media(key, table, found) {
 
 function texts(found) {
   if (found.said) return [h("p", {}, found.said)];
-  const turns = found.turn_texts.length ? found.turn_texts : [{ text: found.text, shown: "" }];
+  const turns = found.turn_texts.length ? found.turn_texts : [found.text];
   return [
     h("h3", {}, "Prompt"), h("pre", { class: "whole", dir: "auto", tabindex: "0" }, found.question || "(no question)"),
     found.prompt && found.prompt !== "{question}" ? h("details", {}, h("summary", {}, "template it was put into"), h("pre", { class: "whole", tabindex: "0" }, found.prompt)) : null,
     h("h3", {}, turns.length > 1 ? plural(turns.length, "turn") : "Answer"),
-    ...turns.map((turn, i) => h("div", { class: "turn" }, turns.length > 1 ? h("span", { class: "turn-name" }, `turn ${i + 1}`) : null,
-      turn.shown ? h("pre", { class: "whole environment", dir: "auto", tabindex: "0" }, turn.shown) : null,
-      turn.text ? h("pre", { class: "whole", dir: "auto", tabindex: "0" }, turn.text) : h("p", { class: "dim" }, "empty answer"))),
+    ...turns.map((text, i) => h("div", { class: "turn" }, turns.length > 1 ? h("span", { class: "turn-name" }, `turn ${i + 1}`) : null,
+      text ? h("pre", { class: "whole", dir: "auto", tabindex: "0" }, text) : h("p", { class: "dim" }, "empty answer"))),
   ];
 }
 
