@@ -44,6 +44,8 @@ LONG = (
     "test_maniskill.py",
     "test_recipes.py",
     "test_answer_critic.py",
+    "test_viewer_attacks.py",
+    "test_viewer_browser.py",
     "test_critic_processes.py",
     "test_resume.py",
     "test_other_device.py",
