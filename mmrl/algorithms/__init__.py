@@ -53,7 +53,7 @@ from mmrl.algorithms.objective import (
     policy_loss,
     truncated_importance,
 )
-from mmrl.algorithms.offline import OfflineSettings, off_policy_loss
+from mmrl.algorithms.offline import off_policy_loss
 from mmrl.algorithms.ppo import (
     PPOSettings,
     ValueLossKind,
@@ -62,7 +62,7 @@ from mmrl.algorithms.ppo import (
     critic_warming_up,
     value_loss,
 )
-from mmrl.algorithms.selection import SelectionSettings, VarianceSelection, largest_variance
+from mmrl.algorithms.selection import VarianceSelection, largest_variance
 from mmrl.algorithms.staleness import Correction, CorrectionSettings, behave_weights
 from mmrl.algorithms.trajectories import (
     EpisodeCounts,
@@ -107,7 +107,6 @@ __all__ = [
     "LossSum",
     "Moments",
     "ObjectiveSettings",
-    "OfflineSettings",
     "Overlong",
     "OverlongSettings",
     "PPOSettings",
@@ -115,7 +114,6 @@ __all__ = [
     "ReturnSettings",
     "RewardLevel",
     "SamplerSettings",
-    "SelectionSettings",
     "StepReport",
     "Ticket",
     "ValueLossKind",

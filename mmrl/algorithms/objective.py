@@ -24,7 +24,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.offline import OfflineSettings, capped, off_policy_loss
+from mmrl.algorithms.offline import capped, off_policy_loss
+from mmrl.config import OfflineConfig
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -68,7 +69,7 @@ class ObjectiveSettings:
     """See `kl_estimate`; k1 is measured only, not a loss: its gradient is 0 in expectation."""
     log_ratio_clamp: float = 20.0
     """Log-ratios are clamped to +-this before exp. The clamp also stops the gradient, so it is counted."""
-    offline: OfflineSettings = field(default_factory=OfflineSettings)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
     """Loss of the tokens somebody else wrote (`policy_loss(offline_N=...)`)."""
 
     def __post_init__(self) -> None:

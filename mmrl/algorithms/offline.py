@@ -18,7 +18,7 @@ of dlogp, gamma rho / (rho + gamma)^2, is 1/4 at its largest, where rho = gamma,
 which the demonstrations are very unlikely (pi well under 0.01 per token) learns from them slowly at 0.1; a smaller gamma, or
 known behaviour (pi / b near 1 without shaping: the whole advantage), teaches it much faster.
 
-    off_policy_loss(OfflineSettings(), logp_M, behaviour_M, advantage_M).sum().backward()
+    off_policy_loss(OfflineConfig(), logp_M, behaviour_M, advantage_M).sum().backward()
 
 Legend: M tokens.
 """
@@ -26,43 +26,22 @@ Legend: M tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmrl.errors import ConfigError
+from mmrl.config import OfflineConfig
 
-__all__ = ["OfflineSettings", "capped", "off_policy_loss"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfflineSettings:
-    """LUFFY's shaping, and the cap of a known importance weight."""
-
-    gamma: float | None = 0.1
-    """f(x) = x / (x + gamma); None: f(x) = x, the plain importance weight."""
-    cap: float = 2.0
-    """Largest importance weight; at least 1, so that it never touches a demonstration of behaviour 1."""
-
-    def __post_init__(self) -> None:
-        if self.gamma is not None and not (math.isfinite(self.gamma) and self.gamma > 0):
-            raise ConfigError(
-                f"expected offline.gamma above 0, or null for no shaping, found {self.gamma}; LUFFY uses 0.1"
-            )
-        if not (math.isfinite(self.cap) and self.cap >= 1):
-            raise ConfigError(
-                f"expected offline.cap of at least 1, found {self.cap}; the usual value is 2"
-            )
+__all__ = ["capped", "off_policy_loss"]
 
 
-def capped(settings: OfflineSettings, logp_M: Tensor, behaviour_M: Tensor) -> Tensor:
+def capped(settings: OfflineConfig, logp_M: Tensor, behaviour_M: Tensor) -> Tensor:
     """Which tokens' ratio exceeds the cap, (M,) bool."""
     return (logp_M - behaviour_M).detach() > math.log(settings.cap)
 
 
 def off_policy_loss(
-    settings: OfflineSettings,
+    settings: OfflineConfig,
     logp_M: Tensor,
     behaviour_M: Tensor,
     advantage_M: Tensor,

@@ -13,73 +13,17 @@ rewards instead (kind 'std'). The engine's DynamicSampler does the replacing; th
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from mmrl.algorithms.advantages import group_std
-from mmrl.errors import CheckpointError, ConfigError, did_you_mean
+from mmrl.config import SelectionConfig
+from mmrl.errors import CheckpointError
 
-__all__ = ["SelectionKind", "SelectionSettings", "VarianceSelection", "largest_variance"]
+__all__ = ["VarianceSelection", "largest_variance"]
 
-SelectionKind = Literal["variance", "std"]
 Name = tuple[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionSettings:
-    """Selection by spread of rewards."""
-
-    kind: SelectionKind = "variance"
-    threshold: float | Sequence[Sequence[float]] = 0.3
-    """Smallest strength that is kept: VCRL's kappa, or a std in rewards. Pairs (last step, threshold) change it on the way,
-    the last one for good: VCRL's own is ((20, 0.3), (21, 0.8))."""
-    replay_share: float = 0.5
-    """Largest share of a step's places that is refilled from the memory; the others come from the stream."""
-    memory: int = 256
-    """Samples remembered; the one of lowest priority leaves first."""
-    momentum: float = 0.9
-    """priority <- momentum * priority + (1 - momentum) * strength, each time a remembered sample is rolled out."""
-    rest: int = 5
-    """Steps between two rollouts of a remembered sample, so that the best few are not replayed in every step."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(SelectionKind):
-            raise ConfigError(
-                f"expected selection variance or std, found {self.kind!r}."
-                f"{did_you_mean(self.kind, get_args(SelectionKind))}"
-            )
-        levels = [pair[1] for pair in self.schedule]
-        ends = [pair[0] for pair in self.schedule]
-        if not levels or any(b <= a for a, b in itertools.pairwise(ends)):
-            raise ConfigError(
-                "expected threshold as a number or as pairs [last step, threshold] with rising steps, found "
-                f"{self.threshold}; for example [[20, 0.3], [21, 0.8]]"
-            )
-        if not min(levels) >= 0 or not 0 <= self.replay_share <= 1 or not 0 <= self.momentum < 1:
-            raise ConfigError(
-                "expected threshold >= 0, replay_share in [0, 1] and momentum in [0, 1), found "
-                f"{self.threshold}, {self.replay_share} and {self.momentum}"
-            )
-        if self.memory < 1 or self.rest < 1:
-            raise ConfigError(
-                f"expected memory and rest at least 1, found {self.memory} and {self.rest}"
-            )
-
-    @property
-    def schedule(self) -> tuple[tuple[float, float], ...]:
-        """(last step, threshold) pairs; a plain number holds for all steps."""
-        if isinstance(self.threshold, (int, float)):
-            return ((0.0, float(self.threshold)),)
-        return tuple((float(until), float(level)) for until, level in self.threshold)
-
-    def threshold_at(self, step: int) -> float:
-        """The threshold that holds at `step`."""
-        return next(
-            (level for until, level in self.schedule if step <= until), self.schedule[-1][1]
-        )
 
 
 def largest_variance(group_size: int, low: float = 0.0, high: float = 1.0) -> float:
@@ -96,7 +40,7 @@ def largest_variance(group_size: int, low: float = 0.0, high: float = 1.0) -> fl
 class VarianceSelection:
     """Verdicts and the replay memory. All of its state is in `state_dict`, as JSON values."""
 
-    def __init__(self, settings: SelectionSettings) -> None:
+    def __init__(self, settings: SelectionConfig) -> None:
         self.settings = settings
         # (source, sample id) -> (priority, last step rolled out)
         self._memory: dict[Name, tuple[float, int]] = {}

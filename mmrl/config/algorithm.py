@@ -167,11 +167,11 @@ class OfflineConfig(_Section):
     """Most demonstrations per group; 0: off. LUFFY: 1 of 8."""
     gold: bool = False
     """For rows without demonstrations: the task's own gold answer."""
-    gamma: float | None = Field(0.1, gt=0)
+    gamma: float | None = Field(0.1, gt=0, allow_inf_nan=False)
     """f(x) = x / (x + gamma), strongest where pi / b = gamma; null: f(x) = x."""
     behaviour: Literal["one", "given"] = "one"
     """b: 1 (LUFFY), or the row's own log-probs where it has them."""
-    cap: float = Field(2.0, ge=1)
+    cap: float = Field(2.0, ge=1, allow_inf_nan=False)
     """Largest pi / b."""
     replace: bool = True
     """Demonstrations take the place of rollouts; false: groups grow."""

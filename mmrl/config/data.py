@@ -11,6 +11,7 @@ data:
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -145,12 +146,25 @@ class SelectionConfig(_Section):
             if isinstance(self.threshold, float)
             else [level for _, level in self.threshold]
         )
+        ends = [] if isinstance(self.threshold, float) else [last for last, _ in self.threshold]
+        if any(b <= a for a, b in itertools.pairwise(ends)):
+            raise ValueError(
+                "selection.threshold: expected pairs [last step, threshold] with rising steps, found "
+                f"{self.threshold}; for example [[20, 0.3], [21, 0.8]]"
+            )
         if not levels or min(levels) < 0 or (self.kind == "variance" and max(levels) > 1):
             raise ValueError(
                 "selection.threshold: expected numbers of at least 0 (kind variance is relative: expected [0, 1]), "
                 f"found {self.threshold}"
             )
         return self
+
+    def threshold_at(self, step: int) -> float:
+        """The threshold that holds at `step`."""
+        if isinstance(self.threshold, float):
+            return self.threshold
+        found = (level for last, level in self.threshold if step <= last)
+        return next(found, self.threshold[-1][1])
 
 
 class ImageConfig(_Section):

@@ -15,7 +15,6 @@ from typing import Any
 from mmrl.algorithms import (
     DynamicSampler,
     SamplerSettings,
-    SelectionSettings,
     Ticket,
     VarianceSelection,
     Verdict,
@@ -76,20 +75,7 @@ class PromptRollouter:
                 carry_share=a.carry_share if a.dynamic_sampling else 0.0,
             )
         )
-        self.selection = (
-            None
-            if d.kind == "none"
-            else VarianceSelection(
-                SelectionSettings(
-                    kind=d.kind,
-                    threshold=d.threshold,
-                    replay_share=d.replay_share,
-                    memory=d.memory,
-                    momentum=d.momentum,
-                    rest=d.rest,
-                )
-            )
-        )
+        self.selection = None if d.kind == "none" else VarianceSelection(d)
         self.tally = StepTally()
         self.tallies: dict[int, StepTally] = {}
         self.states: dict[int, dict[str, Any]] = {}

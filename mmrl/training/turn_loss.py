@@ -22,7 +22,6 @@ from mmrl.algorithms import (
     EntropyBonus,
     EntropySettings,
     ObjectiveSettings,
-    OfflineSettings,
     policy_loss,
 )
 from mmrl.algorithms.offpolicy import OffPolicy
@@ -49,7 +48,7 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
         loss_aggregation="token_mean",
         kl_coef=a.kl.coef,
         kl_estimator=a.kl.estimator,
-        offline=OfflineSettings(gamma=a.offline.gamma, cap=a.offline.cap),
+        offline=a.offline,
     )
 
 

@@ -12,12 +12,11 @@ import pytest
 from mmrl.algorithms import (
     DynamicSampler,
     SamplerSettings,
-    SelectionSettings,
     VarianceSelection,
     Verdict,
 )
 from mmrl.algorithms.group_rewards import check_filter_key, group_outcome, training_rewards
-from mmrl.config import RunConfig, load_config
+from mmrl.config import RunConfig, SelectionConfig, load_config
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
 from mmrl.rollout.prompt_rollouter import PromptRollouter
@@ -243,7 +242,7 @@ def test_the_schedule_judges_and_counts_by_the_key() -> None:
         task="grounding",
     )
     assert judged(hopeless, wide)[1]["all_zero"] == 1, "its form differs, and counts no more"
-    selection = VarianceSelection(SelectionSettings(kind="std", threshold=0.0))
+    selection = VarianceSelection(SelectionConfig(kind="std", threshold=0.0))
     assert judged(solved, wide, selection)[0] is Verdict.NO_SIGNAL, (
         "a selection chooses among groups with signal"
     )
