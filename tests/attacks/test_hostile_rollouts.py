@@ -135,6 +135,7 @@ def test_whatever_a_line_holds_only_that_line_is_broken(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_odd_values_that_a_reward_may_see_are_its_failures(tmp_path: Path) -> None:
     odd = [changed("sample.answer", value) for value in ("x", None, [[[]]], {"a": 1})]
     texts = [

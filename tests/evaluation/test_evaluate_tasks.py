@@ -387,6 +387,7 @@ def test_the_same_evaluation_twice_is_the_same(mixed: Evaluation) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4])
 def test_group_rewards_judge_the_samples_of_a_prompt_together_and_the_greedy_answer_alone(
     k: int, tmp_path: Path

@@ -233,6 +233,7 @@ def test_a_function_of_another_form_is_refused_where_it_is_written(function: Any
         mmrl.reward(function)
 
 
+@pytest.mark.slow
 def test_a_closure_scores_in_a_worker_process() -> None:
     """By value: the worker cannot import a function that a test makes."""
     wanted = {"red": 0.75}
@@ -287,6 +288,7 @@ def test_trainers_with_rewards_of_one_name_keep_their_own() -> None:
                 pass
 
 
+@pytest.mark.slow
 def test_a_reward_that_cannot_be_sent_is_named_and_spoils_no_other() -> None:
     lock = threading.Lock()
 

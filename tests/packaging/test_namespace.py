@@ -88,6 +88,7 @@ def test_a_users_own_packages_of_these_names_stand_beside_mmrl(tmp_path: Path) -
     ], done.stderr
 
 
+@pytest.mark.slow
 def test_no_file_of_a_clone_is_loaded_under_two_names() -> None:
     """After imports by name and by path of a module's file (through the link and not), every file has one module."""
     code = """

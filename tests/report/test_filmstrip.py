@@ -403,6 +403,7 @@ def test_a_clip_that_cannot_be_decoded_is_a_text_and_its_spans_stay(
     assert 'class="lane gold"' in drawn and 'class="lane greedy"' in drawn and "4 s</span>" in drawn
 
 
+@pytest.mark.slow
 def test_a_whole_report_survives_vanished_clips(run: Path) -> None:
     for step in STEPS:
         path = run / f"eval/step_{step:06d}/predictions.jsonl"

@@ -310,6 +310,7 @@ def test_two_mixed_runs_are_compared_by_their_mean_of_sources(
     assert "Mean of sources" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_stays_small_and_the_same(run: Path) -> None:
     first = build_report(run).read_bytes()
     assert build_report(run).read_bytes() == first and len(first) < 1_500_000

@@ -39,6 +39,7 @@ def by_hand(task: str, horizon: int, episodes: int) -> list[tuple[bool, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_episodes_played_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_experts.main(["tiny", "--episodes", "3", "--workers", "1"]) == 0
     found = recorded("tiny")
@@ -55,6 +56,7 @@ def test_counts_are_those_of_episodes_played_by_hand(capsys: pytest.CaptureFixtu
     assert "| tiny push | 3/3 |" in update_readme.experts()
 
 
+@pytest.mark.slow
 def test_unsolved_episodes_are_named_and_filmed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

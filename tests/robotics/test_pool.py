@@ -349,6 +349,7 @@ def test_resets_behind_a_dying_command_are_done_by_its_successor(pool: VectorEnv
     assert observation is not None and seen(observation, direct(PUSH, STATES[2])[0])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_idle_worker_killed_from_outside_is_replaced(pool: VectorEnv) -> None:
     pool.reset(0, PUSH, STATES[0])
     assert one(pool).error is None

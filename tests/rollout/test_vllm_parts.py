@@ -343,6 +343,7 @@ def test_server_and_url_belong_together() -> None:
             VLLMConfig(**wrong)
 
 
+@pytest.mark.slow
 def test_a_server_that_others_reach_needs_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

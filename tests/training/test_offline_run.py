@@ -163,6 +163,7 @@ def test_with_demonstrations_the_same_run_learns(
     assert rows[0]["train/reward/mean"] == 0.0 and rows[0]["train/groups/kept"] == 3
 
 
+@pytest.mark.slow
 def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Path) -> None:
     made = trainer(tmp_path, {"per_group": 1}, algorithm={"entropy": {"target": 99.0}})
     made.fit()

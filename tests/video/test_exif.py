@@ -233,6 +233,7 @@ def test_sizes_drawings_and_report_follow_the_sample(tmp_path: Path, orientation
     assert red > 180 and green < 90, "the drawn box lies on the red square"
 
 
+@pytest.mark.slow
 def test_a_run_configuration_says_it_for_all_of_its_data(tmp_path: Path) -> None:
     path = rows(tmp_path, answer=[60, 12, 90, 44])
     tree: dict[str, Any] = {
