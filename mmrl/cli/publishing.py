@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from mmrl.config.trust import is_place
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.files import write_text
 from mmrl.policy.manifest import has_manifest, problems
-from mmrl.report.card import hub_name, model_card
+from mmrl.report.card import checkpoint_settings_file, hub_name, model_card, run_of
+from mmrl.report.published import published_settings
 
 __all__ = ["prepare", "push_command"]
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_LEFT_BEHIND = ("trainer", "README.md")  # the first holds the optimizer; both are written anew
-_MACHINES_OWN = ("operations", "engine", "dir", "threads")
+# What a checkpoint of mmrl is made of; whatever else lies in its folder (evaluations, notes, keys) stays where it is.
+_PUBLISHED = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vla.json",
+    "adapter/adapter_config.json",
+    "adapter/adapter_model.safetensors",
+    "additional_chat_templates/*.jinja",
+)
+_REPLACED = ("*.safetensors", "*.safetensors.index.json", "adapter/*", "trainer/*")
+_WRITTEN_ANEW = ("trainer", "README.md")
 
 
 def push_command(
@@ -72,64 +89,56 @@ def prepare(checkpoint: Path, repo: str, folder: Path, *, link: bool) -> list[st
         raise CheckpointError(
             f"expected {checkpoint} as it was saved, found: {'; '.join(wrong)}; push another checkpoint of the run"
         )
-    card = model_card(source, repo)
+    card, run, settings = model_card(source, repo), run_of(source), checkpoint_settings_file(source)
+    base = hub_name(settings.get("model", {}).get("path"), run)
     folder.mkdir(parents=True, exist_ok=True)
-    for item in sorted(source.iterdir()):
-        if item.name not in _LEFT_BEHIND:
-            _put(item, folder / item.name, link=link and item.is_file())
-    settings = yaml.safe_load((source / "trainer" / "config.yaml").read_text(encoding="utf-8"))
     told = [
         f"{repo}: weights, processor, model card (README.md) and settings (trainer/config.yaml)"
     ]
-    told += _adapter(folder / "adapter", settings.get("model", {}).get("path"))
+    names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
+    chosen = [n for n in names if any(_fits(n, pattern) for pattern in _PUBLISHED)]
+    for name in chosen:
+        _put(source / name, folder / name, link=link and "/" not in name)
+    if rest := sorted({n.partition("/")[0] for n in names if n not in chosen} - {*_WRITTEN_ANEW}):
+        told.append(f"left out, since it is no part of the model: {', '.join(rest)}")
+    told += _adapter(folder / "adapter", base)
+    kept, left_out = published_settings(settings, base=base)
+    if left_out:
+        told.append(f"left out of the settings: {', '.join(left_out)}")
     (folder / "trainer").mkdir()
-    published = yaml.safe_dump(_without_places(settings), sort_keys=False, allow_unicode=True)
+    published = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
     write_text(folder / "trainer" / "config.yaml", published)
     write_text(folder / "README.md", card)
     return told
 
 
+def _fits(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
+
+
 def _put(source: Path, target: Path, *, link: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     if link:
         os.symlink(source, target)
-    elif source.is_dir():
-        shutil.copytree(source, target)
     else:
         shutil.copyfile(source, target)
 
 
-def _adapter(folder: Path, base: Any) -> list[str]:
+def _adapter(folder: Path, name: str | None) -> list[str]:
     """An adapter names the model it belongs to: on another machine only a name of the Hub is one."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return []
-    if (name := hub_name(base)) is None:
+    if name is None:
         shutil.rmtree(folder)
         return [
-            f"adapter/ is left out: its base model {base!r} is no name on the Hub that others could load; the weights "
-            "have it merged"
+            "adapter/ is left out: its base model is a folder of this machine, no name on the Hub that others could load; the "
+            "weights have it merged"
         ]
     described = json.loads(file.read_text(encoding="utf-8"))
     described["base_model_name_or_path"] = name
     write_text(file, json.dumps(described, indent=2, sort_keys=True) + "\n")
     return [f"adapter/ names its base model: {name}"]
-
-
-def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting of the run; files and folders by their own name, addresses and what only this machine has left out."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {k: clean(v) for k, v in value.items() if not _is_address(v)}
-        if isinstance(value, list):
-            return [clean(v) for v in value if not _is_address(v)]
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_place(value) else value
-
-    return {key: clean(value) for key, value in settings.items() if key not in _MACHINES_OWN}
-
-
-def _is_address(value: Any) -> bool:
-    return isinstance(value, str) and "://" in value
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
@@ -151,8 +160,17 @@ def _upload(folder: Path, repo: str, private: bool) -> str:
     api = HfApi()
     try:
         repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        # of a repository that was there already, --private changes nothing
+        if private and not api.model_info(repo).private:
+            raise ConfigError(
+                f"expected a private repository, found {repo}, which exists and is public; make it private on the Hub, or "
+                "choose another name"
+            )
         found = api.upload_folder(
-            repo_id=repo, folder_path=folder, commit_message="Upload a checkpoint trained with mmrl"
+            repo_id=repo,
+            folder_path=folder,
+            commit_message="Upload a checkpoint trained with mmrl",
+            delete_patterns=list(_REPLACED),
         )
     except refused as error:
         raise ConfigError(

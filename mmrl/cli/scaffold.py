@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from mmrl.errors import ConfigError
-from mmrl.files import write_text
+from mmrl.files import write_text, writing
 
 __all__ = ["new_task_command"]
 
@@ -37,10 +37,13 @@ def new_task_command(name: str, parent: Path, say: Callable[[str], None] = print
         raise ConfigError(
             f"expected a new folder, found {folder}; remove it, or choose another name"
         )
+    cls = "".join(part.capitalize() for part in module.split("_"))
+    if keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", _template("task.py")):
+        cls += "Task"  # None, or a name that the file imports
     words = {
         "dist": folder.name,
         "module": module,
-        "cls": "".join(part.capitalize() for part in module.split("_")),
+        "cls": cls,
         "installed": f"{folder.name}/{module}",
         "title": " ".join(module.split("_")).capitalize(),
     }
@@ -51,10 +54,14 @@ def new_task_command(name: str, parent: Path, say: Callable[[str], None] = print
         "task.py": f"{module}.py",
         "test_task.py": f"test_{module}.py",
     }
-    folder.mkdir(parents=True)
+    with writing(folder):
+        folder.mkdir(parents=True)
     for template, target in files.items():
-        text = (_TEMPLATES / f"{template}.in").read_text(encoding="utf-8")
-        write_text(folder / target, Template(text).substitute(words))
+        write_text(folder / target, Template(_template(template)).substitute(words))
         say(str(folder / target))
     say(f"cd {folder} && mmrl tasks check {module}.py:{words['cls']} && pytest")
     return folder
+
+
+def _template(name: str) -> str:
+    return (_TEMPLATES / f"{name}.in").read_text(encoding="utf-8")

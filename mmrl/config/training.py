@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -142,16 +142,17 @@ class AlarmConfig(_Section):
 class TrackingConfig(_Section):
     """What TensorBoard and Weights & Biases get in addition to the metrics (train.tensorboard, train.wandb)."""
 
-    project: str = Field("mmrl", min_length=1)
-    """Project of Weights & Biases."""
+    project: str | None = Field(None, min_length=1)
+    """Project of Weights & Biases; null: WANDB_PROJECT, else mmrl."""
     entity: str | None = None
     """User or team of Weights & Biases that the project belongs to; null: your default."""
     group: str | None = None
     """Group of runs in Weights & Biases, for example the seeds of one experiment."""
-    tags: list[str] = []
-    """Words to find the run by."""
-    samples: int = Field(8, ge=0)
-    """Held-out prompts per evaluation that are shown with picture, answer and reward; 0: none."""
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = []
+    """Words to find the run by; none: WANDB_TAGS."""
+    samples: int = Field(0, ge=0)
+    """Held-out prompts per evaluation that are shown with picture, answer and reward. They leave the machine with
+    train.wandb."""
 
 
 class TrainConfig(_Section):

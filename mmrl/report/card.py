@@ -16,23 +16,31 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
+from mmrl.config.shipped import SHIPPED
 from mmrl.errors import CheckpointError
 from mmrl.report.load import EvalStep, Run, load_run
-from mmrl.report.rows import gains
+from mmrl.report.published import published_settings
+from mmrl.report.rows import gains, paired_ends
 from mmrl.report.text import interval, metric_name
 from mmrl.report.verdict import Outcome, outcome
 
-__all__ = ["hub_name", "model_card", "run_of"]
+__all__ = ["checkpoint_settings_file", "hub_name", "model_card", "run_of"]
 
 _HUB = re.compile(r"[\w-]+/[\w.-]+")
+# folders of users that look like owner/name once the machine they lie on is gone
+_LOCAL = ("assets/", "runs/", "models/", "checkpoints/", "outputs/", "data/")
 _STEP = re.compile(r"step_(\d+)")
 _ALWAYS_SHOWN = ("reward", "parse_rate")
 
 
-def hub_name(path: Any) -> str | None:
-    """`path` where it is the name of a model on the Hugging Face Hub (owner/name), and no folder here; else None."""
+def hub_name(path: Any, run: Run | None = None) -> str | None:
+    """`path` where it is the name of a model on the Hugging Face Hub (owner/name), and no folder: here, where the run was started,
+    or among the models that come with mmrl; else None."""
     text = str(path or "")
-    return text if _HUB.fullmatch(text) and not Path(text).exists() else None
+    started = str(run.info.get("cwd") or "") if run is not None else ""
+    folders = (Path(), Path(started), SHIPPED)
+    local = any((folder / text).exists() for folder in folders) or text.startswith(_LOCAL)
+    return text if _HUB.fullmatch(text) and not local else None
 
 
 def run_of(checkpoint: Path) -> Run | None:
@@ -46,24 +54,26 @@ def model_card(checkpoint: Path, repo: str) -> str:
 
     Raises CheckpointError where trainer/config.yaml, which every checkpoint of mmrl has, is missing or is no mapping.
     """
-    settings = _settings(checkpoint)
-    run = run_of(checkpoint)
-    step = _step_of(checkpoint)
+    run, step = run_of(checkpoint), _step_of(checkpoint)
+    raw = checkpoint_settings_file(checkpoint)
+    base = hub_name(_at(raw, "model.path"), run)
+    settings, _ = published_settings(raw, base=base)
     body = [
         f"# {repo.rpartition('/')[2]}",
         "",
-        _summary(settings, step),
+        _summary(settings, base, step),
         "",
         *_results(run, step),
         *_method(settings),
         *_usage(settings, repo),
         *_repeat(settings, run),
     ]
-    header = _header(settings, run, step, repo).to_yaml()
+    header = _header(settings, base, run, step, repo).to_yaml()
     return f"---\n{header}\n---\n\n" + "\n".join(body).rstrip() + "\n"
 
 
-def _settings(checkpoint: Path) -> dict[str, Any]:
+def checkpoint_settings_file(checkpoint: Path) -> dict[str, Any]:
+    """trainer/config.yaml as it is. Raises CheckpointError where it is missing or no mapping."""
     file = checkpoint / "trainer" / "config.yaml"
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -108,14 +118,18 @@ def _method_name(settings: Mapping[str, Any]) -> str:
     return str(_at(settings, "algorithm.advantage", "grpo")).upper()
 
 
-def _summary(settings: Mapping[str, Any], step: int | None) -> str:
-    base = _at(settings, "model.path", "a base model")
-    named = hub_name(base)
-    source = f"[{named}](https://huggingface.co/{named})" if named else f"`{_name_of(base)}`"
-    when = f" for {step:,} steps" if step else ""
+def _summary(settings: Mapping[str, Any], base: str | None, step: int | None) -> str:
+    name = _name_of(_at(settings, "model.path", "a base model"))
+    source = f"[{base}](https://huggingface.co/{base})" if base else f"`{name}`"
+    # a folder of another name than step_N is none of a run's checkpoints: supervised fine-tuning writes such
+    how = (
+        f" for {step:,} steps with reinforcement learning ({_method_name(settings)})"
+        if step
+        else ""
+    )
     return (
-        f"{source}, trained{when} with reinforcement learning ({_method_name(settings)}) on "
-        f"{', '.join(_tasks(settings)) or 'its task'}, by [mmrl](https://pypi.org/project/mmrl-rft/)."
+        f"{source}, trained{how} on {', '.join(_tasks(settings)) or 'its task'}, by "
+        "[mmrl](https://pypi.org/project/mmrl-rft/)."
     )
 
 
@@ -142,24 +156,26 @@ def _results(run: Run | None, step: int | None) -> list[str]:
     if run is None or ends is None:
         return ["## Results", "", "No held-out evaluation of this checkpoint lies beside it.", ""]
     first, own = ends
-    found = outcome(run)
-    shown = _shown(found, own)
+    shown = _shown(outcome(run), own)
+    both = paired_ends(first, own, [metric for _, metric in shown])
     paired = gains(first, own, [metric for _, metric in shown])
+    counts = sorted({e.n for pair in both.values() for e in pair})
+    prompts = f"{counts[0]:,} to {counts[-1]:,}" if len(counts) > 1 else f"{(counts or [0])[0]:,}"
     lines = [
         "## Results",
         "",
-        f"Held-out, before training (step {first.step}) and at this checkpoint (step {own.step}); 95 % intervals, the gain paired "
-        "over the same prompts.",
+        f"Held-out, before training (step {first.step}) and at this checkpoint (step {own.step}), on the same {prompts} prompts; "
+        "95 % intervals, the gain paired.",
         "",
         "| metric | mode | before | after | gain |",
         "|---|---|---|---|---|",
     ]
     for mode, metric in shown:
-        before = first.estimates.get(mode, {}).get(metric)
+        if (mode, metric) not in both:
+            continue
         gain = paired.get((mode, metric))
         cells = [
-            " ".join(interval(before)) if before else "–",
-            " ".join(interval(own.estimates[mode][metric])),
+            *(" ".join(interval(vars(end))) for end in both[mode, metric]),
             " ".join(interval(vars(gain), signed=True)) if gain is not None else "–",
         ]
         lines.append(f"| {metric_name(metric)} | {mode} | {' | '.join(map(str.strip, cells))} |")
@@ -277,14 +293,18 @@ def _repeat(settings: Mapping[str, Any], run: Run | None) -> list[str]:
 
 
 def _header(
-    settings: Mapping[str, Any], run: Run | None, step: int | None, repo: str
+    settings: Mapping[str, Any],
+    base: str | None,
+    run: Run | None,
+    step: int | None,
+    repo: str,
 ) -> ModelCardData:
     robot = bool(_at(settings, "env.suite"))
     results = []
     if run is not None and (ends := _evaluations(run, step)) is not None:
         found, own = outcome(run), ends[1]
-        estimate = own.estimates.get(found.mode, {}).get(found.headline)
-        if estimate is not None and estimate.get("mean") is not None:
+        pair = paired_ends(*ends, [found.headline]).get((found.mode, found.headline))
+        if pair is not None:
             names = [_name_of(d.get("path")) for d in _rows(own.protocol.get("data"))]
             results.append(
                 EvalResult(
@@ -292,12 +312,12 @@ def _header(
                     dataset_type="held-out",
                     dataset_name=", ".join(names) or "held-out",
                     metric_type=found.headline,
-                    metric_name=f"{metric_name(found.headline)} ({found.mode})",
-                    metric_value=round(float(estimate["mean"] or 0.0), 4),
+                    metric_name=f"{metric_name(found.headline)} ({found.mode}, {pair[1].n:,} prompts)",
+                    metric_value=round(pair[1].mean, 4),
                 )
             )
     return ModelCardData(
-        base_model=hub_name(_at(settings, "model.path")),
+        base_model=base,
         library_name="transformers",
         pipeline_tag="robotics" if robot else "image-text-to-text",
         tags=["mmrl", "reinforcement-learning", _method_name(settings).lower(), *_tasks(settings)],

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mmrl.evaluation.stats import Estimate, macro_estimate, paired_gain
+from mmrl.evaluation.stats import Estimate, describe, macro_estimate, paired_gain
 from mmrl.report.load import EvalStep, number
 from mmrl.report.text import plural
 
@@ -20,6 +20,7 @@ __all__ = [
     "is_right",
     "labels_of",
     "metric_of",
+    "paired_ends",
     "part_gains",
     "points_of",
     "score_of",
@@ -237,6 +238,49 @@ def _macro_gains(first: EvalStep, last: EvalStep) -> dict[tuple[str, str], Estim
     for (mode, _), gain in part_gains(first, last, lambda row: unit_of(row)[0]).items():
         per_mode[mode].append(gain)
     return {(mode, "macro"): macro_estimate(found) for mode, found in per_mode.items()}
+
+
+def paired_ends(
+    first: EvalStep, last: EvalStep, metrics: Iterable[str]
+) -> dict[tuple[str, str], tuple[Estimate, Estimate]]:
+    """(mode, metric) -> its estimates in both evaluations, over the prompts that both have: an evaluation between may have been of
+    the first `eval.limit` only. 'macro' is the mean over sources of each row's own headline."""
+    units = [
+        {(str(row.get("mode", "")), unit_of(row)) for row in evaluation.rows()}
+        for evaluation in (first, last)
+    ]
+    shared = units[0] & units[1]
+
+    def keep(row: dict[str, Any]) -> bool:
+        return (str(row.get("mode", "")), unit_of(row)) in shared
+
+    names, measured = list(dict.fromkeys(metrics)), _measured((first, last))
+    plain = [n for n in names if n != "macro"]
+    tables = [_scores(e, [*plain, "headline"], measured, "reward", keep) for e in (first, last)]
+    found: dict[tuple[str, str], tuple[Estimate, Estimate]] = {
+        key: (_described(tables[0][key]), _described(tables[1][key]))
+        for key in tables[1]
+        if key in tables[0] and key[1] in plain
+    }
+    if "macro" in names:
+        for mode in {mode for mode, name in tables[1] if name == "headline"}:
+            ends = [_macro(table[mode, "headline"]) for table in tables]
+            found[mode, "macro"] = (ends[0], ends[1])
+    return found
+
+
+def _described(prompts: Mapping[tuple[str, str], list[float]]) -> Estimate:
+    return describe(
+        [value for values in prompts.values() for value in values],
+        clusters=[unit for unit, values in prompts.items() for _ in values],
+    )
+
+
+def _macro(prompts: Mapping[tuple[str, str], list[float]]) -> Estimate:
+    sources: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(dict)
+    for unit, values in prompts.items():
+        sources[unit[0]][unit] = values
+    return macro_estimate([_described(part) for part in sources.values()])
 
 
 def part_gains(

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,20 +105,20 @@ class _WandB:
 
     def __init__(self, module: Any, config: RunConfig, folder: Path, run_id: str | None) -> None:
         self._wandb, t = module, config.train.tracking
-        # No API key, no network, no right to the project: each is an error of its own class.
+        # No API key, no network, no right to the project: errors of its own class. A tag or name it does not take: ValueError.
         try:
             self._run = module.init(
-                project=t.project,
+                project=t.project or os.environ.get("WANDB_PROJECT") or "mmrl",
                 entity=t.entity,
                 group=t.group,
-                tags=t.tags,
+                tags=t.tags or None,
                 name=config.name,
                 id=run_id,
                 resume="allow",
                 dir=str(folder),
                 config=config.model_dump(mode="json"),
             )
-        except module.Error as error:
+        except (module.Error, ValueError) as error:
             raise ConfigError(
                 f"train.wandb: Weights & Biases did not start the run: {error}; run `wandb login`, set "
                 "WANDB_MODE=offline, or train.wandb: false"
@@ -181,28 +183,42 @@ class Trackers:
             for k, v in row.items()
             if k != "step" and isinstance(v, (int, float))
         }
-        for tracker in self.open:
-            with optional(f"the log for {tracker.name}"):
-                tracker.scalars(step, numbers)
+        self._send(lambda tracker: tracker.scalars(step, numbers))
 
     def evaluated(self, step: int, predictions: Sequence[Mapping[str, Any]]) -> None:
         """Send the first held-out answers with their pictures (train.tracking.samples)."""
         if not self.open or not self.count or not predictions:
             return
         videos = self.folder / "eval" / f"step_{step:06d}" / "videos"
-        rows = [
-            (cells_of(row), drawn(row, self.folder, videos))
-            for row in shown_samples(predictions, self.count)
-        ]
-        for tracker in self.open:
-            with optional(f"the samples for {tracker.name}"):
-                tracker.samples(step, rows)
+        rows: list[Sample] = []
+
+        def send(tracker: _Tracker) -> None:
+            if not rows:
+                rows.extend(
+                    (cells_of(row), drawn(row, self.folder, videos))
+                    for row in shown_samples(predictions, self.count)
+                )
+            tracker.samples(step, rows)
+
+        self._send(send)
 
     def close(self, *, failed: bool = False) -> None:
         """Flush and end; `failed`: by an error."""
-        for tracker in self.open:
-            with optional(f"the log for {tracker.name}"):
-                tracker.close(failed=failed)
+        self._send(lambda tracker: tracker.close(failed=failed))
+
+    def _send(self, action: Callable[[_Tracker], None]) -> None:
+        """`action` with each logger; one whose library fails, in whatever way, is dropped: it must not cost the run."""
+        for tracker in list(self.open):
+            try:
+                with optional(f"the log for {tracker.name}"):
+                    action(tracker)
+            except Exception as error:
+                self.open.remove(tracker)
+                print(
+                    f"warning: {tracker.name} failed with {type(error).__name__}: {error}; the run goes on without it",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def _known_id(folder: Path) -> str | None:

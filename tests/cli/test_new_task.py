@@ -99,3 +99,12 @@ def test_nothing_is_written_over(package: Path) -> None:
     with pytest.raises(ConfigError, match="new folder"):
         new_task_command("blue-cars", package.parent)
     assert {f.name: f.stat().st_mtime_ns for f in package.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["none", "sample", "path"])
+def test_a_name_whose_class_the_file_imports_gets_another(name: str, tmp_path: Path) -> None:
+    folder = new_task_command(name, tmp_path, lambda line: None)
+    text = (folder / f"{name}.py").read_text(encoding="utf-8")
+    assert f"class {name.capitalize()}Task(Task):" in text
+    compile(text, name, "exec")
+    run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-k", "rewards")

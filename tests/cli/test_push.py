@@ -21,6 +21,8 @@ from mmrl.cli.demo import make_data
 from mmrl.cli.publishing import prepare, push_command
 from mmrl.config import load_config
 from mmrl.errors import CheckpointError, ConfigError
+from mmrl.report.card import hub_name, model_card
+from mmrl.report.published import published_settings
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import ENVIRONMENT, REPO, config_file, small_run
 
@@ -64,6 +66,7 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.objects: dict[str, bytes] = {}
         self.created: list[dict[str, Any]] = []
+        self.public = False  # whether the repository is there already, and public
         self.address = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -94,7 +97,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.headers.get("Authorization") != "Bearer hf_test":
             return self._answer({"error": "Invalid username or password."}, 401)
-        return self._answer({"id": "me/boxes", "sha": "0" * 40, "siblings": []})
+        if "/tree/" in self.path:
+            return self._answer(
+                [
+                    {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+                    for name, data in self.server.files.items()
+                ]
+            )
+        names = [{"rfilename": name} for name in self.server.files]
+        return self._answer(
+            {
+                "id": "me/boxes",
+                "sha": "0" * 40,
+                "siblings": names,
+                "private": not self.server.public,
+            }
+        )
 
     def do_PUT(self) -> None:
         data = self._body()
@@ -107,6 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer({"error": "Invalid username or password."}, 401)
         if self.path.endswith("/repos/create"):
             self.server.created.append(json.loads(body))
+            if self.server.public:
+                words = "You already created this model repo"
+                return self._answer({"error": words, "url": f"{self.server.address}/me/boxes"}, 409)
             return self._answer({"url": f"{self.server.address}/me/boxes", "name": "me/boxes"})
         if "/preupload/" in self.path:
             files = json.loads(body)["files"]
@@ -137,6 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
             value = line["value"]
             if line["key"] == "file":
                 self.server.files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "deletedFile":
+                del self.server.files[value["path"]]
             elif line["key"] == "lfsFile":
                 self.server.files[value["path"]] = self.server.objects[value["oid"]]
         return self._answer(
@@ -187,6 +210,122 @@ def test_the_hubs_client_uploads_weights_card_and_settings(run: Path, hub: Hub) 
     )
     assert str(run.parent.parent).encode() not in everything, "a folder of this machine"
     assert str(REPO).encode() not in everything
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(run: Path, hub: Hub) -> None:
+    hub.public = True
+    done = push(hub, str(run / "checkpoints" / "best"), "me/boxes", "--private")
+    assert done.returncode == 2 and "exists and is public" in done.stderr, done.stderr
+    assert not hub.files
+
+
+def test_what_an_earlier_push_left_does_not_stay_among_the_weights(run: Path, hub: Hub) -> None:
+    hub.files.update(
+        {
+            "model-00002-of-00002.safetensors": b"old",
+            "adapter/old.bin": b"old",
+            "notes.md": b"theirs",
+        }
+    )
+    done = push(hub, str(run / "checkpoints" / "best"), "me/boxes")
+    assert done.returncode == 0, done.stderr
+    assert "notes.md" in hub.files and "model.safetensors" in hub.files
+    assert not {"model-00002-of-00002.safetensors", "adapter/old.bin"} & set(hub.files)
+
+
+def test_evaluations_and_notes_beside_a_checkpoint_stay_where_they_are(
+    run: Path, tmp_path: Path
+) -> None:
+    """`mmrl eval` writes into the checkpoint's folder: questions, gold answers and paths of pictures."""
+    import shutil
+
+    copy = tmp_path / "step_000002"
+    shutil.copytree(run / "checkpoints" / "step_000002", copy)
+    (copy / "eval").mkdir()
+    (copy / "eval" / "predictions.jsonl").write_text("{}", encoding="utf-8")
+    (copy / ".env").write_text("HF_TOKEN=hf_abcdefghijklmnop", encoding="utf-8")
+    told = prepare(copy, "me/boxes", tmp_path / "out", link=False)
+    assert any("left out" in line and ".env" in line and "eval" in line for line in told), told
+    published = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*")}
+    assert "model.safetensors" in published
+    assert not [name for name in published if "eval" in name or ".env" in name]
+
+
+def test_places_accounts_and_keys_of_any_spelling_are_not_published() -> None:
+    settings = {
+        "model": {
+            "path": "/home/alice/my models/base",
+            "system": "Read /home/alice/rules.txt in <think></think>.",
+        },
+        "data": {
+            "cache": {"dir": "/scratch/al ice/cache"},
+            "train": [
+                {
+                    "task": "/home/alice/parity.py:Parity",
+                    "path": "/home/alice/My Drive/clients/acme.jsonl",
+                    "params": {
+                        "api_key": "sk-abcdefghijk",
+                        "judge": "10.0.0.5:8000",
+                        "store": "alice@box:/data/x",
+                        "endpoint": "judge.example",
+                        "image_root": "data/clients/acme",
+                        "prompt": "{question} and/or <answer>...</answer>, 3:2 at 12:30",
+                        "reader": {"columns": {"image": "img"}},
+                    },
+                }
+            ],
+        },
+        "rollout": {"max_new_tokens": 24},
+        "engine": {"vllm": {"url": "http://10.0.0.5:8000"}},
+    }
+    kept, left_out = published_settings(settings)
+    text = json.dumps(kept)
+    for part in ("alice", "al ice", "clients", "sk-", "10.0.0.5", "box", "judge.example", "home"):
+        assert part not in text, part
+    params = kept["data"]["train"][0]["params"]
+    assert params["prompt"] == settings["data"]["train"][0]["params"]["prompt"]  # type: ignore[index]
+    assert params["image_root"] == "acme" and params["reader"] == {"columns": {"image": "img"}}
+    assert kept["model"] == {"path": "base", "system": "Read rules.txt in <think></think>."}
+    assert kept["data"]["train"][0]["task"] == "parity.py:Parity"
+    assert kept["rollout"] == {"max_new_tokens": 24}
+    assert {name.rpartition(".")[2] for name in left_out} == {
+        "api_key",
+        "judge",
+        "store",
+        "endpoint",
+    }
+
+
+def test_before_and_after_are_of_the_same_prompts(run: Path, tmp_path: Path) -> None:
+    """A checkpoint between is evaluated on the first eval.limit prompts; the one before training was on all."""
+    import shutil
+
+    whole = tmp_path / "run"
+    shutil.copytree(run, whole, symlinks=True)
+    file = whole / "eval" / "step_000002" / "predictions.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    [first, *_] = [r["id"] for r in rows]
+    kept = [r for r in rows if r["id"] == first]
+    file.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+    before = [
+        json.loads(line)["score"]["value"]
+        for line in (whole / "eval" / "step_000000" / "predictions.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+        if json.loads(line)["id"] == first and json.loads(line)["mode"] == "greedy"
+    ]
+    after = [r["score"]["value"] for r in kept if r["mode"] == "greedy"]
+    card = model_card(whole / "checkpoints" / "step_000002", "me/boxes")
+    assert "on the same 1 prompts" in card
+    assert f"| Reward | greedy | {before[0]:.3f}" in card and f"| {after[0]:.3f}" in card
+
+
+def test_a_folder_that_is_gone_is_no_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub_name("assets/tiny_vlm") is None and hub_name("runs/base") is None
+    assert hub_name("Qwen/Qwen2.5-VL-3B-Instruct") == "Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 def test_a_refused_token_is_an_error_that_says_what_to_do(run: Path, hub: Hub) -> None:

@@ -201,3 +201,40 @@ def test_points_and_boxes_are_drawn_where_they_are(tmp_path: Path) -> None:
     assert (green.min(0) == (50, 50)).all() and (green.max(0) == (100, 150)).all()
     orange = np.argwhere((pixels == (234, 88, 12)).all(-1))
     assert np.allclose(orange.mean(0), (128, 256), atol=1)
+
+
+@pytest.mark.parametrize("call", ["log", "evaluated", "close"])
+def test_a_library_that_fails_costs_its_own_log(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's own code ended the run of Weights & Biases: each call raises an error of theirs, which is no OSError."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    trackers = Trackers(make(tmp_path, 1), tmp_path)
+    assert [t.name for t in trackers.open] == ["TensorBoard", "Weights & Biases"]
+    wandb.finish()
+    rows = [{"source": "a", "id": "1", "mode": "greedy", "score": {"value": 0.5}}]
+    {
+        "log": lambda: trackers.log(1, {"reward": 0.5}),
+        "evaluated": lambda: trackers.evaluated(1, rows),
+        "close": lambda: trackers.close(failed=True),
+    }[call]()
+    if call != "close":
+        assert "Weights & Biases failed with" in capsys.readouterr().err
+        assert [t.name for t in trackers.open] == ["TensorBoard"]
+        trackers.close()
+
+
+def test_the_environment_names_the_project_where_the_settings_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    config = make(tmp_path, 1, tensorboard=False, tracking={"project": None, "tags": []})
+    trackers = Trackers(config, tmp_path)
+    trackers.close()
+    first, *_ = [r.run for r in records(tmp_path) if r.WhichOneof("record_type") == "run"]
+    assert first.project == "mine"
