@@ -266,15 +266,17 @@ def _stops(run: Run) -> bool:
 
 
 def _unfinished(found: Outcome) -> str:
-    """Episodes of the evaluations that could not be finished."""
+    """Episodes of the evaluations that could not be finished, whatever the reason: every failure of an episode is one (older runs
+    call it `error`, later ones `simulator_error`)."""
     out = []
     for evaluation in (found.first, found.last):
         failures = results_of(evaluation).get("failures") if evaluation else None
         lost = (
             sum(
-                int(number(t.get("error")) or 0)
-                for t in (failures or {}).values()
-                if isinstance(t, Mapping)
+                int(number(count) or 0)
+                for reasons in (failures or {}).values()
+                if isinstance(reasons, Mapping)
+                for count in reasons.values()
             )
             if isinstance(failures, Mapping)
             else 0

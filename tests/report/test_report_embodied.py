@@ -337,6 +337,18 @@ def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
     assert re.search(r"no answer to a chunk within 2 s, .*? 1 training push", words(text))
 
 
+@pytest.mark.parametrize("reason", ["error", "simulator_error"])
+def test_episodes_that_were_not_finished_are_said_by_old_and_new_reasons(
+    tmp_path: Path, reason: str
+) -> None:
+    file = make_run(tmp_path) / "eval" / "step_000006" / "results.json"
+    found = json.loads(file.read_text())
+    found["failures"] = {"greedy": {reason: 2}, "sampled": {reason: 1}}
+    file.write_text(json.dumps(found), encoding="utf-8")
+    text = words(build_report(tmp_path).read_text(encoding="utf-8"))
+    assert "Not finished, counted as failures: 3 episodes at step 6." in text
+
+
 def test_clips_are_shown_side_by_side_with_outcome_and_stills(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     page = build_report(run)
