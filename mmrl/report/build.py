@@ -24,7 +24,7 @@ from mmrl.report.embodied import embodied_outcome, embodied_sections, embodied_v
 from mmrl.report.filmstrip import Figures
 from mmrl.report.gallery import gallery, parse_failures, worst_cases
 from mmrl.report.gantt import schedule_section
-from mmrl.report.load import Run, load_run
+from mmrl.report.load import Find, Run, load_run
 from mmrl.report.rollouts import rollouts
 from mmrl.report.sections import alarms, configuration, dead_note, timing
 from mmrl.report.sources import source_tables
@@ -129,10 +129,10 @@ def row_metric(run: Run, found: Outcome) -> str:
     return found.headline if found.headline != "parse_rate" else "reward"
 
 
-def _sections(run: Run, found: Outcome) -> list[tuple[str, str, str]]:
+def _sections(run: Run, found: Outcome, find: Find | None) -> list[tuple[str, str, str]]:
     """(key, title, HTML) of what a run of answers has."""
     metric = row_metric(run, found)
-    figures = Figures(run.folder)
+    figures = Figures(run.folder, find=find)
     makers: list[tuple[str, str, Callable[[], str]]] = [
         ("results", "Results", lambda: tiles(found)),
         ("curves", "Curves", lambda: _curves(run, found.headline)),
@@ -154,15 +154,18 @@ def _sections(run: Run, found: Outcome) -> list[tuple[str, str, str]]:
     ]
 
 
-def build_report(run_dir: Path, out: Path | None = None) -> Path:
+def build_report(run_dir: Path, out: Path | None = None, *, find: Find | None = None) -> Path:
     """Write RUN/report.html, or `out`, and return its path; works on finished, running, broken-off and empty runs.
 
+    `find` says where pictures and clips that rows name lie; by default wherever this user can read them.
     Raises DataError when `run_dir` is not a folder.
     """
     run = load_run(Path(run_dir))
     embodied = is_embodied(run)
     found = embodied_outcome(run) if embodied else outcome(run)
-    sections = embodied_sections(run, found, _notes(run)) if embodied else _sections(run, found)
+    sections = (
+        embodied_sections(run, found, _notes(run)) if embodied else _sections(run, found, find)
+    )
     sentence = embodied_verdict(run, found) if embodied else verdict(run, found)
     body = (
         header(run, found, sentence)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.report.charts import nice_ticks
+from mmrl.report.load import Find, logged_path
 from mmrl.report.pictures import Pictures, box_group, overlay
 from mmrl.report.rows import boxes_of, seconds, spans_of, spans_text, track_of
 from mmrl.report.stills import Box, ClipRef, boxes_at, clip_of, read_stills
@@ -53,10 +54,11 @@ def has_film(row: Row) -> bool:
 
 
 class Figures:
-    """Draws the media of rows; opens and encodes each picture and clip once."""
+    """Draws the media of rows; opens and encodes each picture and clip once. `find` as `Pictures` has it."""
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
-        self.folder, self.pictures = folder, Pictures(folder)
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, find: Find | None = None) -> None:
+        self.folder, self.pictures = folder, Pictures(folder, find)
+        self._find = find or (lambda path: logged_path(path, folder))
         self._left = max_bytes
         self._seen: dict[tuple[ClipRef, tuple[float, ...]], _Film] = {}
 
@@ -117,7 +119,8 @@ class Figures:
                 f"not shown, this page already holds its share of frames: {Path(clip.path).name}",
             )
         try:
-            stills = read_stills(clip, self.folder, keys=keys)
+            found = replace(clip, path=self._find(clip.path))
+            stills = read_stills(found, self.folder, keys=keys)
         except Exception as error:  # decoders raise errors of their own; whatever a clip does, the page is written and says it
             kind = getattr(error, "kind", "") or type(error).__name__
             return _Film(

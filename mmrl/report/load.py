@@ -18,6 +18,7 @@ from mmrl.errors import DataError
 
 __all__ = [
     "EvalStep",
+    "Find",
     "Run",
     "Series",
     "eval_folders",
@@ -32,6 +33,9 @@ __all__ = [
 
 Series = list[tuple[float, float | None]]
 """(step, value) in order of step; None where the value is missing, null or not finite."""
+
+Find = Callable[[str], str]
+"""Where a picture or clip that a row names lies; a name that no file can have for one that may not be shown."""
 
 
 @dataclass(frozen=True)

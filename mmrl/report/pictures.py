@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MediaError
-from mmrl.report.load import logged_path
+from mmrl.report.load import Find, logged_path
 from mmrl.report.rows import boxes_of, labels_of, points_of
 from mmrl.report.text import esc
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image
@@ -35,10 +35,12 @@ Size = tuple[int, int]
 
 
 class Pictures:
-    """Opens, shrinks and encodes each picture once. Relative paths are looked for in the run's folder, then here."""
+    """Opens, shrinks and encodes each picture once. `find` says where a picture lies; by default relative paths are looked for in
+    the run's folder, then here."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, find: Find | None = None) -> None:
         self.folder = folder
+        self._find = find or (lambda path: logged_path(path, folder))
         self._seen: dict[tuple[str, Orientation], tuple[str, Size, str]] = {}
 
     def get(self, path: str, orientation: Orientation = "displayed") -> tuple[str, Size, str]:
@@ -50,7 +52,7 @@ class Pictures:
 
     def _load(self, path: str, orientation: Orientation) -> tuple[str, Size, str]:
         try:
-            picture = open_image(logged_path(path, self.folder), orientation=orientation)
+            picture = open_image(self._find(path), orientation=orientation)
         except MediaError as error:
             return "", (4, 3), f"the picture cannot be shown ({error.kind}): {Path(path).name}"
         size = picture.size

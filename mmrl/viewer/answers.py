@@ -13,6 +13,7 @@ from mmrl.viewer.asking import (
     Query,
     cwd_of,
     json_answer,
+    of_rows,
     row_of,
     run_key,
     several_runs,
@@ -94,6 +95,7 @@ def _rows_of(columns: Columns, names: Sequence[str], start: int) -> list[int]:
     return sorted(rows, key=columns.steps.__getitem__)
 
 
+@of_rows
 def samples(workspace: Workspace, query: Query) -> Response:
     wish = Wish.read(query)
     opened, kind = table_of(workspace, query)
@@ -116,6 +118,7 @@ def samples(workspace: Workspace, query: Query) -> Response:
     )
 
 
+@of_rows
 def sample(workspace: Workspace, query: Query) -> Response:
     opened, kind, row = row_of(workspace, query)
     found = detail(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ __all__ = [
     "Query",
     "cwd_of",
     "json_answer",
+    "of_rows",
     "query_of",
     "row_of",
     "run_key",
@@ -69,6 +71,29 @@ def table_of(workspace: Workspace, query: Query) -> tuple[OpenRun, str]:
     if kind not in opened.tables:
         raise DataError(f"expected table=rollouts or predictions, found {kind[:80]!r}")
     return opened, kind
+
+
+def of_rows(
+    answer: Callable[[Workspace, Query], Response],
+) -> Callable[[Workspace, Query], Response]:
+    """An answer about rows of a table. Raises Missing where the table was read anew meanwhile, since a file was replaced or cut:
+    numbers of rows that were taken before mean nothing after it."""
+
+    @wraps(answer)
+    def checked(workspace: Workspace, query: Query) -> Response:
+        opened, kind = table_of(workspace, query)
+        table = opened.tables[kind]
+        generation = table.generation
+        try:
+            return answer(workspace, query)
+        except (IndexError, ValueError):
+            if table.generation == generation:
+                raise
+            raise Missing(
+                "the files of these rows were replaced or cut meanwhile; load the page again"
+            ) from None
+
+    return checked
 
 
 def row_of(workspace: Workspace, query: Query) -> tuple[OpenRun, str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from mmrl.config.renamed import with_new_names
 from mmrl.evaluation.stats import Estimate
 from mmrl.report.embodied import is_embodied
 from mmrl.report.load import Run
@@ -22,16 +23,56 @@ _MOST_KEYS = 20_000
 _MOST_TEXT = 2000
 _MOST_CONFIG = 1 << 18  # characters
 _METRICS = 12
+_MOST_GROUP = 1024  # a group size that is looked at when old bounds are read
 
 
 def flat_config(text: str) -> dict[str, str]:
-    """{'optim.lr': '1e-06', ...} of a config.yaml; lists count their items. At most 20,000 keys; {} for what is no mapping."""
+    """{'optim.lr': '1e-06', ...} of a config.yaml; lists count their items. Keys that have another name now stand
+    under it, so that runs of before compare by what they mean. At most 20,000 keys; {} for what is no mapping."""
+    return {key: _word(value) for key, value in _with_new_names(_leaves(text)).items()}
+
+
+def _with_new_names(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Leaves under the names of today (mmrl/config/renamed.py); as they are where a section is none that could be read so."""
+    plain = (str, int, float, type(None))
+    known = {
+        key: value
+        for key, value in leaves.items()
+        if key.partition(".")[0] in ("rl", "algorithm") and isinstance(value, plain)
+    }
+    size = leaves.get("rollout.group_size")
+    tree: dict[str, Any] = {
+        "rollout": {"group_size": min(size, _MOST_GROUP) if isinstance(size, int) else 8}
+    }
+    try:
+        for key, value in known.items():
+            *parents, leaf = key.split(".")
+            node = tree
+            for part in parents:
+                node = node.setdefault(part, {})
+            node[leaf] = value
+        tree, said = with_new_names(tree)
+    # old and new keys that contradict each other, or hostile ones: they are shown as they were written
+    except (ValueError, TypeError, AttributeError, ArithmeticError):
+        return leaves
+    if not said:
+        return leaves
+    rest = {key: value for key, value in leaves.items() if key not in known}
+    return rest | _flat({name: tree[name] for name in ("rl", "algorithm") if tree.get(name)})
+
+
+def _leaves(text: str) -> dict[str, Any]:
+    """The values of a config.yaml by their dotted keys."""
     try:
         tree = yaml.safe_load(text[:_MOST_CONFIG])
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
-    out: dict[str, str] = {}
-    waiting: list[tuple[str, Any]] = [("", tree)] if isinstance(tree, Mapping) else []
+    return _flat(tree) if isinstance(tree, Mapping) else {}
+
+
+def _flat(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [("", tree)]
     while waiting and len(out) + len(waiting) <= _MOST_KEYS:
         path, value = waiting.pop()
         parts: list[tuple[Any, Any]] = []
@@ -43,7 +84,7 @@ def flat_config(text: str) -> dict[str, str]:
             parts = parts[: _MOST_KEYS - len(waiting)]
             waiting += [(f"{path}.{k}" if path else str(k), v) for k, v in reversed(parts)]
         else:
-            out[path] = _word(value)
+            out[path] = value
     return out
 
 

@@ -19,6 +19,7 @@ from mmrl.viewer.asking import (
     Missing,
     Query,
     cwd_of,
+    of_rows,
     row_of,
     run_key,
     several_runs,
@@ -58,6 +59,7 @@ def _media_row(workspace: Workspace, query: Query) -> tuple[OpenRun, str, int, d
     return opened, kind, number_, row
 
 
+@of_rows
 def picture(workspace: Workspace, query: Query) -> Response:
 
     opened, _, _, row = _media_row(workspace, query)
@@ -78,6 +80,7 @@ def picture(workspace: Workspace, query: Query) -> Response:
     return _kept(data, kind)
 
 
+@of_rows
 def frame(workspace: Workspace, query: Query) -> Response:
 
     opened, _, _, row = _media_row(workspace, query)
@@ -105,6 +108,7 @@ def _kept(data: bytes, kind: str) -> Response:
     return Response(data, media_type=kind, headers={"cache-control": "private, max-age=300"})
 
 
+@of_rows
 def episode(workspace: Workspace, query: Query) -> Response:
 
     opened, kind, number_, row = _media_row(workspace, query)
@@ -152,6 +156,7 @@ def _plain(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
+@of_rows
 def samples_jsonl(workspace: Workspace, query: Query) -> Response:
     wish = Wish.read(query)
     opened, kind = table_of(workspace, query)
@@ -182,9 +187,14 @@ def _page(build: Callable[[Path], Path], headers: Mapping[str, str]) -> Response
 def report(workspace: Workspace, query: Query) -> Response:
 
     opened = workspace.open(run_key(query))
+    cwd = cwd_of(opened.live())
+
+    def find(path: str) -> str:
+        return workspace.media.place(path, opened.folder, cwd)
+
     with workspace.exporting:
         return _page(
-            lambda out: build_report(opened.folder, out),
+            lambda out: build_report(opened.folder, out, find=find),
             _file_name(opened.live(), "report.html"),
         )
 

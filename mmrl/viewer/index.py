@@ -122,6 +122,8 @@ class Table:
             ends = time.monotonic() + seconds
             files = self._found()
             if self._changed(files):
+                # once before and once after: who reads meanwhile sees that the rows are others at its end
+                self.generation += 1
                 self._clear()
                 self.generation += 1
             for path, step in files:
@@ -251,16 +253,21 @@ class Table:
         out, opened, place = [], None, -1
         try:
             for row in rows:
-                if self._file[row] != place:
+                try:
+                    at, offset, length = self._file[row], self._offset[row], self._length[row]
+                    path = self._files[at].path
+                except IndexError:  # a file was replaced or cut, and the table is read anew
+                    out.append(b"")
+                    continue
+                if at != place:
                     if opened is not None:
                         opened.close()
-                    place = self._file[row]
-                    opened = open_own(self._files[place].path, self.folder)
+                    place, opened = at, open_own(path, self.folder)
                 if opened is None:
                     out.append(b"")
                     continue
-                opened.seek(self._offset[row])
-                out.append(opened.read(self._length[row]))
+                opened.seek(offset)
+                out.append(opened.read(length))
         finally:
             if opened is not None:
                 opened.close()

@@ -59,6 +59,10 @@ class MediaPolicy:
                 continue
         return None
 
+    def place(self, path: str, folder: Path, cwd: str) -> str:
+        """As `find`, for drawings: for what may not be shown a name that no file can have, so that it stands there as missing."""
+        return str(self.find(path, folder, cwd) or f"/dev/null/{path}")
+
     def _allowed(self, path: Path, folder: Path) -> bool:
         return self.roots is None or any(
             path.is_relative_to(root) for root in (folder.resolve(), *self.roots)
@@ -69,11 +73,7 @@ class MediaPolicy:
         out = dict(row)
         for key in ("images", "videos"):
             if paths := texts_of(row, key):
-                found = (self.find(p, folder, cwd) for p in paths)
-                # a name that no file can have: the drawing says that it is missing
-                out[key] = [
-                    str(f) if f else f"/dev/null/{p}" for f, p in zip(found, paths, strict=True)
-                ]
+                out[key] = [self.place(p, folder, cwd) for p in paths]
         sample = out.get("sample")
         if isinstance(sample, dict):
             out["sample"] = {**sample, **{k: out[k] for k in ("images", "videos") if k in out}}

@@ -16,8 +16,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from starlette.responses import Response
 
 from mmrl.report.load import load_run
+from mmrl.viewer.asking import Missing, Query, json_answer, of_rows
+from mmrl.viewer.between import config_table, flat_config
+from mmrl.viewer.folders import Roots
+from mmrl.viewer.media import MediaPolicy
+from mmrl.viewer.workspace import Workspace
 from tests.report.conftest import Plan, step_row
 from tests.viewer.conftest import ROOT, Viewer, rows_of
 
@@ -219,7 +225,7 @@ def test_rows_that_a_run_adds_are_found(view: View, runs: Path) -> None:
     assert [r["step"] for r in after["rows"][:4]] == [3] * 4
     (folder / "step_000003.jsonl").unlink()  # a resume rewinds
     rewound = viewer.get("/api/samples", run="first", table="rollouts").json
-    assert rewound["total"] == before["total"] and rewound["generation"] == after["generation"] + 1
+    assert rewound["total"] == before["total"] and rewound["generation"] > after["generation"]
 
 
 def test_csv_holds_every_number_of_the_file(view: View, runs: Path) -> None:
@@ -256,6 +262,71 @@ def test_configurations_are_compared_key_by_key(view: View, runs: Path) -> None:
     }
     assert found["name"]["values"] == ["grounding-tiny", "second"] and found["name"]["differs"]
     assert found["optim.lr"]["values"] == [None, "1e-05"] and not found["model.path"]["differs"]
+
+
+def test_keys_that_were_renamed_do_not_differ(runs: Path) -> None:
+    """Runs of before and after the names of today differ in what they mean alone."""
+    old, new = (
+        flat_config(
+            "rl: {kind: ppo, gamma: 0.9, reward: success}\nalgorithm: {aggregate: dr_grpo, clip_low: 0.1}\n"
+        ),
+        flat_config(
+            "rl: {reward: success}\nalgorithm:\n  {advantage: gae, advantage_scale: batch, dynamic_sampling: false,\n"
+            "   critic: {gamma: 0.9}, loss_aggregation: dr_grpo, clip_low: 0.2}\n"
+        ),
+    )
+    assert {k for k in {*old, *new} if old.get(k) != new.get(k)} == {"algorithm.clip_low"}
+    for name, text in (("first", "aggregate"), ("sweep/second", "loss_aggregation")):
+        (runs / name / "config.yaml").write_text(f"algorithm: {{{text}: dr_grpo}}\n")
+    table = config_table([load_run(runs / "first"), load_run(runs / "sweep/second")])
+    assert [(k["key"], k["differs"]) for k in table] == [("algorithm.loss_aggregation", False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("algorithm: 5\nrl: {gamma: 0.9}\n", {"algorithm": "5", "rl.gamma": "0.9"}),
+        ("algorithm: {aggregate: a, loss_aggregation: b}\n", {"algorithm.aggregate": "a"}),
+        ("rl: {filter_low: .inf, gamma: 1}\nrl.gamma.x: 2\n", {"rl.gamma.x": "2"}),
+        (
+            "rl: {filter_low: 0.1234567890123}\nrollout: {group_size: 10000000000000}\n",
+            {"algorithm.filter.low": "0.1234567890123"},
+        ),
+    ],
+)
+def test_configurations_that_cannot_be_renamed_are_shown_as_written(
+    text: str, kept: dict[str, str]
+) -> None:
+    began = time.monotonic()
+    assert kept.items() <= flat_config(text).items()
+    assert time.monotonic() - began < 5
+
+
+def test_rows_of_a_file_that_was_cut_are_gone(runs: Path) -> None:
+    """Row numbers that were taken before the table was read anew: no lines, and a word instead of a fault."""
+    workspace = Workspace(Roots([runs]), MediaPolicy())
+    table = workspace.open("first").tables["rollouts"]
+    while not table.update(1.0):
+        pass
+    last = len(table) - 1
+
+    def cut() -> None:
+        for path in (runs / "first/rollouts").glob("*.jsonl"):
+            path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+        while not table.update(1.0):
+            pass
+
+    def asked(workspace: Workspace, query: Query) -> Response:
+        cut()
+        return json_answer(table.facts(last).step)
+
+    with pytest.raises(Missing, match="replaced or cut"):
+        of_rows(asked)(workspace, {"run": ["first"]})
+    assert len(table) <= last
+    assert table.lines([0, last])[1] == b"" and table.lines([0])[0]
+    assert table.row(last) is None
+    with pytest.raises(IndexError):  # nothing changed meanwhile: a fault is not taken for one
+        of_rows(lambda w, q: json_answer(table.facts(last).step))(workspace, {"run": ["first"]})
 
 
 def test_the_report_is_exported_and_the_folder_left_as_it_was(view: View, runs: Path) -> None:

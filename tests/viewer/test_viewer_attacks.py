@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from mmrl.report.filmstrip import Figures
+from mmrl.viewer.media import MediaPolicy
 from tests.viewer.conftest import Viewer
 
 pytestmark = pytest.mark.slow
@@ -250,6 +253,38 @@ def test_pictures_outside_need_a_root_beyond_this_machine(
     assert opened.get("/api/picture", **ask).status == 404
     named = view(runs, "--host", "0.0.0.0", "--no-key", "--media-root", tmp_path / "album")
     assert named.get("/api/picture", **ask).status == 200
+
+
+def test_an_exported_report_holds_no_picture_that_may_not_be_shown(
+    view: View, runs: Path, tmp_path: Path
+) -> None:
+    shutil.move(runs / "first/pictures", tmp_path / "album")
+    for file in runs.glob("first/eval/*/predictions.jsonl"):
+        file.write_text(file.read_text().replace("pictures/", f"{tmp_path}/album/"))
+    key = {"authorization": "Bearer k"}
+    target = "/download/report.html?run=first"
+    opened = view(runs, "--host", "0.0.0.0", "--api-key", "k").raw(target, **key)
+    assert opened.status == 200 and b"cannot be shown (missing)" in opened.body
+    assert b"data:image/" not in opened.body
+    named = view(runs, "--host", "0.0.0.0", "--api-key", "k", "--media-root", tmp_path / "album")
+    assert b"data:image/" in named.raw(target, **key).body
+
+
+def test_an_export_opens_no_clip_that_may_not_be_shown(runs: Path, tmp_path: Path) -> None:
+    """The filmstrip of a clip is looked for where pictures are, and by the same rule."""
+    clip = tmp_path / "frames"
+    clip.mkdir()
+    Image.new("RGB", (32, 32), "red").save(clip / "000.png")
+    row = {"id": "c", "videos": [str(clip)]}
+    for roots, shown in (((), False), ((tmp_path,), True), (None, True)):
+        policy = MediaPolicy(roots)
+
+        def find(path: str, policy: MediaPolicy = policy) -> str:
+            return policy.place(path, runs / "first", "")
+
+        drawn = Figures(runs / "first", find=find).drawing(row, [])
+        assert ("data:image/" in drawn) is shown, (roots, drawn)
+        assert ("cannot be shown (missing): frames" in drawn) is not shown
 
 
 def test_beyond_this_machine_a_key_is_needed(view: View, runs: Path) -> None:
