@@ -71,8 +71,26 @@ SETTINGS = {
     for s in (
         Setting("a", "small picture, short question", 112, "{question}", 8, 24, 8, required=2.0),
         Setting("b", "large picture, long prompt", 448, None, 8, 32, 2, required=4.0),
-        Setting("b1", "as b, one group per micro-batch", 448, None, 8, 32, 2, accumulate=True),
-        Setting("c", "as b, vision tower frozen, G 16", 448, None, 16, 32, 1, freeze=("vision",)),
+        Setting(
+            "b1",
+            "large picture, long prompt; one group per micro-batch",
+            448,
+            None,
+            8,
+            32,
+            2,
+            accumulate=True,
+        ),
+        Setting(
+            "c",
+            "large picture, long prompt; vision tower frozen, G 16",
+            448,
+            None,
+            16,
+            32,
+            1,
+            freeze=("vision",),
+        ),
     )
 }
 

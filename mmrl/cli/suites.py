@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["list_suites", "print_rows"]
 
 _WIDTH = 130
+_TABLE_WIDTH = 240
 _TEXTS = ("suite", "protocol", "metric", "mode")  # columns on the left
 
 
@@ -54,16 +55,18 @@ def print_rows(
     from mmrl.evaluation.suite_table import by_columns
 
     console = Console(width=_WIDTH, highlight=False)
+    # as wide as its cells: a number and what it was measured on stay on one line
+    wide = Console(width=_TABLE_WIDTH, highlight=False)
     for headings, part in by_columns(rows, samples).items():
         table = Table(title=escape(checkpoint), title_justify="left")
         for heading in headings:
             left = heading in _TEXTS
-            table.add_column(heading, justify="left" if left else "right", no_wrap=left)
+            table.add_column(heading, justify="left" if left else "right", no_wrap=True)
         for row in part:
             table.add_row(*map(escape, row.cells(samples).values()))
             for cells in row.parts():
                 table.add_row(*(escape(cells.get(heading, "")) for heading in headings))
-        console.print(table)
+        wide.print(table)
     for row in rows:
         if row.error:
             console.print(f"[red]{escape(row.suite)}:[/] {escape(row.error)}")

@@ -130,16 +130,23 @@ def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     return list(model.model_fields)
 
 
+def _peer_hints(where: str, value: Any) -> str:
+    """What TRL, EasyR1, verl or LeRobot call so, also below a section of theirs (actor_rollout_ref.rollout.n)."""
+    if not isinstance(value, dict):
+        return peer_hint(where)
+    found = (_peer_hints(f"{where}.{key}", below) for key, below in value.items())
+    return "".join(dict.fromkeys(filter(None, found)))
+
+
 def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
     lines = []
     for item in error.errors():
         where = ".".join(str(p) for p in item["loc"])
         if item["type"] == "extra_forbidden":
             known = _known_keys(kind, item["loc"][:-1])
-            lines.append(
-                f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)}{peer_hint(where)} Known here: "
-                f"{', '.join(known)}"
-            )
+            # a name of another trainer says more than one that is spelled alike
+            hint = _peer_hints(where, item["input"]) or did_you_mean(str(item["loc"][-1]), known)
+            lines.append(f"  unknown key '{where}'.{hint} Known here: {', '.join(known)}")
         else:  # what a rule of a whole section says names its values: the section itself is no use
             whole = isinstance(item["input"], dict) and item["type"] in ("value_error", "missing")
             lines.append(

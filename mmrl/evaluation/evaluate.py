@@ -378,7 +378,7 @@ def _protocol(
         "seed": settings.seed,
         "views": list(settings.views),
         **dataclasses.asdict(settings.sampling),
-        "interval": "95 % cluster bootstrap over samples",
+        "interval": "95 %: Wilson for 0/1 outcomes, else cluster bootstrap over samples",
         "versions": versions(),
     }
 

@@ -36,6 +36,7 @@ WALL = {
     "mmrl/serve/app.py",
     "mmrl/cli/cache.py",
     "mmrl/operations/prometheus.py",
+    "mmrl/viewer/glance.py",  # how old a file is
     "video/store_space.py",
     "video/locks.py",
     "video/store.py",

@@ -111,3 +111,14 @@ def test_a_whole_path_of_verl_and_words_that_are_nobodys() -> None:
 def test_a_value_of_the_table_can_be_loaded() -> None:
     loaded = load_config(None, ["algorithm.advantage_scale=batch_rewards", "model.freeze=[vision]"])
     assert yaml.safe_load("[vision]") == loaded.model.freeze
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_key_of_the_tables_is_translated_as_an_override(peer: str) -> None:
+    """Also below a section that mmrl does not have; keys that mmrl has itself mean what they mean here."""
+    for theirs, ours in PEERS[peer].items():
+        try:
+            load_config("configs/grounding.yaml", [f"{theirs}=1"])
+        except ConfigError as error:
+            same_name = theirs.partition(".")[0] in RunConfig.model_fields
+            assert ours.key in str(error) or same_name, (theirs, str(error))

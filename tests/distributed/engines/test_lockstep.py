@@ -16,7 +16,7 @@ from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Policy
-from mmrl.training import learner
+from mmrl.training import optimizer_steps
 from mmrl.training.trainer import Trainer
 from tests.kits.clip_kit import TASK, clip, policy_of, sample
 from tests.kits.engine_kit import (
@@ -131,7 +131,9 @@ def test_idle_micro_batches_change_nothing(
     idle.training.lockstep = idle.policy.lockstep = True
     ran: list[int] = []
     monkeypatch.setattr(
-        learner, "agree", lambda world, count, share: ran.append(count) or (count + 3, share)
+        optimizer_steps,
+        "agree",
+        lambda world, count, share: ran.append(count) or (count + 3, share),
     )
     idle.fit()
     assert len(ran) == 4, "two steps of two minibatches"
