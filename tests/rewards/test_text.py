@@ -199,6 +199,8 @@ def test_every_mode_is_bounded_and_takes_the_best_of_the_accepted(
 )
 def test_appended_junk_never_raises_the_reward(mode: str, said: str, truth: str, junk: str) -> None:
     reward = make_text_reward(mode)
+    # a space at the end is stripped, and counts as one that is right once something follows it: "a " is worth less than "a ☃"
+    said = said.rstrip()
     if mode in ("indel", "cer", "wer", "ratio", "rouge", "token_f1", "exact") and (
         " " not in junk or " " not in truth
     ):
