@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-from mmrl.cli.listening import check_key
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
+from mmrl.operations.listening import bind, check_key
 
 __all__ = ["rollout_server_command"]
 
@@ -35,7 +35,6 @@ def rollout_server_command(
     from mmrl.rollout.build import dtype_of, max_model_len
     from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
     from mmrl.rollout.vllm_server import LIMITS, RolloutServer, serve
-    from mmrl.serve.app import bind
 
     v = settings.engine.vllm
     sock = bind(host, port)

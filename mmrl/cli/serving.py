@@ -10,9 +10,9 @@ import typer
 
 from mmrl.cli.embodied import is_vla
 from mmrl.cli.evaluation import settings_of
-from mmrl.cli.listening import check_key
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, did_you_mean, install_command
+from mmrl.operations.listening import bind, check_key
 from mmrl.serve.options import ServeOptions
 
 __all__ = ["ServeOptions", "serve_command"]
@@ -82,7 +82,7 @@ def _chosen(engine: str) -> str:
 
 def _serve_own(settings: RunConfig, options: ServeOptions) -> None:
     from mmrl.policy.loading import load_policy
-    from mmrl.serve.app import Service, bind, serve
+    from mmrl.serve.app import Service, serve
     from mmrl.serve.engine import ServingEngine
     from mmrl.serve.media import MediaRules
     from mmrl.serve.pool import Readers, warm_up

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import typer
 
-from mmrl.cli.listening import check_key
 from mmrl.errors import DataError
+from mmrl.operations.listening import bind, check_key
 
 __all__ = ["view_command"]
 
@@ -24,7 +24,7 @@ def view_command(
     browse: bool,
 ) -> None:
     """Serve the viewer until it is interrupted. Raises ConfigError, DataError, MissingExtraError."""
-    from mmrl.viewer.server import bind, make_app, serve
+    from mmrl.viewer.server import make_app, serve
 
     if not no_key:
         check_key(

@@ -32,7 +32,7 @@ from typing import Any
 
 from mmrl.errors import ConfigError
 
-__all__ = ["BEAT_S", "STALE_S", "RunLock"]
+__all__ = ["BEAT_S", "STALE_S", "RunLock", "lock_file"]
 
 BEAT_S = 15.0
 STALE_S = 180.0
@@ -42,12 +42,17 @@ _GONE_S = 1.0  # a launch that looks at the lock may have it under another name 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
+def lock_file(run: Path) -> Path:
+    """Where the lock of a run folder lies: beside it."""
+    return run.absolute().with_name(f".{run.name}.lock")
+
+
 class RunLock:
     """The lock of the run folder `run`. It ends with `release`, with the object, or with the process."""
 
     def __init__(self, run: Path, *, beat_s: float = BEAT_S, stale_s: float = STALE_S) -> None:
         self.run, self.beat_s, self.stale_s = run, beat_s, stale_s
-        self.path = run.absolute().with_name(f".{run.name}.lock")
+        self.path = lock_file(run)
         self._token = ""  # in the file, while this object holds it
         self._end: Any = None  # of this hold, once
         self._warned = False

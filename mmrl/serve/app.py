@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mmrl.errors import ConfigError, MissingExtraError, install_command
+from mmrl.errors import MissingExtraError, install_command
 from mmrl.serve.answers import Answer
 from mmrl.serve.decode import Piece
 from mmrl.serve.engine import Accepted, Event, Failed, Job, ServingEngine
@@ -51,7 +51,7 @@ except ImportError as error:
         f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}"
     ) from error
 
-__all__ = ["Service", "bind", "serve"]
+__all__ = ["Service", "serve"]
 
 _POLL_S = 0.25  # how often a waiting request looks whether its client is still there
 # answers that may leave a body unread: the connection is closed after them
@@ -388,26 +388,6 @@ def application(service: Service) -> Any:
         },
     )
     return _Count(app, service)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: clients are refused until the model is there. Raises ConfigError."""
-    sock = None
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
-            0
-        ]
-        sock = socket.socket(family, kind, number)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise ConfigError(
-            f"expected a free address for --host {host} --port {port}, found none ({error}); choose another port, 0 "
-            "for any"
-        ) from error
-    return sock
 
 
 class _Server(uvicorn.Server):

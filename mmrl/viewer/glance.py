@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mmrl.operations.lock import STALE_S
+from mmrl.operations.lock import STALE_S, lock_file
 from mmrl.report.embodied import HEADLINE, is_embodied
 from mmrl.report.load import Run, eval_folders, load_eval, number, parse_line
 from mmrl.report.text import metric_name
@@ -36,8 +36,7 @@ def status_of(folder: Path, info: dict[str, Any], now: float | None = None) -> s
     if said != "running":
         return _STATUS.get(said, "unknown")
     now = time.time() if now is None else now
-    lock = folder.with_name(f".{folder.name}.lock")
-    touched = stamp(lock)[2] / 1e9
+    touched = stamp(lock_file(folder))[2] / 1e9
     if touched:
         return "running" if now - touched < STALE_S else "stale"
     return "running" if now - last_written(folder) < _QUIET_S else "stale"

@@ -7,12 +7,13 @@ by its Host header.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-__all__ = ["COOKIE", "Guard", "is_local_name"]
+from mmrl.operations.listening import is_loopback
+
+__all__ = ["COOKIE", "Guard"]
 
 COOKIE = "mmrl_view"
 _MOST_QUERY = 16_384
@@ -27,14 +28,6 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-
-
-def is_local_name(host: str) -> bool:
-    """Whether a Host header (without its port) names this machine itself."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _name_of(header: str) -> str:
@@ -88,7 +81,7 @@ class Guard:
     ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
         """(status, words, headers) of a request that no route sees."""
         host = _name_of(headers.get("host", ""))
-        if not (is_local_name(host) or self._names is None or host.lower() in self._names):
+        if not (is_loopback(host) or self._names is None or host.lower() in self._names):
             return (
                 403,
                 "expected the viewer's own name as Host; open the address that mmrl view printed",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mmrl.errors import ConfigError, MissingExtraError, install_command
+from mmrl.errors import MissingExtraError, install_command
+from mmrl.operations.listening import is_loopback
 from mmrl.viewer.app import application
 from mmrl.viewer.folders import Roots
-from mmrl.viewer.guard import Guard, is_local_name
+from mmrl.viewer.guard import Guard
 from mmrl.viewer.media import MediaPolicy
 from mmrl.viewer.workspace import Workspace
 
@@ -22,7 +23,7 @@ except ImportError as error:
         f"mmrl view needs starlette and uvicorn ({error}): {install_command('view')}"
     ) from error
 
-__all__ = ["bind", "make_app", "serve"]
+__all__ = ["make_app", "serve"]
 
 _MOST_HEAD = 64 << 10  # bytes of a request's head
 _MOST_CLIENTS = 64
@@ -33,31 +34,11 @@ def make_app(
     runs: Sequence[Path], host: str, key: str | None, media_roots: Sequence[Path]
 ) -> Guard:
     """The whole application. Raises DataError for a path that is no folder."""
-    local = is_local_name(host)
+    local = is_loopback(host)
     # beyond this machine only pictures of the run folders are shown, and those below folders that were named
     roots = tuple(r.resolve() for r in media_roots) if media_roots or not local else None
     app = application(Workspace(Roots(runs), MediaPolicy(roots)))
     return Guard(app, frozenset() if local else None, key)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises ConfigError."""
-    sock = None
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
-            0
-        ]
-        sock = socket.socket(family, kind, number)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise ConfigError(
-            f"expected a free address for --host {host} --port {port}, found none ({error}); choose another port, 0 "
-            "for any"
-        ) from error
-    return sock
 
 
 class _Server(uvicorn.Server):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mmrl.cli.listening import is_loopback
 from mmrl.cli.serving import ServeOptions, serve_command
 from mmrl.errors import ConfigError
+from mmrl.operations.listening import is_loopback
 from mmrl.policy.tiny import make_tokenizer
 from mmrl.serve.decode import Row
 from mmrl.serve.errors import RequestError
