@@ -17,8 +17,7 @@ import yaml
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.files import write_text
 from mmrl.policy.manifest import has_manifest, problems
-from mmrl.report.card import checkpoint_settings_file, hub_name, model_card, run_of
-from mmrl.report.published import published_settings
+from mmrl.report.card import Publication, model_card
 
 __all__ = ["prepare", "push_command"]
 
@@ -89,8 +88,7 @@ def prepare(checkpoint: Path, repo: str, folder: Path, *, link: bool) -> list[st
         raise CheckpointError(
             f"expected {checkpoint} as it was saved, found: {'; '.join(wrong)}; push another checkpoint of the run"
         )
-    card, run, settings = model_card(source, repo), run_of(source), checkpoint_settings_file(source)
-    base = hub_name(settings.get("model", {}).get("path"), run)
+    publication = Publication.of(source)
     folder.mkdir(parents=True, exist_ok=True)
     told = [
         f"{repo}: weights, processor, model card (README.md) and settings (trainer/config.yaml)"
@@ -101,14 +99,13 @@ def prepare(checkpoint: Path, repo: str, folder: Path, *, link: bool) -> list[st
         _put(source / name, folder / name, link=link and "/" not in name)
     if rest := sorted({n.partition("/")[0] for n in names if n not in chosen} - {*_WRITTEN_ANEW}):
         told.append(f"left out, since it is no part of the model: {', '.join(rest)}")
-    told += _adapter(folder / "adapter", base)
-    kept, left_out = published_settings(settings, base=base)
-    if left_out:
-        told.append(f"left out of the settings: {', '.join(left_out)}")
+    told += _adapter(folder / "adapter", publication.base)
+    if publication.left_out:
+        told.append(f"left out of the settings: {', '.join(publication.left_out)}")
     (folder / "trainer").mkdir()
-    published = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    published = yaml.safe_dump(publication.settings, sort_keys=False, allow_unicode=True)
     write_text(folder / "trainer" / "config.yaml", published)
-    write_text(folder / "README.md", card)
+    write_text(folder / "README.md", model_card(publication, repo))
     return told
 
 

@@ -1,6 +1,6 @@
 """A model card from the files of a run: data, reward, algorithm, protocol, results with intervals, and how to repeat it.
 
-    print(model_card(Path("runs/grounding/checkpoints/best"), "me/boxes-3b"))
+    print(model_card(Publication.of(Path("runs/grounding/checkpoints/best")), "me/boxes-3b"))
 
 Numbers are those of the evaluation of the checkpoint's own step, against the one before training. Nothing of the machine is told:
 of files only their names, no folders, no command line.
@@ -9,7 +9,8 @@ of files only their names, no folders, no command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from mmrl.config.shipped import SHIPPED
 from mmrl.errors import CheckpointError
 from mmrl.report.load import EvalStep, Run, load_run
 from mmrl.report.published import published_settings
-from mmrl.report.rows import gains, paired_ends
+from mmrl.report.rows import Paired, paired
 from mmrl.report.text import interval, metric_name
-from mmrl.report.verdict import Outcome, outcome
+from mmrl.report.verdict import choose_headline
 
-__all__ = ["checkpoint_settings_file", "hub_name", "model_card", "run_of"]
+__all__ = ["Publication", "hub_name", "model_card", "run_of"]
 
 _HUB = re.compile(r"[\w-]+/[\w.-]+")
 # folders of users that look like owner/name once the machine they lie on is gone
@@ -49,31 +50,44 @@ def run_of(checkpoint: Path) -> Run | None:
     return load_run(folder) if (folder / "run.json").is_file() else None
 
 
-def model_card(checkpoint: Path, repo: str) -> str:
-    """The README.md of a repository on the Hub, with its YAML header (base model, tasks, results).
+@dataclass(frozen=True)
+class Publication:
+    """What is told of a checkpoint: the run that wrote it, its step, the base model's name on the Hub, its settings as others may
+    read them, and the names of those that are left out."""
 
-    Raises CheckpointError where trainer/config.yaml, which every checkpoint of mmrl has, is missing or is no mapping.
-    """
-    run, step = run_of(checkpoint), _step_of(checkpoint)
-    raw = checkpoint_settings_file(checkpoint)
-    base = hub_name(_at(raw, "model.path"), run)
-    settings, _ = published_settings(raw, base=base)
+    run: Run | None
+    step: int | None
+    base: str | None
+    settings: Mapping[str, Any]
+    left_out: Sequence[str]
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Publication:
+        """Raises CheckpointError where trainer/config.yaml, which every checkpoint of mmrl has, is missing or is no mapping."""
+        run, raw = run_of(checkpoint), _settings(checkpoint)
+        base = hub_name(_at(raw, "model.path"), run)
+        settings, left_out = published_settings(raw, base=base)
+        return cls(run, _step_of(checkpoint), base, settings, left_out)
+
+
+def model_card(told: Publication, repo: str) -> str:
+    """The README.md of a repository on the Hub, with its YAML header (base model, tasks, results)."""
+    settings, results = told.settings, _results_of(told.run, told.step)
     body = [
         f"# {repo.rpartition('/')[2]}",
         "",
-        _summary(settings, base, step),
+        _summary(settings, told.base, told.step),
         "",
-        *_results(run, step),
+        *_results(told.run, results),
         *_method(settings),
         *_usage(settings, repo),
-        *_repeat(settings, run),
+        *_repeat(told.run),
     ]
-    header = _header(settings, base, run, step, repo).to_yaml()
+    header = _header(told, results, repo).to_yaml()
     return f"---\n{header}\n---\n\n" + "\n".join(body).rstrip() + "\n"
 
 
-def checkpoint_settings_file(checkpoint: Path) -> dict[str, Any]:
-    """trainer/config.yaml as it is. Raises CheckpointError where it is missing or no mapping."""
+def _settings(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / "trainer" / "config.yaml"
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -133,53 +147,58 @@ def _summary(settings: Mapping[str, Any], base: str | None, step: int | None) ->
     )
 
 
-def _evaluations(run: Run | None, step: int | None) -> tuple[EvalStep, EvalStep] | None:
-    """The first evaluation and the checkpoint's own; None where either is missing."""
+@dataclass(frozen=True)
+class _Results:
+    """The evaluation before training and the checkpoint's own; the metric it is judged by; (mode, metric) -> both ends."""
+
+    first: EvalStep
+    own: EvalStep
+    headline: tuple[str, str]
+    pairs: Mapping[tuple[str, str], Paired]
+
+
+def _results_of(run: Run | None, step: int | None) -> _Results | None:
+    """None where either evaluation is missing."""
     if run is None or step is None:
         return None
     first = next((e for e in run.evals if e.step < step), None)
     own = next((e for e in run.evals if e.step == step), None)
-    return (first, own) if first is not None and own is not None else None
+    if first is None or own is None:
+        return None
+    headline = choose_headline(run)
+    shown = _shown(headline, own)
+    found = paired(first, own, [metric for _, metric in shown])
+    return _Results(first, own, headline, {key: found[key] for key in shown if key in found})
 
 
-def _shown(found: Outcome, own: EvalStep) -> list[tuple[str, str]]:
-    """(mode, metric) of the table: the headline first, then what its mode measures beside it."""
-    names = [(found.mode, found.headline)]
-    wanted = {found.headline, *own.headlines.get("per_task", {}).values(), *_ALWAYS_SHOWN}
-    for mode, metrics in own.estimates.items():
-        names += [(mode, m) for m in metrics if m in wanted]
-    return [n for n in dict.fromkeys(names) if n[1] in own.estimates.get(n[0], {})]
+def _shown(headline: tuple[str, str], own: EvalStep) -> list[tuple[str, str]]:
+    """(mode, metric) of the table: the headline first, then what is measured beside it."""
+    wanted = {headline[1], *own.headlines.get("per_task", {}).values(), *_ALWAYS_SHOWN}
+    measured = [(mode, m) for mode, metrics in own.estimates.items() for m in metrics]
+    return [n for n in dict.fromkeys([headline, *measured]) if n[1] in wanted and n in measured]
 
 
-def _results(run: Run | None, step: int | None) -> list[str]:
-    ends = _evaluations(run, step)
-    if run is None or ends is None:
+def _results(run: Run | None, found: _Results | None) -> list[str]:
+    if run is None or found is None:
         return ["## Results", "", "No held-out evaluation of this checkpoint lies beside it.", ""]
-    first, own = ends
-    shown = _shown(outcome(run), own)
-    both = paired_ends(first, own, [metric for _, metric in shown])
-    paired = gains(first, own, [metric for _, metric in shown])
-    counts = sorted({e.n for pair in both.values() for e in pair})
-    prompts = f"{counts[0]:,} to {counts[-1]:,}" if len(counts) > 1 else f"{(counts or [0])[0]:,}"
+    counts = sorted({p.after.n for p in found.pairs.values()} or {0})
+    prompts = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1])))
     lines = [
         "## Results",
         "",
-        f"Held-out, before training (step {first.step}) and at this checkpoint (step {own.step}), on the same {prompts} prompts; "
-        "95 % intervals, the gain paired.",
+        f"Held-out, before training (step {found.first.step}) and at this checkpoint (step {found.own.step}), on the same "
+        f"{prompts} prompts; 95 % intervals, the gain paired.",
         "",
         "| metric | mode | before | after | gain |",
         "|---|---|---|---|---|",
     ]
-    for mode, metric in shown:
-        if (mode, metric) not in both:
-            continue
-        gain = paired.get((mode, metric))
+    for (mode, metric), pair in found.pairs.items():
         cells = [
-            *(" ".join(interval(vars(end))) for end in both[mode, metric]),
-            " ".join(interval(vars(gain), signed=True)) if gain is not None else "–",
+            *(" ".join(interval(vars(end))) for end in (pair.before, pair.after)),
+            " ".join(interval(vars(pair.gain), signed=True)),
         ]
         lines.append(f"| {metric_name(metric)} | {mode} | {' | '.join(map(str.strip, cells))} |")
-    return [*lines, "", _protocol(own), *_alarms(run), ""]
+    return [*lines, "", _protocol(found.own), *_alarms(run), ""]
 
 
 def _protocol(own: EvalStep) -> str:
@@ -272,7 +291,7 @@ def _usage(settings: Mapping[str, Any], repo: str) -> list[str]:
     ]
 
 
-def _repeat(settings: Mapping[str, Any], run: Run | None) -> list[str]:
+def _repeat(run: Run | None) -> list[str]:
     versions = (
         ", ".join(f"{name} {number}" for name, number in (run.info.get("versions") or {}).items())
         if run is not None
@@ -281,7 +300,7 @@ def _repeat(settings: Mapping[str, Any], run: Run | None) -> list[str]:
     return [
         "## Repeat",
         "",
-        "`trainer/config.yaml` holds every setting of the run; with your data at its paths:",
+        "`trainer/config.yaml` holds the settings of the run, but for what belonged to its machine; with your data at its paths:",
         "",
         "```bash",
         "pip install mmrl-rft",
@@ -292,32 +311,25 @@ def _repeat(settings: Mapping[str, Any], run: Run | None) -> list[str]:
     ]
 
 
-def _header(
-    settings: Mapping[str, Any],
-    base: str | None,
-    run: Run | None,
-    step: int | None,
-    repo: str,
-) -> ModelCardData:
+def _header(told: Publication, found: _Results | None, repo: str) -> ModelCardData:
+    settings = told.settings
     robot = bool(_at(settings, "env.suite"))
     results = []
-    if run is not None and (ends := _evaluations(run, step)) is not None:
-        found, own = outcome(run), ends[1]
-        pair = paired_ends(*ends, [found.headline]).get((found.mode, found.headline))
-        if pair is not None:
-            names = [_name_of(d.get("path")) for d in _rows(own.protocol.get("data"))]
-            results.append(
-                EvalResult(
-                    task_type="robotics" if robot else "image-text-to-text",
-                    dataset_type="held-out",
-                    dataset_name=", ".join(names) or "held-out",
-                    metric_type=found.headline,
-                    metric_name=f"{metric_name(found.headline)} ({found.mode}, {pair[1].n:,} prompts)",
-                    metric_value=round(pair[1].mean, 4),
-                )
+    if found is not None and found.headline in found.pairs:
+        (mode, metric), after = found.headline, found.pairs[found.headline].after
+        names = [_name_of(d.get("path")) for d in _rows(found.own.protocol.get("data"))]
+        results.append(
+            EvalResult(
+                task_type="robotics" if robot else "image-text-to-text",
+                dataset_type="held-out",
+                dataset_name=", ".join(names) or "held-out",
+                metric_type=metric,
+                metric_name=f"{metric_name(metric)} ({mode}, {after.n:,} prompts)",
+                metric_value=round(after.mean, 4),
             )
+        )
     return ModelCardData(
-        base_model=base,
+        base_model=told.base,
         library_name="transformers",
         pipeline_tag="robotics" if robot else "image-text-to-text",
         tags=["mmrl", "reinforcement-learning", _method_name(settings).lower(), *_tasks(settings)],

@@ -31,7 +31,6 @@ _SECRET = re.compile(
 )
 """Addresses, keys of known services, IP numbers, accounts, host:port."""
 _PLACE_IN_TEXT = re.compile(r"(?<![\w<.])(?:~|[A-Za-z]:)?(?:[/\\][\w.@-]+){2,}")
-_HUB = re.compile(r"[\w-]+/[\w.-]+")
 
 
 def published_settings(

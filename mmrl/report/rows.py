@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mmrl.evaluation.stats import Estimate, describe, macro_estimate, paired_gain
@@ -14,13 +15,14 @@ from mmrl.report.load import EvalStep, number
 from mmrl.report.text import plural
 
 __all__ = [
+    "Paired",
     "boxes_of",
     "gains",
     "headline_of",
     "is_right",
     "labels_of",
     "metric_of",
-    "paired_ends",
+    "paired",
     "part_gains",
     "points_of",
     "score_of",
@@ -240,47 +242,67 @@ def _macro_gains(first: EvalStep, last: EvalStep) -> dict[tuple[str, str], Estim
     return {(mode, "macro"): macro_estimate(found) for mode, found in per_mode.items()}
 
 
-def paired_ends(
+@dataclass(frozen=True)
+class Paired:
+    """A metric in two evaluations over the prompts that both have, and what was gained from one to the other."""
+
+    before: Estimate
+    after: Estimate
+    gain: Estimate
+
+
+def paired(
     first: EvalStep, last: EvalStep, metrics: Iterable[str]
-) -> dict[tuple[str, str], tuple[Estimate, Estimate]]:
-    """(mode, metric) -> its estimates in both evaluations, over the prompts that both have: an evaluation between may have been of
-    the first `eval.limit` only. 'macro' is the mean over sources of each row's own headline."""
-    units = [
-        {(str(row.get("mode", "")), unit_of(row)) for row in evaluation.rows()}
-        for evaluation in (first, last)
-    ]
-    shared = units[0] & units[1]
-
-    def keep(row: dict[str, Any]) -> bool:
-        return (str(row.get("mode", "")), unit_of(row)) in shared
-
-    names, measured = list(dict.fromkeys(metrics)), _measured((first, last))
-    plain = [n for n in names if n != "macro"]
-    tables = [_scores(e, [*plain, "headline"], measured, "reward", keep) for e in (first, last)]
-    found: dict[tuple[str, str], tuple[Estimate, Estimate]] = {
-        key: (_described(tables[0][key]), _described(tables[1][key]))
-        for key in tables[1]
-        if key in tables[0] and key[1] in plain
-    }
-    if "macro" in names:
-        for mode in {mode for mode, name in tables[1] if name == "headline"}:
-            ends = [_macro(table[mode, "headline"]) for table in tables]
-            found[mode, "macro"] = (ends[0], ends[1])
+) -> dict[tuple[str, str], Paired]:
+    """(mode, metric) -> its values over the prompts present in both evaluations: one between may have been of the first
+    `eval.limit` only, so that the means of the whole sets do not compare. Gains as of `gains`."""
+    wanted = list(dict.fromkeys(metrics))
+    names, measured = [n for n in wanted if n != "macro"], _measured((first, last))
+    asked = [*names, *(["headline"] if "macro" in wanted and "headline" not in names else [])]
+    old, new = (_scores(e, asked, measured, "reward") for e in (first, last))
+    found: dict[tuple[str, str], Paired] = {}
+    for mode, name in new:
+        before, after = (
+            _of_both(t[mode, name], u[mode, name]) for t, u in ((old, new), (new, old))
+        )
+        if before and name in names:
+            found[mode, name] = _paired(before, after)
+        if before and name == "headline" and "macro" in wanted:
+            found[mode, "macro"] = _macro(before, after)
     return found
 
 
-def _described(prompts: Mapping[tuple[str, str], list[float]]) -> Estimate:
+Prompts = Mapping[tuple[str, str], list[float]]
+
+
+def _of_both(prompts: Prompts, others: Prompts) -> Prompts:
+    return {unit: values for unit, values in prompts.items() if unit in others}
+
+
+def _paired(before: Prompts, after: Prompts) -> Paired:
+    gain = paired_gain(before, after)
+    assert gain is not None, "of the prompts of both"
+    return Paired(_described(before), _described(after), gain)
+
+
+def _described(prompts: Prompts) -> Estimate:
     return describe(
         [value for values in prompts.values() for value in values],
         clusters=[unit for unit, values in prompts.items() for _ in values],
     )
 
 
-def _macro(prompts: Mapping[tuple[str, str], list[float]]) -> Estimate:
-    sources: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(dict)
-    for unit, values in prompts.items():
-        sources[unit[0]][unit] = values
-    return macro_estimate([_described(part) for part in sources.values()])
+def _macro(before: Prompts, after: Prompts) -> Paired:
+    """The mean over sources."""
+    parts = [
+        _paired(*({u: v for u, v in side.items() if u[0] == source} for side in (before, after)))
+        for source in dict.fromkeys(unit[0] for unit in before)
+    ]
+    return Paired(
+        macro_estimate([p.before for p in parts]),
+        macro_estimate([p.after for p in parts]),
+        macro_estimate([p.gain for p in parts]),
+    )
 
 
 def part_gains(

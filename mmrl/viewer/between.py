@@ -12,7 +12,8 @@ from mmrl.config.renamed import with_new_names
 from mmrl.evaluation.stats import Estimate
 from mmrl.report.embodied import is_embodied
 from mmrl.report.load import Run
-from mmrl.report.rows import gains, part_gains, unit_of
+from mmrl.report.rows import paired as paired_rows
+from mmrl.report.rows import part_gains, unit_of
 from mmrl.report.text import metric_name
 from mmrl.report.verdict import choose_headline
 from mmrl.viewer.samples import clean
@@ -129,18 +130,18 @@ def paired(before: Run, after: Run) -> dict[str, Any]:
     first = choose_headline(after)[1]
     order = sorted(dict.fromkeys(names), key=lambda n: (n != first, n != "reward", n))[:_METRICS]
     many = len(new.per_source) > 1
-    found = gains(old, new, [n for n in order if many or n != "macro"])
+    found = paired_rows(old, new, [n for n in order if many or n != "macro"])
     parts = part_gains(old, new, lambda row: unit_of(row)[0]) if many else {}
     out = [
         {
             "mode": mode,
             "metric": metric,
             "name": "Mean of sources" if metric == "macro" else metric_name(metric),
-            "before": clean(old.estimates.get(mode, {}).get(metric)),
-            "after": clean(new.estimates.get(mode, {}).get(metric)),
-            "gain": _estimate(gain),
+            "before": _estimate(pair.before),
+            "after": _estimate(pair.after),
+            "gain": _estimate(pair.gain),
         }
-        for (mode, metric), gain in found.items()
+        for (mode, metric), pair in found.items()
     ]
     rank = {name: i for i, name in enumerate(order)}
     return {

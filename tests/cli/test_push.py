@@ -21,7 +21,7 @@ from mmrl.cli.demo import make_data
 from mmrl.cli.publishing import prepare, push_command
 from mmrl.config import load_config
 from mmrl.errors import CheckpointError, ConfigError
-from mmrl.report.card import hub_name, model_card
+from mmrl.report.card import Publication, hub_name, model_card
 from mmrl.report.published import published_settings
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import ENVIRONMENT, REPO, config_file, small_run
@@ -315,7 +315,7 @@ def test_before_and_after_are_of_the_same_prompts(run: Path, tmp_path: Path) -> 
         if json.loads(line)["id"] == first and json.loads(line)["mode"] == "greedy"
     ]
     after = [r["score"]["value"] for r in kept if r["mode"] == "greedy"]
-    card = model_card(whole / "checkpoints" / "step_000002", "me/boxes")
+    card = model_card(Publication.of(whole / "checkpoints" / "step_000002"), "me/boxes")
     assert "on the same 1 prompts" in card
     assert f"| Reward | greedy | {before[0]:.3f}" in card and f"| {after[0]:.3f}" in card
 
