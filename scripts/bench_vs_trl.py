@@ -199,7 +199,8 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
                 "steps": steps,
                 "prompts_per_step": setting.prompts_per_step,
                 "save_every": 0,
-                "token_budget": 1 if setting.accumulate else 1 << 20,
+                # 1024 holds a group of 380 + 8 * 32 tokens, and no second one
+                "token_budget": 1024 if setting.accumulate else 1 << 20,
             },
         }
     )

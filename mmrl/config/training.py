@@ -163,7 +163,8 @@ class TrainConfig(_Section):
     prompts_per_step: int = Field(16, ge=1)
     """Groups per step, over all processes. For robots: initial states."""
     token_budget: int = Field(16384, ge=1)
-    """Tokens of a packed micro-batch; a longer group is a micro-batch of its own, of several turns each a few of its rollouts."""
+    """Tokens of a packed micro-batch. A longer group is split between its rollouts, each part behind a copy of the prompt; one
+    rollout with its prompt is the least."""
     forward: Literal["shared", "padded"] = "shared"
     """shared: all completions of a prompt in one sequence behind one copy of the prompt; padded: the usual batch, for
     comparison."""

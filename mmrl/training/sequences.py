@@ -2,10 +2,10 @@
 
     group -> advantages of its rollouts -> TrainingSample (a rollout) -> TrainingTurn -> micro-batches within the token budget
 
-Turns that follow each other and have one prompt (the answers to a question) are packed behind one copy of it and never
-separated, and so is a turn whose prompt extends the turn before (a chat that grows); every other turn (a robot's decision) has a
-place of its own. Rollouts whose chats grow, with pictures in every turn, are parted where a group exceeds the token budget: their
-prompt is computed once in each micro-batch then.
+Turns that follow each other and have one prompt (the answers to a question) are packed behind one copy of it, and so is a turn
+whose prompt extends the turn before (a chat that grows); every other turn (a robot's decision) has a place of its own. A group
+that exceeds the token budget is split between rollouts, never inside of one, and its prompt is computed once for each part: losses
+are summed and divided once per optimizer step, so the gradient is that of the whole group to rounding.
 
 Legend: N tokens of a turn, V values and advantages of it: 1, or one per action step.
 """
@@ -134,9 +134,10 @@ def _length(turns: Sequence[TrainingTurn]) -> int:
 
 
 def _parted(bundle: Bundle, token_budget: int) -> list[Bundle]:
-    """The bundle; where its prompts grow and it exceeds the budget, whole rollouts of it within the budget (one at least)."""
+    """The bundle; where it exceeds the budget, whole rollouts of it behind a copy of their prompt each, within the budget (one
+    rollout at least)."""
     root = bundle[0].prompt
-    if all(t.prompt is root for t in bundle) or _length(bundle) <= token_budget:
+    if _length(bundle) <= token_budget:
         return [bundle]
     starts = [n for n, t in enumerate(bundle) if t.prompt is root]
     rollouts = [bundle[a:b] for a, b in itertools.pairwise([*starts, len(bundle)])]
@@ -148,8 +149,7 @@ def _parted(bundle: Bundle, token_budget: int) -> list[Bundle]:
 
 
 def plan_of(samples: Iterable[TrainingSample], token_budget: int) -> list[list[TrainingTurn]]:
-    """The turns of each micro-batch, in order, which are within the token budget (one bundle, or one rollout of a bundle whose
-    prompts grow, at least)."""
+    """The turns of each micro-batch, in order, which are within the token budget (one rollout at least)."""
     packed = [part for bundle in bundles(samples) for part in _parted(bundle, token_budget)]
     lengths = [_length(bundle) for bundle in packed]
     return [

@@ -373,6 +373,11 @@ def test_parallel_decoding_refuses_turns_that_grow() -> None:
 # ---- micro-batches
 
 
+def _packed(samples: Sequence[TrainingSample]) -> int:
+    turns = [t for s in samples for t in s.turns]
+    return sum(map(packed_length, pack_turns([t.prompt for t in turns], [t.tokens for t in turns])))
+
+
 def test_a_group_whose_prompts_grow_is_one_bundle() -> None:
     p = policy()
     groups = turns_of(p)
@@ -403,8 +408,11 @@ def test_a_group_whose_prompts_grow_is_one_bundle() -> None:
         assert [len(part) for part in plan] == counts
         assert [t for part in plan for t in part] == [t for s in samples for t in s.turns]
     answers = [replace(s, turns=s.turns[:1]) for s in samples]
-    assert [len(part) for part in plan_of(answers, 1)] == [len(group) for group in groups], (
-        "the answers to one question are never separated"
+    whole = _packed(answers[: len(groups[0])])
+    sizes_of = [len(part) for part in plan_of(answers, whole - 1)]
+    assert sizes_of[0] == len(groups[0]) - 1 and sum(sizes_of) == len(answers)
+    assert [len(part) for part in plan_of(answers, 1)] == [1] * len(answers), (
+        "answers are parted behind a copy of their prompt"
     )
     alone = [
         TrainingSample(s.place, tuple(replace(t, prompt=replace(t.prompt)) for t in s.turns), 1.0)
