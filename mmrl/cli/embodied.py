@@ -5,7 +5,6 @@ mmrl eval runs/robot/checkpoints/best --suite tiny_reach,tiny_push --samples 4
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ import typer
 from mmrl.cli.suites import print_rows
 from mmrl.config import RunConfig, effective_threads
 from mmrl.errors import ConfigError
+from mmrl.evaluation.places import evaluation_folder, suites_name
 
 if TYPE_CHECKING:
     from mmrl.evaluation.suite_book import Suite
@@ -130,7 +130,7 @@ def policy_command_suites(
         play_command(
             name,
             chosen,
-            out or Path("runs/eval") / re.sub(r"[^\w.-]+", "_", name),
+            evaluation_folder(name, suites_name(list(chosen)), out),
             config,
             given,
             samples=samples,

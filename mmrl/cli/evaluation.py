@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from mmrl.cli.suites import print_rows
 from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
+from mmrl.evaluation.places import data_name, evaluation_folder, suites_name
 from mmrl.operations.console import Console
 from mmrl.policy.manifest import check_loadable
 
@@ -59,17 +59,6 @@ def settings_of(
     if (threads := effective_threads(base)) is not None:
         torch.set_num_threads(threads)
     return base
-
-
-def _folder(checkpoint: str, out: Path | None) -> Path:
-    if out is not None:
-        return out
-    local = Path(checkpoint)
-    return (
-        local / "eval"
-        if local.is_dir()
-        else Path("runs/eval") / re.sub(r"[^\w.-]+", "_", checkpoint)
-    )
 
 
 def _taught(base: RunConfig, task: str) -> dict[str, Any]:
@@ -182,7 +171,7 @@ def eval_command(
         )
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
-    folder = _folder(checkpoint, out)
+    folder = evaluation_folder(checkpoint, data_name(task, data), out)
     with prefetching(base.data, [policy.encoder.visuals]) as [policy.encoder.ahead]:
         results = _evaluate(policy, base, sources, samples, folder, {}).results
     console = Console(width=_WIDTH, highlight=False)
@@ -285,7 +274,8 @@ def suites_command(
     """
     from mmrl.evaluation.suite_book import load_suites
 
-    chosen, folder = load_suites(suites).select(wanted), _folder(checkpoint, out)
+    chosen = load_suites(suites).select(wanted)
+    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
     if acts(chosen, checkpoint):
         play_command(
             checkpoint,

@@ -214,7 +214,10 @@ def evaluate(
         bool, typer.Option("--list-suites", help="print the suites and stop")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")
+        Path | None,
+        typer.Option(
+            help="output folder; default RUN/eval/NAME@STEP of the checkpoint's run, else runs/eval/MODEL/NAME"
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="take model, rollout and task settings from here")

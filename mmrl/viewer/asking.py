@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from mmrl.errors import DataError, MMRLError
 from mmrl.report.load import Run
+from mmrl.viewer.index import KINDS
 from mmrl.viewer.samples import clean
 from mmrl.viewer.workspace import OpenRun, Workspace
 
@@ -69,7 +70,9 @@ def table_of(workspace: Workspace, query: Query) -> tuple[OpenRun, str]:
     opened = workspace.open(run_key(query))
     kind = query.get("table", ["rollouts"])[-1]
     if kind not in opened.tables:
-        raise DataError(f"expected table=rollouts or predictions, found {kind[:80]!r}")
+        raise DataError(
+            f"expected table={', '.join(KINDS[:-1])} or {KINDS[-1]}, found {kind[:80]!r}"
+        )
     return opened, kind
 
 

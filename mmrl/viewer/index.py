@@ -1,4 +1,5 @@
-"""Rows of rollouts/step_*.jsonl or eval/step_*/predictions.jsonl as byte offsets and a few facts each, in memory.
+"""Rows of rollouts/step_*.jsonl, of eval/step_*/predictions.jsonl, or of the evaluations that `mmrl eval` made of a run's
+checkpoints, as byte offsets and a few facts each, in memory.
 
 A run has hundreds of such files and hundreds of thousands of rows. They are parsed once, in the background, and only as far as they
 grew; what is kept of a row is about 60 bytes: where it is, and what it is filtered and sorted by. Its text stays on disk.
@@ -26,8 +27,9 @@ from mmrl.viewer.folders import open_own
 
 __all__ = ["KINDS", "NAMED", "Facts", "Table", "flat_row"]
 
-KINDS = ("rollouts", "predictions")
-NAMED = ("source", "task", "mode", "reason", "stop")
+KINDS = ("rollouts", "predictions", "evaluations")
+"""Training rollouts, the run's own held-out predictions, and those of `mmrl eval` (mmrl.evaluation.places)."""
+NAMED = ("evaluation", "source", "task", "mode", "reason", "stop")
 """Columns of few different texts: filters of the explorer."""
 _MOST_TEXTS = 2000  # different ones of a column; the others are one
 _OTHER = "(other)"
@@ -82,6 +84,7 @@ class _File:
 
     path: Path
     step: int
+    evaluation: str = ""
     read: int = 0
     inode: int = 0
 
@@ -126,10 +129,10 @@ class Table:
                 self.generation += 1
                 self._clear()
                 self.generation += 1
-            for path, step in files:
+            for path, step, evaluation in files:
                 if path.as_posix() not in self._known:
                     self._known[path.as_posix()] = len(self._files)
-                    self._files.append(_File(path, step))
+                    self._files.append(_File(path, step, evaluation))
             self.done = all(self._read_on(i, ends) for i in range(len(self._files)))
             return self.done
         finally:
@@ -137,29 +140,34 @@ class Table:
 
     def any(self) -> bool:
         """Whether there is a file of such rows."""
-        return any(own_file(path, self.folder) for path, _ in self._found())
+        return any(own_file(path, self.folder) for path, _, _ in self._found())
 
-    def _found(self) -> list[tuple[Path, int]]:
-        """Files and their steps, in order."""
+    def _found(self) -> list[tuple[Path, int, str]]:
+        """Files, their steps and the names of their evaluations ('' for the run's own rows), in order."""
         if self.kind == "rollouts":
-            paths = [
-                (path, m)
+            found = [
+                (path, int(m.group(1)), "")
                 for path in _listed(self.folder / "rollouts")
                 if (m := re.fullmatch(r"step_(\d{1,12})\.jsonl", path.name))
             ]
-            found = [(path, int(m.group(1))) for path, m in paths]
-        else:
-            folders = [
-                (path, m)
+        elif self.kind == "predictions":
+            found = [
+                (path / "predictions.jsonl", int(m.group(1)), "")
                 for path in _listed(self.folder / "eval")
                 if (m := re.fullmatch(r"step_(\d{1,12})", path.name))
             ]
-            found = [(path / "predictions.jsonl", int(m.group(1))) for path, m in folders]
-        return sorted(found, key=lambda pair: pair[1])
+        else:
+            found = [
+                (file, int(m.group(1)), name)
+                for path in _listed(self.folder / "eval")
+                if (m := re.fullmatch(r".+@step_(\d{1,12})(?:-\d+)?", path.name))
+                for name, file in _evaluated(path)
+            ]
+        return sorted(found, key=lambda entry: (entry[1], entry[2]))
 
-    def _changed(self, files: list[tuple[Path, int]]) -> bool:
+    def _changed(self, files: list[tuple[Path, int, str]]) -> bool:
         """Whether a file that was read is gone, cut or another one now."""
-        there = {path for path, _ in files}
+        there = {path for path, _, _ in files}
         for file in self._files:
             if not file.read:
                 continue
@@ -189,7 +197,7 @@ class Table:
         while chunk := opened.read(_CHUNK):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                self._take(place, file.step, file.read, line)
+                self._take(place, file, file.read, line)
                 file.read += len(line) + 1
             if len(rest) > _MOST_LINE or len(self) >= _MOST_ROWS:  # a line is never held whole
                 self.broken += 1
@@ -197,11 +205,11 @@ class Table:
             if time.monotonic() > ends:
                 return False
         if rest and isinstance(parse_line(rest.decode("utf-8", "replace")), dict):
-            self._take(place, file.step, file.read, rest)  # complete, without its line end
+            self._take(place, file, file.read, rest)  # complete, without its line end
             file.read += len(rest)
         return True
 
-    def _take(self, place: int, step: int, offset: int, line: bytes) -> None:
+    def _take(self, place: int, file: _File, offset: int, line: bytes) -> None:
         if not line.strip():
             return
         row = flat_row(line)
@@ -212,6 +220,7 @@ class Table:
         reason = str(score.get("reason") or "no reason").partition(":")[0]
         parsed = bool(score.get("parsed"))
         words = {
+            "evaluation": file.evaluation,
             "source": str(row.get("source", "")),
             "task": str(row.get("task", "")),
             "mode": str(row.get("mode") or "sampled"),
@@ -223,12 +232,14 @@ class Table:
         self._file.append(place)
         self._offset.append(offset)
         self._length.append(len(line))
-        self.steps.append(step)
+        self.steps.append(file.step)
         self.rewards.append(metric_of(row, "reward"))
         self.headlines.append(metric_of(row, headline_of(row)))
         self.units.append(_digest(f"{row.get('source')}\n{row.get('id')}"))
         self.groups.append(
-            _digest(f"{step}\n{row.get('key')}\n{row.get('source')}\n{row.get('id')}")
+            _digest(
+                f"{file.step}\n{file.evaluation}\n{row.get('key')}\n{row.get('source')}\n{row.get('id')}"
+            )
         )
         self.flags.append(parsed + 2 * (row.get("contrast") is True))  # last: it counts the rows
 
@@ -280,6 +291,15 @@ class Table:
     def folder_of(self, row: int) -> Path:
         """The folder of the row's file: of a prediction that of its evaluation."""
         return self._files[self._file[row]].path.parent
+
+
+def _evaluated(folder: Path) -> list[tuple[str, Path]]:
+    """Name and file of what lies in a folder of `mmrl eval`: one evaluation, or one in each suite's folder."""
+    below = [path for path in sorted(_listed(folder)) if (path / "predictions.jsonl").is_file()]
+    return [
+        (folder.name, folder / "predictions.jsonl"),
+        *((f"{folder.name}/{path.name}", path / "predictions.jsonl") for path in below),
+    ]
 
 
 def _listed(folder: Path) -> list[Path]:

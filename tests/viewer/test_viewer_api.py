@@ -228,6 +228,30 @@ def test_rows_that_a_run_adds_are_found(view: View, runs: Path) -> None:
     assert rewound["total"] == before["total"] and rewound["generation"] > after["generation"]
 
 
+def test_evaluations_of_checkpoints_are_a_table_of_their_own(view: View, runs: Path) -> None:
+    """What `mmrl eval` writes beside the run: one evaluation, one repeated, and one with two suites."""
+    own = rows_of(runs)
+    viewer = view(runs)
+    assert viewer.get("/api/run", run="first").json["samples"]["evaluations"] is False
+    places = ("val@step_000030", "val@step_000030-2", "suites@step_000030/a", "not_of_a_step")
+    for place in places:
+        folder = runs / "first/eval" / place
+        folder.mkdir(parents=True)
+        append(folder / "predictions.jsonl", *own[:4])
+    viewer = view(runs)
+    ask = {"run": "first", "table": "evaluations", "limit": 200}
+    found = viewer.get("/api/samples", **ask).json
+    assert found["total"] == 12 and {r["step"] for r in found["rows"]} == {30}
+    assert dict(found["facets"]["evaluation"]) == dict.fromkeys(places[:3], 4)
+    one = viewer.get("/api/samples", **ask, evaluation="suites@step_000030/a").json
+    assert [r["id"] for r in one["rows"]] == [r["id"] for r in own[:4]]
+    # a repeated evaluation has groups of its own
+    row = viewer.get("/api/sample", run="first", table="evaluations", row=0).json
+    assert len(row["group"]) == sum(r["id"] == own[0]["id"] for r in own[:4])
+    assert viewer.get("/api/run", run="first").json["samples"]["predictions"] is True
+    assert viewer.get("/api/samples", run="first", table="predictions").json["total"] == len(own)
+
+
 def test_csv_holds_every_number_of_the_file(view: View, runs: Path) -> None:
     text = view(runs).get("/download/metrics.csv", run="first").body.decode()
     rows = list(csv.DictReader(io.StringIO(text)))

@@ -4,7 +4,8 @@ import { address, ask, change, h, here, link, message, plural, short, typed } fr
 import { detail } from "./sample.js";
 
 const PAGE = 50;
-const FILTERS = ["source", "task", "mode", "reason", "stop"];
+const TABLES = [["predictions", "held-out predictions"], ["rollouts", "training rollouts"], ["evaluations", "predictions of mmrl eval"]];
+const FILTERS = ["evaluation", "source", "task", "mode", "reason", "stop"];
 const RANGES = [["step_min", "first step", "1"], ["step_max", "last step", "1"], ["reward_min", "reward from", "any"], ["reward_max", "reward to", "any"]];
 const STATE = [...FILTERS, ...RANGES.map(([n]) => n), "parsed", "contrast", "unit", "q", "sort", "order"];
 
@@ -15,14 +16,15 @@ function wishOf(query, fallback) {
 }
 
 export async function showSamples(place, key, page) {
-  if (!page.samples.rollouts && !page.samples.predictions) {
+  const there = TABLES.filter(([name]) => page.samples[name]);
+  if (!there.length) {
     place.append(message("No rollouts or predictions yet: they appear with the first step that logs them (train.log_rollouts) or the first evaluation."));
     return { update() {}, close() {}, poll() {} };
   }
-  const fallback = page.samples.predictions ? "predictions" : "rollouts";
+  const fallback = there[0][0];
   const list = h("ol", { class: "sample-list" }), count = h("p", { class: "note", role: "status" }), side = h("section", { class: "detail", "aria-label": "sample" });
   const pager = h("div", { class: "pager" }), fresh = h("button", { type: "button", class: "fresh", hidden: true, onclick: () => refresh(true) });
-  const controls = makeControls(page, fallback);
+  const controls = makeControls(there, fallback);
   const jsonl = h("a", { class: "button", download: "" }, "Download JSONL");
   controls.tools.append(jsonl);
   place.append(controls.tools, h("div", { class: "explorer" }, h("div", { class: "list-side" }, count, fresh, list, pager), side));
@@ -154,9 +156,9 @@ export async function showSamples(place, key, page) {
   };
 }
 
-function makeControls(page, fallback) {
+function makeControls(tables, fallback) {
   const set = (changes) => change({ ...changes, page: "", row: "" }, true);
-  const table = h("select", { "aria-label": "rows of" }, [["predictions", "held-out predictions"], ["rollouts", "training rollouts"]].filter(([n]) => page.samples[n]).map(([n, w]) => h("option", { value: n }, w)));
+  const table = h("select", { "aria-label": "rows of" }, tables.map(([n, w]) => h("option", { value: n }, w)));
   table.addEventListener("change", () => set({ table: table.value, ...Object.fromEntries([...FILTERS, "unit"].map((f) => [f, ""])) }));
   const search = h("input", { type: "search", placeholder: "search prompts and answers", "aria-label": "search prompts and answers", class: "wide" });
   typed(search, 350, "q", { page: "", row: "" });
@@ -200,7 +202,7 @@ function makeControls(page, fallback) {
     for (const [name, made] of Object.entries(selects)) {
       const found = (facets[name] ?? []).filter(([text]) => text !== ""), chosen = wish[name]?.[0];
       if (chosen && !found.some(([text]) => text === chosen)) found.push([chosen, 0]);
-      const any = { source: "any source", task: "any task", mode: "any mode", reason: "parsed or not", stop: "any ending" }[name];
+      const any = { evaluation: "any evaluation", source: "any source", task: "any task", mode: "any mode", reason: "parsed or not", stop: "any ending" }[name];
       const options = [["", any], ...(name === "reason" && found.length ? [["*", `not parsed (${found.reduce((n, [, c]) => n + c, 0).toLocaleString("en-US")})`]] : []),
         ...found.map(([text, n]) => [text, `${text} (${n.toLocaleString("en-US")})`])];
       const text = JSON.stringify(options);

@@ -1,0 +1,54 @@
+"""Where `mmrl eval` writes when no folder is named.
+
+    runs/demo/eval/grounding-val@step_000040/    of runs/demo/checkpoints/best, which was saved at step 40
+    runs/eval/Qwen_Qwen2.5-VL-3B-Instruct/refcoco_val/    of a model that no run of this machine made
+
+Never into the checkpoint: it is removed with its run's older ones (train.keep_last), and what it holds is what its manifest says.
+Never over other results: a second evaluation of the same name gets a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["data_name", "evaluation_folder", "suites_name"]
+
+_LONGEST = 80
+_MOST_NAMED = 3  # suites in a folder's name; of more their number
+
+
+def _plain(text: str) -> str:
+    """A word that can stand in a folder's name."""
+    return re.sub(r"[^\w.+-]+", "_", text).strip("._")[:_LONGEST] or "evaluation"
+
+
+def data_name(task: str, data: Sequence[Path]) -> str:
+    """Of an evaluation of `task` (a name, package/name or file.py:Name) on data files."""
+    return _plain("-".join([task.rpartition(":")[2], "+".join(path.stem for path in data)]))
+
+
+def suites_name(suites: Sequence[str]) -> str:
+    """Of an evaluation on named suites."""
+    few = len(suites) <= _MOST_NAMED
+    return _plain("+".join(suites) if few else f"{len(suites)}_suites")
+
+
+def evaluation_folder(checkpoint: str, name: str, out: Path | None = None) -> Path:
+    """`out`, else a new folder for the evaluation `name` of a checkpoint (a folder, the name of a model or of a program): of its
+    run, where it still lies in one that can be written to, else below runs/eval."""
+    if out is not None:
+        return out
+    # checkpoints/best links to the step that it was saved at
+    local = Path(checkpoint).resolve()
+    run = local.parent.parent
+    if local.is_dir() and (run / "run.json").is_file() and os.access(run, os.W_OK):
+        wanted = run / "eval" / f"{name}@{_plain(local.name)}"
+    else:
+        model = local.name if local.is_dir() else checkpoint
+        wanted = Path("runs") / "eval" / _plain(model) / name
+    numbered = (wanted.with_name(f"{wanted.name}-{i}") for i in itertools.count(2))
+    return next(f for f in itertools.chain([wanted], numbered) if not f.exists())
