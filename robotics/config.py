@@ -231,12 +231,14 @@ _OF_PROMPTS = {
     "train.forward": "each decision has a prompt of its own, none is shared",
 }
 """Keys that an episode has no use for, and why: an embodied run refuses them rather than ignore them."""
+_ONCE_DEFAULT = {"engine.rollout": "own"}
 
 
 class EmbodiedConfig(RunConfig):
     """Everything an embodied run needs. train.prompts_per_step counts groups (initial states), rollout.group_size episodes
     of each; eval.limit counts held-out states."""
 
+    samples_text: ClassVar[bool] = False
     critic_defaults: ClassVar[Mapping[str, Any]] = {}
     rollout_source: ClassVar[str] = "mmrl.robotics.episodes:EpisodeRollouts"
     supervised_source: ClassVar[str] = "mmrl.robotics.sft:Demonstrations"
@@ -258,9 +260,9 @@ class EmbodiedConfig(RunConfig):
         for name, why in _OF_PROMPTS.items():
             section, key = name.split(".")
             part = getattr(self, section)
-            if getattr(part, key) != type(part).model_fields[key].get_default(
-                call_default_factory=True
-            ):
+            default = type(part).model_fields[key].get_default(call_default_factory=True)
+            # what was the default is in the config.yaml of older runs, and means the same
+            if getattr(part, key) not in (default, _ONCE_DEFAULT.get(name, default)):
                 raise ValueError(f"{name} means nothing to an embodied run: {why}; remove it")
         if self.model.system:
             raise ValueError(

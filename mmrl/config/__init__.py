@@ -8,7 +8,7 @@ key means; docs/config.md lists them all. One module per group of sections:
     model       model, rollout                          engine    engine, operations
     data        data                                    run       all of them together
     algorithm   algorithm                               read      YAML, overrides and errors
-    renamed     keys under their names of before
+    renamed     keys under their names of before              rollout_engine   what engine.rollout auto means here
     training    optim, reward, eval, alarms, train, schedule      reference   descriptions for people
 """
 
@@ -50,6 +50,7 @@ from mmrl.config.engine import (
 from mmrl.config.model import LoraSettings, ModelConfig, RolloutConfig
 from mmrl.config.read import config_from, load_config_as, merge, parse_overrides, renamed
 from mmrl.config.renamed import with_new_names
+from mmrl.config.rollout_engine import RolloutChoice, rollout_engine, with_choice
 from mmrl.config.run import RunConfig, effective_threads
 from mmrl.config.section import Section
 from mmrl.config.training import (
@@ -90,6 +91,7 @@ __all__ = [
     "PassRateConfig",
     "RayConfig",
     "RewardConfig",
+    "RolloutChoice",
     "RolloutConfig",
     "RunConfig",
     "ScheduleConfig",
@@ -105,6 +107,8 @@ __all__ = [
     "merge",
     "parse_overrides",
     "renamed",
+    "rollout_engine",
+    "with_choice",
     "with_new_names",
 ]
 

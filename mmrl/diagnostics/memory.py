@@ -21,7 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmrl.config import AlgorithmConfig, KLConfig, ModelConfig, RunConfig
+from mmrl.config import (
+    AlgorithmConfig,
+    KLConfig,
+    ModelConfig,
+    RunConfig,
+    rollout_engine,
+    with_choice,
+)
 from mmrl.diagnostics.memory_activations import (
     Micro,
     Precision,
@@ -240,7 +247,7 @@ def _held(
         # FSDP2: a block's whole gradients, too
         parts["gathered weights"] = live + (p.block if engine == "fsdp2" else 0)
         # vLLM samples: the copy lies in host memory (engines/build.py)
-        if config.engine.rollout == "own" or kind == "cpu":
+        if config.engine.rollout != "vllm" or kind == "cpu":
             parts["rollout copy"] = float(split)
         else:
             saved = float(split)
@@ -375,6 +382,7 @@ def estimate(
     from mmrl.diagnostics.shapes import config_of
     from mmrl.distributed.engines.build import train_engine_name
 
+    config = with_choice(config, rollout_engine(config, kind))
     shape = config_of(config.model.path)
     engine = train_engine_name(config, processes)
     p = _parameters(

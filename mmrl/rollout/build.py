@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
-from mmrl.config import RunConfig
+from mmrl.config import RunConfig, rollout_engine, with_choice
 from mmrl.data.sources import LoadedSource
 from mmrl.distributed.world import World
 from mmrl.policy.loading import device_and_precision
@@ -50,6 +51,8 @@ def build_rollout_engine(
     Raises ConfigError, MissingExtraError, and RolloutError when a server does not answer.
     """
     actor = actor or policy
+    kind: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
+    config = with_choice(config, rollout_engine(config, kind))
     if config.engine.rollout == "own":
         return PrefillOnceEngine(actor)
     vllm_engine = importlib.import_module("mmrl.rollout.vllm_engine")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.config.rollout_engine import VLLM_FAMILIES
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError, install_command
 from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
@@ -30,11 +31,17 @@ from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 __all__ = ["VLLMBackend", "VLLMSettings", "Written"]
 
 # vLLM learns about a model in a process of its own unless it is registered; that would import torch and transformers once more
-_MODELS = {
-    "qwen2_vl": ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
-    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
-    "qwen3_vl": ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
-}
+_CLASSES = dict(
+    zip(
+        VLLM_FAMILIES,
+        (
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+            "Qwen3VLForConditionalGeneration",
+        ),
+        strict=True,
+    )
+)
 
 Written = tuple[list[int], list[float]]
 """Token ids and log-probs of one completion."""
@@ -196,15 +203,15 @@ class VLLMBackend:
         from transformers import AutoConfig
 
         kind = AutoConfig.from_pretrained(self.settings.model, trust_remote_code=False).model_type
-        if kind not in _MODELS:
+        if kind not in _CLASSES:
             raise ConfigError(
-                f"engine.rollout vllm answers for {', '.join(_MODELS)}, found a model of type '{kind}'; use "
+                f"engine.rollout vllm answers for {', '.join(_CLASSES)}, found a model of type '{kind}'; use "
                 "engine.rollout: own"
             )
-        module, name = _MODELS[kind]
+        name = _CLASSES[kind]
         registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
         registry.register_model(
-            name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), name)
+            name, getattr(importlib.import_module(f"vllm.model_executor.models.{kind}"), name)
         )
 
     def _options(self) -> dict[str, Any]:

