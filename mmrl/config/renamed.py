@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmrl.config.algorithm import GAE, AlgorithmConfig, CriticConfig
 
-__all__ = ["warn_of_old_names", "with_new_algorithm_names", "with_new_names"]
+__all__ = ["flat_with_new_names", "warn_of_old_names", "with_new_algorithm_names", "with_new_names"]
 
 _ALGORITHM = {
     "aggregate": "loss_aggregation",
@@ -62,6 +62,28 @@ _SILENT = {
     **{f"critic.{new}": CriticConfig.model_fields[new].default for new in _CRITIC.values()},
 }
 """What a key of algorithm was in every robot run before the old keys went."""
+
+
+def flat_with_new_names(
+    leaves: Mapping[str, Any], flatten: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """{'optim.lr': 1e-6, ...} with the keys of rl and algorithm under the names of today; `flatten` makes such leaves of the
+    sections that were read anew. Raises what `with_new_names` raises."""
+    known = {
+        key: value for key, value in leaves.items() if key.partition(".")[0] in ("rl", "algorithm")
+    }
+    tree: dict[str, Any] = {"rollout": {"group_size": leaves.get("rollout.group_size", 8)}}
+    for key, value in known.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    tree, said = with_new_names(tree)
+    if not said:
+        return dict(leaves)
+    rest = {key: value for key, value in leaves.items() if key not in known}
+    return rest | flatten({name: tree[name] for name in ("rl", "algorithm") if tree.get(name)})
 
 
 def warn_of_old_names(said: list[str]) -> None:

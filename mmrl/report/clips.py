@@ -21,7 +21,7 @@ from mmrl.report.rows import metric_of, unit_of
 from mmrl.report.stills import ClipRef, read_stills
 from mmrl.report.text import cut_text, esc, plural
 
-__all__ = ["MAX_BYTES", "MAX_CLIPS", "episode_strip", "episodes", "own_clip"]
+__all__ = ["MAX_BYTES", "MAX_CLIPS", "episode_clip", "episode_strip", "episodes", "own_clip"]
 
 MAX_CLIPS = 12
 MAX_BYTES = 4 << 20  # of embedded clips, as files
@@ -110,6 +110,18 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # no name of a file: too long, or with a zero byte
         return False
+
+
+def episode_clip(row: Mapping[str, Any], videos: Path, folder: Path) -> Path | None:
+    """The clip of a robot's episode in `videos`, which its row names; None where there is none inside `folder`."""
+    name = row.get("video")
+    if not isinstance(name, str) or not name or len(name) > 255 or Path(name).name != name:
+        return None
+    path = videos / name
+    try:
+        return path if path.is_file() and own_clip(path, folder) else None
+    except (OSError, ValueError):
+        return None
 
 
 def own_clip(path: Path, folder: Path) -> bool:

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw
 
 from mmrl.errors import MMRLError
 from mmrl.files import printable
+from mmrl.report.clips import episode_clip
 from mmrl.report.load import logged_path
 from mmrl.report.pictures import orientation_of, pictures_of
 from mmrl.report.rows import (
@@ -109,14 +110,10 @@ def drawn(row: Row, folder: Path, videos: Path | None = None) -> Image.Image | N
         if paths:
             picture = open_image(logged_path(paths[shown], folder), orientation=orientation_of(row))
             return _marked(picture, row)
-        clip, film = clip_of(row), row.get("video")
-        if (
-            clip is None
-            and videos is not None
-            and isinstance(film, str)
-            and Path(film).name == film
-        ):
-            clip = ClipRef(str(videos / film))
+        clip = clip_of(row)
+        film = None if videos is None else episode_clip(row, videos, videos)
+        if clip is None and film is not None:
+            clip = ClipRef(str(film))
         return None if clip is None else _strip(clip, folder)
     except (MMRLError, OSError, ValueError, ImportError):
         return None

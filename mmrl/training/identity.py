@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.config import CriticConfig, EntropyConfig, RunConfig, with_new_names
+from mmrl.config import CriticConfig, EntropyConfig, RunConfig
+from mmrl.config.renamed import flat_with_new_names
 from mmrl.errors import ConfigError
 from mmrl.training.optim import learning_rate
 
@@ -88,7 +89,7 @@ def run_identity(tree: Any, where: str = "") -> dict[str, Any]:
 
 def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError where the identity of a checkpoint is not that of the run that would resume it; train.steps may grow."""
-    old = _with_new_names(old)
+    old = flat_with_new_names(old, run_identity)
     if "env.suite" in new:  # episodes have their own filter, and this section at its defaults
         old = {**{k: v for k, v in new.items() if k.startswith("algorithm.filter.")}, **old}
     if "algorithm.filter.key" not in old:
@@ -104,28 +105,6 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
             "cannot resume: it would no longer be the same run. Changed since the checkpoint: "
             f"{'; '.join(changed)}. Restore them, or start a new run (name=...)"
         )
-
-
-def _with_new_names(flat: dict[str, Any]) -> dict[str, Any]:
-    """An identity with the keys that are called otherwise now under their new names (mmrl/config/renamed.py)."""
-    known = {
-        key: value for key, value in flat.items() if key.partition(".")[0] in ("rl", "algorithm")
-    }
-    tree: dict[str, Any] = {"rollout": {"group_size": flat.get("rollout.group_size", 8)}}
-    for key, value in known.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[leaf] = value
-    tree, said = with_new_names(tree)
-    if not said:
-        return flat
-    rest = {key: value for key, value in flat.items() if key not in known}
-    return {
-        **rest,
-        **run_identity({name: part for name, part in tree.items() if name != "rollout"}),
-    }
 
 
 def _longer(old: Any, new: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mmrl.config.renamed import with_new_names
+from mmrl.config.renamed import flat_with_new_names
 from mmrl.evaluation.stats import Estimate
 from mmrl.report.embodied import is_embodied
 from mmrl.report.load import Run
@@ -35,31 +35,24 @@ def flat_config(text: str) -> dict[str, str]:
 
 def _with_new_names(leaves: dict[str, Any]) -> dict[str, Any]:
     """Leaves under the names of today (mmrl/config/renamed.py); as they are where a section is none that could be read so."""
-    plain = (str, int, float, type(None))
+    size = leaves.get("rollout.group_size")
+    # a file is a stranger's: old bounds are read by counting up to the group size, and lists have no place in a section
     known = {
         key: value
         for key, value in leaves.items()
-        if key.partition(".")[0] in ("rl", "algorithm") and isinstance(value, plain)
+        if key.partition(".")[0] in ("rl", "algorithm")
+        and isinstance(value, (str, int, float, type(None)))
     }
-    size = leaves.get("rollout.group_size")
-    tree: dict[str, Any] = {
-        "rollout": {"group_size": min(size, _MOST_GROUP) if isinstance(size, int) else 8}
-    }
+    bounded = min(size, _MOST_GROUP) if isinstance(size, int) else 8
     try:
-        for key, value in known.items():
-            *parents, leaf = key.split(".")
-            node = tree
-            for part in parents:
-                node = node.setdefault(part, {})
-            node[leaf] = value
-        tree, said = with_new_names(tree)
+        found = flat_with_new_names({"rollout.group_size": bounded, **known}, _flat)
     # old and new keys that contradict each other, or hostile ones: they are shown as they were written
     except (ValueError, TypeError, AttributeError, ArithmeticError):
         return leaves
-    if not said:
+    if found.keys() == {"rollout.group_size", *known}:
         return leaves
-    rest = {key: value for key, value in leaves.items() if key not in known}
-    return rest | _flat({name: tree[name] for name in ("rl", "algorithm") if tree.get(name)})
+    del found["rollout.group_size"]
+    return {key: value for key, value in leaves.items() if key not in known} | found
 
 
 def _leaves(text: str) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from mmrl.errors import DataError
 from mmrl.report import build_comparison, build_report
+from mmrl.report.clips import episode_clip
 from mmrl.report.load import Run, number
+from mmrl.report.pictures import orientation_of, pictures_of
 from mmrl.viewer.asking import (
     Missing,
     Query,
@@ -27,10 +29,7 @@ from mmrl.viewer.asking import (
     whole,
 )
 from mmrl.viewer.media import (
-    episode_of,
-    first_picture,
     frame_bytes,
-    orientation_of_row,
     picture_bytes,
     texts_of,
 )
@@ -63,8 +62,8 @@ def _media_row(workspace: Workspace, query: Query) -> tuple[OpenRun, str, int, d
 def picture(workspace: Workspace, query: Query) -> Response:
 
     opened, _, _, row = _media_row(workspace, query)
-    paths = texts_of(row, "images")
-    place = whole(query, "i", first_picture(paths, row), 1 << 20)
+    paths, shown = pictures_of(row)
+    place = whole(query, "i", shown, 1 << 20)
     path = (
         workspace.media.find(paths[place], opened.folder, cwd_of(opened.live()))
         if place < len(paths)
@@ -72,7 +71,7 @@ def picture(workspace: Workspace, query: Query) -> Response:
     )
     if path is None:
         raise Missing("the row names no picture that can be shown here")
-    orientation = orientation_of_row(row)
+    orientation = orientation_of(row)
     if query.get("size", ["thumb"])[-1] == "full":
         data, kind = picture_bytes(path, orientation, None)
     else:
@@ -112,7 +111,7 @@ def _kept(data: bytes, kind: str) -> Response:
 def episode(workspace: Workspace, query: Query) -> Response:
 
     opened, kind, number_, row = _media_row(workspace, query)
-    path = episode_of(row, opened.tables[kind].folder_of(number_), opened.folder)
+    path = episode_clip(row, opened.tables[kind].folder_of(number_) / "videos", opened.folder)
     if path is None:
         raise Missing("the row names no clip in the folder of its run")
     return FileResponse(path, media_type="video/mp4")

@@ -9,16 +9,15 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MediaError
-from mmrl.report.clips import own_clip
-from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image
+from mmrl.video.media import Orientation, open_image
 
-__all__ = ["MediaPolicy", "Thumbs", "episode_of", "orientation_of_row", "picture_bytes", "texts_of"]
+__all__ = ["MediaPolicy", "Thumbs", "picture_bytes", "texts_of"]
 
 THUMB = 144  # pixels of its long side
 _LOSSLESS = 2_000_000  # pixels up to which a whole picture is sent as PNG
@@ -29,14 +28,6 @@ def texts_of(row: Mapping[str, Any], key: str) -> list[str]:
     """The row's paths under 'images' or 'videos'."""
     found = row.get(key)
     return [str(p) for p in found[:_MOST_MEDIA]] if isinstance(found, (list, tuple)) else []
-
-
-def orientation_of_row(row: Mapping[str, Any]) -> Orientation:
-    """How the row's pictures are read: as displayed, or as stored."""
-    sample = row.get("sample")
-    params = sample.get("params") if isinstance(sample, Mapping) else None
-    stored = isinstance(params, Mapping) and params.get(ORIENTATION_PARAM) == "stored"
-    return "stored" if stored else "displayed"
 
 
 @dataclass(frozen=True)
@@ -137,23 +128,3 @@ def frame_bytes(path: Path, row: Mapping[str, Any], second: float) -> tuple[byte
     out = io.BytesIO()
     Image.fromarray(found.rgb_THWC[0]).save(out, "JPEG", quality=90)
     return out.getvalue(), "image/jpeg"
-
-
-def episode_of(row: Mapping[str, Any], evaluation: Path, folder: Path) -> Path | None:
-    """The clip of a robot's episode, in the folder of its run."""
-    name = row.get("video")
-    if not isinstance(name, str) or not name or len(name) > 255 or Path(name).name != name:
-        return None
-    path = evaluation / "videos" / name
-    try:
-        return path if path.is_file() and own_clip(path, folder) else None
-    except (OSError, ValueError):
-        return None
-
-
-def first_picture(paths: Sequence[str], row: Mapping[str, Any]) -> int:
-    """The place of the picture that the answer is about."""
-    sample = row.get("sample")
-    params = sample.get("params") if isinstance(sample, Mapping) else None
-    index = params.get("image_index", 0) if isinstance(params, Mapping) else 0
-    return index if isinstance(index, int) and 0 <= index < len(paths) else 0

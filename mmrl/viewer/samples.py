@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmrl.report.clips import episode_strip
+from mmrl.report.clips import episode_clip, episode_strip
 from mmrl.report.filmstrip import Figures
 from mmrl.report.gallery import answer_texts
 from mmrl.report.load import number
@@ -14,7 +14,7 @@ from mmrl.report.rows import headline_of, metric_of, score_of
 from mmrl.report.stills import clip_of
 from mmrl.report.text import metric_name, plural
 from mmrl.viewer.index import NAMED, Table, flat_row
-from mmrl.viewer.media import MediaPolicy, episode_of, texts_of
+from mmrl.viewer.media import MediaPolicy, texts_of
 
 __all__ = ["clean", "detail", "facets", "lines"]
 
@@ -122,7 +122,7 @@ def detail(
     raw = json.dumps(row, indent=1, ensure_ascii=False, default=str)
     sample = row.get("sample") if isinstance(row.get("sample"), Mapping) else {}
     turns = row.get("turns")
-    clip = episode_of(row, table.folder_of(row_number), folder)
+    clip = episode_clip(row, table.folder_of(row_number) / "videos", folder)
     return {
         "row": row_number,
         **_line(row),
