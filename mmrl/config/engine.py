@@ -43,7 +43,8 @@ class VLLMConfig(_Section):
     """Longest prompt plus completion in tokens; null: model.max_prompt_tokens + rollout.max_new_tokens (at
     least 17), within what the model takes."""
     sleep: bool = True
-    """Colocated on a GPU: weights and KV cache leave its memory while training runs (vLLM's sleep mode)."""
+    """Colocated on a GPU: weights and KV cache leave its memory while training runs (vLLM's sleep mode, level 2); every sync then
+    sends all weights. Not under PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     probe_prompts: int = Field(2, ge=1)
     """Prompts whose log-probs are compared with the trainer's after every weight sync."""
     tolerance: float | None = Field(None, gt=0)

@@ -11,6 +11,7 @@ What it does to the process it lives in is undone: torch's thread count, random 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import random
@@ -71,6 +72,13 @@ def _environment() -> None:
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
     ):
         os.environ.setdefault(name, value)
+
+
+def _give_back() -> None:
+    """Return what torch keeps for later: vLLM asks the driver for its memory, which does not see that torch's is unused."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
@@ -173,6 +181,7 @@ class VLLMBackend:
 
     shared = False
     loaded = ""  # names weights behind a server (VLLMClient); here nobody else can replace them
+    dropped = False  # whether it fell asleep without its weights, so that the next `load` must bring all of them
 
     def __init__(self, settings: VLLMSettings) -> None:
         self.settings = settings
@@ -180,7 +189,9 @@ class VLLMBackend:
         self.on_gpu = torch.cuda.is_available()
         # prompts with media that are being answered, by their hashes
         self._positions: dict[tuple[str, ...], list[WirePrompt]] = {}
-        self._asleep = False
+        self._asleep: set[str] = set()  # parts of vLLM's memory, by vLLM's names
+        self._check_allocator()
+        _give_back()
         with _undisturbed(), _readable_modules():
             self._register()
             try:
@@ -198,6 +209,21 @@ class VLLMBackend:
             self.llm.apply_model(
                 lambda model: self._held.append(HeldWeights(model, getattr(torch, settings.dtype)))
             )
+
+    def _check_allocator(self) -> None:
+        """Raises ConfigError for an allocator of torch's under which vLLM cannot give its memory back."""
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        found = next((n for n in names if "expandable_segments:True" in os.environ.get(n, "")), "")
+        if found and self._sleeps:
+            raise ConfigError(
+                f"expected {found} without expandable_segments:True where engine.vllm.sleep is true, found "
+                f"'{os.environ[found]}': vLLM's sleep mode has a memory pool of its own, which torch refuses with them; "
+                "remove it, or set engine.vllm.sleep: false"
+            )
+
+    @property
+    def _sleeps(self) -> bool:
+        return self.on_gpu and self.settings.sleep
 
     def _register(self) -> None:
         from transformers import AutoConfig
@@ -313,7 +339,11 @@ class VLLMBackend:
         self, asked: Sequence[tuple[WirePrompt, Sequence[int]]], params: list[Any]
     ) -> list[Any]:
         """vLLM's outputs for prompts with the tokens behind them."""
-        self.wake()
+        if self.dropped:
+            raise RolloutError(
+                "vLLM has no weights: it drops them when it falls asleep, and was not given those of now; call publish first"
+            )
+        self._wake("kv_cache")
         for prompt, _ in asked:
             self._positions.setdefault(tuple(m.hash for m in prompt.media), []).append(prompt)
         try:
@@ -377,7 +407,7 @@ class VLLMBackend:
         vLLM does not take them, and the MMRLError that `weights` raises; some layers have old weights then, others new ones, until
         everything has been loaded again.
         """
-        self.wake()
+        self._wake("weights")
         try:
             with _undisturbed(), torch.no_grad():
                 self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -390,6 +420,7 @@ class VLLMBackend:
             ) from error
         finally:
             self.forget()
+        self.dropped = False
         return [held.result() for held in self._held]
 
     def _drop_unfinished(self) -> None:
@@ -417,16 +448,22 @@ class VLLMBackend:
             raise RolloutError("vLLM would not drop its prefix cache: requests are still running")
 
     def sleep(self) -> None:
-        """Give the GPU's memory to training: weights wait on the host, keys and values are dropped. Nothing on a CPU."""
-        if self.on_gpu and self.settings.sleep and not self._asleep:
-            self.llm.sleep(level=1)
-            self._asleep = True
+        """Give the GPU's memory to training. Nothing on a CPU.
 
-    def wake(self) -> None:
-        """Undo `sleep`."""
-        if self._asleep:
-            self.llm.wake_up()
-            self._asleep = False
+        Weights are dropped, too (vLLM's level 2): the next sync brings new ones, and a copy on the host would cost its memory and
+        two transfers.
+        """
+        if self._sleeps and not self._asleep:
+            self.llm.sleep(level=2)
+            self._asleep, self.dropped = {"weights", "kv_cache"}, True
+
+    def _wake(self, part: str) -> None:
+        """Take memory for a part again: the weights before they are loaded, keys and values not before something is asked, when
+        nothing of the sync lies on the GPU any more."""
+        if part in self._asleep:
+            _give_back()
+            self.llm.wake_up(tags=[part])
+            self._asleep.discard(part)
 
     def close(self) -> None:
         """End the engine and leave its process groups, unless they are the training's."""

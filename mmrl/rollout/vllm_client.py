@@ -34,6 +34,7 @@ class VLLMClient:
     """See the module. Not for several threads at once."""
 
     shared = True
+    dropped = False  # a server has its own device, and does not sleep
 
     def __init__(self, settings: VLLMConfig, model: str, dtype: str) -> None:
         assert settings.url is not None

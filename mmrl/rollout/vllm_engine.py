@@ -54,6 +54,9 @@ class Answering(Protocol):
     loaded: str
     """Name of the weights sent last, where others may replace them: the main process's is set on all."""
 
+    dropped: bool
+    """Whether it fell asleep without its weights: the next sync sends all of them."""
+
     def wanted(self, hash: str) -> bool:
         """Whether the tensor of this media hash must come with a prompt."""
 
@@ -178,7 +181,8 @@ class VLLMEngine(RolloutEngine):
         """See RolloutEngine.publish: send what changed, then compare the digests and the probes of all processes."""
         began = time.perf_counter()
         first, self._sent = not self._sent, False  # after a failure everything goes again
-        held = self._together(lambda: self._send(self.plan.weights(source, everything=first)))
+        everything = first or self.backend.dropped
+        held = self._together(lambda: self._send(self.plan.weights(source, everything=everything)))
         if self.settings.compare_weights:
             self._compare(held)
         self._sent = True

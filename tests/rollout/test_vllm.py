@@ -368,6 +368,55 @@ def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(
         same_logps(engine, policy, tmp_path)
 
 
+def test_what_falls_asleep_wakes_weights_first_and_gets_all_of_them(
+    backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own sleep and wake-up, which on a CPU keep the memory: what a GPU loses is overwritten in their place."""
+    policy = policy_of(**_LORA)
+    core: Any = backend._engine.engine_core
+    executor = core.engine_core.model_executor
+    worker = executor.driver_worker.worker
+    seen: list[tuple[str, Any]] = []
+
+    def lose(level: int) -> None:
+        seen.append(("sleep", level))
+        with torch.no_grad():
+            for p in worker.model_runner.model.parameters():
+                p.fill_(float("nan"))
+
+    def wake(tags: list[str]) -> None:
+        seen.append(("wake", tags))
+
+    honest = SyncPlan.weights
+
+    def weights(self: SyncPlan, source: Any, *, everything: bool) -> Any:
+        for name, tensor in honest(self, source, everything=everything):
+            seen.append(("tensor", set(executor.sleeping_tags)))
+            yield name, tensor
+
+    with engine_on(backend, policy, tmp_path) as (engine, training):
+        before = same_logps(engine, policy, tmp_path)
+        monkeypatch.setattr(worker, "sleep", lose)
+        monkeypatch.setattr(worker, "wake_up", wake)
+        monkeypatch.setattr(backend, "on_gpu", True)
+        monkeypatch.setattr(SyncPlan, "weights", weights)
+        engine.sleep()
+        engine.sleep()
+        with pytest.raises(RolloutError, match="drops them when it falls asleep"):
+            engine.generate(asked_of(policy, tmp_path), settings_of())
+        engine.publish(training)
+        assert seen[:2] == [("sleep", 2), ("wake", ["weights"])]
+        assert seen[-1] == ("wake", ["kv_cache"]) and len(seen) > len(engine.plan.expected) > 20
+        assert all(what == ("tensor", {"kv_cache"}) for what in seen[2:-1]), "no room for both"
+        assert ids(same_logps(engine, policy, tmp_path)) == ids(before)
+        del seen[:]
+        engine.publish(training)
+        assert 0 < len(seen) < len(engine.plan.expected), "awake, it gets what changed"
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        with pytest.raises(ConfigError, match=r"without expandable_segments:True .*sleep: false"):
+            backend._check_allocator()
+
+
 def test_pictures_are_encoded_again_when_the_tower_learns(
     backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

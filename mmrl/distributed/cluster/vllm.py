@@ -138,6 +138,7 @@ class RemoteVLLM:
 
     shared = False
     loaded = ""  # as VLLMBackend's: nobody else can replace the weights
+    dropped = False  # the actors do not sleep
 
     def __init__(self, settings: VLLMSettings, actors: int) -> None:
         # their GPUs do not train meanwhile
