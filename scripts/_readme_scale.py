@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["engines", "gap", "presets"]
+__all__ = ["devices", "engines", "gap", "presets"]
 
 _NAMES = {
     "single": "single",
@@ -68,6 +68,48 @@ def presets(found: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {rows[0]['gpus']} | {model.rpartition('/')[2]} | {len(rows)} | {span} | {rows[0]['gpu_gib']:g} |"
         )
+    return "\n".join(lines)
+
+
+_HANDOVERS = {
+    "media": "pictures and clips for vLLM and its server (pixels or features, positions)",
+    "caller": "features asked for within another precision's forward",
+    "weights": "weights for a server",
+    "probe": "the probe of weights",
+    "own": "own engine: sampling, log-probs, gradients",
+    "reference": "reference of the KL term",
+    "values": "critic's values and their gradients",
+    "vllm": "vLLM: weights, probe, sampling",
+}
+
+
+def devices(found: dict[str, Any]) -> str:
+    """Hand-overs on a device that is not the CPU, passed of asked, now and at an older commit."""
+
+    def passed(rows: list[dict[str, Any]], handover: str, parts: tuple[str, ...]) -> str:
+        mine = [r for r in rows if r["handover"] == handover and r["parts"] in parts]
+        return f"{sum(r['ok'] for r in mine)} of {len(mine)}" if mine else "not there yet"
+
+    older = found.get("before", [])
+    runs = [("", found["now"])] + ([(f" at {found['commit']}", older)] if older else [])
+    towers = {"tower trained": ("full", "vision"), "tower frozen": ("frozen", "lora")}
+    head = [f"{tower}{when}" for when, _ in runs for tower in towers]
+    lines = [f"| hand-over | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
+    for handover, label in _HANDOVERS.items():
+        cells = [passed(rows, handover, parts) for _, rows in runs for parts in towers.values()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    failed = [row for row in older if not row["ok"]]
+    wrong = sum("same dtype" in row["why"] for row in failed)
+    lines.append(
+        "\nThree families x (fp32, bf16) x (all trained; patch encoder frozen, projector trained; both frozen; LoRA, in bf16 "
+        "with bf16 weights), each hand-over with a model and a cache of its own."
+        + (
+            f" Of the {len(failed)} failures at {found['commit']}, {len(failed) - wrong} are pixels left on the CPU and {wrong} "
+            "pixels in fp32 for a tower in bf16."
+            if older
+            else ""
+        )
+    )
     return "\n".join(lines)
 
 
