@@ -19,6 +19,12 @@ stamp="$VENV/.mmrl-setup"
 # The location is part of the hash: an editable install points into this very folder.
 wanted="$( (pwd; cat pyproject.toml constraints.txt scripts/setup.sh scripts/install_torch.py) | sha256sum | cut -d' ' -f1)"
 
+# One set-up of an environment at a time (`make -j` starts several targets): the others wait, and find it done.
+beside="$(dirname "$VENV")"
+if command -v flock >/dev/null && [ -z "${MMRL_SETUP_LOCKED:-}" ] && [ -w "$beside" ]; then
+    MMRL_SETUP_LOCKED=1 exec flock "$beside/$(basename "$VENV").setup-lock" bash scripts/setup.sh "$@"
+fi
+
 # The stamp: the hash, then the extras. One that holds the hash alone is of before there was a choice: everything.
 hash="" had=""
 if [ -f "$stamp" ]; then

@@ -206,6 +206,8 @@ class AnswerTask(ReadingTask):
     headline: ClassVar[str] = "correct"
     ask: ClassVar[str] = "{question}"
     shape: ClassVar[str] = "the answer"
+    # for a list of tasks, where `shape` depends on the sample
+    shapes: ClassVar[str] = ""
     default_mode: ClassVar[str] = "exact"
     own_params: ClassVar[Mapping[str, Any]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

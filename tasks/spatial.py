@@ -131,6 +131,7 @@ class Spatial(Choice):
     """
 
     shape: ClassVar[str] = "{kind}"
+    shapes: ClassVar[str] = "a letter, yes or no, or a relation word"
     own_params: ClassVar[Mapping[str, Any]] = {
         **Choice.own_params,
         "mirror": False,

@@ -44,7 +44,7 @@ def list_command() -> None:
             failed = True
             continue
         facts = {
-            "answer": getattr(task, "shape", ""),
+            "answer": getattr(task, "shapes", "") or getattr(task, "shape", ""),
             "headline": task.headline,
             "presets": ", ".join(getattr(task, "presets", {})),
         }
