@@ -52,8 +52,8 @@ _LIMITS = """\
   assets/results/bench_gpu.json where that file has a section "plan".
 - Tensor, pipeline and sequence parallelism: mmrl has none, and asks vLLM for none. A model whose bf16 copy for sampling does not
   fit one GPU cannot be trained.
-- Rollouts on GPUs of their own while others train: schedule.kind async and pipelined are refused for prompts in several processes,
-  and with fsdp2 and deepspeed_* (mmrl/distributed/engines/build.py).
+- Rollouts on GPUs of their own while others train: `engine.generator.kind: process` with `schedule.kind: async` does that
+  (mmrl/training/generator.py); no row here counts on it.
 - Stragglers, failed nodes, storage, the time of checkpoints, evaluation, rewards that call a model, prompts without signal
   (`attempts`), padding of short micro-batches: not counted; each makes it slower.
 - Batches that grow with the GPUs change the algorithm: 64 times the prompts per step is not 64 times the learning. Nothing is known

@@ -50,6 +50,7 @@ LONG = (
     "test_resume.py",
     "test_other_device.py",
     "test_fuzz_rewards.py",
+    "test_generator.py",
 )
 """Files of over 40 seconds of processor time, the longest first."""
 

@@ -16,7 +16,14 @@ from pydantic import BaseModel, Field, model_validator
 
 from mmrl.config.section import Section
 
-__all__ = ["DeepSpeedConfig", "EngineConfig", "OperationsConfig", "RayConfig", "VLLMConfig"]
+__all__ = [
+    "DeepSpeedConfig",
+    "EngineConfig",
+    "GeneratorConfig",
+    "OperationsConfig",
+    "RayConfig",
+    "VLLMConfig",
+]
 
 
 class _Section(Section, BaseModel):
@@ -111,6 +118,33 @@ class RayConfig(_Section):
     """Seconds for the cluster to grant the placement."""
 
 
+class GeneratorConfig(_Section):
+    """Where rollouts are made (mmrl/training/generator.py)."""
+
+    kind: Literal["inline", "process"] = "inline"
+    """inline: the training process generates, taking turns with training; process: a process of this machine with a copy of the
+    weights rolls out, scores and evaluates while the training processes train (TRL's and verl's separate rollout workers). With
+    schedule.kind async neither waits for the other, and several training processes are one trainer to it."""
+    device: str | None = None
+    """process: its device, for example cuda:1; null: that of the main training process, which it shares."""
+    start_s: float = Field(600.0, gt=0)
+    """process: seconds to start and load the model."""
+    timeout_s: float = Field(1800.0, gt=0)
+    """process: seconds without a sign of life while it has work (a wave of answers, a batch of decisions, an evaluation) until it
+    is taken for hung and replaced."""
+    restarts: int = Field(20, ge=0)
+    """process: how often it is started anew, when it was killed or hung, before the run gives up. What it had finished is kept."""
+
+    @model_validator(mode="after")
+    def _used(self) -> GeneratorConfig:
+        if self.kind == "inline" and self.device is not None:
+            raise ValueError(
+                f"engine.generator.device {self.device} is of a generator process, found kind inline, which has the "
+                "training process's device; set engine.generator.kind: process, or remove it"
+            )
+        return self
+
+
 class EngineConfig(_Section):
     """Which engines a run uses; the defaults need nothing beyond torch and transformers."""
 
@@ -122,6 +156,7 @@ class EngineConfig(_Section):
     """How training is spread over processes. auto: single in one process, ddp in several."""
     workers: Literal["local", "ray"] = "local"
     """Where worker processes run: on this machine, or on a Ray cluster."""
+    generator: GeneratorConfig = GeneratorConfig()
     vllm: VLLMConfig = VLLMConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     ray: RayConfig = RayConfig()

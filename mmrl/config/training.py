@@ -185,7 +185,8 @@ class TrainConfig(_Section):
 
 class ScheduleConfig(_Section):
     """When rollouts, rewards and training run (mmrl/training/pipeline.py). All kinds train on the same groups, but async rolls some
-    of them out with older weights. Several processes: serial only."""
+    of them out with older weights. With engine.generator process rollouts and training overlap wholly; without it they take turns
+    on one copy of the weights, and several training processes on prompts are serial only."""
 
     kind: Literal["serial", "pipelined", "async"] = "serial"
     """serial: rollouts, then training; pipelined: a group is trained on while the next ones are rolled out; async: so are groups

@@ -98,6 +98,12 @@ class Timeline:
                 self.dropped += len(self._spans) - self.limit
                 del self._spans[: -self.limit]
 
+    def take(self) -> list[Span]:
+        """All spans held, which are forgotten here: for the timeline of another process."""
+        with self._lock:
+            spans, self._spans = self._spans, []
+            return spans
+
     @contextmanager
     def span(self, stage: str, lane: str, **args: Any) -> Iterator[None]:
         """Record the with block, also when it raises."""

@@ -132,6 +132,20 @@ class World:
             )
         return [item for item in found if not isinstance(item, _Stop)]
 
+    def deal(self, shares: list[Any] | None) -> Any:
+        """What the main process has for this one: `shares` holds one picklable item for each, in order of rank; None elsewhere.
+
+        Raises as `gather` does.
+        """
+        if self.size == 1:
+            assert shares is not None
+            return shares[0]
+        # where an error of the main process is heard of
+        self.barrier()
+        mine: list[Any] = [None]
+        torch.distributed.scatter_object_list(mine, shares, src=0)
+        return mine[0]
+
     def stop(self, error: BaseException) -> None:
         """Tell the other processes that this one ends with `error`: the `gather`, `sum` or `barrier` they come to next raises it.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,24 @@ class StepTally:
     demonstrations_skipped: int = 0
     # metrics of curriculum and selection, the same on all
     notes: dict[str, float] = field(default_factory=dict)
+
+    def take(self) -> StepTally:
+        """What was counted so far, which is forgotten here: for the tally that another process keeps of the step."""
+        taken = replace(self)
+        for own, blank in zip(fields(self), vars(StepTally()).values(), strict=True):
+            setattr(self, own.name, blank)
+        return taken
+
+    def add(self, later: StepTally) -> None:
+        """Count what `later` counted after this."""
+        for own in fields(self):
+            mine, theirs = getattr(self, own.name), getattr(later, own.name)
+            if isinstance(mine, dict):
+                mine.update(theirs)
+            elif own.name == "report":
+                self.report = theirs or mine
+            else:
+                setattr(self, own.name, mine + theirs)
 
 
 class GroupGenerator:

@@ -53,6 +53,7 @@ class PromptRollouter:
     """Draws the prompts of one step at a time, has a GroupGenerator answer them, and says which groups are trained on.
 
     `tallies` and, for async, `states` (what `state_dict` was when a step had ended) are kept by step until the trainer takes them.
+    `known` are groups of the steps to come that were rolled out before, by a rollouter that was lost: they are not made again.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class PromptRollouter:
         self.tally = StepTally()
         self.tallies: dict[int, StepTally] = {}
         self.states: dict[int, dict[str, Any]] = {}
+        self.keeps_states = config.schedule.kind == "async"
+        self.known: dict[tuple[int, int, int], RolloutGroup] = {}
 
     def groups(self, step: int) -> Iterator[RolloutGroup]:
         """Closed, scored groups of `step` for this process; `self.tally` counts and times what was done."""
@@ -96,15 +99,19 @@ class PromptRollouter:
             self._look_ahead(local)
             asked = {t.key: t for t in tickets}
             for wave in self._waves(local):
-                closed = self.generator.generate(wave)
-                kept = self._kept(closed, asked)
-                tally.groups += closed
-                tally.trained += kept
+                fresh = [t for t in wave if t.key not in self.known]
+                made = self.generator.generate(fresh) if fresh or not wave else []
+                again = [self.known.pop(t.key) for t in wave if t.key in self.known]
+                kept = self._kept(sorted([*made, *again], key=lambda g: g.key), asked)
+                # others count what is known
+                told = {g.key for g in again}
+                tally.groups += made
+                tally.trained += [g for g in kept if g.key not in told]
                 yield from kept
         tally.report = self.sampler.end_step()
         tally.notes = self._notes()
         # the next step begins before this one is trained and saved
-        if self.config.schedule.kind == "async":
+        if self.keeps_states:
             self.states[step] = copy.deepcopy(self.state_dict())
 
     def _waves(self, tickets: Sequence[Ticket]) -> list[Sequence[Ticket]]:

@@ -25,6 +25,9 @@ and only while `step` is running: between two calls of `step` it is idle, so eva
 lock. One lock exists: inference and training use the same torch modules, so one inference batch and one learner call exclude
 each other, because train() / eval() switch a whole module for everybody and because finish() changes weights in place; it is
 first come, first served, else a training thread with a full queue would hold it for good. Rendering overlaps with both.
+
+A source that rolls out in a process of its own, with a copy of the weights (`PipelineSettings.apart`, mmrl.training.generator),
+needs neither thread nor lock: the caller's thread adds groups as they arrive, and inference overlaps with training, too.
 """
 
 from __future__ import annotations
@@ -126,11 +129,13 @@ class Learner(Protocol[G_in, R_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """See the module. `staleness` is for async only, at least 1; order "key" adds groups in the order of their places."""
+    """See the module. `staleness` is for async only, at least 1; order "key" adds groups in the order of their places; `apart`: the
+    source infers elsewhere, with weights of its own."""
 
     schedule: Schedule = "serial"
     order: Literal["arrival", "key"] = "arrival"
     staleness: int = 0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("schedule", get_args(Schedule)), ("order", ("arrival", "key"))):
@@ -295,10 +300,11 @@ class Pipeline(Generic[G, R]):
         self.version, self.patience_s = version, patience_s
         self._opened = version  # the last step whose places were opened
         self._open: dict[int, _Step[G]] = {}
-        self._lock: Any = FairLock() if settings.schedule != "serial" else nullcontext()
+        threaded = settings.schedule != "serial" and not settings.apart
+        self._lock: Any = FairLock() if threaded else nullcontext()
         self._closed = False
         self._trainer: TrainingThread[R] | None = None
-        if settings.schedule != "serial":
+        if threaded:
             self._trainer = TrainingThread(self.exclusive, self.timeline)
 
     @contextmanager
@@ -334,9 +340,12 @@ class Pipeline(Generic[G, R]):
         began = time.monotonic()
         self.timeline.begin_step(step, began)
         try:
-            outcome = (
-                self._train_apart(step, began) if self._trainer else self._train_here(step, began)
-            )
+            if self.settings.apart:
+                outcome = self._train_as_they_come(step, began)
+            elif self._trainer:
+                outcome = self._train_apart(step, began)
+            else:
+                outcome = self._train_here(step, began)
             self.version = step
             del self._open[step]
             self.source.publish(step)
@@ -363,6 +372,26 @@ class Pipeline(Generic[G, R]):
                 if (group := due.pop(0).group) is not None:
                     self.learner.add(group)
             group = None
+            result = self.learner.finish()
+        return self._outcome(step, result, began)
+
+    def _train_as_they_come(self, step: int, began: float) -> Outcome[R]:
+        """The source works elsewhere: add what it closes, in this thread, while it goes on."""
+        self.learner.begin(step)
+        self._open_up_to(min(step + self.settings.staleness, self.last_step))
+        state = self._open[step]
+        while True:
+            for closed in state.take():
+                if closed.group is not None:
+                    with self.timeline.span(
+                        "train", "train", kind="add", step=step, place=closed.place
+                    ):
+                        self.learner.add(closed.group)
+            if state.complete:
+                break
+            self._advance(step)
+        state.drained_at = time.monotonic()
+        with self.timeline.span("train", "train", kind="finish", step=step):
             result = self.learner.finish()
         return self._outcome(step, result, began)
 

@@ -31,13 +31,16 @@ from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments, turns_of
 from mmrl.rollout.group_generator import StepTally
 from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter
+from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, build_advantages
+from mmrl.training.generated_prompts import HostedPrompts, PromptLedger
+from mmrl.training.generator import GeneratedGroups, Generator
 from mmrl.training.learner import Learner
 from mmrl.training.metrics import completion_records, step_metrics
-from mmrl.training.pipeline import IteratorSource, Outcome
+from mmrl.training.pipeline import GroupSource, IteratorSource, Outcome
 from mmrl.training.preflight import Measured, measured_by
-from mmrl.training.rollouts import RolloutSource, RunContext
+from mmrl.training.rollouts import HostableRollouts, RunContext
 from mmrl.training.runlog import rollout_rows
 from mmrl.training.update_result import UpdateResult
 from mmrl.types import RolloutGroup, Sample
@@ -54,6 +57,9 @@ class PromptRollouts:
     """
 
     cluster: Any = None
+    # of a run whose rollouts are made in a process of their own: there is no engine and no scorer here then
+    generator: Generator | None = None
+    rollouter: PromptRollouter | PromptLedger
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world = config, world
@@ -108,6 +114,9 @@ class PromptRollouts:
 
     def build(self, policy: Policy, actor: Policy) -> None:
         """See RolloutSource."""
+        if self._apart:
+            self._room = SharedWeights(policy.trainable()) if self.world.is_main else None
+            return
         self.engine: RolloutEngine = build_rollout_engine(
             self.config, policy, self.world, self.train_sources, actor
         )
@@ -116,6 +125,11 @@ class PromptRollouts:
     def open(self, context: RunContext) -> Iterator[None]:
         """See RolloutSource."""
         self.policy, self.actor, self.training = context.policy, context.actor, context.training
+        self.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
+        if self._apart:
+            with self._open_apart(context):
+                yield
+            return
         specs = [
             (s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)
         ]
@@ -130,20 +144,41 @@ class PromptRollouts:
             ExitStack() as stack,
         ):
             stack.callback(self.engine.close)
-            self.rollouter = PromptRollouter(
+            rollouter = self.rollouter = PromptRollouter(
                 self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world
             )
-            self.timeline = self.rollouter.generator.timeline = Timeline(
-                {"infer": 1, "reward": 1, "train": 1}
-            )
-            self.groups = IteratorSource(
+            rollouter.generator.timeline = self.timeline
+            self._generates = rollouter.generator
+            self.groups: GroupSource[RolloutGroup] = IteratorSource(
                 self._groups, self.config.train.prompts_per_step, GroupIndex()
             )
             yield
 
+    @property
+    def _apart(self) -> bool:
+        return self.config.engine.generator.kind == "process"
+
+    @contextmanager
+    def _open_apart(self, context: RunContext) -> Iterator[None]:
+        """Rollouts are made elsewhere: what remains here is to train on them."""
+        ledger = self.rollouter = PromptLedger(prompt_stream(self.config, self.train_sources))
+        self.policy.encoder.visuals.witness = context.media.note
+        with Generator(
+            self.config,
+            self.world,
+            self.maker,
+            ledger,
+            self._room,
+            media=context.media,
+            timeline=self.timeline,
+        ) as self.generator:
+            self.groups = GeneratedGroups(self.generator, self.config.train.prompts_per_step)
+            yield
+
     def _groups(self, step: int) -> Iterator[RolloutGroup]:
         """The step's groups; in serial runs the step ends with the last of them: what samples has no more to do."""
-        if not self.serial:
+        assert isinstance(self.rollouter, PromptRollouter)
+        if not self.serial or self.rollouter.keeps_states:
             yield from self.rollouter.groups(step)
             return
         with self.world.raise_on_all_ranks():
@@ -189,26 +224,37 @@ class PromptRollouts:
         self.sync()
 
     def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
-        """See RolloutSource."""
-        self.rollouter.generator.exclusive = exclusive
+        """See RolloutSource; a generator process shares nothing with training."""
+        if not self._apart:
+            self._generates.exclusive = exclusive
 
     def sync(self) -> None:
         """See RolloutSource."""
         with self.training.collective_section():  # sharded weights are gathered on the way
-            self._sent = self.engine.publish(self.training)
+            if self.generator is not None:
+                # completions name the step that their weights begin
+                version = max(self.policy.version - 1, 0)
+                self._sent = self.generator.publish(self.training, version)
+            else:
+                self._sent = self.engine.publish(self.training)
 
     def begin(self, step: int) -> None:
         """See RolloutSource. Completions name the step that their weights begin."""
         self._step, self._tally, self._broken = step, StepTally(), []
         if self.policy.version < step:
             self.policy.publish()
+        if isinstance(self.rollouter, PromptLedger):
+            self.rollouter.forget(step)
+            self.policy.encoder.visuals.unpin()
 
     def _end(self, step: int) -> None:
         """Take over the step's tally and the records of its completions. Collective. Raises RewardError when too many failed."""
-        self._tally, self._position = (
-            self.rollouter.tallies.pop(step),
-            self.rollouter.states.pop(step, None),
-        )
+        # of a generator process the main process has it all
+        self._tally = self.rollouter.tallies.pop(step, StepTally())
+        self._position = self.rollouter.states.pop(step, None)
+        if self._apart:
+            same = self.world.gather([(self._tally.report, self._tally.notes)])
+            self._tally.report, self._tally.notes = same[0]
         self._records = self.world.gather(
             completion_records(self._tally.groups, reflection=self.config.train.log_reflection)
         )
@@ -229,9 +275,12 @@ class PromptRollouts:
     def row(self, step: int, outcome: Outcome[UpdateResult], seconds: float) -> dict[str, Any]:
         """See RolloutSource. Raises RewardError as `_end`."""
         extra: dict[str, float] = {}
-        if not self.serial:
+        if self._apart or not self.serial:
             self._end(step)
-            extra = {"train/staleness": float(outcome.staleness), "time/drain": outcome.drain_s}
+        if self.generator is not None and self.world.is_main:
+            extra["train/generator/restarts"] = float(self.generator.restarts)
+        if not self.serial:
+            extra |= {"train/staleness": float(outcome.staleness), "time/drain": outcome.drain_s}
         tally, update = self._tally, outcome.result
         tally.rollout_tokens, tally.prompt_tokens = (
             int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens])
@@ -277,6 +326,8 @@ class PromptRollouts:
         """See RolloutSource."""
         if not self.eval_sources:
             return None
+        if self.generator is not None:
+            return self.generator.evaluate(step, full=full, folder=folder)
         settings = eval_settings(self.config, limit=None if full else self.config.eval.limit)
         with self.world.raise_on_all_ranks():
             found = evaluate(
@@ -298,6 +349,15 @@ class PromptRollouts:
                 )
             return found
 
+    @property
+    def maker(self) -> Callable[[Any, World], HostableRollouts]:
+        """What makes the rollouts in a generator process; picklable."""
+        return type(self)
+
+    def hosted(self) -> HostedPrompts:
+        """See RolloutSource."""
+        return HostedPrompts(self)
+
     def notes(self) -> list[str]:
         """See RolloutSource."""
         return remarks(self.config)
@@ -316,4 +376,4 @@ class PromptRollouts:
 
 
 # for type checkers: a run's configuration names this class by its text
-_CHECKED: type[RolloutSource] = PromptRollouts
+_CHECKED: type[HostableRollouts] = PromptRollouts

@@ -19,11 +19,11 @@ from mmrl.distributed.engines import TrainEngine
 from mmrl.evaluation.result import Evaluation
 from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord
-from mmrl.training.pipeline import GroupSource, Outcome
+from mmrl.training.pipeline import ClosedGroup, GroupSource, Outcome
 from mmrl.training.preflight import Measured
 from mmrl.training.update_result import UpdateResult
 
-__all__ = ["RunContext", "RolloutSource"]
+__all__ = ["HostableRollouts", "HostedWork", "Ledger", "RolloutSource", "RunContext"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,37 @@ class RunContext:
     actor: Any
     training: TrainEngine
     media: MediaRecord
+
+
+class HostedWork(Protocol):
+    """A RolloutSource in a generator process (mmrl.training.generator_host), while it is open."""
+
+    def resume(self, point: Any) -> None:
+        """Go on where the trainer's ledger says that rollouts had come to: `Ledger.resume_point`."""
+
+    def act_with(self, version: int) -> None:
+        """The policy has the weights of `version` (steps trained) now: name them, and hand them to an engine with a copy of its
+        own."""
+
+    def take(self) -> Any:
+        """What happened since it was last asked, for `Ledger.add`; something false where nothing did. Picklable."""
+
+    def portable(self, closed: ClosedGroup[Any]) -> ClosedGroup[Any]:
+        """What is sent of a closed place together with what `take` returned."""
+
+
+class Ledger(Protocol):
+    """What the trainer knows of the rollouts of a generator process (mmrl.training.generator)."""
+
+    def add(self, work: Any) -> None:
+        """What `HostedWork.take` returned."""
+
+    def whole(self, closed: ClosedGroup[Any]) -> ClosedGroup[Any]:
+        """The closed place of which `HostedWork.portable` was sent, after the work sent with it was added."""
+
+    def resume_point(self) -> Any:
+        """For `HostedWork.resume` of another process, which takes the place of a lost one: nothing that is known here is made
+        again."""
 
 
 class RolloutSource(Protocol):
@@ -113,3 +144,10 @@ class RolloutSource(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
+
+
+class HostableRollouts(RolloutSource, Protocol):
+    """Rollouts that a generator process can make, too."""
+
+    def hosted(self) -> HostedWork:
+        """Itself as a generator process drives it, while open."""

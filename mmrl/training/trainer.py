@@ -141,10 +141,17 @@ class Trainer:
             self.policy, self.config.optim, self.config.algorithm.critic.lr
         )
 
+    @property
+    def _generates_apart(self) -> bool:
+        """Whether a process of its own has the weights that sample."""
+        return self.config.engine.generator.kind == "process"
+
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a full replica of it before its weights are sharded."""
         with self.world.raise_on_all_ranks():
-            self.actor = build_actor(self.config, self.world, self.policy)
+            self.actor = build_actor(
+                self.config, self.world, self.policy, samples=not self._generates_apart
+            )
         self.training: TrainEngine = build_train_engine(
             self.config, self.world, self.policy, self.optimizer
         )
@@ -158,7 +165,10 @@ class Trainer:
         with self.rollouts.open(RunContext(self.policy, self.actor, self.training, self.media)):
             self.learner = self.rollouts.learner()
             settings = PipelineSettings(
-                schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0
+                schedule=s.kind,
+                order=s.order,
+                staleness=s.staleness if s.kind == "async" else 0,
+                apart=self._generates_apart,
             )
             with Pipeline(
                 self.rollouts.groups,
@@ -332,7 +342,8 @@ class Trainer:
         if self.actor is self.policy:
             return
         self.actor.version = self.policy.version
-        if (save or self.config.engine.rollout != "vllm") and self._filled != self.learner.updates:
+        samples = self.config.engine.rollout != "vllm" and not self._generates_apart
+        if (save or samples) and self._filled != self.learner.updates:
             self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
             with self.training.collective_section():
                 self.training.gather_into(self.actor)

@@ -158,6 +158,8 @@ class Worker(Child):
         self.start()
 
     method = "spawn"  # fork is unsafe beside torch threads; a fork server has none
+    # multiprocessing lets a daemon have no children; either way it is killed when this process ends
+    daemon = True
 
     # life
 
@@ -170,7 +172,7 @@ class Worker(Child):
         self.process = context.Process(
             target=_main,
             args=(self.target, child, self.progress, output, self.args),
-            daemon=True,
+            daemon=self.daemon,
             name=self.name,
         )
         with _without_main():

@@ -68,15 +68,25 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
             f"expected engine.train auto, ddp, fsdp2 or deepspeed_* in a run of {processes} processes, found single; "
             "set engine.train: auto, or start one process"
         )
+    if config.engine.generator.kind == "process":
+        if kind == "pipelined" and (processes > 1 or chosen not in ("single", "ddp")):
+            raise ConfigError(
+                f"expected schedule.kind async or serial with engine.generator process in {processes} process(es) of "
+                f"engine.train {chosen}, found pipelined: groups are dealt to them when all have closed, so that nothing would "
+                "overlap; set schedule.kind: async"
+            )
+        return chosen
     if kind != "serial" and processes > 1 and not config.overlaps_in_processes:
         raise ConfigError(
             f"expected schedule.kind serial in a run of {processes} processes, found {kind}: it overlaps "
-            "rollout and training within one process; start one process, or set schedule.kind: serial"
+            "rollout and training within one process; set engine.generator.kind: process and schedule.kind: async, or "
+            "start one process, or set schedule.kind: serial"
         )
     if kind != "serial" and chosen not in ("single", "ddp"):
         raise ConfigError(
             f"expected schedule.kind serial with engine.train {chosen}, found {kind}: its forwards wait for other "
-            "processes in a fixed order, groups close in any; set schedule.kind: serial, or engine.train: auto"
+            "processes in a fixed order, groups close in any; set engine.generator.kind: process and schedule.kind: async, "
+            "or schedule.kind: serial, or engine.train: auto"
         )
     return chosen
 
