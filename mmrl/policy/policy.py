@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
+from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.value_head import ValueHead
 from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
@@ -31,7 +32,6 @@ from mmrl.types import Turn
 
 __all__ = [
     "CRITIC_FOLDER",
-    "Entropy",
     "Evaluated",
     "PredictedValues",
     "LogpResult",
@@ -84,34 +84,6 @@ class PredictedValues:
     num_tokens: int = 0
 
 
-def _entropy(logits_nV: torch.Tensor, log_z_n: torch.Tensor) -> torch.Tensor:
-    """Entropies (n,) in nats from logits and their logsumexp; an impossible token (-inf) adds 0."""
-    p_nV = (logits_nV - log_z_n[:, None]).exp()
-    return log_z_n - (p_nV * logits_nV.masked_fill(p_nV == 0, 0.0)).sum(-1)
-
-
-class Entropy(torch.autograd.Function):
-    """`_entropy` with its gradient dH/dl_i = -p_i (log p_i + H), which needs the logits alone: autograd would keep three more
-    copies of (n, V). `log_z_n` is taken as a function of the logits and gets no gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_nV: torch.Tensor, log_z_n: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        entropy_n = _entropy(logits_nV, log_z_n)
-        ctx.save_for_backward(logits_nV, log_z_n, entropy_n)
-        return entropy_n
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """See the class."""
-        logits_nV, log_z_n, entropy_n = ctx.saved_tensors
-        logp_nV = logits_nV - log_z_n[:, None]
-        p_nV = logp_nV.exp()
-        # 0 * -inf
-        slope_nV = logp_nV.add_(entropy_n[:, None]).mul_(p_nV).masked_fill_(p_nV == 0, 0.0)
-        return slope_nV.mul_(-gradients[0][:, None]), None
-
-
 def media_token_ids(tokenizer: Any) -> tuple[int, ...]:
     """Ids of all image / video placeholder tokens the tokenizer knows; banned at sampling and in log-probs."""
     vocabulary = tokenizer.get_vocab()
@@ -154,6 +126,7 @@ class Policy:
         self._towers: dict[int, FrozenTower | None] = {}
         # logits held at once; beyond it they are recomputed in backward
         self._logits_chunk = logits_chunk
+        self._output_layer = OutputLayer()
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
         eos = model.generation_config.eos_token_id
         self.eos_ids = tuple(
@@ -237,9 +210,10 @@ class Policy:
         return self._towers[id(model)]
 
     def logits(self, hidden_nH: torch.Tensor) -> torch.Tensor:
-        """fp32 logits (n, V) of hidden states, computed in fp32 whatever autocast is on and however the model is stored.
+        """fp32 logits (n, V) of hidden states, added up in fp32 whatever autocast is on and however the model is stored.
 
-        A bf16 logit of size 16 to 32 is a multiple of 1/8: log-probs taken from it would be fp32 in name only.
+        A bf16 logit of size 16 to 32 is a multiple of 1/8: log-probs taken from it would be fp32 in name only. On a GPU under
+        autocast the factors are bf16, as those of every other layer; elsewhere fp32.
         """
         head = self.base.lm_head
         with torch.autocast(self.device.type, enabled=False):
@@ -248,12 +222,16 @@ class Policy:
                 return head(hidden_nH.to(head.weight.dtype)).float()
             if self.autocast_dtype is None and head.weight.dtype == torch.float32:
                 return head(hidden_nH)
-            return torch.nn.functional.linear(hidden_nH.float(), head.weight.float())
+            # what gathers a sharded weight may fill the same tensor with another one's numbers
+            layer = OutputLayer() if self.lockstep else self._output_layer
+            return layer(hidden_nH, head.weight, self.autocast_dtype)
 
     def adjust(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
-        """fp32 logits of the sampled distribution: divided by the temperature, media tokens impossible."""
-        logits = logits.float() / temperature
-        return logits.index_fill(-1, self.banned, float("-inf")) if len(self.banned) else logits
+        """fp32 logits of the sampled distribution: divided by the temperature, media tokens impossible. May write over `logits`."""
+        logits = logits.float()
+        if temperature != 1:
+            logits = logits / temperature
+        return logits.index_fill_(-1, self.banned, float("-inf")) if len(self.banned) else logits
 
     def _logp_of(
         self,
@@ -263,12 +241,7 @@ class Policy:
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, ...]:
         logits_nV = self.adjust(self.logits(hidden_nH), temperature)
-        log_z_n = logits_nV.logsumexp(-1)
-        logp_n = logits_nV.gather(-1, target_n[:, None])[:, 0] - log_z_n
-        if entropy_gradient and torch.is_grad_enabled():
-            return logp_n, Entropy.apply(logits_nV, log_z_n.detach())
-        with torch.no_grad():
-            return logp_n, _entropy(logits_nV, log_z_n)
+        return TokenScores.apply(logits_nV, target_n, entropy_gradient)
 
     def logp(
         self,
