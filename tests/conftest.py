@@ -41,6 +41,7 @@ LONG = (
     "test_distributed.py",
     "test_vllm.py",
     "test_vllm_server.py",
+    "test_vllm_servers.py",
     "test_maniskill.py",
     "test_recipes.py",
     "test_answer_critic.py",

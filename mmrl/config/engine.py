@@ -36,8 +36,9 @@ class VLLMConfig(_Section):
     mode: Literal["colocated", "server"] = "colocated"
     """Where vLLM runs: in the training process (or in the actors of ray.rollout_actors), or as a server of its own, started by
     `mmrl rollout-server`."""
-    url: str | None = None
-    """Address of the server, for example http://10.0.0.2:8100; its key, if it has one, is read from MMRL_API_KEY."""
+    url: str | list[str] | None = None
+    """Address of the server, for example http://10.0.0.2:8100, or a list of several, each of which answers a share of the
+    prompts (one that goes away is done without until it is back); their key, if they have one, is read from MMRL_API_KEY."""
     start_s: float = Field(300.0, gt=0)
     """Seconds a server has to answer when the run starts."""
     timeout_s: float = Field(1800.0, gt=0)
@@ -66,9 +67,18 @@ class VLLMConfig(_Section):
     threshold: float = Field(2.0, gt=1)
     """Bound of the importance weights of `correction`."""
 
+    @property
+    def urls(self) -> list[str]:
+        """The addresses as a list."""
+        return [self.url] if isinstance(self.url, str) else list(self.url or ())
+
     @model_validator(mode="after")
     def _placed(self) -> VLLMConfig:
-        if (self.mode == "server") != (self.url is not None):
+        if twice := sorted({url for url in self.urls if self.urls.count(url) > 1}):
+            raise ValueError(
+                f"engine.vllm.url: expected each server once, found {', '.join(twice)} several times"
+            )
+        if (self.mode == "server") != bool(self.urls):
             needs = "needs" if self.mode == "server" else "has no"
             raise ValueError(
                 f"engine.vllm.mode {self.mode} {needs} engine.vllm.url, found {self.url!r}; set mode: server and url: "

@@ -61,9 +61,9 @@ def build_rollout_engine(
         SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens)
     )
     if settings.mode == "server":
-        backend = importlib.import_module("mmrl.rollout.vllm_client").VLLMClient(
-            settings, config.model.path, vllm_dtype(policy)
-        )
+        where = ("servers", "VLLMServers") if settings.urls[1:] else ("client", "VLLMClient")
+        client = getattr(importlib.import_module(f"mmrl.rollout.vllm_{where[0]}"), where[1])
+        backend = client(settings, config.model.path, vllm_dtype(policy))
     else:
         module = importlib.import_module("mmrl.rollout.vllm_backend")
         limit = int(policy.base.config.get_text_config().max_position_embeddings)

@@ -19,7 +19,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -181,6 +181,7 @@ class VLLMBackend:
 
     shared = False
     loaded = ""  # names weights behind a server (VLLMClient); here nobody else can replace them
+    counts: ClassVar[dict[str, float]] = {}
     dropped = False  # whether it fell asleep without its weights, so that the next `load` must bring all of them
 
     def __init__(self, settings: VLLMSettings) -> None:

@@ -11,9 +11,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import torch
@@ -23,11 +23,16 @@ from mmrl.errors import ConfigError, MismatchError, RolloutError
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling
 from mmrl.rollout.vllm_wire import chunks, dump, dump_prompts
 
-__all__ = ["VLLMClient"]
+__all__ = ["ServerGone", "VLLMClient", "WeightSender"]
 
 _CHUNK_BYTES = 64 << 20
 _ERRORS = {"ConfigError": ConfigError, "MismatchError": MismatchError}
 _PAUSE_S = 0.5  # between two tries while the server starts
+_GLANCE_S = 5.0  # for a server that was lost to say that it is back
+
+
+class ServerGone(RolloutError):
+    """A rollout server does not answer, or was started again and has no weights: another one may."""
 
 
 class VLLMClient:
@@ -36,14 +41,14 @@ class VLLMClient:
     shared = True
     dropped = False  # a server has its own device, and does not sleep
 
-    def __init__(self, settings: VLLMConfig, model: str, dtype: str) -> None:
-        assert settings.url is not None
-        address = urlsplit(settings.url if "//" in settings.url else f"//{settings.url}")
-        if address.scheme not in ("", "http", "https") or not address.hostname:
-            raise ConfigError(
-                f"expected engine.vllm.url like http://host:port, found '{settings.url}'"
-            )
-        self.url, self._address, self._settings = settings.url, address, settings
+    counts: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, settings: VLLMConfig, model: str, dtype: str, url: str = "") -> None:
+        self.url = url or settings.urls[0]
+        self._settings = settings
+        self._address = urlsplit(self.url if "//" in self.url else f"//{self.url}")
+        if self._address.scheme not in ("", "http", "https") or not self._address.hostname:
+            raise ConfigError(f"expected engine.vllm.url like http://host:port, found '{self.url}'")
         self.loaded = ""  # name of the weights that this run sent last; set on the processes that did not send them
         # hashes of media that were sent, and the digests of their tensors
         self._known: dict[str, str] = {}
@@ -86,20 +91,15 @@ class VLLMClient:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """See VLLMBackend.load. All weights the first time and after a failure; later those that differ from the ones sent before,
         which the server must still hold."""
-        base, self.loaded, sync = self.loaded, "", secrets.token_hex(8)
-        first, answer = True, {}
-        for group, last in chunks(weights, _CHUNK_BYTES):
-            document = {
-                "sync": sync,
-                "base": base,
-                "first": first,
-                "last": last,
-                "names": [name for name, _ in group],
-            }
-            answer = self._post("/weights", dump(document, dict(group)))
-            first = False
-        self.loaded = sync
-        return answer["held"]
+        sender, held = self.sender(secrets.token_hex(8), self.loaded), list[dict[str, int]]()
+        for piece in sender.pieces(weights):
+            held = sender.send(piece)
+        return held
+
+    def sender(self, sync: str, base: str) -> WeightSender:
+        """Sends the weights of one sync of this name on top of those of another; until its end the server has none."""
+        self.loaded = ""
+        return WeightSender(self, sync, base)
 
     def sleep(self) -> None:
         """The server has its own device."""
@@ -121,6 +121,13 @@ class VLLMClient:
         self._check(status, answer)
         return answer["found"]
 
+    def answers(self) -> bool:
+        """Whether the server says at once that it is there."""
+        try:
+            return self._once("GET", "/health", b"", _GLANCE_S)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
     def _post(self, path: str, body: bytes) -> Any:
         status, answer = self._exchange("POST", path, body)
         self._check(status, answer)
@@ -128,7 +135,7 @@ class VLLMClient:
 
     def _check(self, status: int, answer: Any) -> None:
         if status == 503:
-            raise RolloutError(
+            raise ServerGone(
                 f"the rollout server {self.url} has no weights: it was started again during the run, or a sync "
                 "failed on it; look at its log, then resume the run"
             )
@@ -148,17 +155,17 @@ class VLLMClient:
         try:
             return self._once(method, path, body)
         except TimeoutError as error:
-            raise RolloutError(
+            raise ServerGone(
                 f"the rollout server {self.url} did not answer {path} within engine.vllm.timeout_s = "
                 f"{self._settings.timeout_s:g} s; raise it, or look at the server's log"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise RolloutError(
+            raise ServerGone(
                 f"the rollout server {self.url} is gone ({type(error).__name__}: {error}); look at its log, start "
                 "it again, then resume the run"
             ) from error
 
-    def _once(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+    def _once(self, method: str, path: str, body: bytes, timeout_s: float = 0.0) -> tuple[int, Any]:
         kind = (
             http.client.HTTPSConnection
             if self._address.scheme == "https"
@@ -166,7 +173,9 @@ class VLLMClient:
         )
         assert self._address.hostname is not None
         connection = kind(
-            self._address.hostname, self._address.port, timeout=self._settings.timeout_s
+            self._address.hostname,
+            self._address.port,
+            timeout=timeout_s or self._settings.timeout_s,
         )
         try:
             connection.request(
@@ -201,3 +210,33 @@ class VLLMClient:
                 raise RolloutError(
                     f"cannot reach the rollout server {self.url}: {error}"
                 ) from error
+
+
+class WeightSender:
+    """The weights of one sync on their way to one server: pieces made once, which several senders may send."""
+
+    def __init__(self, client: VLLMClient, sync: str, base: str) -> None:
+        self._client, self._sync, self._base = client, sync, base
+
+    def pieces(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[bool, bytes]]:
+        """Bodies of requests, and whether each is the last."""
+        first = True
+        for group, last in chunks(weights, _CHUNK_BYTES):
+            document = {
+                "sync": self._sync,
+                "base": self._base,
+                "first": first,
+                "last": last,
+                "names": [name for name, _ in group],
+            }
+            yield last, dump(document, dict(group))
+            first = False
+
+    def send(self, piece: tuple[bool, bytes]) -> list[dict[str, int]]:
+        """Raises ServerGone, and RolloutError for weights that the server does not take. After the last piece: the digests of
+        all that it holds."""
+        last, body = piece
+        answer = self._client._post("/weights", body)
+        if last:
+            self._client.loaded = self._sync
+        return answer["held"]

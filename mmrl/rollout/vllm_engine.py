@@ -13,7 +13,7 @@ trainer does not compute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -54,8 +54,13 @@ class Answering(Protocol):
     loaded: str
     """Name of the weights sent last, where others may replace them: the main process's is set on all."""
 
-    dropped: bool
-    """Whether it fell asleep without its weights: the next sync sends all of them."""
+    @property
+    def dropped(self) -> bool:
+        """Whether it has no weights (asleep, or one of several servers started again): the next sync sends all of them."""
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What is logged of several servers, below train/rollout_servers."""
 
     def wanted(self, hash: str) -> bool:
         """Whether the tensor of this media hash must come with a prompt."""
@@ -202,6 +207,15 @@ class VLLMEngine(RolloutEngine):
             "train/sync/gap": gap.mean,
             "train/sync/gap_max": gap.max,
             "time/sync": time.perf_counter() - began,
+            **self._counted(),
+        }
+
+    def _counted(self) -> dict[str, float]:
+        """Of the servers: those that every process reaches, and the prompts asked again by any."""
+        found = self.world.gather([dict(self.backend.counts)])
+        return {
+            f"train/rollout_servers/{name}": (min if name == "up" else sum)(c[name] for c in found)
+            for name in found[0]
         }
 
     def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:

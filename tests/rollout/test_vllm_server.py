@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -26,53 +24,24 @@ from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_wire import dump
 from mmrl.training.trainer import Trainer
 from tests.kits.clip_kit import loaded, policy_of
-from tests.kits.engine_kit import ENVIRONMENT, REPO, config_file, read_jsonl, tiny_folder
+from tests.kits.engine_kit import config_file, read_jsonl, tiny_folder
 from tests.kits.launch_kit import run_here
 from tests.rollout.vllm_kit import (
+    KEY,
+    PATIENCE_S,
     VLLM,
     asked_of,
+    free_port,
     run_tree,
     sampled_logps,
     samples_of,
     settings_of,
+    start_server,
     trainer_logps,
     training_of,
 )
 
 pytestmark = pytest.mark.slow
-KEY = "a key of this test"
-PATIENCE_S = 300
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def start(folder: Path, port: int) -> subprocess.Popen[str]:
-    """`mmrl rollout-server` for the tiny model; keeps hardly any media, so that it forgets some."""
-    config = config_file(folder / "server.yaml", run_tree(folder))
-    log = (folder / "server.log").open("a")
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "mmrl.cli.main",
-            "rollout-server",
-            config,
-            f"model.path={tiny_folder()}",
-            "--port",
-            str(port),
-            "--media-gib",
-            "0.0005",
-        ],
-        cwd=REPO,
-        env={**ENVIRONMENT, "MMRL_API_KEY": KEY},
-        text=True,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +50,7 @@ def server(
 ) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
     """The address of a server, its process and its folder."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
-    process = start(folder, port)
+    process = start_server(folder, port)
     try:
         yield f"http://127.0.0.1:{port}", process, folder
     finally:
@@ -243,7 +212,7 @@ def test_a_run_samples_on_the_server_and_says_when_it_is_gone(
     assert all(
         row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 for row in rows
     )
-    other = start(folder, int(url.rsplit(":", 1)[1]))
+    other = start_server(folder, int(url.rsplit(":", 1)[1]))
     try:
         Trainer(config, resume=True).fit()
         rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,21 +23,35 @@ from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.training.optim import build_optimizer
 from mmrl.types import Sample, Turn
 from tests.kits.clip_kit import TASK, clip, loaded, sample
-from tests.kits.engine_kit import album_data, config_file, picture, small_run, tiny_folder
+from tests.kits.engine_kit import (
+    ENVIRONMENT,
+    REPO,
+    album_data,
+    config_file,
+    picture,
+    small_run,
+    tiny_folder,
+)
 
 __all__ = [
+    "KEY",
+    "PATIENCE_S",
     "VLLM",
     "asked_of",
     "backend_of",
     "engine_on",
+    "free_port",
     "run_tree",
     "sampled_logps",
     "samples_of",
     "settings_of",
+    "start_server",
     "trainer_logps",
     "training_of",
 ]
 
+KEY = "a key of this test"  # of rollout servers
+PATIENCE_S = 300
 VLLM = {"kv_cache_gib": 0.125, "max_model_len": 1024}
 
 
@@ -130,3 +147,36 @@ def run_tree(folder: Path, **sections: Any) -> dict[str, Any]:
 def settings_of(max_new_tokens: int = 8, temperature: float = 1.0) -> SamplingSettings:
     """Sampling settings."""
     return SamplingSettings(temperature=temperature, max_new_tokens=max_new_tokens)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def start_server(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
+    """`mmrl rollout-server` for the tiny model; keeps hardly any media, so that it forgets some."""
+    config = config_file(folder / "server.yaml", run_tree(folder))
+    log = (folder / "server.log").open("a")
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "mmrl.cli.main",
+            "rollout-server",
+            config,
+            f"model.path={tiny_folder()}",
+            "--port",
+            str(port),
+            "--media-gib",
+            "0.0005",
+            *options,
+        ],
+        cwd=REPO,
+        env={**ENVIRONMENT, "MMRL_API_KEY": KEY},
+        text=True,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )

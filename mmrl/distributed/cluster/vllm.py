@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -138,6 +138,7 @@ class RemoteVLLM:
 
     shared = False
     loaded = ""  # as VLLMBackend's: nobody else can replace the weights
+    counts: ClassVar[dict[str, float]] = {}
     dropped = False  # the actors do not sleep
 
     def __init__(self, settings: VLLMSettings, actors: int) -> None:
