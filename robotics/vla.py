@@ -167,6 +167,11 @@ class VLAPolicy:
         return self.core.device
 
     @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """See Trained."""
+        return self.core.autocast_dtype
+
+    @property
     def lockstep(self) -> bool:
         """See Trained."""
         return self.core.lockstep
@@ -280,7 +285,7 @@ class VLAPolicy:
                 tuple(tuple(ids[d]) for d in order if owner_D[d] == u) for u in range(len(chosen))
             ]
         owner = torch.tensor(owner_D, device=self.core.device)
-        with self.core.autocast():
+        with self.core.autocast(keep=False):
             hidden, last_UH = self._hidden(chosen, completions)
             logits = self._logits(hidden, temperature)
             values_DV = self._values(last_UH.detach() if detach_values else last_UH)[owner]

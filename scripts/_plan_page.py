@@ -32,11 +32,10 @@ the language model's matrices, H in its output layer, V in the vision tower; d d
   The own engine reads fp32 weights, 4 bytes (N + H), in b G / rows waves of what rollout.batch_tokens holds: the row "own engine".
 - Simulators: b G d x seconds per chunk / env.workers, one core each.
 - Gradients, bytes sent per GPU: DDP 2 (g-1)/g x 4 bytes x trained, once; FSDP2 m (g-1)/g x 4 bytes x trained (reduce-scatter after
-  each micro-batch). Gathers of FSDP2: (m x passes + 1) (g-1)/g x 4 bytes x trained; passes = forward + backward + reference; the 1
-  is what vLLM gets. mmrl keeps and gathers weights in fp32 (mmrl/distributed/engines/fsdp.py), the reference is counted as if it
-  were.
-- ZeRO-3 moves what FSDP2 moves. ZeRO-2 reduces after every micro-batch, too: gradients 2 m (g-1)/g x 4 bytes x trained (DeepSpeed
-  all-reduces its buckets), and the weights once per step, (g-1)/g x 4 bytes x trained.
+  each micro-batch). Gathers of FSDP2: (m x passes x 2 bytes + 4 bytes) (g-1)/g x trained; passes = forward + backward + reference;
+  forwards gather bf16 (mmrl/distributed/engines/fsdp.py), the 4 bytes are what vLLM gets of the fp32 shards.
+- ZeRO-3 moves what FSDP2 moves, in fp32. ZeRO-2 reduces after every micro-batch, too: gradients 2 m (g-1)/g x 4 bytes x trained
+  (DeepSpeed all-reduces its buckets), and the weights once per step, (g-1)/g x 4 bytes x trained.
 - Seconds of a collective: bytes / (min(NVLink, node x NIC) x network): all links of a node work at once. Not overlapped with the
   update here; FSDP2 overlaps a part of it (an upper bound there), mmrl's ddp none: it all-reduces once, after all micro-batches.
 - Weights for rollouts: in the same process (colocated) nothing crosses the network beyond the gathers.

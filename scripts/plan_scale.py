@@ -299,7 +299,9 @@ def _traffic(r: Recipe, gpus: int, prompts: float) -> dict[str, float]:
         return {"gradients": m * 2 * one, "gathers": one, "media": media}
     # forward and backward, and the reference's forward
     passes = 2 + (1 if r.config.algorithm.kl.coef > 0 else 0)
-    return {"gradients": m * one, "gathers": (m * passes + 1) * one, "media": media}
+    # FSDP2 gathers in bf16; the gather for what samples is of the fp32 shards
+    each = 0.5 if r.engine == "fsdp2" else 1.0
+    return {"gradients": m * one, "gathers": (m * passes * each + 1) * one, "media": media}
 
 
 def link_s(c: dict[str, float], gpus: int, size: float) -> float:

@@ -164,11 +164,15 @@ class Policy:
         """Named parameters that receive gradients, in a fixed order."""
         return [(n, p) for n, p in self.named_parameters() if p.requires_grad]
 
-    def autocast(self) -> contextlib.AbstractContextManager:
-        """bf16 autocast where the model was loaded with it (a GPU that has bf16, or model.dtype: bf16), else nothing."""
+    def autocast(self, *, keep: bool = True) -> contextlib.AbstractContextManager:
+        """bf16 autocast where the model was loaded with it (a GPU that has bf16, or model.dtype: bf16), else nothing.
+
+        With `keep` each trained weight's bf16 copy is kept until the context ends: half as much memory again as the weights, for
+        forwards that follow each other, as in sampling. A forward that is differentiated uses each weight once.
+        """
         if self.autocast_dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.autocast_dtype)
+        return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=keep)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Last hidden states (rows * T, H) of a packed or padded batch already on the device."""
@@ -254,7 +258,7 @@ class Policy:
         """Log-probs of batch.target_N; differentiable unless called under torch.no_grad(). With `entropy_gradient` so are
         the entropies. With `detach_values` the values' gradient ends at the value head."""
         batch = batch.to(self.device)
-        with self.autocast():
+        with self.autocast(keep=False):
             hidden_NH = self.hidden(batch).index_select(0, batch.source_N)
             values_M = self._values(hidden_NH.detach() if detach_values else hidden_NH, batch)
             size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
@@ -285,7 +289,7 @@ class Policy:
         """What the critic says of turns, packed as `evaluate` packs them, without log-probs. There must be a value head."""
         assert self.value_head is not None, "a policy without a critic predicts no values"
         batch = self._batch(prompts, tokens).to(self.device)
-        with self.autocast():
+        with self.autocast(keep=False):
             hidden = self.hidden(batch)
             values_M = self._values(hidden.index_select(0, batch.source_N), batch)
             after_D = self.value_head(hidden.index_select(0, batch.place_N[batch.ends_D])).squeeze(

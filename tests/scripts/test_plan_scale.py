@@ -51,7 +51,7 @@ def test_a_step_worked_out_by_hand() -> None:
     forward = 2 * r.shape.language * tokens + 2 * r.shape.head * answers + 4 * 36 * 2048 * pairs
     assert found.seconds["update"] == pytest.approx(8 * 4 * forward / (989e12 * 0.35))
     assert micro_batches(r, 8) == 1 and trained_parameters(r) == r.shape.language + r.shape.head
-    assert found.traffic["gathers"] == pytest.approx(3 * 7 / 8 * 4 * trained_parameters(r))
+    assert found.traffic["gathers"] == pytest.approx(7 / 8 * (2 * 2 + 4) * trained_parameters(r))
     sent = found.traffic["gradients"] + found.traffic["gathers"]
     assert found.seconds["network"] == pytest.approx(sent / (450e9 * 0.7))
     assert found.step_s == pytest.approx(sum(found.seconds.values()))
@@ -85,7 +85,7 @@ def test_engines_send_what_their_formulas_say() -> None:
         one
     )
     assert fsdp2["gradients"] == pytest.approx(m * one) and fsdp2["gathers"] == pytest.approx(
-        (2 * m + 1) * one
+        (2 * m / 2 + 1) * one
     )
 
 

@@ -47,6 +47,10 @@ class Trained(Named, Protocol):
     def device(self) -> torch.device:
         """Where `model` is."""
 
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The type that forwards compute in where it is not that of the weights."""
+
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Those of `named_parameters` that receive gradients."""
 

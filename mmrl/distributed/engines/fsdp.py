@@ -12,6 +12,11 @@ alone elsewhere, where its numbers are to be the same ones; and it makes a group
 layer is called, which mmrl does not do (mmrl/distributed/engines/root.py).
 
 fully_shard averages gradients over processes. Losses here are sums, so the division is switched off.
+
+Where the run computes in bf16 (policy.autocast_dtype), weights are gathered in bf16 and gradients reduced in fp32 (FSDP2's
+MixedPrecisionPolicy): shards, gradients and moments stay fp32. Autocast over weights gathered in fp32 would keep a bf16 copy of
+each until the forward ends, so that every process held the whole model, and would send twice the bytes. Heads, which compute in
+fp32, are gathered so.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmrl.config import RunConfig
@@ -56,9 +61,11 @@ class FSDPEngine(TrainEngine):
             torch.distributed.init_process_group(backend, rank=0, world_size=1, store=store)
         mesh = init_device_mesh(policy.device.type, (world.size,))
         whole = dict(policy.named_parameters())
-        self._roots = {id(policy.model): _shard(Root(policy.model, policy.heads), mesh)}
+        dtype = policy.autocast_dtype
+        self._roots = {id(policy.model): _shard(Root(policy.model, policy.heads), mesh, dtype)}
         if policy.reference_model is not None:
-            self._roots[id(policy.reference_model)] = _shard(Root(policy.reference_model), mesh)
+            other = _shard(Root(policy.reference_model), mesh, dtype)
+            self._roots[id(policy.reference_model)] = other
         shards = dict(policy.named_parameters())
         moved = {whole[name]: shards[name] for name in whole}
         for group in optimizer.param_groups:
@@ -137,13 +144,21 @@ class FSDPEngine(TrainEngine):
         )
 
 
-def _shard(root: Root, mesh: DeviceMesh) -> Root:
+def _shard(root: Root, mesh: DeviceMesh, dtype: torch.dtype | None) -> Root:
+    """`root` sharded, its weights gathered in `dtype` where one is given."""
     from accelerate import FullyShardedDataParallelPlugin
 
     settings = FullyShardedDataParallelPlugin(fsdp_version=2)
     options: dict[str, Any] = {"mesh": mesh}
     if settings.cpu_offload:
         options["offload_policy"] = settings.cpu_offload
+    if dtype is not None:
+        for head in root.heads.values():
+            fully_shard(head, **options)
+        # inputs are left as they are: what a block is called with holds more than activations
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     for block in root.blocks:
         fully_shard(block, reshard_after_forward=settings.reshard_after_forward, **options)
     fully_shard(root, **options)

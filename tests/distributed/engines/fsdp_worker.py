@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForImageTextToText
 
 from mmrl.config import ModelConfig, RunConfig
 from mmrl.distributed.engines import build_train_engine
 from mmrl.distributed.world import World
 from mmrl.errors import NonFiniteError
 from mmrl.policy.loading import load_policy
-from mmrl.policy.pack import idle_item, pack
+from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.training.optim import build_optimizer
 
-__all__ = ["drive"]
+__all__ = ["drive", "held"]
 
 
 def drive(folder: str) -> dict[str, Any]:
@@ -80,3 +83,60 @@ def drive(folder: str) -> dict[str, Any]:
         found["non-finite"] = world.gather([str(error)])
     found["steps"] = sorted(set(steps))
     return found
+
+
+def _resident() -> int:
+    """Bytes of this process that lie in memory."""
+    pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def held(folder: str) -> dict[str, Any]:
+    """What a forward and a backward in bf16 hold of weights: resident bytes after each decoder layer of the forward, without
+    gradients and with them (checkpointed); and the log-probs, beside those of transformers' own model in bf16."""
+    os.environ["FSDP_RESHARD_AFTER_FORWARD"] = "true"
+    # glibc: M_MMAP_THRESHOLD; what is freed leaves the process at once
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)
+    world = World(torch.device("cpu"))
+    config = RunConfig.model_validate({"engine": {"train": "fsdp2"}, "optim": {"lr": 0.01}})
+    settings = ModelConfig(path=folder, device="cpu", dtype="bf16", gradient_checkpointing=True)
+    policy = load_policy(settings)
+    item = PackItem(idle_item(policy.eos_ids[0]).prompt, (tuple(range(5, 25)),))
+    ids = torch.tensor([[*item.prompt.ids_P.tolist(), *item.completions[0]]])
+    theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        logits = theirs(input_ids=ids).logits[0, -len(item.completions[0]) - 1 : -1].float()
+    del theirs
+    logits = policy.adjust(logits, 1.0)
+    expected = logits.log_softmax(-1).gather(-1, ids[0, -len(item.completions[0]) :, None])[:, 0]
+    engine = build_train_engine(
+        config, world, policy, build_optimizer(policy.trainable(), config.optim)
+    )
+    layers = list(policy.base.model.language_model.layers)
+    seen: list[int] = []
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: seen.append(_resident()))
+    batch = pack([item])
+
+    def passes(*, grad: bool) -> tuple[torch.Tensor, list[int]]:
+        seen.clear()
+        with torch.set_grad_enabled(grad):
+            (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
+        found = [each - seen[0] for each in seen]
+        if grad:
+            engine.backward(logp_N.sum(), last=True)
+        return logp_N.detach(), found
+
+    engine.begin(1.0)
+    passes(grad=True)  # gradients have their place, and the allocator its arenas
+    told = {"bare": passes(grad=False), "differentiated": passes(grad=True)}
+    gradient = policy.base.lm_head.weight.grad
+    return {
+        "block": sum(p.numel() for p in layers[0].parameters()),
+        "layers": len(layers),
+        "growth": {name: max(found[-2:]) for name, (_, found) in told.items()},
+        "apart": {
+            name: float((logp_N - expected).abs().max()) for name, (logp_N, _) in told.items()
+        },
+        "types": sorted({str(t.dtype) for t in (gradient, *(p for _, p in policy.trainable()))}),
+    }

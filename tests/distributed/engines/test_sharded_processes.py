@@ -15,6 +15,7 @@ import torch
 from mmrl.config import load_config
 from mmrl.distributed.engines import build_train_engine
 from mmrl.distributed.world import World
+from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.training.optim import build_optimizer
 from mmrl.training.trainer import Trainer
 from tests.distributed.engines.deepspeed_worker import (
@@ -53,6 +54,7 @@ class Found:
     one: dict[str, dict[str, Any]]  # by precision
     two: dict[str, list[dict[str, Any]]]
     fsdp: dict[str, Any]
+    held: list[dict[str, Any]]  # by process
     said: str
 
 
@@ -99,6 +101,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     # accelerate tells whoever comes later of DeepSpeed, in variables
     jobs.sort(key=lambda job: "name=fsdp2" not in job[2])
     jobs.insert(2, ["tests.distributed.engines.fsdp_worker:drive", tiny_folder()])
+    wide, processor = build_tiny(TinySpec(hidden=256, layers=10, vision_hidden=32, vision_heads=1))
+    wide.save_pretrained(folder / "wide")
+    processor.save_pretrained(folder / "wide")
+    jobs.insert(3, ["tests.distributed.engines.fsdp_worker:held", str(folder / "wide")])
     jobs += [
         [TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
         [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
@@ -113,7 +119,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume"
     )
     two = {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE}
-    return Found(full, lora, one, two, ranks[0][2], said)
+    return Found(full, lora, one, two, ranks[0][2], [rank[3] for rank in ranks], said)
 
 
 def test_full_training_equals_one_process(found: Found) -> None:
@@ -150,6 +156,15 @@ def test_lora_with_a_frozen_tower_and_cached_features(found: Found) -> None:
         run = found.lora.folder.path.with_name(kind)
         compare(found.lora, run)
         assert (run / "checkpoints" / "step_000002" / "adapter").is_dir()
+
+
+def test_fsdp_in_bf16_holds_one_block_at_a_time(found: Found) -> None:
+    """Autocast's cache would hold a bf16 copy of all layers at the end of a forward: nine blocks more than after the first."""
+    for of in found.held:
+        assert max(of["growth"].values()) < 2 * of["block"], of
+        assert of["layers"] == 10 and of["types"] == ["torch.float32"], of
+        # transformers' own bf16 model, whose output layer rounds logits to bf16
+        assert max(of["apart"].values()) < 0.02, of
 
 
 def test_fsdp_sums_gradients_and_fails_together(found: Found) -> None:
