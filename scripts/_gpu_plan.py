@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.config import ModelConfig
 from mmrl.diagnostics.shapes import SHAPES, shape_config
 from scripts._gpu_kit import Setting, update_flops
 from scripts.plan_scale import decode_bytes, shape_of
@@ -78,7 +77,8 @@ def plan_shares(
     failed, or are of a model that is not in mmrl.diagnostics.shapes, give nothing.
     """
     found: dict[str, dict[str, Any]] = {}
-    usual = ModelConfig().attn
+    # what model.attn auto takes on a GPU
+    usual = ("flash_attention_2", "flex")
 
     def keep(row: dict[str, Any], name: str, share: float | None) -> None:
         if share is not None:
@@ -93,7 +93,7 @@ def plan_shares(
         ]
         for share, row in sorted(
             updates,
-            key=lambda u: (u[1]["mode"] == "full", u[1]["attn"] == usual, u[0]),
+            key=lambda u: (u[1]["mode"] == "full", u[1]["attn"] in usual, u[0]),
             reverse=True,
         ):
             keep(row, "update_share", share)

@@ -62,8 +62,9 @@ class ModelConfig(_Section):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the forward passes: bf16 is autocast, trained weights and optimizer stay fp32. auto: bf16 on a GPU that
     has it, else fp32."""
-    attn: Literal["sdpa", "eager", "flash_attention_2", "flex"] = "sdpa"
-    """Attention kernel of the language model and the vision tower (mmrl/policy/attention.py)."""
+    attn: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex"] = "auto"
+    """Attention kernel of the language model and the vision tower (mmrl/policy/attention.py). auto: on a GPU in bf16
+    flash_attention_2 where flash-attn is installed, else flex; elsewhere sdpa."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them; null: on a GPU."""
     max_prompt_tokens: int = Field(16384, ge=16)

@@ -317,7 +317,10 @@ def _phases(
         text,
         precision,
         micro,
-        config.model.attn,
+        # auto: flash attention needs no more than flex
+        ("flex" if autocast is not None and kind == "cuda" else "sdpa")
+        if config.model.attn == "auto"
+        else config.model.attn,
         trained=p.trained_language,
         adapted=p.adapted,
         checkpointing=checkpointing,

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.config import RunConfig
+from mmrl.policy.attention import choose_attention
+from mmrl.policy.loading import device_and_precision
 from mmrl.rollout import SamplingSettings
 from mmrl.rollout.group_generator import sampling_settings
 
@@ -32,11 +34,12 @@ class EvalSettings:
 def protocol_of(config: RunConfig) -> dict[str, Any]:
     """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
     m, d = config.model, config.data
+    device, _, autocast = device_and_precision(m, None)
     return {
         "model": m.path,
         "system": m.system,
         "dtype": m.dtype,
-        "attn": m.attn,
+        "attn": choose_attention(m.attn, device, autocast),
         "max_prompt_tokens": m.max_prompt_tokens,
         "min_pixels": d.min_pixels,
         "max_pixels": d.max_pixels,

@@ -4,10 +4,12 @@ In a packed shared-prefix row each prompt attends to itself once; each completio
 else, so the cost is P^2 + G * C * (P + C) per group instead of (P + G * C)^2 for a dense mask or G * (P + C)^2 for the usual batch.
 
     setting            packed row                                     padded batch, prefill      vision tower
-    sdpa               padded blocks of prompts and completions       transformers' sdpa         transformers' sdpa, per sequence
+    sdpa               padded blocks of prompts and completions       transformers' sdpa         a call per length of window
     eager              the same blocks, as plain matrix products      plain matrix products      transformers' eager
     flash_attention_2  two variable-length calls (attention_flash)    variable-length call       variable-length call
     flex               one block mask (attention_flex)                block mask                 block mask
+
+`auto` is flash_attention_2 on a GPU that has the package, else flex there, and sdpa elsewhere.
 
 One token at a time (decoding) and masks that are given whole (4-D) go through sdpa under every setting: decoding has a path of its
 own, because transformers copies all cached keys and values once per query head before every masked sdpa call.
@@ -18,6 +20,7 @@ width.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -26,10 +29,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmrl.policy.attention_flash import check_flash, padded_flash, prefix_flash, vision_flash
 from mmrl.policy.attention_flex import flex, padded_block_mask, vision_flex
 from mmrl.policy.attention_layout import PrefixLayout
+from mmrl.policy.attention_windows import vision_sdpa
 
 __all__ = [
     "ATTENTIONS",
     "check_attention",
+    "choose_attention",
     "prefix_attention",
     "register_attention",
     "set_attention",
@@ -38,7 +43,7 @@ __all__ = [
 # model.attn -> what transformers calls it in (language model, vision tower). The tower hands over whole packed patches, with their
 # sequences' lengths, to implementations with "flash" in their name, and one sequence after the other to all others.
 ATTENTIONS = {
-    "sdpa": ("mmrl_prefix", "sdpa"),
+    "sdpa": ("mmrl_prefix", "mmrl_flash_or_sdpa"),
     "eager": ("mmrl_prefix_eager", "eager"),
     "flash_attention_2": ("mmrl_prefix_varlen", "mmrl_flash_varlen"),
     "flex": ("mmrl_prefix_flex", "mmrl_flash_or_flex"),
@@ -158,8 +163,11 @@ def _sdpa_interface(
     attention_mask: torch.Tensor | None,
     prefix_layout: PrefixLayout | None = None,
     scaling: float | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
+    if cu_seq_lens_q is not None:  # the vision tower is handed the language model's layout too
+        return vision_sdpa(query, key, value, cu_seq_lens_q, scaling), None
     if prefix_layout is not None:
         return prefix_attention(query, key, value, prefix_layout, scaling), None
     return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
@@ -263,6 +271,21 @@ def register_attention() -> None:
             if name.startswith("mmrl"):
                 AttentionInterface.register(name, interface)
                 AttentionMaskInterface.register(name, mask)
+
+
+def choose_attention(attn: str, device: torch.device, autocast: torch.dtype | None) -> str:
+    """What `model.attn: auto` means for a policy on `device` that computes in `autocast`; every other setting is itself.
+
+    Dense scores of a packed row or a long prompt would fill a GPU, and both kernels compute in 16 bits what they skip no block of.
+    """
+    if attn != "auto":
+        return attn
+    if device.type != "cuda" or autocast is None:
+        return "sdpa"
+    if importlib.util.find_spec("flash_attn") is not None:
+        return "flash_attention_2"
+    # what torch compiles flex attention with
+    return "flex" if importlib.util.find_spec("triton") is not None else "sdpa"
 
 
 def check_attention(attn: str, device: torch.device, autocast: torch.dtype | None) -> None:

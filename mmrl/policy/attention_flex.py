@@ -2,7 +2,7 @@
 
 Who sees whom is written as at most two spans of keys per query. The mask function reads them, and the block mask is computed from
 them block by block: no (T, T) mask exists anywhere, so memory grows with T * T / 128 small integers for a moment and with T
-otherwise. Key heads are never repeated. On a GPU the kernel is compiled once. torch has no backward of flex attention on a CPU:
+otherwise. Key heads are never repeated. On a GPU the kernel is compiled. torch has no backward of flex attention on a CPU:
 there the same block mask, blocks and function, is written out as a (T, T) mask for sdpa. That serves tests and small runs.
 
 Legend: R rows, H / Hkv query / key heads, T queries, K keys, D head width, S block size.
@@ -21,6 +21,7 @@ __all__ = ["flex", "padded_block_mask", "span_block_mask", "vision_flex"]
 
 _BLOCK = 128  # FlexAttention's own block size
 _QUERIES = 64 * _BLOCK  # whose blocks are counted at once
+_VARIANTS = 64  # of the compiled kernel: far more than the uses there are
 
 
 def _visible(spans_4RT: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -113,8 +114,23 @@ def dense_mask(mask: BlockMask) -> torch.Tensor:
 
 
 @functools.cache
-def _compiled() -> Callable[..., torch.Tensor]:
-    return torch.compile(flex_attention)
+def _compiled(backend: str = "inductor") -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention, fullgraph=True, backend=backend)
+
+
+def _fused(*args: Any, **options: Any) -> torch.Tensor:
+    """The compiled kernel, and an error where it cannot be compiled: torch's own fallback computes dense (T, K) scores.
+
+    Each use compiles anew (packed, padded, tower; with and without gradients; a type, a head width), and torch gives up at the
+    eighth. The limits hold for the calls made here.
+    """
+    limits: dict[str, Any] = {
+        "recompile_limit": _VARIANTS,
+        "accumulated_recompile_limit": 8 * _VARIANTS,
+        "fail_on_recompile_limit_hit": True,
+    }
+    with torch._dynamo.config.patch(**limits):
+        return _compiled()(*args, **options)
 
 
 def flex(
@@ -130,7 +146,7 @@ def flex(
             query, key, value, attn_mask=dense_mask(mask), scale=scaling, enable_gqa=True
         )
     else:  # the kernel for short queries wants 2^n query heads per key head, of which Qwen2.5-VL-7B has 7
-        out = _compiled()(
+        out = _fused(
             query.contiguous(),
             key.contiguous(),
             value.contiguous(),

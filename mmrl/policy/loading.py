@@ -11,7 +11,7 @@ import torch
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from mmrl.policy.attention import check_attention, set_attention
+from mmrl.policy.attention import check_attention, choose_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.finite import check_loaded
@@ -291,7 +291,9 @@ def load_policy(
     check_loadable(config.path)
     template = template_for(_model_type(config.path), config)
     device, dtype, autocast = device_and_precision(config, device)
-    check_attention(config.attn, device, autocast)
+    attn = choose_attention(config.attn, device, autocast)
+    check_attention(attn, device, autocast)
+    config = config.model_copy(update={"attn": attn})
     lora = config.lora is not None and trainable
     model = _load_model(
         str(weights) if weights is not None and not lora else config.path, config, dtype

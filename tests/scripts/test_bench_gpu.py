@@ -153,8 +153,8 @@ def test_the_plan_gives_the_measured_seconds_again() -> None:
     )
     rows = [
         by_lora,
-        updates("full", "flex", full / 2),
-        updates("full", "sdpa", full),
+        updates("full", "sdpa", full / 2),
+        updates("full", "flex", full),
         generated("rollout"),
         generated("vllm"),
         {
@@ -166,7 +166,7 @@ def test_the_plan_gives_the_measured_seconds_again() -> None:
         },
     ]
     found = plan_shares(rows, setting, 989.0, 3.35)
-    assert set(found) == {r.shape.name} and found[r.shape.name].pop("update_of") == "full sdpa"
+    assert set(found) == {r.shape.name} and found[r.shape.name].pop("update_of") == "full flex"
     assert found[r.shape.name] == {
         "update_share": pytest.approx(0.3, rel=0.01),
         "prefill_share": pytest.approx(0.2, rel=0.01),
