@@ -49,8 +49,8 @@ holds
 _LIMITS = """\
 - The figures marked assumption decide the result: half the share is twice the time. They are replaced, model by model, by
   assets/results/bench_gpu.json where that file has a section "plan".
-- Tensor, pipeline and sequence parallelism: mmrl has none, and asks vLLM for none. A model whose bf16 copy for sampling does not
-  fit one GPU cannot be trained.
+- Tensor and pipeline parallelism: mmrl has none for training. A model whose bf16 copy for sampling does not fit one GPU cannot be
+  trained. Sequence parallelism (engine.sequence_parallel) is not used here: these prompts fit one GPU.
 - Rollouts on GPUs of their own while others train: `engine.generator.kind: process` with `schedule.kind: async` does that
   (mmrl/training/generator.py); no row here counts on it.
 - Stragglers, failed nodes, storage, the time of checkpoints, evaluation, rewards that call a model, prompts without signal

@@ -164,6 +164,11 @@ class EngineConfig(_Section):
     is said at the start and written to RUN/config.yaml."""
     train: Literal["auto", "single", "ddp", "deepspeed_zero2", "deepspeed_zero3", "fsdp2"] = "auto"
     """How training is spread over processes. auto: single in one process, ddp in several."""
+    sequence_parallel: int = Field(1, ge=1)
+    """Processes that compute a packed row together, each a slice of its tokens (Ulysses; verl: ulysses_sequence_parallel_size), for
+    prompts too long for one GPU: activations per process shrink by this factor. It divides the number of processes and the model's
+    query heads, and its key heads or the other way round; with any engine.train, schedule.kind serial and train.forward shared.
+    train.token_budget counts the whole row."""
     workers: Literal["local", "ray"] = "local"
     """Where worker processes run: on this machine, or on a Ray cluster."""
     generator: GeneratorConfig = GeneratorConfig()

@@ -210,6 +210,9 @@ _VERL: dict[str, Meaning] = {
     ),
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": Meaning("train.token_budget", "tokens"),
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": Meaning("train.token_budget"),
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": Meaning(
+        "engine.sequence_parallel", "token budgets count the whole row, not its slices"
+    ),
     "actor_rollout_ref.actor.ppo_epochs": Meaning("algorithm.epochs"),
     "actor_rollout_ref.actor.clip_ratio_low": Meaning("algorithm.clip_low"),
     "actor_rollout_ref.actor.clip_ratio_high": Meaning("algorithm.clip_high"),

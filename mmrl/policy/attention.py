@@ -21,6 +21,7 @@ width.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from mmrl.policy.attention_flash import check_flash, padded_flash, prefix_flash,
 from mmrl.policy.attention_flex import flex, padded_block_mask, vision_flex
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.attention_windows import vision_sdpa
+from mmrl.policy.sequence_parallel import over_heads
 
 __all__ = [
     "ATTENTIONS",
@@ -248,6 +250,30 @@ def _flex_interface(
     return flex(query, key, value, mask, scaling), None
 
 
+def _in_slices(interface: Callable[..., tuple[torch.Tensor, Any]]) -> Callable[..., Any]:
+    """`interface`, also where processes compute a packed row together."""
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        prefix_layout: PrefixLayout | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            return interface(module, q, k, v, attention_mask, prefix_layout=prefix_layout, **kwargs)
+
+        if prefix_layout is None or prefix_layout.sequence is None:
+            return attend(query, key, value)
+        return over_heads(
+            attend, query, key, value, prefix_layout.num_tokens, prefix_layout.sequence
+        )
+
+    return attention
+
+
 def _padding_mask(
     *args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any
 ) -> torch.Tensor | None:
@@ -269,7 +295,7 @@ def register_attention() -> None:
     for attn, (interface, mask) in interfaces.items():
         for name in ATTENTIONS[attn]:
             if name.startswith("mmrl"):
-                AttentionInterface.register(name, interface)
+                AttentionInterface.register(name, _in_slices(interface))
                 AttentionMaskInterface.register(name, mask)
 
 

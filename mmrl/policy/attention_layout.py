@@ -16,6 +16,8 @@ import torch
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+    from mmrl.policy.sequence_parallel import SequenceGroup
+
 _CPU = torch.device("cpu")
 
 __all__ = ["PaddedBlocks", "PrefixLayout", "VarlenIndex"]
@@ -61,7 +63,8 @@ class PrefixLayout:
     """Start and length of every prompt (M) and completion (B) in a packed row, and the prompt of each completion; on the CPU.
 
     Prompts are causal. A completion's tokens see its whole prompt and, of the completion, what precedes them; without `causal` all
-    of it. What the properties build is on `device`.
+    of it. What the properties build is on `device`. `sequence`: the processes that compute the row together, each a slice of it
+    (mmrl.policy.sequence_parallel).
     """
 
     prompt_start_M: torch.Tensor
@@ -71,6 +74,7 @@ class PrefixLayout:
     owner_B: torch.Tensor
     causal: bool = True
     device: torch.device = _CPU
+    sequence: SequenceGroup | None = None
 
     def to(self, device: torch.device) -> PrefixLayout:
         """The same layout for tensors on `device`."""

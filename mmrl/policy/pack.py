@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ import torch
 from mmrl.errors import ConfigError
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.encode import Prompt
+from mmrl.policy.sequence_parallel import SequenceGroup
 
 __all__ = [
     "Batch",
@@ -144,6 +145,20 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens the language model processes, padding included."""
         return int(self.ids.numel())
+
+    @property
+    def sequence(self) -> SequenceGroup | None:
+        """The processes that compute the row together, each a slice of it; None: this one alone."""
+        return None if self.layout is None else self.layout.sequence
+
+    def in_slices(self, group: SequenceGroup) -> Batch:
+        """The same row for processes that compute it together (mmrl.policy.sequence_parallel). Raises ConfigError."""
+        if self.layout is None:
+            raise ConfigError(
+                "engine.sequence_parallel: expected a packed row (train.forward shared), found the padded batch; set "
+                "train.forward: shared, or engine.sequence_parallel: 1"
+            )
+        return replace(self, layout=replace(self.layout, sequence=group))
 
     @property
     def starts_D(self) -> torch.Tensor:

@@ -25,8 +25,15 @@ from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
+from mmrl.policy.sequence_parallel import Rows, SequenceGroup, slice_media
 from mmrl.policy.value_head import ValueHead
-from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
+from mmrl.policy.vision import (
+    FrozenTower,
+    encoded_rows,
+    feature_rows,
+    joint_media_inputs,
+    media_inputs,
+)
 from mmrl.task import Template
 from mmrl.types import Turn
 
@@ -175,29 +182,45 @@ class Policy:
         return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=keep)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
-        """Last hidden states (rows * T, H) of a packed or padded batch already on the device."""
+        """Last hidden states (rows * T, H) of a packed or padded batch already on the device; where processes compute a packed row
+        together, those of this one's slice."""
         # transformers checkpoints activations only in training mode, and ignores KV caches there; Qwen-VL has no dropout
         self.model.train(torch.is_grad_enabled() and self.base.is_gradient_checkpointing)
         extra: dict[str, Any] = {"prefix_layout": batch.layout} if batch.layout is not None else {}
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
-        idle = None
-        if self.lockstep and self.tower() is None:
+        idle, seen = None, (batch.ids, batch.positions_3, batch.kinds)
+        if batch.sequence is not None:
+            media, idle = self._slice_media(batch, batch.sequence)
+            ids, positions, kinds = (batch.sequence.slice_of(x) for x in seen)
+            seen = ids, positions, kinds
+        elif self.lockstep and self.tower() is None:
             media, idle = joint_media_inputs(
                 self.base.model, self.encoder.visuals, batch.visuals, self.device
             )
         else:
             media = self.media(batch.visuals)
         out = self.base.model(
-            input_ids=batch.ids,
+            input_ids=seen[0],
             attention_mask=mask,
-            position_ids=batch.positions_3,
-            mm_token_type_ids=batch.kinds,
+            position_ids=seen[1],
+            mm_token_type_ids=seen[2],
             use_cache=False,
             **media,
             **extra,
         )
         hidden = out.last_hidden_state.flatten(0, 1)
         return hidden if idle is None else hidden + idle.to(hidden.dtype)
+
+    def _slice_media(
+        self, batch: Batch, group: SequenceGroup
+    ) -> tuple[dict[str, Any], torch.Tensor | None]:
+        model = self.base.model
+        return slice_media(
+            batch,
+            lambda mine: feature_rows(model, self.encoder.visuals, mine, self.device, self.tower()),
+            lambda rows: encoded_rows(model, rows),
+            group,
+        )
 
     def media(self, visuals: Sequence[Any]) -> dict[str, Any]:
         """What the model's forward takes for these pictures and clips: pixels, or features when its vision tower is frozen."""
@@ -258,43 +281,52 @@ class Policy:
         """Log-probs of batch.target_N; differentiable unless called under torch.no_grad(). With `entropy_gradient` so are
         the entropies. With `detach_values` the values' gradient ends at the value head."""
         batch = batch.to(self.device)
+        rows, count = Rows(batch.sequence, batch.num_tokens), len(batch.target_N)
         with self.autocast(keep=False):
-            hidden_NH = self.hidden(batch).index_select(0, batch.source_N)
-            values_M = self._values(hidden_NH.detach() if detach_values else hidden_NH, batch)
+            hidden_NH = rows.at(self.hidden(batch), batch.source_N)
+            target_N = rows.share(batch.target_N)
+            values_M = self._values(hidden_NH.detach() if detach_values else hidden_NH, batch, rows)
             size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
             if len(hidden_NH) <= size:
                 logp_N, entropy_N = self._logp_of(
-                    hidden_NH, batch.target_N, temperature, entropy_gradient
+                    hidden_NH, target_N, temperature, entropy_gradient
                 )
-                return LogpResult(logp_N, entropy_N, values_M)
+                return LogpResult(rows.known(logp_N, count), rows.known(entropy_N, count), values_M)
             pieces = [
                 checkpoint(self._logp_of, h, t, temperature, entropy_gradient, use_reentrant=False)
-                for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)
+                for h, t in zip(hidden_NH.split(size), target_N.split(size), strict=True)
             ]
         return LogpResult(
-            torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]), values_M
+            rows.known(torch.cat([p[0] for p in pieces]), count),
+            rows.known(torch.cat([p[1] for p in pieces]), count),
+            values_M,
         )
 
-    def _values(self, hidden_NH: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _values(self, hidden_NH: torch.Tensor, batch: Batch, rows: Rows) -> torch.Tensor:
         """The critic's values (M,) from the hidden states that predict each token: what the policy knew before it wrote it."""
         if self.value_head is None:
             return hidden_NH.new_zeros(batch.num_sequences, dtype=torch.float32)
+        if rows.group is not None:  # a share of the tokens: whose turns begin in it does not matter
+            values_N = rows.known(self.value_head(hidden_NH).squeeze(-1), len(batch.source_N))
+            return values_N if self.values_tokens else values_N.index_select(0, batch.starts_D)
         read_MH = hidden_NH if self.values_tokens else hidden_NH.index_select(0, batch.starts_D)
         return self.value_head(read_MH).squeeze(-1)
 
     @torch.no_grad()
     def predict_values(
-        self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]
+        self,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[tuple[int, ...]],
+        sequence: SequenceGroup | None = None,
     ) -> PredictedValues:
         """What the critic says of turns, packed as `evaluate` packs them, without log-probs. There must be a value head."""
         assert self.value_head is not None, "a policy without a critic predicts no values"
-        batch = self._batch(prompts, tokens).to(self.device)
+        batch = self._batch(prompts, tokens, sequence).to(self.device)
+        rows, last_D = Rows(batch.sequence, batch.num_tokens), batch.place_N[batch.ends_D]
         with self.autocast(keep=False):
             hidden = self.hidden(batch)
-            values_M = self._values(hidden.index_select(0, batch.source_N), batch)
-            after_D = self.value_head(hidden.index_select(0, batch.place_N[batch.ends_D])).squeeze(
-                -1
-            )
+            values_M = self._values(rows.at(hidden, batch.source_N), batch, rows)
+            after_D = rows.known(self.value_head(rows.at(hidden, last_D)).squeeze(-1), len(last_D))
         return PredictedValues(values_M, after_D, batch.num_tokens)
 
     def evaluate(
@@ -305,18 +337,26 @@ class Policy:
         *,
         entropy_gradient: bool = False,
         detach_values: bool = False,
+        sequence: SequenceGroup | None = None,
     ) -> Evaluated:
         """Log-probs, entropies and values of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt
         (the same object) are packed behind one copy of it, a turn whose prompt extends the one before (`pack_turns`) behind that;
-        with `shared_prefix` false each has a prompt of its own."""
-        batch = self._batch(prompts, tokens)
+        with `shared_prefix` false each has a prompt of its own. `sequence`: the processes that compute these turns together, all of
+        which call this with the same ones (mmrl.policy.sequence_parallel); each gets the whole result."""
+        batch = self._batch(prompts, tokens, sequence)
         found = self.logp(
             batch, temperature, entropy_gradient=entropy_gradient, detach_values=detach_values
         )
         return Evaluated(found.logp_N, found.entropy_N, found.values_M, batch.num_tokens)
 
-    def _batch(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> Batch:
-        return (pack if self.shared_prefix else pack_padded)(pack_turns(prompts, tokens))
+    def _batch(
+        self,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[tuple[int, ...]],
+        sequence: SequenceGroup | None = None,
+    ) -> Batch:
+        batch = (pack if self.shared_prefix else pack_padded)(pack_turns(prompts, tokens))
+        return batch if sequence is None else batch.in_slices(sequence)
 
     def token_mask(self, turn: Turn) -> np.ndarray:
         """Which tokens of a turn had an effect, (N,) bool: all that were written."""

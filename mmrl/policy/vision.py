@@ -20,7 +20,7 @@ import torch
 
 from mmrl.video.references import Features
 
-__all__ = ["FrozenTower", "joint_media_inputs", "media_inputs"]
+__all__ = ["FrozenTower", "encoded_rows", "feature_rows", "joint_media_inputs", "media_inputs"]
 
 
 def _arithmetic(device: torch.device) -> str:
@@ -119,15 +119,8 @@ def joint_media_inputs(
     Without visuals it sees the smallest grid it can, all zeros, and the second value is 0 with a gradient of zeros for each of
     its weights, to be added to what the model computes; else it is None.
     """
-    visual = model.visual
     if not visuals:
-        side, patch = visual.spatial_merge_size, visual.patch_embed
-        width = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2
-        idle = _encode(
-            model.get_image_features,
-            torch.zeros(side * side, width, device=device),
-            [(1, side, side)],
-        )
+        idle = _idle_features(model, device)
         return {}, torch.stack(
             [part.float().sum() for f in idle for part in (f.main, *f.deep)]
         ).sum() * 0.0
@@ -145,6 +138,42 @@ def joint_media_inputs(
             kind: _encoded(features) for kind, features in kinds.items() if features
         }
     }, None
+
+
+def feature_rows(
+    model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None
+) -> torch.Tensor:
+    """Features of `visuals` one after the other, (tokens, H and the deepstack features' H), in the embeddings' type.
+
+    A trained tower (`tower` None) runs exactly once, also without visuals, and its weights have a gradient, then of zeros.
+    """
+    if tower is not None:
+        found = cache.features(visuals, tower, device)
+    elif visuals:
+        pixels_nD = torch.cat([cache.pixels(v, device) for v in visuals])
+        found = _encode(model.get_image_features, pixels_nD, [v.grid_thw for v in visuals])
+    else:
+        found = _idle_features(model, device)
+    dtype = model.get_input_embeddings().weight.dtype
+    width = model.config.text_config.hidden_size
+    width *= 1 + len(getattr(model.visual.config, "deepstack_visual_indexes", None) or ())
+    rows = [torch.cat([f.main, *f.deep], -1).to(dtype) for f in found]
+    empty = torch.zeros(0, width, dtype=dtype, device=device)
+    return torch.cat([empty, *rows]) if visuals else torch.cat([empty, *(r[:0] for r in rows)])
+
+
+def encoded_rows(model: Any, rows: torch.Tensor) -> Any:
+    """Rows of `feature_rows`, of one kind, in the form transformers' forward takes instead of pixels."""
+    main, *deep = rows.split(model.config.text_config.hidden_size, -1)
+    return _encoded([Features(main, tuple(deep))])
+
+
+def _idle_features(model: Any, device: torch.device) -> list[Any]:
+    """Of the smallest grid there is, all zeros."""
+    side, patch = model.visual.spatial_merge_size, model.visual.patch_embed
+    width = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2
+    pixels = torch.zeros(side * side, width, device=device)
+    return _encode(model.get_image_features, pixels, [(1, side, side)])
 
 
 def _encoded(features: Sequence[Any]) -> Any:

@@ -113,6 +113,8 @@ class GoldAnswers:
     def loss(self, examples: Sequence[PackItem]) -> tuple[torch.Tensor, Sequence[float]]:
         """See SupervisedSource."""
         batch = pack(examples)
+        if self.engine.sequence is not None:
+            batch = batch.in_slices(self.engine.sequence)
         (logp_N,) = self.engine.run(lambda: (self.policy.logp(batch).logp_N,))
         return -logp_N.sum(), ()
 

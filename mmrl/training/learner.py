@@ -283,9 +283,10 @@ class Learner:
             }
             drafts = [sample for g in groups for sample in self.samples.of(g, blank[g.key])]
         plan = self.steps.plan_without_step(drafts)
+        counted = result if self.steps.counts else UpdateResult()
         with self.engine.collective_section():
             found = compute_values(
-                groups, drafts, plan, lambda turns: self.loss.predict_values(turns, result)
+                groups, drafts, plan, lambda turns: self.loss.predict_values(turns, counted)
             )
         result.logprobs_s += time.perf_counter() - began
         return found

@@ -5,7 +5,8 @@
     steps.accumulate(plan, result, ...); steps.apply(total, ...)       # or micro-batches as they come, and a step at the end
 
 Where the engine's forwards are collective (sharded weights) processes agree on the number of micro-batches of a step beforehand,
-and who has fewer runs idle ones.
+and who has fewer runs idle ones. Processes that compute rows together (engine.sequence_parallel) train on the samples of all of
+them, in the same micro-batches.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class OptimizerSteps:
 
     def plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
         """Micro-batches of forwards alone, with idle ones where forwards are collective."""
-        plan = plan_of(samples, self._token_budget)
+        plan = plan_of(self._shared(samples), self._token_budget)
         return plan + [[]] * self._agree(plan, 0.0)[0] if self.engine.lockstep else plan
 
     def take(
@@ -53,16 +54,33 @@ class OptimizerSteps:
     ) -> None:
         """One optimizer step on these samples. Collective. `first_pass`: over the step's groups; `fresh`: no optimizer step was
         taken since they were rolled out."""
-        plan, share = plan_of(samples, self._token_budget), sum(s.denominator for s in samples)
-        total = None
+        share, total = sum(s.denominator for s in samples), None
+        plan = plan_of(self._shared(samples), self._token_budget)
         if self.engine.lockstep:
             idle, total = self._agree(plan, share)
             plan += [[]] * idle
         with self.engine.collective_section():
             self.engine.begin(total)
-            self.accumulate(plan, result, first_pass=first_pass, fresh=fresh)
+            counted = result if self.counts else UpdateResult()
+            self.accumulate(plan, counted, first_pass=first_pass, fresh=fresh)
+            if counted is not result:
+                result.logprobs_s += counted.logprobs_s
             names = list(dict.fromkeys(t.sample for s in samples for t in s.turns))
             self.apply(self.world.sum([share])[0] if total is None else total, names, result)
+
+    @property
+    def counts(self) -> bool:
+        """Whether what this process computes is counted: of those that compute the same rows together the first one."""
+        return self.engine.sequence is None or self.engine.sequence.rank == 0
+
+    def _shared(self, samples: Sequence[TrainingSample]) -> Sequence[TrainingSample]:
+        """The samples of all processes that compute rows together. Collective."""
+        if self.engine.sequence is None:
+            return samples
+        self.world.barrier()  # where the error of another process is heard of
+        return self.engine.sequence.share(
+            samples, lambda s: (v for t in s.turns for v in t.prompt.visuals)
+        )
 
     def _agree(self, plan: Sequence[Sequence[TrainingTurn]], share: float) -> tuple[int, float]:
         """How many idle micro-batches this process adds to its plan, and the denominator of all processes. Collective.
@@ -74,7 +92,10 @@ class OptimizerSteps:
                 self._compare_inputs(turns)
                 for turn in turns:
                     if turn.fingerprint:
-                        self.policy.encoder.visuals.pin(turn.prompt.visuals, self.policy.tower())
+                        visuals = turn.prompt.visuals
+                        if (group := self.engine.sequence) is not None:
+                            visuals = tuple(v for v in visuals if group.owner(v) == group.rank)
+                        self.policy.encoder.visuals.pin(visuals, self.policy.tower())
         count, total = agree(self.world, len(plan), share)
         return count - len(plan), total
 

@@ -181,6 +181,12 @@ def _check_failures(failed: Sequence[Mapping[str, Any]], drawn: int) -> None:
         )
 
 
+def _visuals(example: Any) -> Sequence[Any]:
+    """Pictures and clips of an example of a policy that writes text (no other is computed by several processes)."""
+    found: Sequence[Any] = example.prompt.visuals
+    return found
+
+
 def _update(
     engine: TrainEngine,
     source: SupervisedSource[Example],
@@ -190,12 +196,16 @@ def _update(
     world: World,
 ) -> dict[str, float]:
     """One optimizer step on this process's examples; loss and measures per token, gradient norm and tokens, of all processes."""
+    share = float(sum(source.size(example)[1] for example in examples))
+    if (sequence := engine.sequence) is not None:  # examples of all that compute rows together
+        world.barrier()
+        examples = sequence.share(examples, _visuals)
     sizes = [source.size(example) for example in examples]
     plan = [
         [examples[i] for i in part]
         for part in within_budget([length for length, _ in sizes], config.train.token_budget)
     ]
-    count, total = agree(world, len(plan), float(sum(tokens for _, tokens in sizes)))
+    count, total = agree(world, len(plan), share)
     parts = [*plan, *[[]] * (count - len(plan))] if engine.lockstep else plan
     engine.begin(total)
     sums = [0.0] * (1 + len(source.measures))
@@ -204,7 +214,7 @@ def _update(
         for number, part in enumerate(parts, 1):
             loss, measured = source.loss(part or [source.idle()])
             engine.backward(loss if part else loss * 0.0, last=number == len(parts))
-            if part:
+            if part and (sequence is None or sequence.rank == 0):
                 found = (float(loss.detach()), *measured)
                 sums = [a + b for a, b in zip(sums, found, strict=True)]
     # also where the error of another process is heard of, before gradients are reduced

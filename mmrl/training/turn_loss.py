@@ -188,9 +188,11 @@ class TurnLoss:
         policy: Any,
         prompts: Sequence[Prompt],
         tokens: Sequence[tuple[int, ...]],
-        **options: bool,
+        **options: Any,
     ) -> Evaluated:
         packed = 0
+        if self.engine.sequence is not None:
+            options["sequence"] = self.engine.sequence
 
         def forward() -> tuple[torch.Tensor, ...]:
             nonlocal packed
@@ -218,10 +220,14 @@ class TurnLoss:
     ) -> tuple[list[tuple[float, ...]], list[float]]:
         """The critic's values of each turn of a micro-batch, and after it; an idle one has none."""
         prompt, written = self.policy.idle_turn()
+        sequence = self.engine.sequence
+        options = {} if sequence is None else {"sequence": sequence}
 
         def forward() -> tuple[torch.Tensor, ...]:
             found = self.policy.predict_values(
-                [t.prompt for t in turns] or [prompt], [t.tokens for t in turns] or [written]
+                [t.prompt for t in turns] or [prompt],
+                [t.tokens for t in turns] or [written],
+                **options,
             )
             result.packed_tokens += found.num_tokens if turns else 0
             return found.values_M, found.after_D

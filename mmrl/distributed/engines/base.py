@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from mmrl.errors import NonFiniteError
+from mmrl.policy.sequence_parallel import SequenceGroup
 
 __all__ = ["Named", "TrainEngine", "Trained", "head_parameters"]
 
@@ -68,6 +69,9 @@ class TrainEngine(abc.ABC):
 
     lockstep: bool = False
     """Forward and backward are collective: processes must run the same modules in the same number of micro-batches."""
+
+    sequence: SequenceGroup | None = None
+    """The processes that compute a packed row together (engine.sequence_parallel); None: each computes rows of its own."""
 
     in_collective: bool = False
     """Inside a collective pass, to the end of which all processes come or none: an error of one cannot be told to the others."""

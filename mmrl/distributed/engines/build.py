@@ -18,6 +18,7 @@ from mmrl.distributed.engines.base import TrainEngine
 from mmrl.distributed.engines.local import LocalEngine
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
+from mmrl.policy.sequence_parallel import SequenceGroup, check_heads
 
 __all__ = ["accelerator_options", "build_actor", "build_train_engine", "train_engine_name"]
 
@@ -88,7 +89,28 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
             "processes in a fixed order, groups close in any; set engine.generator.kind: process and schedule.kind: async, "
             "or schedule.kind: serial, or engine.train: auto"
         )
+    if (parts := config.engine.sequence_parallel) > 1:
+        _check_sequence_parallel(parts, processes, config)
     return chosen
+
+
+def _check_sequence_parallel(parts: int, processes: int, config: RunConfig) -> None:
+    """Raises ConfigError where so many processes cannot compute rows `parts` at a time."""
+    if processes % parts:
+        raise ConfigError(
+            f"expected a number of processes that engine.sequence_parallel {parts} divides, found {processes}; start "
+            f"{parts} processes or a multiple of them, or set engine.sequence_parallel: 1"
+        )
+    if config.train.forward != "shared":
+        raise ConfigError(
+            f"expected train.forward shared with engine.sequence_parallel {parts}, found {config.train.forward}: only "
+            "packed rows are split; set train.forward: shared, or engine.sequence_parallel: 1"
+        )
+    if config.schedule.kind != "serial":
+        raise ConfigError(
+            f"expected schedule.kind serial with engine.sequence_parallel {parts}, found {config.schedule.kind}: "
+            "processes that compute a row together need all groups of the step; set schedule.kind: serial"
+        )
 
 
 def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
@@ -111,9 +133,23 @@ def build_train_engine(
 
     Raises ConfigError and MissingExtraError.
     """
+    sequence = None
+    if (parts := config.engine.sequence_parallel) > 1:
+        shape = policy.base.config.text_config
+        check_heads(shape.num_attention_heads, shape.num_key_value_heads, parts)
+        sequence = SequenceGroup.of(world.size, world.rank, parts)
+    engine = _engine(config, world, policy, optimizer)
+    engine.sequence = sequence
+    return engine
+
+
+def _engine(
+    config: RunConfig, world: World, policy: Any, optimizer: torch.optim.Optimizer
+) -> TrainEngine:
     name = train_engine_name(config, world.size)
     if name in ("single", "ddp"):
-        return LocalEngine(config.optim, world, policy, optimizer)
+        together = config.engine.sequence_parallel > 1
+        return LocalEngine(config.optim, world, policy, optimizer, lockstep=together)
     if name == "fsdp2":
         from mmrl.distributed.engines.fsdp import FSDPEngine
 

@@ -22,12 +22,19 @@ __all__ = ["LocalEngine"]
 
 
 class LocalEngine(TrainEngine):
-    """`optimizer` holds the trained parameters of `policy`."""
+    """`optimizer` holds the trained parameters of `policy`. `lockstep`: processes compute rows together."""
 
     def __init__(
-        self, config: OptimConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer
+        self,
+        config: OptimConfig,
+        world: World,
+        policy: Trained,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lockstep: bool = False,
     ) -> None:
         self.config, self.world, self.policy, self.optimizer = config, world, policy, optimizer
+        self.lockstep = lockstep
         self._trained = policy.trainable()
         heads = {id(p) for p in head_parameters(policy)}
         self._heads = [(name, p) for name, p in self._trained if id(p) in heads]
