@@ -21,7 +21,8 @@ _BLOCK = 1 << 22  # logits worked on at a time: 16 MiB
 
 def _blocks(logits_nV: torch.Tensor) -> Iterator[slice]:
     rows = max(1, _BLOCK // logits_nV.shape[-1])
-    yield from (slice(i, i + rows) for i in range(0, len(logits_nV), rows))
+    # also one of no rows: of a few tokens the share of a process may be empty (mmrl.policy.sequence_parallel)
+    yield from (slice(i, i + rows) for i in range(0, max(1, len(logits_nV)), rows))
 
 
 def _entropies(logits_nV: torch.Tensor, log_z_n: torch.Tensor) -> torch.Tensor:

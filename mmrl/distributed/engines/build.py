@@ -69,6 +69,8 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
             f"expected engine.train auto, ddp, fsdp2 or deepspeed_* in a run of {processes} processes, found single; "
             "set engine.train: auto, or start one process"
         )
+    if (parts := config.engine.sequence_parallel) > 1:
+        _check_sequence_parallel(parts, processes, config)
     if config.engine.generator.kind == "process":
         if kind == "pipelined" and (processes > 1 or chosen not in ("single", "ddp")):
             raise ConfigError(
@@ -89,8 +91,6 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
             "processes in a fixed order, groups close in any; set engine.generator.kind: process and schedule.kind: async, "
             "or schedule.kind: serial, or engine.train: auto"
         )
-    if (parts := config.engine.sequence_parallel) > 1:
-        _check_sequence_parallel(parts, processes, config)
     return chosen
 
 
@@ -106,7 +106,7 @@ def _check_sequence_parallel(parts: int, processes: int, config: RunConfig) -> N
             f"expected train.forward shared with engine.sequence_parallel {parts}, found {config.train.forward}: only "
             "packed rows are split; set train.forward: shared, or engine.sequence_parallel: 1"
         )
-    if config.schedule.kind != "serial":
+    if config.schedule.kind != "serial" and config.engine.generator.kind != "process":
         raise ConfigError(
             f"expected schedule.kind serial with engine.sequence_parallel {parts}, found {config.schedule.kind}: "
             "processes that compute a row together need all groups of the step; set schedule.kind: serial"
