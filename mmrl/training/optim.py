@@ -16,6 +16,7 @@ __all__ = [
     "build_optimizer",
     "build_policy_optimizer",
     "learning_rate",
+    "load_adamw",
     "reduce_and_scale",
     "set_learning_rate",
     "take_step",
@@ -25,16 +26,32 @@ __all__ = [
 def build_optimizer(
     parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig
 ) -> torch.optim.AdamW:
-    """AdamW; biases, norms and other vectors are not decayed."""
+    """AdamW; biases, norms and other vectors are not decayed. torch's fused kernel (optim.fused) needs no copies of its own: the
+    other one holds the square roots of all second moments while it steps."""
     decay = [p for _, p in parameters if p.ndim > 1]
     plain = [p for _, p in parameters if p.ndim <= 1]
     groups = [
         {"params": decay, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
+    on_gpu = any(p.device.type == "cuda" for _, p in parameters)
+    fused = on_gpu if config.fused is None else config.fused
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+        [g for g in groups if g["params"]],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        # None leaves the choice among the other kernels to torch
+        fused=fused or None,
     )
+
+
+def load_adamw(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Continue from the state of an AdamW that may have used another kernel: this one's stays."""
+    kernels = [(group["fused"], group["foreach"]) for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, (fused, foreach) in zip(optimizer.param_groups, kernels, strict=True):
+        group["fused"], group["foreach"] = fused, foreach
 
 
 def build_policy_optimizer(
@@ -122,7 +139,8 @@ def take_step(
     world_size: int = 1,
 ) -> tuple[float, float]:
     """Scale the gradients summed so far (see `reduce_and_scale`), clip them, and take optimizer step number `update` (from 0) at
-    its learning rate; returns (gradient norm before clipping, learning rate).
+    its learning rate; returns (gradient norm before clipping, learning rate). Gradients are given back: what comes next, rollouts,
+    needs their memory.
 
     Without anything in the loss (denominator 0) the weights stay: AdamW would still move them by its momentum. Raises
     NonFiniteError with the text of `failure(norm)`.
@@ -137,4 +155,5 @@ def take_step(
     set_learning_rate(optimizer, rate)
     if denominator > 0:
         optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return float(norm), rate

@@ -33,7 +33,7 @@ from mmrl.config import RunConfig
 from mmrl.distributed.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.distributed.engines.root import Root
 from mmrl.distributed.world import World
-from mmrl.training.optim import take_step
+from mmrl.training.optim import load_adamw, take_step
 
 __all__ = ["FSDPEngine"]
 
@@ -131,7 +131,8 @@ class FSDPEngine(TrainEngine):
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.optimizer.load_state_dict(
+        load_adamw(
+            self.optimizer,
             {
                 **state,
                 "state": {
@@ -140,7 +141,7 @@ class FSDPEngine(TrainEngine):
                     }
                     for number, entries in state["state"].items()
                 },
-            }
+            },
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from mmrl.config import OptimConfig
 from mmrl.distributed.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.distributed.world import World
-from mmrl.training.optim import take_step
+from mmrl.training.optim import load_adamw, take_step
 
 __all__ = ["LocalEngine"]
 
@@ -78,4 +78,4 @@ class LocalEngine(TrainEngine):
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         # what is mapped from a file must not stay so
-        self.optimizer.load_state_dict(copy.deepcopy(state))
+        load_adamw(self.optimizer, copy.deepcopy(state))
