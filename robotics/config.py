@@ -214,7 +214,6 @@ _OF_PROMPTS = {
     "algorithm.overlong_weight": "an episode is cut off at env.horizon, which is part of its task",
     "algorithm.carry_share": "a place's initial states follow from its number alone, so none is carried to another step",
     "engine.rollout": "a policy that acts decides by its own forward pass",
-    "engine.generator": "its policy decides in the training process",
     "engine.sequence_parallel": "each decision is a short row of its own, there is nothing to split",
     "engine.vllm": "a policy that acts decides by its own forward pass",
     "rollout.top_p": "actions are drawn from all of their bins",

@@ -11,6 +11,8 @@ thread that trains inside Learner.finish(), and in the main thread between two s
 same order in all processes.
 
 With engine.train fsdp2 or deepspeed_zero3 a full replica of the policy acts, is evaluated and saved; schedule.kind is serial then.
+
+With engine.generator process simulators and an acting copy of the policy are in a process of their own (mmrl.training.generator).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,20 +36,24 @@ from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episode_rows import episode_row, step_row
 from mmrl.robotics.evaluate import HEADLINE, METRICS, evaluate_policy
+from mmrl.robotics.generated import EpisodeLedger, HostedEpisodes
 from mmrl.robotics.learning import robot_learner
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.pool_types import PoolSettings
 from mmrl.robotics.ray_pool import RayWorkers
-from mmrl.robotics.rollout import Driver, Failure
+from mmrl.robotics.rollout import COUNTERS, Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
 from mmrl.robotics.vla import VLAPolicy
+from mmrl.rollout.shared_weights import SharedWeights
+from mmrl.training.generator import GeneratedGroups, Generator
 from mmrl.training.learner import Learner
 from mmrl.training.metrics import peak_memory_gib
-from mmrl.training.pipeline import Outcome
+from mmrl.training.pipeline import GroupSource, Outcome
 from mmrl.training.preflight import ALWAYS_MEASURED, Measured
-from mmrl.training.rollouts import RolloutSource, RunContext
+from mmrl.training.rollouts import HostableRollouts, RunContext
 from mmrl.training.update_result import UpdateResult
+from mmrl.types import RolloutGroup
 
 __all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
 
@@ -80,8 +86,12 @@ class EpisodeRollouts:
     train_sources: Sequence[LoadedSource] = ()
     eval_sources: Sequence[LoadedSource] = ()
     cluster: Any = None
-    groups: EpisodeSource
+    groups: GroupSource[RolloutGroup]
     timeline: Timeline
+    # what counts episodes and failed attempts
+    driver: Driver | EpisodeLedger
+    # of a run whose episodes are played in a process of their own
+    generator: Generator | None = None
 
     def __init__(self, config: EmbodiedConfig, world: World) -> None:
         self.config, self.world = config, world
@@ -96,6 +106,7 @@ class EpisodeRollouts:
         self._failed: list[Failure] = []  # attempts of the step that failed
         # attempts of the next steps that failed during an evaluation
         self._ahead: list[Failure] = []
+        self._sent: dict[str, float] = {}  # what giving away the weights measured
 
     @property
     def measured(self) -> Measured:
@@ -112,7 +123,14 @@ class EpisodeRollouts:
         )
 
     def build(self, policy: VLAPolicy, actor: VLAPolicy) -> None:
-        """See RolloutSource: the policy decides by its own forward."""
+        """See RolloutSource: the policy decides by its own forward, or a copy of it in a generator process."""
+        self._room = (
+            SharedWeights(policy.trainable()) if self._apart and self.world.is_main else None
+        )
+
+    @property
+    def _apart(self) -> bool:
+        return self.config.engine.generator.kind == "process"
 
     @contextmanager
     def open(self, context: RunContext) -> Iterator[None]:
@@ -120,6 +138,10 @@ class EpisodeRollouts:
         c, self.context = self.config, context
         workers = min(c.env.workers, c.env.slots)
         self.timeline = Timeline({"render": workers, "infer": 1, "train": 1})
+        if self._apart:
+            with self._open_apart(context):
+                yield
+            return
         limits = dataclasses.replace(pool_settings(c.env), environment=own_gpu(self.world.device))
         with (
             run_cluster(c, self.world.size, [simulator_demand(c, workers)]) as self.cluster,
@@ -132,7 +154,7 @@ class EpisodeRollouts:
             ) as self.pool,
         ):
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
-            self.driver = Driver(
+            driver = self.driver = Driver(
                 self.pool,
                 context.actor,
                 seed=c.seed,
@@ -142,23 +164,65 @@ class EpisodeRollouts:
                 timeline=self.timeline,
                 bootstrap=c.algorithm.critic.bootstrap,
             )
-            self.groups = EpisodeSource(
-                c, self.driver, rank=self.world.rank, size=self.world.size, policy=context.policy
+            source = EpisodeSource(
+                c, driver, rank=self.world.rank, size=self.world.size, policy=context.policy
             )
+            self.groups, self._records = source, source.records
             yield
+
+    @contextmanager
+    def _open_apart(self, context: RunContext) -> Iterator[None]:
+        """Episodes are played elsewhere: what remains here is to train on them."""
+        ledger = self.driver = EpisodeLedger(dict.fromkeys(COUNTERS, 0.0))
+        self._records = ledger.records
+        with Generator(
+            self.config,
+            self.world,
+            self.maker,
+            ledger,
+            self._room,
+            media=context.media,
+            timeline=self.timeline,
+        ) as self.generator:
+            groups = self.groups = GeneratedGroups(
+                self.generator, self.config.train.prompts_per_step
+            )
+            groups.on_publish = self._name_weights
+            yield
+
+    def _name_weights(self, version: int) -> None:
+        self.context.policy.version = self.context.actor.version = version
+
+    @property
+    def maker(self) -> Callable[[Any, World], HostableRollouts]:
+        """What makes the rollouts in a generator process; picklable."""
+        return type(self)
+
+    def hosted(self) -> HostedEpisodes:
+        """See HostableRollouts."""
+        return HostedEpisodes(self)
 
     def learner(self) -> Learner:
         """See RolloutSource."""
         self._learner = robot_learner(
             self.config, self.context.policy, self.context.training, self.world, self.context.actor
         )
+        if self._apart:
+            self._learner.on_weights = lambda: self._give_weights(self._learner.step)
         return self._learner
 
     def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
         """See RolloutSource: all that these use the policy for is in GroupSource.infer."""
 
     def sync(self) -> None:
-        """See RolloutSource: the policy that is trained acts, or a copy that the trainer fills."""
+        """See RolloutSource: the policy that is trained acts, or a copy that the trainer fills, or one in a generator process."""
+        if self._apart:
+            self._give_weights(self.context.actor.version)
+
+    def _give_weights(self, version: int) -> None:
+        assert self.generator is not None
+        with self.context.training.collective_section():  # sharded weights are gathered on the way
+            self._sent = self.generator.publish(self.context.training, version)
 
     @property
     def collected(self) -> str:
@@ -192,6 +256,8 @@ class EpisodeRollouts:
             dict(self.driver.counters),
             len(self.driver.failures),
         )
+        if isinstance(self.driver, EpisodeLedger):
+            self.driver.forget(step)
 
     def row(self, step: int, outcome: Outcome[UpdateResult], seconds: float) -> dict[str, Any]:
         """See RolloutSource."""
@@ -199,7 +265,10 @@ class EpisodeRollouts:
         self._failed = self._ahead + self.driver.failures[self._failures_before :]
         own["failed_attempts"] = float(len(self._failed))
         self._record, work, outcome, memory = self._whole(
-            self.groups.records.pop(step), own, outcome
+            # of a generator process the main process has it all
+            self._records.pop(step, StepRecord()),
+            own,
+            outcome,
         )
         self._ahead = []
         return {
@@ -218,6 +287,12 @@ class EpisodeRollouts:
             "perf/control_steps_per_s": work["control_steps"] / seconds,
             "perf/episodes_per_s": work["episodes"] / seconds,
             "memory/peak_gib": memory,
+            **self._sent,
+            **(
+                {"train/generator/restarts": float(self.generator.restarts)}
+                if self.generator is not None
+                else {}
+            ),
         }
 
     def _whole(
@@ -251,7 +326,7 @@ class EpisodeRollouts:
         """See RolloutSource."""
         failed = (
             self._failed
-            if self._step not in self.groups.records
+            if self._step not in self._records
             # a step that never ended
             else (self._ahead + self.driver.failures[self._failures_before :])
         )
@@ -273,6 +348,9 @@ class EpisodeRollouts:
 
     def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation:
         """See RolloutSource."""
+        if self.generator is not None:
+            return cast(Evaluation, self.generator.evaluate(step, full=full, folder=folder))
+        assert isinstance(self.driver, Driver)
         e = self.config.eval
         videos = folder / "videos" if full and e.gallery else None
         limit = None if full else e.limit
@@ -286,6 +364,11 @@ class EpisodeRollouts:
         ]  # steps under way (async)
         return found
 
+    def take_ahead(self) -> list[Failure]:
+        """Attempts of the next steps that failed during an evaluation, which are forgotten here."""
+        ahead, self._ahead = self._ahead, []
+        return ahead
+
     def state_dict(self) -> dict[str, Any]:
         """See RolloutSource: which states a step gets depends on its number alone."""
         return {"version": self.context.actor.version}
@@ -296,4 +379,4 @@ class EpisodeRollouts:
 
 
 # for type checkers: a run's configuration names this class by its text
-_CHECKED: type[RolloutSource] = EpisodeRollouts
+_CHECKED: type[HostableRollouts] = EpisodeRollouts

@@ -31,10 +31,20 @@ from mmrl.robotics.vla import ActionOutput, VLAPolicy
 from mmrl.rollout.stages import Stages
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason, Turn
 
-__all__ = ["Closing", "Driver", "Ended", "Failure", "GroupRequest"]
+__all__ = ["COUNTERS", "Closing", "Driver", "Ended", "Failure", "GroupRequest"]
 
 Key = tuple[int, int, int]
 
+COUNTERS = (
+    "episodes",
+    "failed_episodes",
+    "failed_attempts",
+    "decisions",
+    "control_steps",
+    "infer_s",
+    "infer_batches",
+)
+"""What a driver counts."""
 _HOPELESS = 8
 """Different initial states that may fail for good, one after the other, with no episode finished between: then nothing works.
 Counted over all environments and for each by itself: one that never works must not hide behind others that do."""
@@ -141,18 +151,7 @@ class Driver:
         self.timeline, self.bootstrap = timeline, bootstrap
         self.stages = Stages(pool.num_slots, max(1, min(stages, pool.num_slots)))
         self.failures: list[Failure] = []
-        self.counters: dict[str, float] = dict.fromkeys(
-            (
-                "episodes",
-                "failed_episodes",
-                "failed_attempts",
-                "decisions",
-                "control_steps",
-                "infer_s",
-                "infer_batches",
-            ),
-            0.0,
-        )
+        self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
         self._queues: list[deque[tuple[GroupRequest, int]]] = [deque() for _ in self.stages.blocks]
         self._dealt = 0
         self._held: list[Ended] = []

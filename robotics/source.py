@@ -95,6 +95,12 @@ class StepRecord:
         self.kept, self.no_signal = self.kept + other.kept, self.no_signal + other.no_signal
         self.failed, self.empty = self.failed + other.failed, self.empty + other.empty
 
+    def take(self) -> StepRecord:
+        """What it holds, which is forgotten here: for the record of another process."""
+        taken = replace(self)
+        self.__init__()  # type: ignore[misc]
+        return taken
+
 
 class EpisodeSource:
     """A mmrl.training.pipeline.GroupSource, of process `rank` of `size`. `records` holds a StepRecord of its places for each step
@@ -116,6 +122,9 @@ class EpisodeSource:
         self._states = [states_of(spec, "train") for spec in self.specs]
         self._closing = Closing()
         self.records: dict[int, StepRecord] = {}
+        # by step and place: the attempt to begin with, None where a process that was lost has closed it
+        self.tried: dict[tuple[int, int], int | None] = {}
+        self._over: list[ClosedGroup[RolloutGroup]] = []  # such places
 
     def start(self, step: int) -> int:
         """See GroupSource."""
@@ -123,7 +132,11 @@ class EpisodeSource:
         self.driver.begin_dealing()
         places = range(self.rank, self.config.train.prompts_per_step, self.size)
         for place in places:
-            self.driver.submit(self._request(step, place, 0))
+            attempt = self.tried.pop((step, place), 0)
+            if attempt is None:
+                self._over.append(ClosedGroup(step, place // self.size, None, step - 1))
+            else:
+                self.driver.submit(self._request(step, place, attempt))
         return len(places)
 
     def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
@@ -156,8 +169,8 @@ class EpisodeSource:
 
     def poll(self, timeout_s: float) -> Sequence[ClosedGroup[RolloutGroup]]:
         """See GroupSource."""
-        closed = []
-        for ended in self.driver.poll(timeout_s):
+        closed, self._over = self._over, []
+        for ended in self.driver.poll(0.0 if closed else timeout_s):
             group = self._closing.add(ended)
             if group is not None and (end := self._judge(group)) is not None:
                 closed.append(end)
@@ -216,4 +229,4 @@ class EpisodeSource:
     @property
     def running(self) -> int:
         """See GroupSource."""
-        return self.driver.at_work
+        return self.driver.at_work + len(self._over)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mmrl.data.sources import PromptStream
+from mmrl.evaluation.result import Evaluation
 from mmrl.rollout.group_generator import StepTally
 from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.pipeline import ClosedGroup
@@ -56,6 +58,11 @@ class HostedPrompts:
         """See HostedWork. Completions name the step that their weights begin."""
         self._rollouts.policy.version = version + 1
         self._rollouts.sync()
+
+    def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:
+        """See HostedWork."""
+        found: Evaluation | None = self._rollouts.evaluate(step, full=full, folder=folder)
+        return found
 
     def take(self) -> dict[int, _Told]:
         """See HostedWork: by step."""

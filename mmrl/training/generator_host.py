@@ -217,8 +217,10 @@ class _Host:
             elif order.kind == "weights":
                 self._newest = order.step
             else:
+                assert order.folder is not None
+                self._tell([])
                 self._take_weights()
-                found = self.source.evaluate(order.step, full=order.full, folder=order.folder)
+                found = self.work.evaluate(order.step, full=order.full, folder=order.folder)
                 self._tell([])
                 self._outbox.put(Evaluated(found))
 

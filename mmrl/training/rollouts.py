@@ -47,6 +47,9 @@ class HostedWork(Protocol):
         """The policy has the weights of `version` (steps trained) now: name them, and hand them to an engine with a copy of its
         own."""
 
+    def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:
+        """See RolloutSource."""
+
     def take(self) -> Any:
         """What happened since it was last asked, for `Ledger.add`; something false where nothing did. Picklable."""
 

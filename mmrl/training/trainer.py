@@ -146,11 +146,16 @@ class Trainer:
         """Whether a process of its own has the weights that sample."""
         return self.config.engine.generator.kind == "process"
 
+    @property
+    def _actor_works(self) -> bool:
+        """Whether the actor samples here, or values what was sampled."""
+        return not self._generates_apart or self.config.algorithm.advantage == "gae"
+
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a full replica of it before its weights are sharded."""
         with self.world.raise_on_all_ranks():
             self.actor = build_actor(
-                self.config, self.world, self.policy, samples=not self._generates_apart
+                self.config, self.world, self.policy, samples=self._actor_works
             )
         self.training: TrainEngine = build_train_engine(
             self.config, self.world, self.policy, self.optimizer
@@ -342,7 +347,7 @@ class Trainer:
         if self.actor is self.policy:
             return
         self.actor.version = self.policy.version
-        samples = self.config.engine.rollout != "vllm" and not self._generates_apart
+        samples = self.config.engine.rollout != "vllm" and self._actor_works
         if (save or samples) and self._filled != self.learner.updates:
             self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
             with self.training.collective_section():

@@ -136,6 +136,8 @@ def compare(one: Trainer, other: Path) -> None:
     rows, others = read_jsonl(mine / "metrics.jsonl"), read_jsonl(other / "metrics.jsonl")
     assert len(rows) == len(others) == one.config.train.steps
     for a, b in zip(rows, others, strict=True):
+        # of a generator process
+        assert b.pop("train/generator/restarts", 0.0) == 0.0 and b.pop("time/sync", 0.0) >= 0
         assert a.keys() == b.keys()
         for key in a:
             if (
@@ -294,6 +296,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "two",
         3,
     ]
+    apart = "engine.generator.kind=process"
+    jobs["apart"] = [
+        train,
+        configs["dynamic sampling"],
+        ["name=apart", "train.keep_last=9", apart],
+    ]
+    jobs["ahead"] = [
+        train,
+        configs["dynamic sampling"],
+        ["name=ahead", apart, "engine.train=fsdp2", "schedule.kind=async", "schedule.wave=1"],
+    ]
     jobs["cache"] = [
         "tests.distributed.cache_worker:train_and_look",
         configs["cache"],
@@ -329,6 +342,7 @@ def test_two_processes_equal_one(name: str, found: Found) -> None:
         ), counts
         compare(one, found.two(name, "resumed"))
         assert json.loads((found.two(name, "resumed") / "run.json").read_text())["resumed_at"] == 2
+        compare(one, found.two(name, "apart"))
         compare(one, found.two(name, "damaged"))
         info = json.loads((found.two(name, "damaged") / "run.json").read_text())
         assert info["resumed_at"] == 2 and list(info["damaged_checkpoints"]) == ["3"]
@@ -337,6 +351,16 @@ def test_two_processes_equal_one(name: str, found: Found) -> None:
         for run in (one.folder.path, found.two(name))
     )
     assert mine == other and mine, "evaluation covers every sample once, in order"
+
+
+def test_a_generator_overlaps_the_steps_of_two_sharded_processes(found: Found) -> None:
+    """Weights are gathered once, the step's groups are dealt, and what was rolled out meanwhile is one version old at most."""
+    rows = read_jsonl(found.two("dynamic sampling", "ahead") / "metrics.jsonl")
+    assert len(rows) == 3 and all(r["train/groups/kept"] > 1 for r in rows)
+    ages = [r["train/staleness"] for r in rows]
+    assert ages[0] == 0 and max(ages) == 1
+    assert max(r["train/offpolicy/share"] for r in rows) > 0
+    assert rows[-1]["eval/selection"] is not None
 
 
 def test_accelerate_launches_the_command(tmp_path: Path) -> None:
