@@ -91,7 +91,8 @@ class Failed:
 
 def own_config(config: RunConfig, device: str) -> RunConfig:
     """The run's configuration as the generator process has it: one process that does not train, on `device`."""
-    engine = config.engine.model_copy(update={"generator": GeneratorConfig(), "train": "auto"})
+    alone = {"generator": GeneratorConfig(), "train": "auto", "sequence_parallel": 1}
+    engine = config.engine.model_copy(update=alone)
     kl = config.algorithm.kl.model_copy(update={"coef": 0.0})  # no reference model
     return config.model_copy(
         update={
