@@ -56,7 +56,8 @@ def reward(
     """Mark a function (completion, sample) -> reward as one; a third parameter gets the mmrl.RewardContext.
 
     It returns a number in [low, high], a mapping {"reward": number, further metrics ...}, a mmrl.Score, or None for a completion
-    that cannot be judged, which counts as 0 and is recorded. One that raises or hangs costs its completion a recorded 0.
+    that cannot be judged, which counts as 0 and is recorded. One that raises or hangs costs its completion a recorded 0. It may be
+    an `async def` that waits for a judge (mmrl.judges): many completions then wait at once.
 
     Args:
         low, high: range of the reward; a value outside is a recorded failure.

@@ -57,6 +57,8 @@ class Task(abc.ABC):
     metric_names: ClassVar[tuple[str, ...]] = ()
     # True: `score_in_group` is asked once all completions of a group have scores
     in_group: ClassVar[bool] = False
+    # seconds that an `async def` score may take, in place of reward.timeout_s; inf: it bounds what it waits for by itself
+    deadline_s: float | None = None
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising
     rejected: Sequence[Any] = ()
     # rows left out on request by the last `load`, counted by reason
@@ -80,7 +82,8 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
-        """The reward of `text`. Never raises on model text; a parse failure is Score.failure(reason, ...)."""
+        """The reward of `text`. Never raises on model text; a parse failure is Score.failure(reason, ...). May be an `async def`,
+        as `score_in_group` may, where it waits for a judge: many completions are then scored at once."""
 
     @abc.abstractmethod
     def gold(self, sample: Sample, ctx: RewardContext) -> str:

@@ -19,7 +19,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.task import Task, Template
 from mmrl.types import RewardContext, Sample, Score
 
-__all__ = ["FunctionTask", "function_task", "version_of"]
+__all__ = ["AsyncFunctionTask", "FunctionTask", "function_task", "version_of"]
 
 
 class FunctionTask(Task):
@@ -66,13 +66,18 @@ class FunctionTask(Task):
         system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
         return [system, user] if template.system else [user]
 
+    def _asked(self, sample: Sample, text: str, ctx: RewardContext) -> Any:
+        given = (text, sample, ctx) if self.takes_context else (text, sample)
+        return type(self).function(*given)
+
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """What the function returns, a number or a mapping with 'reward' and metrics; None is a recorded failure ('no_reward').
 
         Raises TypeError for anything else, which is recorded with the completion as every error of a reward is.
         """
-        given = (text, sample, ctx) if self.takes_context else (text, sample)
-        found = type(self).function(*given)
+        return self._score(self._asked(sample, text, ctx))
+
+    def _score(self, found: Any) -> Score:
         if isinstance(found, Score):
             return found
         table = found if isinstance(found, Mapping) else {"reward": found}
@@ -107,6 +112,14 @@ class FunctionTask(Task):
         return ""
 
 
+class AsyncFunctionTask(FunctionTask):
+    """Base class of tasks of an `async def`: many completions are scored at once (mmrl.workers.async_scoring)."""
+
+    async def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:  # type: ignore[override]  # awaited
+        """See FunctionTask.score."""
+        return self._score(await self._asked(sample, text, ctx))
+
+
 def version_of(function: Callable[..., Any]) -> str:
     """A digest of the function's text; what it calls and closes over is not part of it. '' where Python has kept no text."""
     function = inspect.unwrap(function)
@@ -117,6 +130,12 @@ def version_of(function: Callable[..., Any]) -> str:
     return hashlib.blake2s(
         inspect.cleandoc(text).encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Also of an object whose __call__ is one, and of what functools.wraps put around either."""
+    function = inspect.unwrap(function)
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 def function_task(
@@ -147,7 +166,7 @@ def function_task(
     name = getattr(function, "__name__", "reward")
     return type(
         name,
-        (FunctionTask,),
+        (AsyncFunctionTask if _is_async(function) else FunctionTask,),
         {
             "__doc__": inspect.getdoc(function) or f"The reward function {name}.",
             "function": staticmethod(function),

@@ -155,14 +155,20 @@ class Mixed(Task):
         """The member's prompt."""
         return self.member(sample.task).messages(sample, template)
 
-    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
-        """The member's score; its detail says which member, under 'task'."""
+    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Any:
+        """The member's score, an awaitable where that is an `async def`; its detail says which member, under 'task'."""
         return self._marked(sample, self.member(sample.task).score(sample, text, ctx))
 
-    def _marked(self, sample: Sample, score: Score) -> Score:
-        return replace(score, detail={**score.detail, TASK_KEY: sample.task})
+    def _marked(self, sample: Sample, score: Any) -> Any:
+        async def later() -> Score:
+            return marked(await score)
 
-    def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
+        def marked(found: Score) -> Score:
+            return replace(found, detail={**found.detail, TASK_KEY: sample.task})
+
+        return marked(score) if isinstance(score, Score) else later()
+
+    def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Any:
         """The member's; unchanged where the member judges every completion by itself."""
         member = self.member(sample.task)
         return (

@@ -54,6 +54,11 @@ class RewardConfig(_Section):
     """Worker processes; 0: in the training process, without protection against a reward that hangs."""
     timeout_s: float = Field(10.0, gt=0)
     """Seconds per completion; beyond it the completion's reward is a recorded failure."""
+    concurrency: int = Field(64, ge=1)
+    """Completions whose `async def` rewards (judges) may wait at once, in each training process; other rewards are not affected."""
+    verdicts: str | None = None
+    """Folder in which verdicts of judges are kept, so that a question asked again (a resumed run, another run) is answered from it.
+    null: RUN/verdicts in training, nowhere in evaluations."""
     max_failure_share: float = Field(0.2, ge=0, le=1)
     """The run stops when more of a step's rewards raised or hung."""
     shuffle: bool = False

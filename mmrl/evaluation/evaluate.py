@@ -399,6 +399,8 @@ def evaluate_model(
         [s.task for s in sources],
         workers=config.reward.workers,
         timeout_s=config.reward.timeout_s,
+        concurrency=config.reward.concurrency,
+        verdicts=config.reward.verdicts,
     ) as scorer:
         settings = eval_settings(config, samples=samples, protocol=protocol)
         found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)

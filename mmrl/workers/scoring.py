@@ -10,15 +10,16 @@ rewards print is bounded by mmrl.workers.spawned.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, ClassVar
 
 from mmrl.errors import RewardError
 from mmrl.registry import adopt, carried, task_from_spec
@@ -32,6 +33,7 @@ __all__ = [
     "LARGEST_DETAIL",
     "LONGEST_REASON",
     "MOST_NUMBERS",
+    "RewardWorker",
     "ScoreJob",
     "Scorer",
     "checked",
@@ -74,11 +76,15 @@ def is_reward_failure(score: Score) -> bool:
 def score_one(task: Task, job: ScoreJob) -> Score:
     """The job's score with every exception, non-finite or out-of-range value turned into a recorded failure."""
     try:
-        score = (
+        score: Any = (
             task.score(job.sample, job.text, job.ctx)
             if job.peers is None
             else (task.score_in_group(job.sample, job.peers, job.place))
         )
+        if inspect.isawaitable(score):
+            from mmrl.workers.async_scoring import run_here
+
+            score = run_here(score)
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
         return checked(score, task.value_range)
@@ -187,9 +193,15 @@ def _serve(
         writer.flush()
 
 
-class _Worker(Worker):
+class RewardWorker(Worker):
     """One process and its pipe; `pending` are the ids of jobs sent but not answered, oldest first, with their indices, `later` the
     indices of jobs that are to be sent one by one: one of them spoils the pipe, and this tells which."""
+
+    serves: ClassVar[Callable[..., None]] = staticmethod(_serve)
+    called: ClassVar[str] = "mmrl-reward"
+    # whether all jobs sent are at hand together (mmrl.workers.async_scoring), or each after the other
+    at_once: ClassVar[bool] = False
+    more: tuple[Any, ...] = ()  # further arguments of `serves`
 
     def __init__(
         self, specs: Sequence[tuple[str, dict[str, Any]]], ids: Iterator[int], timeout_s: float
@@ -197,11 +209,11 @@ class _Worker(Worker):
         self.pending: dict[int, int] = {}
         self.later: list[int] = []
         self._specs, self._ids, self.timeout_s = specs, ids, timeout_s
-        super().__init__(_serve, (), "mmrl-reward")
+        super().__init__(type(self).serves, (), self.called)
 
     def start(self) -> None:
         token = os.urandom(TOKEN_BYTES)
-        self.args = (self._specs, token, carried({spec for spec, _ in self._specs}))
+        self.args = (self._specs, token, carried({spec for spec, _ in self._specs}), *self.more)
         super().start()
         self.inbox = ScoreInbox(self.connection, token)
 
@@ -223,7 +235,8 @@ class _Worker(Worker):
             if not self.alive:
                 self.restart()  # it died while idle, so no completion is to blame
             self.wait_ready()
-            self.progress[:] = next(iter(self.pending)), time.monotonic()
+            first = 0 if self.at_once else next(iter(self.pending))
+            self.progress[:] = first, time.monotonic()
             self.give(
                 [(number, jobs[index]) for number, index in self.pending.items()], self.timeout_s
             )
@@ -238,13 +251,12 @@ class _Worker(Worker):
         """Of the job at hand, which the process begins by itself."""
         return self.began + self.timeout_s
 
-    def culprit(self) -> int:
-        """Id of the job at hand; those before it may be finished without their scores having been sent."""
-        return (
-            number
-            if (number := int(self.progress[0])) in self.pending
-            else next(iter(self.pending))
-        )
+    def culprit(self) -> int | None:
+        """Id of the job at hand; those before it may be finished without their scores having been sent. None where it can be any of
+        several."""
+        if (number := int(self.progress[0])) in self.pending:
+            return number
+        return None if self.at_once and len(self.pending) > 1 else next(iter(self.pending))
 
 
 class Scorer:
@@ -257,23 +269,42 @@ class Scorer:
         *,
         workers: int = 1,
         timeout_s: float = 10.0,
+        concurrency: int = 64,
+        verdicts: str | None = None,
     ) -> None:
         self.tasks, self.timeout_s = list(tasks), timeout_s
+        self._specs, self._concurrency, self._verdicts = specs, concurrency, verdicts
         # scores that belong to no completion that waits for one, and were dropped
         self.unclaimed = 0
-        ids = itertools.count(1)  # never used twice: a score that comes late finds nobody
-        self._workers = [_Worker(specs, ids, timeout_s) for _ in range(workers)]
+        # never used twice: a score that comes late finds nobody
+        self._ids = itertools.count(1)
+        self._workers = [RewardWorker(specs, self._ids, timeout_s) for _ in range(workers)]
+        # the process with the event loop, made when the first job needs it
+        self._waiting: list[RewardWorker] = []
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
-        """One Score per job, in order; every job gets one, whatever happens to the reward."""
-        if not self._workers:
-            return [score_one(self.tasks[job.key], job) for job in jobs]
+        """One Score per job, in order; every job gets one, whatever happens to the reward. Those of `async def` rewards are scored
+        together (mmrl.workers.async_scoring), beside the others."""
+        waiting = self.waiting(jobs)
+        return self._supervised(jobs, waiting) if self._workers else self._score_here(jobs, waiting)
+
+    def waiting(self, jobs: Sequence[ScoreJob]) -> set[int]:
+        """Places of the jobs whose reward is an `async def`."""
+        from mmrl.workers.async_scoring import is_async
+
+        return {i for i, job in enumerate(jobs) if is_async(self.tasks[job.key], job)}
+
+    def _supervised(self, jobs: Sequence[ScoreJob], waiting: Collection[int]) -> list[Score]:
+        """Scores from the worker processes, those of `waiting` from the one with the event loop."""
         table = dict(enumerate(jobs))
         scores: dict[int, Score] = {}
-        share = -(-len(jobs) // len(self._workers))
+        if waiting:
+            self._loop_worker().send(table, sorted(waiting))
+        plain = [i for i in range(len(jobs)) if i not in waiting]
+        share = -(-len(plain) // max(1, len(self._workers)))
         for number, worker in enumerate(self._workers):
-            worker.send(table, list(range(number * share, min(len(jobs), (number + 1) * share))))
-        while busy := [w for w in self._workers if w.pending]:
+            worker.send(table, plain[number * share : (number + 1) * share])
+        while busy := [w for w in (*self._workers, *self._waiting) if w.pending]:
             sources = [source for w in busy for source in (w.connection, w.process.sentinel)]
             ready = wait(sources, patience(w.deadline for w in busy))
             for worker in busy:
@@ -287,6 +318,35 @@ class Scorer:
                         f"reward_timeout: no answer within {self.timeout_s:g} s",
                     )
         return [scores[i] for i in range(len(jobs))]
+
+    def _score_here(self, jobs: Sequence[ScoreJob], waiting: Collection[int]) -> list[Score]:
+        from mmrl.workers.async_scoring import score_here
+
+        later = [jobs[i] for i in sorted(waiting)]
+        if later and self._verdicts is not None:
+            from mmrl.judges.store import keep_in
+
+            keep_in(self._verdicts)
+        found = iter(
+            score_here(self.tasks, later, concurrency=self._concurrency, timeout_s=self.timeout_s)
+            if later
+            else []
+        )
+        return [
+            next(found) if i in waiting else score_one(self.tasks[job.key], job)
+            for i, job in enumerate(jobs)
+        ]
+
+    def _loop_worker(self) -> RewardWorker:
+        from mmrl.workers.async_scoring import AsyncWorker
+
+        if not self._waiting:
+            self._waiting = [
+                AsyncWorker(
+                    self._specs, self._ids, self.timeout_s, self._concurrency, self._verdicts
+                )
+            ]
+        return self._waiting[0]
 
     def score_groups(self, groups: Sequence[Sequence[ScoreJob]]) -> list[list[Score]]:
         """Scores of groups of completions of one prompt each, in order.
@@ -310,7 +370,7 @@ class Scorer:
         return final
 
     def _receive(
-        self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score]
+        self, worker: RewardWorker, table: Mapping[int, ScoreJob], scores: dict[int, Score]
     ) -> None:
         alive = worker.alive  # looked at before reading: what it wrote before it died is there
         try:
@@ -324,9 +384,7 @@ class Scorer:
                     f"reward_crash: what came from its process could not be read ({error})",
                 )
             else:  # the job at hand need not be the one that wrote it
-                worker.restart()
-                worker.later = [*worker.pending.values(), *worker.later]
-                worker.send(table, [worker.later.pop(0)])
+                self._one_by_one(worker, table)
             return
         except (EOFError, OSError):
             received, alive = [], False
@@ -352,19 +410,33 @@ class Scorer:
             )
 
     def _fail(
-        self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score], reason: str
+        self,
+        worker: RewardWorker,
+        table: Mapping[int, ScoreJob],
+        scores: dict[int, Score],
+        reason: str,
     ) -> None:
-        index = worker.pending.pop(worker.culprit())
+        if (culprit := worker.culprit()) is None:
+            self._one_by_one(worker, table)
+            return
+        index = worker.pending.pop(culprit)
         # scores that were computed but not sent are computed again
         rest = list(worker.pending.values())
         scores[index] = Score.failure(reason, self.tasks[table[index].key].part_names)
         worker.restart()
         worker.send(table, [worker.later.pop(0)] if worker.later and not rest else rest)
 
+    @staticmethod
+    def _one_by_one(worker: RewardWorker, table: Mapping[int, ScoreJob]) -> None:
+        worker.restart()
+        worker.later = [*worker.pending.values(), *worker.later]
+        worker.send(table, [worker.later.pop(0)])
+
     def close(self) -> None:
         """End the worker processes."""
-        close_all(self._workers, self._workers)
-        self._workers = []
+        workers = [*self._workers, *self._waiting]
+        close_all(workers, workers)
+        self._workers, self._waiting = [], []
 
     def __enter__(self) -> Scorer:
         return self

@@ -64,6 +64,7 @@ def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
             "video",
             "robotics",
             "serve",
+            "judge",
             "view",
             "tensorboard",
             "metrics",

@@ -169,7 +169,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     """Let threads stand for processes; what is sent from now on, as (number of the worker, indices of its jobs)."""
     found: list[tuple[int, list[int]]] = []
     known: list[Any] = []
-    real = scoring._Worker.send
+    real = scoring.RewardWorker.send
 
     def noted(self: Any, jobs: Any, indices: list[int]) -> None:
         if self not in known:
@@ -179,7 +179,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
 
     monkeypatch.setattr(Worker, "start", _start)
     monkeypatch.setattr(Worker, "kill", _kill)
-    monkeypatch.setattr(scoring._Worker, "send", noted)
+    monkeypatch.setattr(scoring.RewardWorker, "send", noted)
     monkeypatch.setattr(scoring, "task_from_spec", lambda spec, params: Told(**params))
     return found
 

@@ -65,8 +65,17 @@ class RayScorer(Scorer):
         *,
         workers: int,
         timeout_s: float = 10.0,
+        concurrency: int = 64,
+        verdicts: str | None = None,
     ) -> None:
-        super().__init__(specs, tasks, workers=0, timeout_s=timeout_s)
+        super().__init__(
+            specs,
+            tasks,
+            workers=0,
+            timeout_s=timeout_s,
+            concurrency=concurrency,
+            verdicts=verdicts,
+        )
         names = [tuple(task.part_names) for task in tasks]
         self.group = ActorGroup(
             cluster,
@@ -80,7 +89,15 @@ class RayScorer(Scorer):
         )
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
-        """See Scorer.score."""
+        """See Scorer.score. Rewards that are an `async def` wait in a process beside this one: one loop keeps the limits of their
+        judges."""
+        waiting = self.waiting(jobs)
+        rest = iter(self._remote([job for i, job in enumerate(jobs) if i not in waiting]))
+        mine = [jobs[i] for i in sorted(waiting)]
+        apart = iter(self._supervised(mine, range(len(mine))) if mine else [])
+        return [next(apart) if i in waiting else next(rest) for i in range(len(jobs))]
+
+    def _remote(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         share = max(1, -(-len(jobs) // len(self.group.actors)))
         parts = [(list(jobs[first : first + share]),) for first in range(0, len(jobs), share)]
         return [score for scores in self.group.call("score", parts) for score in scores]

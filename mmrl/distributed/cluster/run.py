@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from mmrl.config import RunConfig
@@ -103,9 +104,25 @@ def run_scorer(
 ) -> Scorer:
     """The reward pool: local processes, or actors. With reward.workers 0 rewards run in the training process either way."""
     r = config.reward
+    verdicts = r.verdicts or str(Path(config.dir) / config.name / "verdicts")
     if cluster is None or not r.workers:
-        return Scorer(specs, tasks, workers=r.workers, timeout_s=r.timeout_s)
-    return RayScorer(specs, tasks, cluster, workers=r.workers, timeout_s=r.timeout_s)
+        return Scorer(
+            specs,
+            tasks,
+            workers=r.workers,
+            timeout_s=r.timeout_s,
+            concurrency=r.concurrency,
+            verdicts=verdicts,
+        )
+    return RayScorer(
+        specs,
+        tasks,
+        cluster,
+        workers=r.workers,
+        timeout_s=r.timeout_s,
+        concurrency=r.concurrency,
+        verdicts=verdicts,
+    )
 
 
 @contextmanager

@@ -1,0 +1,8 @@
+"""Judges: models that grade what a policy writes, behind any OpenAI-compatible endpoint. See mmrl/judges/judge.py.
+
+from mmrl.judges import Judge
+"""
+
+from mmrl.judges.judge import Comparison, Judge, Verdict, judge_from
+
+__all__ = ["Comparison", "Judge", "Verdict", "judge_from"]
