@@ -43,6 +43,9 @@ class VLLMConfig(_Section):
     """Seconds a server has to answer when the run starts."""
     timeout_s: float = Field(1800.0, gt=0)
     """Seconds for each answer of a server: the samples of a step, or one piece of the weights."""
+    transfer: Literal["auto", "nccl", "gloo", "shared_memory", "http"] = "auto"
+    """How weights reach a server. auto: nccl where both sides compute on GPUs of their own, shared_memory on one host, else http,
+    in the bodies of requests. gloo and nccl: a process group of the main process and the server, which reaches it at any port."""
     memory: float = Field(0.45, gt=0, lt=1)
     """Share of the GPU's memory that vLLM may hold (colocated or in a Ray actor; a server has --memory)."""
     kv_cache_gib: float = Field(1.0, gt=0)
@@ -77,6 +80,11 @@ class VLLMConfig(_Section):
         if twice := sorted({url for url in self.urls if self.urls.count(url) > 1}):
             raise ValueError(
                 f"engine.vllm.url: expected each server once, found {', '.join(twice)} several times"
+            )
+        if self.mode != "server" and self.transfer != "auto":
+            raise ValueError(
+                f"engine.vllm.transfer {self.transfer} is of weights that go to a server: set engine.vllm.mode: server and url, or "
+                "remove it; within the process tensors are handed over"
             )
         if (self.mode == "server") != bool(self.urls):
             needs = "needs" if self.mode == "server" else "has no"

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -21,11 +21,11 @@ import torch
 from mmrl.config import VLLMConfig
 from mmrl.errors import ConfigError, MismatchError, RolloutError
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling
-from mmrl.rollout.vllm_wire import chunks, dump, dump_prompts
+from mmrl.rollout.vllm_wire import dump, dump_prompts
+from mmrl.rollout.weight_sender import Piece, WeightSender, address_towards, pieces
 
-__all__ = ["ServerGone", "VLLMClient", "WeightSender"]
+__all__ = ["ServerGone", "VLLMClient"]
 
-_CHUNK_BYTES = 64 << 20
 _ERRORS = {"ConfigError": ConfigError, "MismatchError": MismatchError}
 _PAUSE_S = 0.5  # between two tries while the server starts
 _GLANCE_S = 5.0  # for a server that was lost to say that it is back
@@ -52,6 +52,8 @@ class VLLMClient:
         self.loaded = ""  # name of the weights that this run sent last; set on the processes that did not send them
         # hashes of media that were sent, and the digests of their tensors
         self._known: dict[str, str] = {}
+        self.transfer: Any = None
+        self._sender = WeightSender(self, settings.transfer, settings.timeout_s)
         self._key = os.environ.get("MMRL_API_KEY", "")
         found = self._wait()
         if found["dtype"] != dtype:
@@ -91,21 +93,24 @@ class VLLMClient:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """See VLLMBackend.load. All weights the first time and after a failure; later those that differ from the ones sent before,
         which the server must still hold."""
-        sender, held = self.sender(secrets.token_hex(8), self.loaded), list[dict[str, int]]()
-        for piece in sender.pieces(weights):
-            held = sender.send(piece)
+        sync, held = secrets.token_hex(8), list[dict[str, int]]()
+        for piece in pieces(weights, sync, self.loaded):
+            held = self.send(piece)
+        self.loaded = sync
         return held
 
-    def sender(self, sync: str, base: str) -> WeightSender:
-        """Sends the weights of one sync of this name on top of those of another; until its end the server has none."""
+    def send(self, piece: Piece) -> list[dict[str, int]]:
+        """A piece of a sync, until whose end the server has no weights; then the digests of all that it holds. Raises ServerGone,
+        and RolloutError for weights that the server does not take."""
         self.loaded = ""
-        return WeightSender(self, sync, base)
+        return self._sender.send(piece)
 
     def sleep(self) -> None:
         """The server has its own device."""
 
     def close(self) -> None:
         """The server goes on, for the next run."""
+        self._sender.close()
 
     def _ask(self, path: str, prompts: list[WirePrompt], rest: dict[str, Any]) -> Any:
         tensors: dict[str, torch.Tensor] = {}
@@ -128,7 +133,19 @@ class VLLMClient:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _post(self, path: str, body: bytes) -> Any:
+    def health(self) -> Any:
+        """What the server says of itself."""
+        status, answer = self._exchange("GET", "/health")
+        self._check(status, answer)
+        return answer
+
+    def own_address(self) -> str:
+        """See Post."""
+        assert self._address.hostname is not None
+        return address_towards(self._address.hostname, self._address.port or 80)
+
+    def post(self, path: str, body: bytes) -> Any:
+        """See Post."""
         status, answer = self._exchange("POST", path, body)
         self._check(status, answer)
         return answer
@@ -210,33 +227,3 @@ class VLLMClient:
                 raise RolloutError(
                     f"cannot reach the rollout server {self.url}: {error}"
                 ) from error
-
-
-class WeightSender:
-    """The weights of one sync on their way to one server: pieces made once, which several senders may send."""
-
-    def __init__(self, client: VLLMClient, sync: str, base: str) -> None:
-        self._client, self._sync, self._base = client, sync, base
-
-    def pieces(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[bool, bytes]]:
-        """Bodies of requests, and whether each is the last."""
-        first = True
-        for group, last in chunks(weights, _CHUNK_BYTES):
-            document = {
-                "sync": self._sync,
-                "base": self._base,
-                "first": first,
-                "last": last,
-                "names": [name for name, _ in group],
-            }
-            yield last, dump(document, dict(group))
-            first = False
-
-    def send(self, piece: tuple[bool, bytes]) -> list[dict[str, int]]:
-        """Raises ServerGone, and RolloutError for weights that the server does not take. After the last piece: the digests of
-        all that it holds."""
-        last, body = piece
-        answer = self._client._post("/weights", body)
-        if last:
-            self._client.loaded = self._sync
-        return answer["held"]

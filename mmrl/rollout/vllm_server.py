@@ -1,7 +1,9 @@
 """A vLLM engine behind HTTP, for a run that samples on another machine or another GPU: `mmrl rollout-server run.yaml --port 8100`.
 
     GET  /health     model, type, longest sequence, whether weights have arrived
-    POST /weights    a piece of the trainer's weights; the answer to the last one comes when vLLM has taken them over, with digests
+    POST /transfer   opens shared memory or a process group for the weights (mmrl.rollout.weight_transfer)
+    POST /weights    a piece of the trainer's weights, or where it lies; the answer to the last one comes when vLLM has taken them
+                     over, with digests
     POST /generate   prompts and sampling -> token ids and log-probs
     POST /probe      prompts and completions -> log-probs of the bare distribution
 
@@ -42,6 +44,8 @@ from mmrl.errors import (
 )
 from mmrl.rollout.vllm_backend import VLLMBackend
 from mmrl.rollout.vllm_wire import MalformedError, load, load_prompts, load_sampling
+from mmrl.rollout.weight_receiver import Transfers, gpu_id
+from mmrl.rollout.weight_transfer import host_id
 from mmrl.serve.errors import RequestError
 from mmrl.serve.guard import Budget, Hold, body_of, guarded
 from mmrl.serve.limits import Limits
@@ -129,12 +133,14 @@ class RolloutServer:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         self._loading: _Loading | None = None
         self._lock = threading.Lock()
+        self._transfers = Transfers(limits.body_bytes)
 
     def app(self) -> Starlette:
         """The ASGI application."""
         return Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/transfer", self._open_transfer, methods=["POST"]),
                 Route("/weights", self._weights, methods=["POST"]),
                 Route("/generate", self._generate, methods=["POST"]),
                 Route("/probe", self._probe, methods=["POST"]),
@@ -151,6 +157,8 @@ class RolloutServer:
                 "dtype": s.dtype,
                 "max_model_len": s.max_model_len,
                 "loaded": bool(self.loaded),
+                "host": host_id(),
+                "gpu": gpu_id(),
             }
         )
 
@@ -196,13 +204,21 @@ class RolloutServer:
 
     # weights
 
+    async def _open_transfer(self, request: Request) -> Response:
+        def work(document: Any, tensors: dict[str, torch.Tensor]) -> Response:
+            with self._lock:
+                return JSONResponse(self._transfers.open(document))
+
+        return await self._answer(request, work)
+
     async def _weights(self, request: Request) -> Response:
         return await self._answer(request, self._take)
 
     def _take(self, document: Any, tensors: dict[str, torch.Tensor]) -> Response:
         """A piece: 'first' begins a sync, 'last' ends it. Raises RolloutError where vLLM does not take it."""
         held: list[dict[str, int]] = []
-        _check(document, {"first": bool, "last": bool, "sync": str, "base": str, "names": list})
+        where = "layout" if "layout" in document else "names"
+        _check(document, {"first": bool, "last": bool, "sync": str, "base": str, where: list})
         with self._lock:
             if document["first"]:
                 self._abandon()
@@ -215,7 +231,7 @@ class RolloutServer:
             if self._loading is None or self._loading.sync != document["sync"]:
                 raise _Elsewhere
             try:
-                _put(self._loading, [(name, tensors[name]) for name in document["names"]])
+                _put(self._loading, self._transfers.piece(document, tensors))
                 if document["last"]:
                     _put(self._loading, None)
                     held = self._loading.done.result()
@@ -296,6 +312,7 @@ class RolloutServer:
         try:
             with self._lock:
                 self._abandon()
+                self._transfers.close()
         finally:
             try:
                 self._worker.submit(self.backend.close).result()

@@ -24,6 +24,7 @@ from mmrl.distributed.cluster.objects import shares
 from mmrl.errors import RolloutError
 from mmrl.rollout.vllm_client import ServerGone, VLLMClient
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling
+from mmrl.rollout.weight_sender import pieces
 
 __all__ = ["VLLMServers"]
 
@@ -72,6 +73,7 @@ class VLLMServers:
             _log.warning("the rollout server %s is back", self._clients[number].url)
             del self._down[number]
             self._clients[number].loaded = ""
+            self._clients[number].close()  # the way that weights went is gone with the old one
         return bool(back)
 
     @property
@@ -152,17 +154,17 @@ class VLLMServers:
         bases = {self._clients[n].loaded for n in numbers}
         # one that is back has none: then all weights come (see dropped)
         base = bases.pop() if len(bases) == 1 else ""
-        senders = {n: self._clients[n].sender(sync, base) for n in numbers}
         self._sync = ""
         held: dict[int, list[dict[str, int]]] = {}
-        for piece in senders[numbers[0]].pieces(weights):
+        for piece in pieces(weights, sync, base):
             numbers = self._up()
             found = self._each(
                 numbers,
-                lambda client, place, piece=piece, at=numbers: senders[at[place]].send(piece),  # type: ignore[misc]
+                lambda client, _, piece=piece: client.send(piece),  # type: ignore[misc]
             )
             held = {n: each for n, each in zip(numbers, found, strict=True) if each is not None}
-        self._up()
+        for number in self._up():
+            self._clients[number].loaded = sync
         self._sync = sync
         return [digests for each in held.values() for digests in each]
 
@@ -171,6 +173,8 @@ class VLLMServers:
 
     def close(self) -> None:
         """The servers go on, for the next run."""
+        for client in self._clients:
+            client.close()
         self._threads.shutdown(cancel_futures=True)
 
 

@@ -18,10 +18,11 @@ import torch
 from mmrl.config import VLLMConfig, load_config
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, RolloutError
-from mmrl.rollout import Request
+from mmrl.rollout import Request, weight_sender
 from mmrl.rollout.vllm_client import VLLMClient
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_wire import dump
+from mmrl.rollout.weight_transfer import Segment
 from mmrl.training.trainer import Trainer
 from tests.kits.clip_kit import loaded, policy_of
 from tests.kits.engine_kit import config_file, read_jsonl, tiny_folder
@@ -107,15 +108,65 @@ def test_a_server_answers_with_the_trainers_logps(
     )
 
 
-def published(url: str, folder: Path) -> tuple[VLLMEngine, Any]:
+def published(url: str, folder: Path, **options: Any) -> tuple[VLLMEngine, Any]:
     """An engine with a client of its own, its weights on the server, and their training engine."""
     policy, world = policy_of(), World(torch.device("cpu"))
     training = training_of(policy, world, folder)
+    client = client_of(url, **options)
     engine = VLLMEngine(
-        VLLMConfig(**VLLM), policy, policy, world, client_of(url), [loaded(*samples_of(folder))]
+        VLLMConfig(**VLLM), policy, policy, world, client, [loaded(*samples_of(folder))]
     )
     engine.publish(training)
     return engine, training
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        ("auto", "shared_memory"),
+        ("gloo", "gloo"),
+        ("http", "http"),
+    ],
+)
+def test_weights_arrive_by_every_way(
+    server: tuple[str, Any, Path],
+    asked: str,
+    taken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weight_sender, "_CHUNK_BYTES", 100_000)  # many pieces, in one place
+    segments: list[Any] = []
+    make = Segment.make
+    monkeypatch.setattr(
+        Segment, "make", lambda size: (segments.append(make(size)), segments[-1])[1]
+    )
+    engine, training = published(server[0], tmp_path, transfer=asked)
+    client: Any = engine.backend
+    sent: list[int] = []
+    once = client._once
+    monkeypatch.setattr(
+        client,
+        "_once",
+        lambda method, path, body: (
+            sent.append(len(body)) if path == "/weights" else None,
+            once(method, path, body),
+        )[1],
+    )
+    engine._sent = False
+    row = engine.publish(training)  # with the digests of all that vLLM holds, to the last bit
+    assert row["train/sync/gap_max"] < 1e-5 and client.transfer.kind == taken
+    size = sum(p.numel() * 4 for p in engine.policy.model.parameters())
+    assert len(sent) > 5 and (sum(sent) > size if taken == "http" else sum(sent) < size / 10)
+    # after a sync that broke off in the middle a way is opened anew
+    with pytest.raises(RolloutError, match="vLLM did not take over the weights"):
+        client.load([("model.language_model.norm.weight", torch.zeros(3, 3))])
+    assert client.transfer is None
+    client.loaded, engine._sent = "", False
+    engine.publish(training)
+    client.close()
+    assert (taken == "shared_memory") == bool(segments)
+    assert not any(os.path.exists(f"/dev/shm/{each.name}") for each in segments)
 
 
 def test_weights_of_another_run_do_not_answer(
@@ -145,7 +196,7 @@ def test_after_a_failed_sync_nothing_answers_until_a_whole_one_came(
     fused = "model.language_model.layers.0.self_attn.q_proj.weight"
 
     def piece(names: list[str], **rest: Any) -> None:
-        client_of(server[0])._post(
+        client_of(server[0]).post(
             "/weights",
             dump(
                 {"sync": "x", "base": "", "names": names, **rest},
