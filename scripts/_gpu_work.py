@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,13 @@ import torch
 
 from mmrl import Sample
 from mmrl.diagnostics.memory import estimate
-from mmrl.errors import MissingExtraError
+from mmrl.errors import MissingExtraError, WeightSyncError
 from mmrl.policy.pack import PackItem, micro_batches, pack, pack_padded, within_budget
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
+from mmrl.rollout.build import vllm_dtype
+from mmrl.rollout.digest import differing
+from mmrl.rollout.vllm_inputs import WireSampling, wire_prompt
+from mmrl.rollout.weights import SyncPlan
 from mmrl.tasks.choice import Choice
 from mmrl.training.optim import build_optimizer
 from scripts import _bench as bench
@@ -213,20 +218,43 @@ def rollout(setting: Setting) -> dict[str, Any]:
         return {"engine": "own", "prompt_tokens": requests[0].prompt.length, **row}
 
 
+class _Weights:
+    """A policy's own weights, as a training engine in one process gives them."""
+
+    sharded = False
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """See TrainEngine.parameters."""
+        yield from self._policy.model.named_parameters()
+
+    def run(self, forward: Any) -> Any:
+        """See TrainEngine.run."""
+        return forward()
+
+
+def _vllm_backend(setting: Setting, policy: Any, folder: Path, length: int) -> Any:
+    """vLLM for the policy's shape, as a run colocates it."""
+    from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
+
+    # vLLM reads no weights (load_format dummy): configuration and processor are enough
+    policy.base.config.architectures = [type(policy.base).__name__]
+    policy.base.config.save_pretrained(folder)
+    policy.processor.save_pretrained(folder)
+    return VLLMBackend(
+        VLLMSettings(str(folder), vllm_dtype(policy), length, memory=0.5, kv_cache_gib=0.125)
+    )
+
+
 def vllm(setting: Setting) -> dict[str, Any]:
-    """Tokens per second of vLLM with the same prompts, its random weights beside the policy's (which prepares the media)."""
-    try:
-        from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
-        from mmrl.rollout.vllm_inputs import WireSampling, wire_prompt
-    except ImportError as error:
-        return {"engine": "vllm", "missing": str(error)}
+    """Tokens per second of vLLM with the same prompts and the policy's weights, and the seconds of giving them: awake, and behind a
+    sleep, when it has none."""
+    # vLLM's sleep mode has a memory pool of its own, which torch refuses with expandable segments
+    os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
-        # vLLM reads no weights (load_format dummy): configuration and processor are enough
-        model = Path(folder) / "model"
-        policy.base.config.architectures = [type(policy.base).__name__]
-        policy.base.config.save_pretrained(model)
-        policy.processor.save_pretrained(model)
         asked = _prompts(policy, setting, Path(folder) / "pictures")
         prompts = [wire_prompt(policy, p) for p in asked]
         sampling = WireSampling(
@@ -236,11 +264,20 @@ def vllm(setting: Setting) -> dict[str, Any]:
         with guarded(setting, row):
             try:
                 length = prompts[0].positions_3P.shape[-1] + setting.new_tokens + 16
-                backend = VLLMBackend(
-                    VLLMSettings(str(model), "bfloat16", length, memory=0.5, sleep=False)
-                )
+                backend = _vllm_backend(setting, policy, Path(folder) / "model", length)
             except MissingExtraError as error:
                 return {"engine": "vllm", "missing": str(error)}
+            plan, source = SyncPlan(policy), _Weights(policy)
+
+            def sync() -> None:
+                (held,) = backend.load(plan.weights(source, everything=True))
+                if wrong := differing(plan.held, held):
+                    raise WeightSyncError(f"vLLM holds other weights than the policy: {wrong[:4]}")
+
+            sync()
+            row["sync_seconds"] = timed(setting, sync)
+            backend.sleep()
+            row["wake_seconds"] = timed(replace(setting, repeats=1, warm_up=0), sync)
             row["seconds"] = timed(
                 setting, lambda: backend.generate([(p, sampling) for p in prompts])
             )
@@ -253,6 +290,7 @@ def vllm(setting: Setting) -> dict[str, Any]:
                 setting, lambda: backend.generate([(p, one) for p in prompts])
             )
             row["prompt_tokens"] = asked[0].length
+            backend.close()
         return row
 
 

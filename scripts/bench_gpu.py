@@ -10,7 +10,8 @@ the GPU, says so in its row. Groups share a prompt of one 1280-token picture and
     update   forward and backward of a step, shared prefix and usual padded batch with equally long micro-batches; MFU counts the
              FLOPs that the system's own tokens need, without recomputation, over the maker's dense bf16 figure; completion tokens/s
              compares the systems; `step` is the peak of whole optimizer steps, beside the estimate
-    rollout  sampled tokens per second of mmrl's engine; vllm: of vLLM, where it is installed
+    rollout  sampled tokens per second of mmrl's engine, with an adapter and with full weights
+    vllm     of vLLM, where it is installed, and the seconds of giving it the weights, awake and behind a sleep
     plan     of each model, the shares of peak and of bandwidth that scripts/plan_scale.py plans with (scripts/_gpu_plan.py)
     cache    seconds until a 16-frame 720p clip's features are there, by what is kept
 """
@@ -59,9 +60,15 @@ def plan(
                 for mode in ("lora", "full")
                 for attn in attentions
             ]
+        # the own engine reads full weights and adapters; what vLLM and the cache do is the same for both
         work += [
-            (part, replace(setting, mode="lora"))
-            for part in ("rollout", "vllm", "cache")
+            (part, replace(setting, mode=mode))
+            for part, modes in (
+                ("rollout", ("lora", "full")),
+                ("vllm", ("lora",)),
+                ("cache", ("lora",)),
+            )
+            for mode in modes
             if part in parts
         ]
     return work
@@ -202,7 +209,8 @@ def _smoke(out: Path) -> int:
         repeats=1,
         warm_up=0,
     )
-    rows = measure(plan([SMOKE], ["flex"], ["update", "rollout", "cache"], tiny), None, None, 0)
+    parts = ["update", "rollout", "vllm", "cache"]
+    rows = measure(plan([SMOKE], ["flex"], parts, tiny), None, None, 0)
     print(_write(out, {"smoke": True, "plan": plan_shares(rows, tiny, None, None), "rows": rows}))
     return 0
 

@@ -32,8 +32,14 @@ def test_smoke_runs_every_part_and_writes_to_its_own_file_only(
     assert found["smoke"] is True and {r["part"] for r in found["rows"]} == {
         "update",
         "rollout",
+        "vllm",
         "cache",
     }
+    assert not [r for r in found["rows"] if {"missing", "failed", "out_of_memory"} & set(r)]
+    assert [r["mode"] for r in found["rows"] if r["part"] == "rollout"] == ["lora", "full"]
+    sampled = next(r for r in found["rows"] if r["part"] == "vllm")
+    for name in ("seconds", "first_seconds", "sync_seconds", "wake_seconds"):
+        assert sampled[name]["median"] > 0
     for row in (r for r in found["rows"] if r["part"] == "update"):
         shared, padded = row["updates"]
         assert (shared["forward"], padded["forward"]) == ("shared", "padded")
@@ -240,10 +246,11 @@ def test_gpus_and_settings() -> None:
     run = run_of(Setting("Qwen2.5-VL-3B-Instruct", mode="lora", attn="flex"))
     assert run.model.lora is not None and run.model.attn == "flex" and run.model.dtype == "bf16"
     work = bench_gpu.plan(["a", "b"], ["sdpa", "flex"], ["update", "rollout"], Setting(""))
-    assert [(p, s.shape, s.mode, s.attn) for p, s in work[:5]] == [
+    assert [(p, s.shape, s.mode, s.attn) for p, s in work[:6]] == [
         ("update", "a", "lora", "sdpa"),
         ("update", "a", "lora", "flex"),
         ("update", "a", "full", "sdpa"),
         ("update", "a", "full", "flex"),
         ("rollout", "a", "lora", "sdpa"),
+        ("rollout", "a", "full", "sdpa"),
     ]
