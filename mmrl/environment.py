@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mmrl.types import Sample, Turn
+from mmrl.types import ImageSize, Sample, Turn, VideoSize
 
 __all__ = ["Environment", "Observation", "Outcome"]
 
@@ -80,10 +80,17 @@ class Environment(abc.ABC):
 
     max_turns: ClassVar[int] = 8
     """Turns of a rollout at most; one that goes on is truncated then, with the rewards it has."""
+    concurrent: ClassVar[bool] = False
+    """Whether `reset` and `step` mostly wait for another process or machine: those of different rollouts are called by threads side
+    by side then. Each rollout's own calls still follow each other."""
 
     @abc.abstractmethod
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin. The same sample and seed give the same observation: all rollouts of a group get the same ones, and begin alike."""
+
+    def shown(self, sizes: Sequence[ImageSize | VideoSize]) -> None:  # noqa: B027  most need not know
+        """Told after each observation with pictures: how large they are, on disk and as the vision tower sees them, in which
+        pixels some models point."""
 
     @abc.abstractmethod
     def step(self, turn: Turn) -> Outcome:

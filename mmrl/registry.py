@@ -67,6 +67,7 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "grounded_qa": "mmrl.tasks.grounded_qa:GroundedQA",
     "st_grounding": "mmrl.tasks.st_grounding:SpatioTemporalGrounding",
     "tracking": "mmrl.tasks.tracking:Tracking",
+    "browser": "mmrl.tasks.browser.task:Browser",
     "mixed": "mmrl.tasks.mixed:Mixed",
 }
 

@@ -72,7 +72,8 @@ def warm_model(
                 assert episode.prompt is not None
                 prompts.append(episode.prompt)
                 tokens.append(ids)
-                episode.take(policy, Turn(ids, said, (0.0,) * len(ids), StopReason.EOS))
+                turn = Turn(ids, said, (0.0,) * len(ids), StopReason.EOS)
+                episode.take(policy, turn, episode.step(turn))
         optimizer.zero_grad()
         (-policy.evaluate(prompts, tokens).logp_N.mean()).backward()
         optimizer.step()

@@ -13,17 +13,19 @@ from __future__ import annotations
 import itertools
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mmrl.config import RunConfig
 from mmrl.coords import CoordFrame
-from mmrl.environment import Environment, Observation
+from mmrl.environment import Environment, Observation, Outcome
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
@@ -35,7 +37,9 @@ from mmrl.workers.scoring import checked, failed
 
 __all__ = ["Episode", "begin", "check_environments", "play", "turns_of"]
 
+T = TypeVar("T")
 _PART = "reward"
+_MOST_THREADS = 32
 
 
 @dataclass
@@ -61,21 +65,45 @@ class Episode:
             self.turns and (self.turns[-1].terminated or self.turns[-1].truncated)
         )
 
-    def reset(self, policy: Policy, seed: int) -> None:
-        """Begin. Raises MediaError and DataError of pictures and prompts that cannot be used; other errors fail the rollout."""
+    def reset(self, seed: int) -> Observation | MediaError | DataError | None:
+        """What the environment shows at first. MediaError and DataError are the sample's and handed on; other errors fail the
+        rollout (None)."""
         try:
-            self.prompt = _first(policy, self.environment.reset(self.sample, seed), self.sample)
-        except (MediaError, DataError):
-            raise
+            return self.environment.reset(self.sample, seed)
+        except (MediaError, DataError) as error:
+            return error
         except (Exception, SystemExit) as error:  # an environment is user code
             self.failure = error
+        return None
 
-    def take(self, policy: Policy, turn: Turn) -> None:
-        """The policy's turn, and what the environment answers."""
+    def show(self, policy: Policy, first: Observation) -> None:
+        """Begin the chat. Raises MediaError and DataError of pictures and prompts that cannot be used; other errors fail the
+        rollout."""
+        try:
+            visuals = _visuals(policy, first, self.sample)
+            messages = [dict(m) for m in first.messages]
+            self.prompt = policy.encoder.prompt_of(messages, visuals, self.sample.id)
+            self.environment.shown([v.size for v in visuals])
+        except (MediaError, DataError):
+            raise
+        except (Exception, SystemExit) as error:
+            self.failure = error
+
+    def step(self, turn: Turn) -> Outcome | None:
+        """What the environment answers; None where it fails."""
+        try:
+            return self.environment.step(turn)
+        except (Exception, SystemExit) as error:
+            self.failure = error
+        return None
+
+    def take(self, policy: Policy, turn: Turn, outcome: Outcome | None) -> None:
+        """The policy's turn, and what the environment answered to it."""
         assert self.prompt is not None
         self.turns.append(replace(turn, prompt=self.prompt, rewards=(0.0,), valid=(True,)))
+        if outcome is None:
+            return
         try:
-            outcome = self.environment.step(turn)
             over = not outcome.ended and len(self.turns) >= self.environment.max_turns
             self.turns[-1] = replace(
                 self.turns[-1],
@@ -91,6 +119,8 @@ class Episode:
                 self.prompt = policy.encoder.extended(
                     self.prompt, turn.token_ids, messages, visuals, self.sample.id
                 )
+                if visuals:
+                    self.environment.shown([v.size for v in visuals])
         except (Exception, SystemExit) as error:
             self.failure = error
 
@@ -160,8 +190,12 @@ def begin(
                 return []
             episodes.append(Episode(sample, task, environment, key, greedy))
             stack.callback(episodes[-1].close)
-        for episode in episodes:
-            episode.reset(policy, seed)
+        shown = _side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
+        for episode, first in zip(episodes, shown, strict=True):
+            if isinstance(first, (MediaError, DataError)):
+                raise first
+            if first is not None:
+                episode.show(policy, first)
             if episode.prompt is not None:
                 episode.prompt = known.setdefault(episode.prompt.fingerprint, episode.prompt)
         kept = stack.pop_all()
@@ -185,10 +219,25 @@ def play(
             if not asked:
                 break
             written = engine.generate([request for request, _ in asked], settings)
-            for (_, episodes), turns in zip(asked, written, strict=True):
-                for episode, turn in zip(episodes, turns, strict=True):
-                    episode.take(policy, turn)
+            acting = [
+                (episode, turn)
+                for (_, episodes), turns in zip(asked, written, strict=True)
+                for episode, turn in zip(episodes, turns, strict=True)
+            ]
+            outcomes = _side_by_side(
+                [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
+            )
+            for (episode, turn), outcome in zip(acting, outcomes, strict=True):
+                episode.take(policy, turn, outcome)
     return [tuple(e.rollout() for e in group) for group in groups]
+
+
+def _side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:
+    """What the calls give; made by threads where the environments wait for other processes (Environment.concurrent)."""
+    if len(calls) > 1 and all(e.environment.concurrent for e in episodes):
+        with ThreadPoolExecutor(min(len(calls), _MOST_THREADS), "environment") as threads:
+            return [future.result() for future in [threads.submit(call) for call in calls]]
+    return [call() for call in calls]
 
 
 def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, list[Episode]]]:
@@ -202,12 +251,6 @@ def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, lis
     else:
         for place, e, prompt in at:
             yield Request(prompt, 1, () if e.greedy else (*e.key, number, place), e.greedy), [e]
-
-
-def _first(policy: Policy, observation: Observation, sample: Sample) -> Prompt:
-    return policy.encoder.prompt_of(
-        [dict(m) for m in observation.messages], _visuals(policy, observation, sample), sample.id
-    )
 
 
 def _visuals(policy: Policy, observation: Observation, sample: Sample) -> list[Any]:

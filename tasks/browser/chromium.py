@@ -1,0 +1,359 @@
+"""Chromium in a process of its own: pages that are opened, acted on and looked at, each within a time of its own.
+
+The process runs `serve(connection, progress, settings)` (mmrl.workers.spawned). A message is (number, operation, arguments), its
+answer (number, None, Shown) or (number, what went wrong, None). Operations on different pages go on side by side, two at a time: a
+page that hangs costs its own episode alone and is closed behind the others' backs. A browser that has died is started anew, and the
+pages that it had are gone.
+
+Pages are the user's, what is done on them is a stranger's. They get files of their own folder and nothing else: no name and no
+address is resolved, other requests are aborted, dialogs dismissed, further windows closed, downloads refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from mmrl.tasks.browser.sites import Site
+
+__all__ = ["BrowserSettings", "Command", "Shown", "serve"]
+
+_ORIGIN = "http://127.0.0.1"
+_NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
+# what moves by itself, and what shows where the mouse is, would make equal states look different
+_STILL = (
+    "*, *::before, *::after { animation: none !important; transition: none !important; caret-color: transparent !important; }"
+    " #click-canvas { display: none !important; }"
+)
+_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".gif": "image/gif",
+    ".svg": "image/svg+xml",
+    ".woff": "font/woff",
+    ".json": "application/json",
+}
+_PARKED = (1, 1)  # of pixels beyond the shown part
+_CLOSE_S = 5.0
+_WAIT_S = 0.2  # that the action `wait` waits
+_SETTLE = (
+    "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(null))))"
+)
+_SELECT = """([x, y, label]) => {
+  const box = document.elementFromPoint(x, y)?.closest("select");
+  const option = box && [...box.options].find((o) => o.label.trim() === label || o.value === label);
+  if (!option) return false;
+  box.value = option.value;
+  for (const kind of ["input", "change"]) box.dispatchEvent(new Event(kind, {bubbles: true}));
+  return true;
+}"""
+
+
+_ELEMENTS = """([width, height]) => [...document.querySelectorAll("body *")].flatMap((e) => {
+  const own = [...e.childNodes].filter((n) => n.nodeType === 3).map((n) => n.data).join(" ").replace(/\\s+/g, " ").trim();
+  const field = e.matches("input, select, textarea, button, a, option, [onclick], [role]");
+  if (!own && !field && !e.matches("div:empty, span:empty, svg *, canvas")) return [];
+  const r = e.getBoundingClientRect();
+  const box = [Math.max(0, r.left), Math.max(0, r.top), Math.min(width, r.right), Math.min(height, r.bottom)];
+  if (box[2] - box[0] < 1 || box[3] - box[1] < 1 || !e.checkVisibility()) return [];
+  const hit = document.elementFromPoint((box[0] + box[2]) / 2, (box[1] + box[3]) / 2);
+  if (hit === null || !(hit === e || e.contains(hit))) return [];
+  return [{ tag: e.tagName.toLowerCase(), role: e.getAttribute("role") ?? e.type ?? "", name: e.getAttribute("aria-label") ?? "",
+    text: own, value: String(e.value ?? ""), checked: e.checked === true, box }];
+})"""
+_MOST_ELEMENTS = 400
+
+
+@dataclass(frozen=True)
+class BrowserSettings:
+    """`program`: path of Chromium; `limit_s`: seconds for one operation on a page; `parallel`: operations at a time."""
+
+    program: str
+    flags: tuple[str, ...] = ()
+    limit_s: float = 20.0
+    parallel: int = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """One deed on a page: click, double_click, right_click and hover at `point`; drag from there to `end`; type `text` (at `point`,
+    where there is one); select the option `text` at `point`; press the keys `text` (Control+a); scroll towards `text`; wait.
+    Places are in pixels of the page."""
+
+    kind: str
+    point: tuple[float, float] = (-1.0, -1.0)
+    end: tuple[float, float] = (-1.0, -1.0)
+    text: str = ""
+
+    @property
+    def placed(self) -> bool:
+        """Whether it has a place of its own."""
+        return self.point != (-1.0, -1.0)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A page as it is now: its picture as PNG, whether its episode is over, the reward then, how much of the goal is reached, and
+    whether the action could be done at all (a click outside of the page, an option that is not there cannot)."""
+
+    png: bytes
+    goal: str = ""
+    done: bool = False
+    reward: float = 0.0
+    progress: float = 0.0
+    acted: bool = True
+
+
+@dataclass
+class _Page:
+    site: Site
+    context: Any
+    page: Any
+    goal: str = ""
+    crashed: bool = False
+
+
+class _Browser:
+    """The browser and its open pages, of one event loop."""
+
+    def __init__(self, settings: BrowserSettings, playwright: Any) -> None:
+        self.settings, self.playwright = settings, playwright
+        self.pages: dict[int, _Page] = {}
+        self.idle: dict[Site, list[_Page]] = {}
+        self.turn = asyncio.Semaphore(settings.parallel)
+        self._starting = asyncio.Lock()
+        self.browser: Any = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start the browser, where none runs."""
+        async with self._starting:
+            if self.browser is not None and self.browser.is_connected():
+                return
+            self.pages.clear()
+            self.idle.clear()
+            self.browser = await self.playwright.chromium.launch(
+                executable_path=self.settings.program, args=[*self.settings.flags, _NO_NETWORK]
+            )
+
+    async def open(self, number: int, site: Site, seed: str) -> Shown:
+        """Begin an episode on page `number`."""
+        await self.start()
+        waiting = self.idle.get(site)
+        opened = waiting.pop() if waiting else await self._new(site)
+        self.pages[number] = opened
+        opened.goal = str(await opened.page.evaluate(site.begin, seed))
+        return await self._look(opened)
+
+    async def _new(self, site: Site) -> _Page:
+        width, height = site.viewport
+        context = await self.browser.new_context(
+            viewport={"width": width, "height": height},
+            device_scale_factor=1,
+            accept_downloads=False,
+        )
+        await context.route("**/*", lambda route: _give(route, site.folder))
+        page = await context.new_page()
+        opened = _Page(site, context, page)
+        page.on("dialog", lambda dialog: asyncio.ensure_future(_quietly(dialog.dismiss())))
+        page.on("crash", lambda _: setattr(opened, "crashed", True))
+        context.on("page", lambda other: asyncio.ensure_future(_quietly(other.close())))
+        await page.goto(f"{_ORIGIN}/{site.file}")
+        await page.add_style_tag(content=_STILL)
+        return opened
+
+    async def act(self, number: int, command: Command) -> Shown:
+        """Do one action, and look."""
+        opened = self.pages[number]
+        acted = await _do(opened, command)
+        return await self._look(opened, acted)
+
+    async def elements(self, number: int) -> list[dict[str, Any]]:
+        """What can be seen and pointed at: tag, role, name, text, value, checked, and box in pixels."""
+        opened = self.pages[number]
+        found = await opened.page.evaluate(_ELEMENTS, list(opened.site.size))
+        return list(found[:_MOST_ELEMENTS])
+
+    async def _look(self, opened: _Page, acted: bool = True) -> Shown:
+        page, (width, height) = opened.page, opened.site.size
+        await page.evaluate(_SETTLE)
+        judged = await page.evaluate(opened.site.judge)
+        png = await page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
+        return Shown(
+            png,
+            opened.goal,
+            bool(judged["done"]),
+            float(judged["reward"]),
+            float(judged["progress"]),
+            acted,
+        )
+
+    async def close(self, number: int) -> None:
+        """Keep the page for the next episode of its kind, where it is still that page."""
+        opened = self.pages.pop(number, None)
+        if opened is None:
+            return
+        usable = not opened.crashed and opened.page.url == f"{_ORIGIN}/{opened.site.file}"
+        if usable and self.browser is not None and self.browser.is_connected():
+            with contextlib.suppress(Exception):
+                width, height = opened.site.viewport
+                await opened.page.mouse.move(width - _PARKED[0], height - _PARKED[1])
+                self.idle.setdefault(opened.site, []).append(opened)
+                return
+        self.drop(opened)
+
+    def lose(self, number: int) -> None:
+        """The page hangs or has crashed: close it without waiting."""
+        if (opened := self.pages.pop(number, None)) is not None:
+            self.drop(opened)
+
+    def drop(self, opened: _Page) -> None:
+        """Close a page and all that belongs to it, in the background."""
+        task = asyncio.ensure_future(_quietly(asyncio.wait_for(opened.context.close(), _CLOSE_S)))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _quietly(waited: Any) -> None:
+    """Of a page that is being closed, or is gone already."""
+    with contextlib.suppress(Exception):
+        await waited
+
+
+async def _give(route: Any, folder: Path) -> None:
+    """A file of the page's own folder, or nothing."""
+    asked = urlsplit(route.request.url)
+    path = (folder / unquote(asked.path).lstrip("/")).resolve()
+    known = f"{asked.scheme}://{asked.netloc}" == _ORIGIN and path.is_relative_to(folder)
+    try:
+        if known and path.is_file():
+            kind = _TYPES.get(path.suffix, "application/octet-stream")
+            await route.fulfill(body=path.read_bytes(), content_type=kind)
+        else:
+            await route.abort()
+    except Exception:
+        # the page was closed meanwhile
+        return
+
+
+async def _do(opened: _Page, command: Command) -> bool:
+    """Do it; whether it could be done."""
+    page, (width, height) = opened.page, opened.site.size
+    kind, (x, y), (x2, y2), text = command.kind, command.point, command.end, command.text
+    for px, py in [command.point] * command.placed + [command.end] * (kind == "drag"):
+        if not (0 <= px < width and 0 <= py < height):
+            return False
+    mouse, keyboard = page.mouse, page.keyboard
+    if kind == "click":
+        await mouse.click(x, y)
+    elif kind == "double_click":
+        await mouse.dblclick(x, y)
+    elif kind == "right_click":
+        await mouse.click(x, y, button="right")
+    elif kind == "hover":
+        await mouse.move(x, y)
+    elif kind == "drag":
+        await mouse.move(x, y)
+        await mouse.down()
+        await mouse.move(x2, y2, steps=8)
+        await mouse.up()
+    elif kind == "type":
+        if command.placed:
+            await mouse.click(x, y)
+        await keyboard.type(text)
+    elif kind == "select":
+        return bool(await page.evaluate(_SELECT, [x, y, text]))
+    elif kind == "press":
+        return await _press(keyboard, text)
+    elif kind == "scroll":
+        across, down = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[text]
+        await mouse.move(width / 2, height / 2)
+        await mouse.wheel(across * width / 2, down * height / 2)
+    else:
+        assert kind == "wait", kind
+        await asyncio.sleep(_WAIT_S)
+    return True
+
+
+async def _press(keyboard: Any, keys: str) -> bool:
+    """Press keys such as Control+a; False for one that there is not."""
+    try:
+        await keyboard.press(keys)
+    except Exception as error:
+        if "Unknown key" in str(error):
+            return False
+        raise
+    return True
+
+
+async def _answer(browser: _Browser, connection: Connection, message: tuple[Any, ...]) -> None:
+    """Do what a message asks for, in its time, and answer it."""
+    number, operation, page, *arguments = message
+    limit_s = browser.settings.limit_s
+    try:
+        if operation == "close":
+            await asyncio.wait_for(browser.close(page), limit_s)
+            result = None
+        else:
+            async with browser.turn:
+                work: Callable[..., Awaitable[Any]] = getattr(browser, operation)
+                result = await asyncio.wait_for(work(page, *arguments), limit_s)
+        connection.send((number, None, result))
+    except Exception as error:  # of the page, the browser or its driver: the episode's failure
+        why = (
+            f"the page did not answer within {limit_s:g} s"
+            if isinstance(error, (TimeoutError, asyncio.TimeoutError))
+            else "the page is no longer open: its browser died"
+            if isinstance(error, KeyError)
+            else " ".join(str(error).split())[:300] or type(error).__name__
+        )
+        browser.lose(page)
+        connection.send((number, why, None))
+
+
+async def _serve(connection: Connection, settings: BrowserSettings) -> None:
+    from playwright.async_api import async_playwright
+
+    loop = asyncio.get_running_loop()
+    messages: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
+
+    def read() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = connection.recv()
+                loop.call_soon_threadsafe(messages.put_nowait, message)
+                if message is None:
+                    return
+        os._exit(0)  # who asked is gone
+
+    async with async_playwright() as playwright:
+        browser = _Browser(settings, playwright)
+        try:
+            await browser.start()
+        except Exception as error:
+            connection.send(f"Chromium does not start: {' '.join(str(error).split())[:400]}")
+            return
+        connection.send(None)
+        threading.Thread(target=read, daemon=True, name="requests").start()
+        running: set[asyncio.Task[None]] = set()
+        while (message := await messages.get()) is not None:
+            task = asyncio.ensure_future(_answer(browser, connection, message))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await _quietly(browser.browser.close())
+
+
+def serve(connection: Connection, progress: Any, settings: BrowserSettings) -> None:
+    """The process of one browser (mmrl.workers.spawned.Worker)."""
+    asyncio.run(_serve(connection, settings))

@@ -1,0 +1,420 @@
+"""Pages in a real Chromium: what a scripted player reaches, what hostile pages cannot, and rollouts of a model on them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, DataError
+from mmrl.registry import resolve_task
+from mmrl.task import Template
+from mmrl.tasks.browser.actions import BadAction, command_of, read_action
+from mmrl.tasks.browser.chromium import Command, Shown
+from mmrl.tasks.browser.pool import Browsers, PageLost
+from mmrl.tasks.browser.sites import OWN, Site, find_site, miniwob_kinds
+from mmrl.tasks.browser.task import Browser, write_rows
+from mmrl.types import ImageSize, Sample, StopReason, Turn
+from tests.kits.browser_players import PLAYERS, Player
+
+slow = [pytest.mark.slow, pytest.mark.render("chromium")]
+browser = pytest.mark.parametrize("_", [pytest.param(0, marks=slow, id="chromium")])
+
+
+@pytest.fixture(scope="module")
+def browsers() -> Iterator[Browsers]:
+    with Browsers(1, limit_s=10.0) as made:
+        yield made
+
+
+def pixels(shown: Shown) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(shown.png)).convert("RGB"))
+
+
+def hostile(folder: Path, script: str, body: str = "") -> Site:
+    """A page of a test: `body`, and `script` once an episode begins; its goal is 'g' and its state `won`."""
+    (folder / "page.html").write_text(
+        f"<!DOCTYPE html><title>t</title><body style='margin:0;background:#fff'>{body}<script>let won = false;\n{script}</script>"
+    )
+    return Site(
+        "test/page",
+        folder,
+        "page.html",
+        (200, 200),
+        (200, 200),
+        "(seed) => { if (window.begin) begin(seed); return 'g'; }",
+        "() => ({done: won, reward: won ? 1 : 0, progress: 0})",
+    )
+
+
+# playing
+
+
+@browser
+@pytest.mark.parametrize("kind", PLAYERS)
+def test_a_scripted_player_reaches_the_goal_and_a_wrong_deed_does_not(browsers, kind, _):
+    page, shown = browsers.open(find_site(kind), 11)
+    assert not shown.done and shown.reward == 0
+    again, same = browsers.open(find_site(kind), 11)
+    assert same.goal == shown.goal and np.array_equal(pixels(same), pixels(shown))
+    other, next_seed = browsers.open(find_site(kind), 12)
+    assert (
+        "test" in kind or "dialog" in kind or not np.array_equal(pixels(next_seed), pixels(shown))
+    )
+    player = Player(page, shown)
+    PLAYERS[kind](player, shown.goal)
+    assert player.shown.done and player.shown.reward > 0 and player.shown.progress == 1
+    # the first deed of the other goal, on this page
+    untouched = again.act(Command("click", (shown_size(shown)[0] - 2, shown_size(shown)[1] - 2)))
+    assert not untouched.reward
+    for opened in (page, again, other):
+        opened.close()
+
+
+def shown_size(shown: Shown) -> tuple[int, int]:
+    return Image.open(io.BytesIO(shown.png)).size
+
+
+@browser
+def test_a_page_that_is_used_again_is_as_new(browsers, _):
+    for kind in ("own/settings", "own/shop", "miniwob/enter-text", "miniwob/click-checkboxes"):
+        page, first = browsers.open(find_site(kind), 3)
+        player = Player(page, first)
+        PLAYERS[kind](player, first.goal)
+        page.close()
+        page, second = browsers.open(find_site(kind), 3)
+        assert np.array_equal(pixels(first), pixels(second)), kind
+        page.close()
+
+
+@browser
+def test_every_page_of_miniwob_can_be_opened_or_says_why(browsers, _):
+    """A sample of the package's pages: each has a goal in words and a picture of its size."""
+    for kind in miniwob_kinds()[::9]:
+        page, shown = browsers.open(find_site(f"miniwob/{kind}"), 1)
+        assert shown.goal.strip() and pixels(shown).shape == (210, 160, 3), kind
+        page.close()
+
+
+# pages that hang, die or reach out
+
+
+@browser
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("document.onmousedown = () => { while (true) {} };", "did not answer within"),
+        ("document.onmousedown = () => { location = 'http://127.0.0.1/gone.html'; };", ""),
+        (
+            "document.onmousedown = () => { document.body.remove(); window.judge = null; throw 1; };",
+            "",
+        ),
+        (
+            "document.onmousedown = () => { const a = []; while (true) a.push(new Array(1e7).fill('x')); };",
+            "",
+        ),
+    ],
+    ids=["hangs", "leaves", "breaks", "eats memory"],
+)
+def test_a_page_that_fails_costs_its_own_episode(browsers, tmp_path, script, words, _):
+    other, _shown = browsers.open(find_site("own/menu"), 1)
+    page, _shown = browsers.open(hostile(tmp_path, script), 1)
+    try:
+        page.act(Command("click", (100, 100)))
+    except PageLost as lost:
+        assert words in str(lost)
+    else:
+        assert not words
+    page.close()
+    assert other.act(Command("wait")).goal.startswith("Choose")
+    other.close()
+
+
+@browser
+def test_windows_dialogs_and_downloads_stop_nobody(browsers, tmp_path, _):
+    script = (
+        "document.onmousedown = () => { alert('a'); confirm('b'); prompt('c');"
+        " for (let i = 0; i < 5; i++) window.open('about:blank'); const a = document.createElement('a');"
+        " a.href = 'data:application/zip,xx'; a.download = 'x.zip'; a.click(); won = true; };"
+    )
+    page, _shown = browsers.open(hostile(tmp_path, script), 1)
+    assert page.act(Command("click", (100, 100))).done
+    assert page.act(Command("wait")).done
+    page.close()
+
+
+@browser
+def test_nothing_but_the_pages_own_folder_can_be_read(browsers, tmp_path, _):
+    """Names, addresses, other ports, files and the folder above: every request fails, and one to its own folder does not."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (site / "own.txt").write_text("own")
+    os.symlink(tmp_path / "secret.txt", site / "link.txt")
+    asked = [
+        "http://example.com/",
+        "http://93.184.216.34/",
+        "http://127.0.0.1:22/",
+        "http://localhost/own.txt",
+        "https://127.0.0.1/own.txt",
+        f"file://{tmp_path}/secret.txt",
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/link.txt",
+        "//127.0.0.1:8080/own.txt",
+    ]
+    script = (
+        f"const asked = {json.dumps(['/own.txt', *asked])};\n"
+        "window.read = Promise.all(asked.map((u) => fetch(u).then((r) => r.text(), () => 'refused')));\n"
+        "window.read.then((r) => { document.title = r.join('|'); });"
+    )
+    opened = hostile(site, script)
+    opened = replace(opened, begin="async () => { await window.read; return document.title; }")
+    page, shown = browsers.open(opened, 1)
+    assert shown.goal.split("|") == ["own", *["refused"] * len(asked)]
+    page.close()
+
+
+@browser
+def test_killed_browsers_are_replaced_and_leave_nothing(tmp_path, _):
+    def renderers(host: psutil.Process) -> list[psutil.Process]:
+        return [
+            p for p in host.children(recursive=True) if "--type=renderer" in " ".join(p.cmdline())
+        ]
+
+    with Browsers(1, limit_s=10.0) as browsers:
+        page, _shown = browsers.open(find_site("own/menu"), 1)
+        process = psutil.Process(browsers._hosts[0].worker.pid)
+        family = process.children(recursive=True)
+        # the renderer of the page: the page is lost, the next one works
+        for child in renderers(process):
+            child.kill()
+        with pytest.raises(PageLost):
+            page.act(Command("click", (20, 60)))
+        page.close()
+        page, shown = browsers.open(find_site("own/menu"), 1)
+        assert shown.goal.startswith("Choose")
+        # the process of the browser: another one is started
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(PageLost, match="ended"):
+            page.act(Command("wait"))
+        page.close()
+        page, shown = browsers.open(find_site("own/menu"), 1)
+        assert shown.goal.startswith("Choose")
+        family += psutil.Process(browsers._hosts[0].worker.pid).children(recursive=True)
+    _gone, alive = psutil.wait_procs(family, timeout=20)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+# what a model says
+
+
+SIZE = ImageSize((200, 100), (400, 200))
+
+
+@pytest.mark.parametrize(
+    ("text", "spelling", "frame", "command"),
+    [
+        (
+            '{"action": "click", "point": [10, 20]}',
+            "json",
+            CoordFrame.ABS_ORIG,
+            Command("click", (10, 20)),
+        ),
+        (
+            '<answer>{"action": "click", "point": [10, 20]}</answer>',
+            "json",
+            CoordFrame.ABS_RESIZED,
+            Command("click", (5, 10)),
+        ),
+        ("[500, 500]", "point", CoordFrame.REL1000, Command("click", (100, 50))),
+        ("click(start_box='(500,500)')", "native", CoordFrame.REL1000, Command("click", (100, 50))),
+        (
+            '{"action": "type", "text": "a b"}',
+            "json",
+            CoordFrame.ABS_ORIG,
+            Command("type", text="a b"),
+        ),
+        (
+            '{"action": "hotkey", "keys": "ctrl+a"}',
+            "json",
+            CoordFrame.ABS_ORIG,
+            Command("press", text="Control+a"),
+        ),
+        ('{"action": "press_enter"}', "json", CoordFrame.ABS_ORIG, Command("press", text="Enter")),
+        (
+            '{"action": "scroll", "direction": "down"}',
+            "json",
+            CoordFrame.ABS_ORIG,
+            Command("scroll", text="down"),
+        ),
+        ('{"action": "complete"}', "json", CoordFrame.ABS_ORIG, None),
+    ],
+)
+def test_actions_become_deeds_in_pixels_of_the_page(text, spelling, frame, command):
+    assert command_of(read_action(text, spelling), frame, SIZE.resized_wh, SIZE.orig_wh) == command
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not_an_action"),
+        ("click somewhere", "not_an_action"),
+        ('[{"action": "click", "point": [1, 2]}, {"action": "wait"}]', "several_actions"),
+        ("<answer>[1, 2]</answer><answer>[3, 4]</answer>", "several_answers"),
+        ('{"action": "click"}', "no_point"),
+        ('{"action": "type", "text": ""}', "no_text"),
+        ('{"action": "type", "text": "' + "x" * 501 + '"}', "text_too_long"),
+        ('{"action": "goto", "text": "http://example.com"}', "not_on_a_page"),
+        ('{"action": "hotkey", "keys": "hyper+q"}', "unknown_key"),
+        ('{"action": "click", "point": [1e999, 2]}', "bad_point"),
+    ],
+)
+def test_what_is_no_action_says_why(text, reason):
+    with pytest.raises(BadAction, match=reason):
+        command_of(read_action(text, "json"), CoordFrame.ABS_ORIG, SIZE.resized_wh, SIZE.orig_wh)
+
+
+# rows and settings
+
+
+def test_rows_are_read_and_wrong_ones_are_named(tmp_path):
+    write_rows(tmp_path / "rows.jsonl", ["own/shop", "own/pick"], range(5, 7))
+    samples = list(Browser().load(str(tmp_path / "rows.jsonl")))
+    assert [s.id for s in samples] == ["own/shop-5", "own/pick-5", "own/shop-6", "own/pick-6"]
+    for row, words in (
+        ('{"kind": "own/shoop", "seed": 1}', "own/shop"),
+        ('{"kind": "own/shop", "seed": -1}', "whole number"),
+        ('{"seed": 1}', "kind"),
+        ('{"kind": "../../etc/passwd", "seed": 1}', "expected a page"),
+        ("{", "JSON"),
+    ):
+        (tmp_path / "bad.jsonl").write_text(row + "\n")
+        with pytest.raises(DataError, match=f"bad.jsonl:1.*{words}"):
+            list(Browser().load(str(tmp_path / "bad.jsonl")))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"actions": "js"}, {"max_turns": 0}, {"prompt": "no"}, {"milestones": 2}, {"turns": 3}],
+)
+def test_wrong_parameters_are_refused(params):
+    with pytest.raises(ConfigError, match=r"expected|unknown"):
+        Browser(**params)
+
+
+def test_the_task_is_built_in_and_travels_to_workers():
+    task = pickle.loads(pickle.dumps(resolve_task("browser")(milestones=0.5)))
+    assert task.rules.milestones == 0.5 and task.headline == "success"
+    assert {p.stem for p in OWN.glob("*.html")} >= {
+        "pick",
+        "form",
+        "menu",
+        "calendar",
+        "settings",
+        "shop",
+    }
+
+
+# episodes
+
+
+def said(text: str) -> Turn:
+    return Turn((1,), text, (0.0,), StopReason.EOS)
+
+
+@browser
+def test_an_episode_pays_its_way_and_its_end(_):
+    template = Template("t", CoordFrame.ABS_ORIG, "")
+    environment = Browser(milestones=0.5, max_turns=9).environment(template)
+    try:
+        sample = Sample(
+            "1", "browser", "browser", "own/menu", None, params={"kind": "own/menu", "seed": 4}
+        )
+        first = environment.reset(sample, 0)
+        environment.shown([ImageSize((224, 224), (224, 224))])
+        assert first.images[0].shape == (224, 224, 3)
+        goal = first.messages[-1]["content"][-1]["text"].splitlines()[0]
+        bad = environment.step(said("I would rather not"))
+        assert (
+            not bad.parsed
+            and bad.reward == 0
+            and "no action" in bad.observation.messages[0]["content"][0]["text"]
+        )
+        outside = environment.step(said('{"action": "click", "point": [900, 5]}'))
+        assert "could not be done" in outside.observation.messages[0]["content"][-1]["text"]
+        earned = []
+        for text in goal.removesuffix(".").split()[-1], goal.split()[1]:
+            spot = next(e for e in environment.page.elements() if e["text"] == text)["box"]
+            outcome = environment.step(
+                said(
+                    json.dumps(
+                        {
+                            "action": "click",
+                            "point": [(spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2],
+                        }
+                    )
+                )
+            )
+            earned.append(outcome.reward)
+        assert earned == [0.25, 0.75] and outcome.terminated
+        assert outcome.info == {
+            "success": 1.0,
+            "progress": 1.0,
+            "actions": 4.0,
+            "bad_actions": 1.0,
+            "idle_actions": 1.0,
+        }
+    finally:
+        environment.close()
+
+
+@browser
+def test_a_model_is_trained_on_pages_and_every_episode_is_accounted_for(tmp_path, _):
+    """A whole run on a model's own clicks: rollouts of several turns side by side, their metrics, and a page that is lost."""
+    import mmrl
+
+    write_rows(tmp_path / "train.jsonl", ["own/pick", "own/menu"], range(4))
+    write_rows(tmp_path / "val.jsonl", ["own/pick"], range(100, 102))
+    task = {
+        "task": "browser",
+        "params": {"actions": "point", "max_turns": 2, "prompt": "click {goal}"},
+    }
+    trainer = mmrl.Trainer(
+        str(Path(__file__).parents[2] / "assets" / "tiny_vlm_mixed"),
+        config={
+            "name": "pages",
+            "dir": str(tmp_path),
+            "model": {"system": "", "device": "cpu"},
+            "data": {
+                "train": [{**task, "path": str(tmp_path / "train.jsonl")}],
+                "eval": [{**task, "path": str(tmp_path / "val.jsonl")}],
+            },
+            "train": {"steps": 2, "prompts_per_step": 2, "save_every": 2},
+            "rollout": {"group_size": 3, "max_new_tokens": 24},
+            "algorithm": {"dynamic_sampling": False},
+            "eval": {"every": 0, "samples": 1},
+        },
+        quiet=True,
+    )
+    trainer.fit()
+    rows = [
+        json.loads(line)
+        for file in sorted((trainer.folder / "rollouts").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    assert len(rows) == 2 * 2 * 3 and all(1 <= len(row["turns"]) <= 2 for row in rows)
+    assert all({"success", "actions"} <= set(row["score"]["metrics"]) for row in rows)
+    results = json.loads((trainer.folder / "eval" / "step_000002" / "results.json").read_text())
+    assert results["greedy"]["success"]["n"] == 2
