@@ -1,14 +1,16 @@
-"""The built-in rollout engine: prefill each prompt once, expand its KV cache to G rows, decode all rows together.
+"""The built-in rollout engine: prefill each prompt once, give its KV cache to G rows, decode all rows together.
 
-Finished rows are retired as soon as a quarter of the batch is done; behaviour log-probs are fp32 and belong to the
-distribution really sampled from (temperature applied, media tokens impossible, before top-p / top-k).
+Batching is continuous (mmrl/rollout/slots.py): when a quarter of the slots is free, completions that wait take them; when none wait
+the free ones are given back. Behaviour log-probs are fp32 and belong to the distribution really sampled from (temperature applied,
+media tokens impossible, before top-p / top-k).
 
-Legend: R rows, P padded prompt length, K cache length, S steps decoded, V vocabulary.
+Legend: R rows, P prompt length, K cache length, H hidden width.
 """
 
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +19,15 @@ import torch
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
-from mmrl.rollout.sampling import choose, keep_top, row_noise
+from mmrl.rollout.sampling import row_noise
+from mmrl.rollout.slots import Prefilled, SlotRow, Slots, prefill
 from mmrl.rollout.weights import WeightSource
 from mmrl.types import StopReason, Turn
 
 __all__ = ["PrefillOnceEngine", "Request", "RolloutEngine", "SamplingSettings"]
 
-_RETIRE_SHARE = 0.75  # compact the batch when fewer rows than this are still alive
+_RETIRE_SHARE = 0.75  # when fewer slots than this have a row, rows that wait are let in, or the free ones are given back
+_LIKE = 0.7  # rows whose length is at least this share of the longest's share slots with it
 
 
 @dataclass(frozen=True)
@@ -69,39 +73,61 @@ class RolloutEngine(abc.ABC):
         """End processes and connections of the engine's own. May be called more than once."""
 
 
-@dataclass
-class _Row:
-    request: int
-    uniform_S: torch.Tensor | None
-
-
 class PrefillOnceEngine(RolloutEngine):
-    """Generates with the live policy weights, in this process."""
+    """Generates with the live policy weights, in this process. `graphs`: whether a step is a CUDA graph; None: on a GPU."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, *, graphs: bool | None = None) -> None:
+        self.policy, self._graphs = policy, graphs
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate."""
-        results: list[list[Turn]] = [[] for _ in requests]
-        noise = [
-            None if r.greedy else row_noise(r.key, r.count, settings.max_new_tokens)
-            for r in requests
+        rows = [
+            SlotRow(i, g, r.prompt, None if noise is None else noise[g])
+            for i, r in enumerate(requests)
+            for noise in [None if r.greedy else row_noise(r.key, r.count, settings.max_new_tokens)]
+            for g in range(r.count)
         ]
-        for chunk in _chunks(requests, settings):
-            rows = [
-                _Row(i, None if (drawn := noise[i]) is None else drawn[g])
-                for i, first, last in chunk
-                for g in range(first, last)
-            ]
-            prompts, counts = _share_prefill(
-                [(requests[i].prompt, last - first) for i, first, last in chunk]
-            )
-            with torch.no_grad(), self.policy.autocast():
-                tokens, logprobs = self._decode(prompts, counts, rows, settings)
-            for row, ids, lps in zip(rows, tokens, logprobs, strict=True):
-                results[row.request].append(self._completion(ids, lps))
-        return results
+        turns: dict[tuple[int, int], Turn] = {}
+        with torch.no_grad(), self.policy.autocast():
+            for pool in _pools(rows, settings):
+                for row, ids, logprobs in self._decode(pool, settings):
+                    turns[row.request, row.number] = self._completion(ids, logprobs)
+        return [[turns[i, g] for g in range(r.count)] for i, r in enumerate(requests)]
+
+    def _decode(
+        self, rows: Sequence[SlotRow], settings: SamplingSettings
+    ) -> Iterator[tuple[SlotRow, list[int], list[float]]]:
+        """Write the rows of a pool in as many slots as the budget has, a row that waits in the slot of one that ended."""
+        width = max(r.prompt.length for r in rows) + settings.max_new_tokens
+        size = max(1, min(len(rows), settings.batch_tokens // width))
+        slots = Slots(
+            self.policy,
+            size,
+            width,
+            settings,
+            greedy=any(r.uniform_S is None for r in rows),
+            sampled=any(r.uniform_S is not None for r in rows),
+            graphs=self._graphs,
+        )
+        waiting = _Waiting(self.policy, rows)
+        while waiting or slots.occupied:
+            free = slots.free
+            # several at once: a prompt is prefilled alone in the time of a few
+            if waiting and len(free) >= min(len(waiting), (1 - _RETIRE_SHARE) * size):
+                waiting.admit(slots, free)
+            else:
+                # a recorded step is recorded again for fewer rows
+                share = 0.5 if slots.static else _RETIRE_SHARE
+                if not waiting and slots.occupied < share * len(slots.rows):
+                    slots.compact()
+                for _ in range(self._unseen):
+                    slots.step()
+            yield from slots.finished()
+
+    @property
+    def _unseen(self) -> int:
+        """Steps between looks at what has ended: looking makes the host wait for a GPU, and a row that ended waits for the look."""
+        return 4 if self.policy.device.type == "cuda" else 1
 
     def _completion(self, ids: list[int], logprobs: list[float]) -> Turn:
         ended = ids[-1] in self.policy.eos_ids
@@ -121,8 +147,9 @@ class PrefillOnceEngine(RolloutEngine):
     def prefill(
         self, prompts: Sequence[Prompt], counts: Sequence[int], new_tokens: int
     ) -> tuple[torch.Tensor, PreallocatedCache, torch.Tensor, torch.Tensor]:
-        """Run each prompt once and repeat it: last hidden states (R, H), the KV cache with room for `new_tokens`, which of its
-        positions a row sees (R, K), the next rotary position of each row (R,)."""
+        """For rows that must end at one place (mmrl/serve/decode.py): run each prompt once, padded on the left, and repeat it. Last
+        hidden states (R, H), the KV cache with room for `new_tokens`, which of its positions a row sees (R, K), the next rotary
+        position of each row (R,)."""
         policy = self.policy
         width = max(p.length for p in prompts)
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -155,99 +182,51 @@ class PrefillOnceEngine(RolloutEngine):
         ).repeat_interleave(repeats)
         return hidden_RH, cache, mask_RK, position_R
 
-    def _decode(
-        self,
-        prompts: Sequence[Prompt],
-        counts: Sequence[int],
-        rows: Sequence[_Row],
-        settings: SamplingSettings,
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        policy, device = self.policy, self.policy.device
-        hidden_RH, cache, mask_RK, position_R = self.prefill(
-            prompts, counts, settings.max_new_tokens
-        )
-        width = mask_RK.shape[1] - settings.max_new_tokens
-        sampled = torch.tensor([r.uniform_S is not None for r in rows], device=device)
-        no_noise_S = torch.zeros(settings.max_new_tokens, dtype=torch.double)
-        uniform_RS = torch.stack(
-            [no_noise_S if r.uniform_S is None else r.uniform_S for r in rows]
-        ).to(device)
-        eos = torch.tensor(policy.eos_ids, device=device)
-        row_R = torch.arange(len(rows), device=device)
-        alive_R = torch.ones(len(rows), dtype=torch.bool, device=device)
-        steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        for step in range(settings.max_new_tokens):
-            logits_RV = policy.adjust(policy.logits(hidden_RH), settings.temperature)
-            token_R = choose(logits_RV, None)
-            if sampled.any():
-                drawn_R = choose(
-                    keep_top(logits_RV, settings.top_k, settings.top_p), uniform_RS[row_R, step]
-                )
-                token_R = torch.where(sampled[row_R], drawn_R, token_R)
-            logp_R = logits_RV.gather(-1, token_R[:, None])[:, 0] - logits_RV.logsumexp(-1)
-            steps.append((row_R[alive_R], token_R[alive_R], logp_R[alive_R]))
-            alive_R &= ~torch.isin(token_R, eos)
-            if step + 1 == settings.max_new_tokens or not alive_R.any():
-                break
-            if alive_R.sum() < _RETIRE_SHARE * len(alive_R):
-                keep = alive_R.nonzero()[:, 0]
-                cache.select_rows(keep)
-                mask_RK, position_R, row_R, token_R, alive_R = (
-                    x[keep] for x in (mask_RK, position_R, row_R, token_R, alive_R)
-                )
-            out = policy.base.model(
-                input_ids=token_R[:, None],
-                use_cache=True,
-                past_key_values=cache,
-                attention_mask=mask_RK[:, None, None, : width + step + 1],
-                position_ids=(position_R + step)[None, :, None].expand(3, -1, 1),
-            )
-            hidden_RH = out.last_hidden_state[:, -1]
-        return _gather_rows(steps, len(rows))
+
+class _Waiting:
+    """Rows that have no slot yet, prompt by prompt. A prompt whose rows do not all find room is kept as it was prefilled."""
+
+    def __init__(self, policy: Policy, rows: Sequence[SlotRow]) -> None:
+        self.policy = policy
+        self._rows = deque(rows)
+        self._begun: Prefilled | None = None  # of the first row's prompt
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def admit(self, slots: Slots, free: Sequence[int]) -> None:
+        """Rows take the free slots, in order; each prompt is run once, those of one call together."""
+        rows = [self._rows.popleft() for _ in range(min(len(free), len(self._rows)))]
+        places = list(free[: len(rows)])
+        if self._begun is not None:
+            same = [r for r in rows if r.prompt is self._begun.prompts[0]]
+            slots.admit(places[: len(same)], same, self._begun, [0] * len(same))
+            rows, places = rows[len(same) :], places[len(same) :]
+        prompts = list({id(r.prompt): r.prompt for r in rows}.values())
+        if rows:
+            number = {id(p): i for i, p in enumerate(prompts)}
+            found = prefill(self.policy, prompts)
+            slots.admit(places, rows, found, [number[id(r.prompt)] for r in rows])
+            self._begun = None
+            if self._rows and self._rows[0].prompt is prompts[-1]:
+                self._begun = found.only(len(prompts) - 1)
+        elif self._begun is not None and not (
+            self._rows and self._rows[0].prompt is self._begun.prompts[0]
+        ):
+            self._begun = None
 
 
-def _share_prefill(parts: Sequence[tuple[Prompt, int]]) -> tuple[list[Prompt], list[int]]:
-    """Neighbouring requests of the same prompt (greedy beside sampled) are prefilled once."""
-    prompts: list[Prompt] = []
-    counts: list[int] = []
-    for prompt, count in parts:
-        if prompts and prompts[-1] is prompt:
-            counts[-1] += count
-        else:
-            prompts.append(prompt)
-            counts.append(count)
-    return prompts, counts
-
-
-def _gather_rows(
-    steps: Sequence[tuple[torch.Tensor, ...]], num_rows: int
-) -> tuple[list[list[int]], list[list[float]]]:
-    tokens: list[list[int]] = [[] for _ in range(num_rows)]
-    logprobs: list[list[float]] = [[] for _ in range(num_rows)]
-    for row_R, token_R, logp_R in steps:
-        for row, token, logp in zip(row_R.tolist(), token_R.tolist(), logp_R.tolist(), strict=True):
-            tokens[row].append(token)
-            logprobs[row].append(logp)
-    return tokens, logprobs
-
-
-def _chunks(
-    requests: Sequence[Request], settings: SamplingSettings
-) -> Iterator[list[tuple[int, int, int]]]:
-    """(request, first row, last row + 1) lists within the cache budget, in the order of the requests."""
-    chunk: list[tuple[int, int, int]] = []
-    rows = width = 0
-    for index, request in enumerate(requests):
-        length = request.prompt.length + settings.max_new_tokens
-        first = 0
-        while first < request.count:
-            room = settings.batch_tokens // max(width, length) - rows
-            if room < 1 and chunk:
-                yield chunk
-                chunk, rows, width = [], 0, 0
-                continue
-            last = min(request.count, first + max(1, room))
-            chunk.append((index, first, last))
-            rows, width, first = rows + last - first, max(width, length), last
-    if chunk:
-        yield chunk
+def _pools(rows: Sequence[SlotRow], settings: SamplingSettings) -> Iterator[list[SlotRow]]:
+    """Rows that share slots, which are as long as the longest of them needs: all where that is within the budget, else rows of like
+    length, the longest first. Rows of one prompt stay together."""
+    order: dict[int, list[SlotRow]] = {}
+    for row in rows:
+        order.setdefault(id(row.prompt), []).append(row)
+    left = sorted(order.values(), key=lambda group: -group[0].prompt.length)
+    while left:
+        longest = left[0][0].prompt.length + settings.max_new_tokens
+        everything = longest * sum(map(len, left)) <= settings.batch_tokens
+        least = 0 if everything else _LIKE * longest - settings.max_new_tokens
+        pool = [group for group in left if group[0].prompt.length >= least]
+        left = left[len(pool) :]
+        yield [row for group in pool for row in group]

@@ -292,14 +292,14 @@ def test_peak_of_an_update_is_within_a_third(
 
 @pytest.mark.parametrize("variant", ["fp32", "frozen", "lora"])
 def test_kv_cache_is_exact(variant: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmrl.rollout import cache as caches
+    from mmrl.rollout import slots
 
     made: list[Any] = []
-    init = caches.PreallocatedCache.__init__
+    init = slots.SlotCache.__init__
     monkeypatch.setattr(
-        caches.PreallocatedCache,
+        slots.SlotCache,
         "__init__",
-        lambda self, capacity: (init(self, capacity), made.append(self))[0],
+        lambda self, *options: (init(self, *options), made.append(self))[0],
     )
     p = load_policy(run_of(folders("qwen2_5_vl"), VARIANTS[variant]).model)
     prompt = groups_of(p)[0].ids[0, :50]

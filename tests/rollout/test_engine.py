@@ -238,19 +238,85 @@ def test_version_and_empty_request_list() -> None:
     budget=st.integers(1, 900),
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_chunks_cover_every_row_once_within_the_budget(
+def test_pools_hold_every_row_once_and_rows_of_a_prompt_together(
     lengths: list[int], counts: list[int], budget: int
 ) -> None:
-    from mmrl.rollout.engine import _chunks
+    from mmrl.rollout.engine import _pools
+    from mmrl.rollout.slots import SlotRow
 
     p = policy()
     prompts = [p.encoder(s, TASK) for s in samples()]
-    asked = [Request(prompts[i], counts[n]) for n, i in enumerate(lengths)]
+    rows = [
+        SlotRow(n, g, prompts[i], None) for n, i in enumerate(lengths) for g in range(counts[n])
+    ]
     options = SamplingSettings(max_new_tokens=12, batch_tokens=budget)
-    covered = []
-    for chunk in _chunks(asked, options):
-        rows = sum(last - first for _, first, last in chunk)
-        width = max(asked[i].prompt.length for i, _, _ in chunk) + 12
-        assert rows * width <= budget or rows == 1
-        covered += [(i, g) for i, first, last in chunk for g in range(first, last)]
-    assert covered == [(i, g) for i, request in enumerate(asked) for g in range(request.count)]
+    pools = list(_pools(rows, options))
+    assert sorted((r.request, r.number) for pool in pools for r in pool) == [
+        (r.request, r.number) for r in rows
+    ]
+    widest = max(r.prompt.length for r in rows) + 12
+    assert len(pools) == 1 or widest * len(rows) > budget
+    for pool in pools:
+        widths = [r.prompt.length + 12 for r in pool]
+        assert min(widths) >= 0.7 * max(widths) or pool is pools[-1]
+        of = [id(r.prompt) for r in pool]
+        assert [x for n, x in enumerate(of) if n == 0 or of[n - 1] != x] == list(dict.fromkeys(of))
+
+
+def watched(
+    p: Policy, engine: PrefillOnceEngine, asked: Sequence[Request], **options: Any
+) -> tuple[list[list[Turn]], list[tuple[int, ...]], int]:
+    """Results, the mask's shape at each step of the language model, and how many prompts were prefilled."""
+    steps: list[tuple[int, ...]] = []
+    prefilled = 0
+
+    def look(module: Any, args: Any, kwargs: Any) -> None:
+        nonlocal prefilled
+        rows, length = kwargs["inputs_embeds"].shape[:2]
+        if length == 1:
+            steps.append(tuple(kwargs["attention_mask"].shape))
+        else:
+            prefilled += rows
+
+    hook = p.base.model.language_model.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        return engine.generate(asked, SamplingSettings(**options)), steps, prefilled
+    finally:
+        hook.remove()
+
+
+def test_rows_that_wait_take_the_slots_of_rows_that_ended() -> None:
+    p = fresh_policy()
+    bias = torch.zeros(p.base.lm_head.weight.shape[0])
+    bias[p.eos_ids[0]] = 3.0  # often, so that rows end at many different steps
+    original = p.base.lm_head.forward
+    p.base.lm_head.forward = lambda hidden: original(hidden) + bias
+    texts = [sample_with([picture((112, 84), n)], "How many?", n) for n in range(6)]
+    asked = [Request(p.encoder(s, TASK), 8, (7, n)) for n, s in enumerate(texts)]
+    options = {"max_new_tokens": 40, "batch_tokens": 12 * (asked[0].prompt.length + 40)}
+    together = generate(p, asked, max_new_tokens=40)
+    found, steps, prefilled = watched(p, PrefillOnceEngine(p), asked, **options)
+    assert ids(found) == ids(together)
+    pairs = [
+        (ours, theirs)
+        for mine, other in zip(found, together, strict=True)
+        for ours, theirs in zip(mine, other, strict=True)
+    ]
+    for ours, theirs in pairs:
+        assert torch.allclose(torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), atol=1e-5)
+    assert prefilled == 6, "a prompt whose rows come one after the other is run once"
+    lengths = [len(theirs.token_ids) for _, theirs in pairs]
+    waves = sum(max(lengths[i : i + 12]) - 1 for i in range(0, len(lengths), 12))
+    assert max(shape[0] for shape in steps) == 12 and len(steps) < 0.8 * waves, (len(steps), waves)
+
+
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
+def test_the_step_that_a_gpu_records_gives_the_same_tokens(arch: str) -> None:
+    """Its shapes never change: attention is shown whole slots, and rows that ended go on where nobody looks."""
+    p = policy(arch)
+    asked = [*requests(p), *requests(p, count=1, greedy=True)]
+    expected = generate(p, asked)
+    found, steps, _ = watched(p, PrefillOnceEngine(p, graphs=True), asked, max_new_tokens=12)
+    assert ids(found) == ids(expected)
+    widest = max(r.prompt.length for r in asked) + 12
+    assert {shape[-1] for shape in steps} == {widest} and len({s[0] for s in steps}) < 4
