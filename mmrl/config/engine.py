@@ -177,6 +177,9 @@ class EngineConfig(_Section):
     prompts too long for one GPU: activations per process shrink by this factor. It divides the number of processes and the model's
     query heads, and its key heads or the other way round; with any engine.train, schedule.kind serial and train.forward shared.
     train.token_budget counts the whole row."""
+    cuda_graphs: bool | None = None
+    """Whether mmrl's own rollout engine records a step as a CUDA graph, whose kernels start at once; null: on a GPU. A model whose
+    step cannot be recorded goes on without, with a warning."""
     workers: Literal["local", "ray"] = "local"
     """Where worker processes run: on this machine, or on a Ray cluster."""
     generator: GeneratorConfig = GeneratorConfig()
@@ -195,6 +198,11 @@ class EngineConfig(_Section):
             raise ValueError(
                 f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray, found "
                 f"{self.workers}; set it, or rollout_actors: 0"
+            )
+        if self.cuda_graphs is not None and self.rollout == "vllm":
+            raise ValueError(
+                f"engine.cuda_graphs {str(self.cuda_graphs).lower()} is of mmrl's own rollout engine, found engine.rollout: vllm, "
+                "which records graphs by itself; leave engine.cuda_graphs out, or set rollout: own"
             )
         served = self.rollout == "auto" and self.vllm.mode == "server"
         if self.ray.rollout_actors and (self.rollout == "vllm" or served):

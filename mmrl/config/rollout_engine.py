@@ -78,6 +78,8 @@ def _against_settings(config: RunConfig) -> str:
     low, high = VLLM_TEMPERATURES
     if not config.samples_text:
         return "a policy that acts decides by its own forward pass"
+    if config.engine.cuda_graphs is not None:
+        return "engine.cuda_graphs is of mmrl's own engine"
     if r.top_p < 1 or r.top_k > 0:
         return (
             f"rollout.top_p {r.top_p:g} and top_k {r.top_k} are sampled by mmrl's own engine alone"

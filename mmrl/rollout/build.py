@@ -15,6 +15,7 @@ import torch
 from mmrl.config import RunConfig, rollout_engine, with_choice
 from mmrl.data.sources import LoadedSource
 from mmrl.distributed.world import World
+from mmrl.errors import ConfigError
 from mmrl.policy.loading import device_and_precision
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, RolloutEngine, SamplingSettings
@@ -54,7 +55,11 @@ def build_rollout_engine(
     kind: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
     config = with_choice(config, rollout_engine(config, kind))
     if config.engine.rollout == "own":
-        return PrefillOnceEngine(actor)
+        if config.engine.cuda_graphs and kind != "cuda":
+            raise ConfigError(
+                f"engine.cuda_graphs needs an NVIDIA GPU, found device '{world.device}'; leave it out"
+            )
+        return PrefillOnceEngine(actor, graphs=config.engine.cuda_graphs)
     vllm_engine = importlib.import_module("mmrl.rollout.vllm_engine")
     r, settings = config.rollout, config.engine.vllm
     vllm_engine.check_sampling(

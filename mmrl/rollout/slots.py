@@ -24,6 +24,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from mmrl.policy.batch_invariance import decoding
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
@@ -259,6 +260,10 @@ class Slots:
         self._graph.replay()
 
     def _step(self) -> None:
+        with decoding():
+            self._next_token()
+
+    def _next_token(self) -> None:
         cache = self.cache
         places_K = torch.arange(cache.visible, device=self.policy.device)
         out = self.policy.base.model(

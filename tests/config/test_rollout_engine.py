@@ -109,3 +109,13 @@ def test_a_policy_that_acts_has_no_engine_to_choose() -> None:
     assert with_choice(config, choice) is config
     old = EmbodiedConfig.model_validate({"engine": {"rollout": "own"}})
     assert old.engine.rollout == "own", "the config.yaml of a run that was made before"
+
+
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_cuda_graphs_are_the_own_engines(graphs: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.cuda_graphs .* of mmrl's own"):
+        load_config(None, ["engine.rollout=vllm", f"engine.cuda_graphs={graphs}"])
+    chosen = rollout_engine(
+        load_config(None, [f"model.path={tiny_folder()}", f"engine.cuda_graphs={graphs}"]), "cuda"
+    )
+    assert (chosen.name, chosen.why) == ("own", "engine.cuda_graphs is of mmrl's own engine")

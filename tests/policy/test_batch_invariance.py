@@ -104,3 +104,36 @@ def test_a_setting_of_the_users_own_stays() -> None:
         ).stdout.strip()
         == "COMPATIBLE"
     )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_large_layers_of_a_few_rows_are_multiplied_by_onednn_where_a_row_keeps_its_numbers(
+    bias: bool,
+) -> None:
+    from mmrl.policy.batch_invariance import DecodeLinear, decoding
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1024, 2048, bias=bias), torch.nn.Linear(2048, 16, bias=bias)
+    )
+    plain, rows = copy.deepcopy(model), torch.randn(40, 1, 1024)
+    batch_invariance.make_batch_invariant(model, torch.device("cpu"))
+    if batch_invariance.needs_batch_invariance() or not batch_invariance._onednn_is_invariant():
+        assert not any(type(layer) is DecodeLinear for layer in model)
+        return
+    assert [type(layer) for layer in model] == [DecodeLinear, torch.nn.Linear]
+    with torch.no_grad():
+        assert torch.equal(model(rows), plain(rows)), "a prompt, or an update"
+        with decoding():
+            together = model[0](rows)
+            exact = torch.nn.functional.linear(
+                rows.double(),
+                plain[0].weight.double(),
+                None if not bias else plain[0].bias.double(),
+            )
+            assert (together - exact).abs().max() < 1e-5 * exact.abs().max()
+            for n in (1, 2, 3, 5, 8, 17, 32):
+                assert torch.equal(model[0](rows[:n].clone()), together[:n])
+            half = torch.nn.Linear(1024, 2048).bfloat16()
+            half.__class__ = DecodeLinear
+            assert half(rows.bfloat16()).dtype == torch.bfloat16

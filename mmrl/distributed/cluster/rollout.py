@@ -58,7 +58,7 @@ class RolloutHost:
     def __init__(self, config: Mapping[str, Any], threads: int) -> None:
         torch.set_num_threads(threads)
         self.policy = load_policy(ModelConfig(**config["model"]), DataConfig(**config["data"]))
-        self.engine = PrefillOnceEngine(self.policy)
+        self.engine = PrefillOnceEngine(self.policy, graphs=config["cuda_graphs"])
         self._trained = dict(_sampled(self.policy))
         self._digest = ""
 
@@ -105,6 +105,7 @@ class RemoteRollout(RolloutEngine):
         settings["model"]["device"] = (
             "cuda" if cluster.config.gpus_per_rollout_actor else policy.device.type
         )
+        settings["cuda_graphs"] = config.engine.cuda_graphs
         settings["data"]["cache"]["dir"] = None  # pixels come with the requests
         settings["data"]["workers"] = 0
         settings["model"]["path"] = absolute(settings["model"]["path"])
