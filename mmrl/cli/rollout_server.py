@@ -34,6 +34,7 @@ def rollout_server_command(
 
     from mmrl.rollout.build import dtype_of, max_model_len
     from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
+    from mmrl.rollout.vllm_parallel import Leader, follow, processes
     from mmrl.rollout.vllm_server import LIMITS, RolloutServer, serve
 
     v = settings.engine.vllm
@@ -46,31 +47,39 @@ def rollout_server_command(
             f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
             f"{error}"
         ) from error
-    backend = VLLMBackend(
-        VLLMSettings(
-            settings.model.path,
-            dtype_of(settings),
-            min(max_model_len(settings), limit),
-            memory,
-            v.kv_cache_gib,
-            sleep=False,
-            seed=settings.seed,
-            compare_weights=v.compare_weights,
-        )
+    made = VLLMSettings(
+        settings.model.path,
+        dtype_of(settings),
+        min(max_model_len(settings), limit),
+        memory,
+        v.kv_cache_gib,
+        sleep=False,
+        seed=settings.seed,
+        compare_weights=v.compare_weights,
+        tensor_parallel=v.tensor_parallel,
     )
     limits = replace(
         LIMITS, body_bytes=int(max_body_gib * 2**30), held_bytes=int(2 * max_body_gib * 2**30)
     )
-    server = RolloutServer(
-        backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30), limits=limits
-    )
-    name = f"[{host}]" if ":" in host else host
-    serve(
-        server,
-        sock,
-        lambda: typer.echo(
-            f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, "
-            f"{backend.settings.dtype}): engine.vllm.mode=server engine.vllm.url=..."
-        ),
-    )
+    arguments = ["rollout-server", str(config), *overrides, "--memory", str(memory), "--port", "0"]
+    with processes(arguments, v.tensor_parallel) as rank:
+        backend = VLLMBackend(made)
+        if rank:
+            follow(backend)
+            return
+        server = RolloutServer(
+            Leader(backend) if v.tensor_parallel > 1 else backend,
+            api_key=api_key or None,
+            media_bytes=int(media_gib * 2**30),
+            limits=limits,
+        )
+        name = f"[{host}]" if ":" in host else host
+        serve(
+            server,
+            sock,
+            lambda: typer.echo(
+                f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, {made.dtype}): "
+                "engine.vllm.mode=server engine.vllm.url=..."
+            ),
+        )
     typer.echo("stopped")

@@ -43,6 +43,9 @@ class VLLMConfig(_Section):
     """Seconds a server has to answer when the run starts."""
     timeout_s: float = Field(1800.0, gt=0)
     """Seconds for each answer of a server: the samples of a step, or one piece of the weights."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that one server's engine is spread over, for a model that one cannot hold (mode server; `mmrl rollout-server` starts a
+    process for each). Above 1 compare_weights must be false."""
     transfer: Literal["auto", "nccl", "gloo", "shared_memory", "http"] = "auto"
     """How weights reach a server. auto: nccl where both sides compute on GPUs of their own, shared_memory on one host, else http,
     in the bodies of requests. gloo and nccl: a process group of the main process and the server, which reaches it at any port."""
@@ -75,12 +78,28 @@ class VLLMConfig(_Section):
         """The addresses as a list."""
         return [self.url] if isinstance(self.url, str) else list(self.url or ())
 
+    def _check_parallel(self) -> None:
+        """Raises ValueError for what an engine over several GPUs cannot be."""
+        if self.mode != "server":
+            raise ValueError(
+                f"engine.vllm.tensor_parallel {self.tensor_parallel} needs engine.vllm.mode: server, found {self.mode}: the "
+                "training processes answer different numbers of turns, and an engine that is spread over them would wait for each "
+                "other; start `mmrl rollout-server`, or set tensor_parallel: 1"
+            )
+        if self.compare_weights:
+            raise ValueError(
+                f"engine.vllm.tensor_parallel {self.tensor_parallel} needs engine.vllm.compare_weights: false: each GPU holds a "
+                "part of every matrix, and some parts twice; the probe still compares log-probs after every sync"
+            )
+
     @model_validator(mode="after")
     def _placed(self) -> VLLMConfig:
         if twice := sorted({url for url in self.urls if self.urls.count(url) > 1}):
             raise ValueError(
                 f"engine.vllm.url: expected each server once, found {', '.join(twice)} several times"
             )
+        if self.tensor_parallel > 1:
+            self._check_parallel()
         if self.mode != "server" and self.transfer != "auto":
             raise ValueError(
                 f"engine.vllm.transfer {self.transfer} is of weights that go to a server: set engine.vllm.mode: server and url, or "

@@ -82,6 +82,7 @@ _TRL: dict[str, Meaning] = {
     "vllm_server_base_url": Meaning("engine.vllm.url"),
     "vllm_gpu_memory_utilization": Meaning("engine.vllm.memory"),
     "vllm_max_model_length": Meaning("engine.vllm.max_model_len"),
+    "vllm_tensor_parallel_size": Meaning("engine.vllm.tensor_parallel"),
     "vllm_enable_sleep_mode": Meaning("engine.vllm.sleep"),
     "vllm_importance_sampling_correction": Meaning("engine.vllm.correction", "false: `none`"),
     "vllm_importance_sampling_mode": Meaning("engine.vllm.correction", "per token"),

@@ -29,7 +29,7 @@ from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError,
 from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 
-__all__ = ["VLLMBackend", "VLLMSettings", "Written"]
+__all__ = ["VLLMBackend", "VLLMSettings", "Written", "import_vllm"]
 
 # vLLM learns about a model in a process of its own unless it is registered; that would import torch and transformers once more
 _CLASSES = dict(
@@ -60,6 +60,7 @@ class VLLMSettings:
     sleep: bool = True
     seed: int = 0
     compare_weights: bool = True
+    tensor_parallel: int = 1
 
 
 def _environment() -> None:
@@ -163,7 +164,8 @@ def _keep_to_torchs_instructions() -> None:
                 setattr(torch.cpu, name, lambda: False)
 
 
-def _import_vllm() -> Any:
+def import_vllm() -> Any:
+    """The package, with the environment that it reads. Raises MissingExtraError."""
     _environment()
     _keep_to_torchs_instructions()
     try:
@@ -186,7 +188,7 @@ class VLLMBackend:
 
     def __init__(self, settings: VLLMSettings) -> None:
         self.settings = settings
-        self._vllm = _import_vllm()
+        self._vllm = import_vllm()
         self.on_gpu = torch.cuda.is_available()
         # prompts with media that are being answered, by their hashes
         self._positions: dict[tuple[str, ...], list[WirePrompt]] = {}
@@ -262,7 +264,12 @@ class VLLMBackend:
             options |= {"gpu_memory_utilization": s.memory, "enable_sleep_mode": s.sleep}
         else:
             options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30)}
-        if (
+        if s.tensor_parallel > 1:
+            options |= {
+                "tensor_parallel_size": s.tensor_parallel,
+                "distributed_executor_backend": "external_launcher",  # see vllm_parallel
+            }
+        elif (
             torch.distributed.is_available()
             and torch.distributed.is_initialized()
             and torch.distributed.get_world_size() > 1
@@ -472,7 +479,11 @@ class VLLMBackend:
         with _undisturbed():
             self._engine.engine_core.shutdown()
             parallel.destroy_model_parallel()
-            if self._options().get("distributed_executor_backend") is None:
+            if (
+                self.settings.tensor_parallel > 1
+                or not torch.distributed.is_initialized()
+                or (torch.distributed.get_world_size() == 1)
+            ):
                 parallel.destroy_distributed_environment()
         del self.llm, self._engine, self._held
 

@@ -43,6 +43,7 @@ from mmrl.errors import (
     install_command,
 )
 from mmrl.rollout.vllm_backend import VLLMBackend
+from mmrl.rollout.vllm_parallel import Leader
 from mmrl.rollout.vllm_wire import MalformedError, load, load_prompts, load_sampling
 from mmrl.rollout.weight_receiver import Transfers, gpu_id
 from mmrl.rollout.weight_transfer import host_id
@@ -120,7 +121,7 @@ class RolloutServer:
 
     def __init__(
         self,
-        backend: VLLMBackend,
+        backend: VLLMBackend | Leader,
         *,
         api_key: str | None = None,
         media_bytes: int = 4 << 30,

@@ -366,7 +366,7 @@ def test_vllm_keeps_to_the_instructions_that_torch_is_kept_to() -> None:
     """Its CPU kernels are those for AVX2 then; on a processor with AMX the others abort the process at the first product in bf16
     (tests/rollout/test_vllm.py under ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 does such products)."""
     code = (
-        "from mmrl.rollout.vllm_backend import _import_vllm; _import_vllm(); import sys, torch; from vllm.platforms import "
+        "from mmrl.rollout.vllm_backend import import_vllm; import_vllm(); import sys, torch; from vllm.platforms import "
         "current_platform as p; p.import_kernels(); print(torch.cpu._is_avx512_supported(), 'vllm._C_AVX2' in sys.modules or "
         "any('_C_AVX2' in line for line in open('/proc/self/maps')))"
     )
