@@ -9,6 +9,7 @@ environments there are, what a step may overlap with.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episodes import EpisodeRollouts
+from mmrl.robotics.generated import HostedEpisodes
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.source import env_specs
 from mmrl.robotics.vla import VLAPolicy
@@ -149,6 +151,14 @@ class CostedRollouts(EpisodeRollouts):
         super().__init__(config, world)
         self.costs, self.sleeping = costs, False
 
+    @property
+    def maker(self) -> Callable[..., Any]:
+        return functools.partial(type(self), costs=self.costs)
+
+    def hosted(self) -> HostedEpisodes:
+        self.sleeping = True  # the trainer's `begin` is not called in a generator process
+        return super().hosted()
+
     def load_policy(self, weights: Path | None) -> VLAPolicy:
         vla = super().load_policy(weights)
         act = _and_sleep(
@@ -169,8 +179,10 @@ class CostedRollouts(EpisodeRollouts):
         super().begin(step)
 
     def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation:
-        self.sleeping = False
-        return super().evaluate(step, full=full, folder=folder)
+        before, self.sleeping = self.sleeping, False
+        found = super().evaluate(step, full=full, folder=folder)
+        self.sleeping = before
+        return found
 
 
 def run(

@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,16 @@ def _finished(run: Path) -> bool:
     )["status"] == "finished"
 
 
-def run_one(variant: str, seed: int, steps: int | None, folder: Path, keep: bool) -> dict[str, Any]:
-    """One training run in a process of its own (or the finished one already there); returns its held-out numbers."""
+def run_one(
+    variant: str,
+    seed: int,
+    steps: int | None,
+    folder: Path,
+    keep: bool,
+    variants: Mapping[str, Sequence[str]] = VARIANTS,
+) -> dict[str, Any]:
+    """One training run in a process of its own (or the finished one already there); returns its held-out numbers. `variants`:
+    overrides of the demo by name."""
     name = f"{'_'.join(''.join(c if c.isalnum() else ' ' for c in variant).split())}_{seed}"
     command = [
         sys.executable,
@@ -59,7 +68,7 @@ def run_one(variant: str, seed: int, steps: int | None, folder: Path, keep: bool
         "eval.every=0",
         "train.save_every=0",
         *([f"train.steps={steps}"] if steps else []),
-        *VARIANTS[variant],
+        *variants[variant],
     ]
     if not (keep and _finished(folder / name)):
         done = subprocess.run(

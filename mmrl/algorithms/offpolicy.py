@@ -37,7 +37,9 @@ class OffPolicy:
         other = config.engine.rollout == "vllm"
         self.settings = {
             "stale": CorrectionSettings(
-                mode=s.correction if self.asynchronous else "none", threshold=s.threshold
+                mode=s.correction if self.asynchronous else "none",
+                threshold=s.threshold,
+                level=s.correction_level,
             ),
             "sampled": CorrectionSettings(
                 mode=v.correction if other else "none", threshold=v.threshold
@@ -66,16 +68,19 @@ class OffPolicy:
         own_N: torch.Tensor,
         mask_N: torch.Tensor,
         *,
+        turn_N: torch.Tensor | None = None,
         count: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Old log-probs and weights of tokens, of which `own_N` are the policy's and `mask_N` in the loss: where nothing is
-        corrected those of the rollout, and 1."""
+        corrected those of the rollout, and 1. `turn_N` numbers their turns."""
         old_N, weight_N = behaviour_N, torch.ones_like(proximal_N, dtype=torch.float32)
         sampled_N = own_N if self.settings["stale"].mode == "none" else own_N & ~stale_N
         for kind, here_N in (("stale", stale_N), ("sampled", sampled_N)):
             if self.settings[kind].mode == "none":
                 continue
-            found_N, masked_N = behave_weights(self.settings[kind], proximal_N, behaviour_N)
+            found_N, masked_N = behave_weights(
+                self.settings[kind], proximal_N, behaviour_N, turn_N=turn_N, counted_N=mask_N
+            )
             old_N, weight_N = (
                 torch.where(here_N, proximal_N, old_N),
                 torch.where(here_N, found_N, weight_N),

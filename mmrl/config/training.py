@@ -210,6 +210,8 @@ class ScheduleConfig(_Section):
     correction: Literal["none", "truncate", "mask"] = "truncate"
     """async: importance weights w = new / old probability for tokens of older weights, at most `threshold` (truncate), or 0
     beyond it (mask); see mmrl/algorithms/staleness.py."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """async: weights of each token, or of a whole answer (a turn of it): the product over its tokens, as verl's sequence level."""
     threshold: float = Field(2.0, gt=0)
     """Bound of the importance weights of `correction`."""
     timeline: int = Field(0, ge=0)

@@ -320,6 +320,7 @@ class PromptRollouts:
             steps or self.config.train.steps,
             max_tokens or self.config.rollout.max_new_tokens,
             self._tally.origins,
+            versions=self.config.schedule.kind == "async",
         )
 
     def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:

@@ -45,8 +45,12 @@ def rollout_rows(
     total_steps: int,
     max_tokens: int,
     origins: Mapping[tuple[int, int, int], Mapping[str, Any]],
+    *,
+    versions: bool = False,
 ) -> list[dict[str, Any]]:
     """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally.
+
+    With `versions` each names the weights that wrote its turns: the number of steps these were trained for.
 
     Demonstrations are marked `offline`: the policy did not write them. Of a group with a changed view (T-GRPO and the like)
     all rows name the `view`, and those written on the changed input are marked `contrast`.
@@ -74,6 +78,11 @@ def rollout_rows(
                     "num_tokens": trajectory.num_tokens,
                     "max_tokens": max_tokens,
                     "frame": frame,
+                    **(
+                        {"versions": [t.policy_version - 1 for t in trajectory.turns]}
+                        if versions and not trajectory.offline
+                        else {}
+                    ),
                     **({"offline": True} if trajectory.offline else {}),
                     **view,
                     **({"contrast": True} if contrast else {}),

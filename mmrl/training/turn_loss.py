@@ -149,6 +149,7 @@ class TurnLoss:
             columns.stale_N,
             ~columns.offline_N,
             columns.in_loss_N,
+            turn_N=columns.turn_N,
             count=count,
         )
 

@@ -38,3 +38,25 @@ def test_weights_truncate_or_mask_above_the_threshold() -> None:
         CorrectionSettings(mode="masked")
     with pytest.raises(ConfigError, match="threshold above 0"):
         CorrectionSettings(threshold=0)
+
+
+def test_a_sequence_weight_is_the_ratio_of_the_probabilities_of_whole_turns() -> None:
+    turn = torch.tensor([0, 0, 0, 1, 1, 2])
+    chosen = torch.tensor([True, True, False, True, True, True])
+    proximal, behaviour = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).double()
+    ratios = [
+        float(proximal[keep].exp().prod() / behaviour[keep].exp().prod())
+        for keep in ((turn == n) & chosen for n in range(3))
+    ]
+    assert min(ratios) < 1 < max(ratios)
+    expected = torch.tensor(ratios)[turn]
+    for mode in ("truncate", "mask"):
+        settings = CorrectionSettings(mode=mode, level="sequence", threshold=1.0)
+        weights, masked = behave_weights(
+            settings, proximal, behaviour, turn_N=turn, counted_N=chosen
+        )
+        wanted = expected.clamp(max=1) if mode == "truncate" else expected * (expected <= 1)
+        assert torch.allclose(weights.double(), wanted.double(), rtol=1e-6)
+        assert masked.tolist() == ((expected > 1) & (mode == "mask")).tolist()
+    with pytest.raises(ConfigError, match="token or sequence, found 'turn'"):
+        CorrectionSettings(level="turn")  # type: ignore[arg-type]
