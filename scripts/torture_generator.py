@@ -1,6 +1,6 @@
 """Kill a trainer, its generator process, or both with SIGKILL at random moments, and compare the run with one nobody disturbed.
 
-    OMP_NUM_THREADS=1 python -m scripts.torture_generator --kills 6 --seed 0
+    OMP_NUM_THREADS=1 python -m scripts.torture_generator --kills 3 --seed 0
 
 Two parts, each of `--kills` kills. A run whose trainer was killed is resumed; a generator that was killed is replaced by its run.
 
@@ -225,9 +225,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=6, help="of each part")
+    parser.add_argument("--kills", type=int, default=3, help="of each part")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
-    parser.add_argument("--steps", type=int, default=12, help="training steps of each part")
+    parser.add_argument("--steps", type=int, default=6, help="training steps of each part")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--keep", type=Path, default=None, help="work here and keep the runs")
     o = parse(parser, least=("kills", "steps"))
