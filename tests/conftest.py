@@ -42,6 +42,7 @@ LONG = (
     "test_vllm.py",
     "test_vllm_server.py",
     "test_vllm_servers.py",
+    "test_vllm_parallel.py",
     "test_maniskill.py",
     "test_recipes.py",
     "test_answer_critic.py",
