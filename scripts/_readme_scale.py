@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-__all__ = ["devices", "engines", "gap", "presets"]
+__all__ = ["devices", "engines", "gap", "memory", "presets", "sizes"]
 
 _NAMES = {
     "single": "single",
@@ -109,6 +110,51 @@ def devices(found: dict[str, Any]) -> str:
             if older
             else ""
         )
+    )
+    return "\n".join(lines)
+
+
+def sizes(found: dict[str, Any]) -> str:
+    """What models of every size need per GPU, by phase."""
+    phases = ("start-up", "rollout", "update", "optimizer step", "checkpoint")
+    lines = [
+        f"| Qwen2.5-VL | GPUs | trained | rollouts | {' | '.join(phases)} | needs, GiB | fits |",
+        "|---" * (6 + len(phases)) + "|",
+    ]
+    for row in found["sizes"]:
+        cells = " | ".join(f"{row['phases_gib'][name]:g}" for name in phases)
+        # a tenth of vLLM's share for keys and values at least
+        over = math.ceil(row["sampled_gib"] / (0.9 * row["vllm_gib"]))
+        fits = "yes" if row["fits"] else "no"
+        if row["fits"] and row["rollout"] == "vllm" and over > 1:
+            fits = f"yes, each vLLM over {over} GPUs"
+        lines.append(
+            f"| {row['size']} | {row['gpus']} x {row['gpu_gib']:g} | {row['trained']} | {row['rollout']} | {cells} | "
+            f"{row['needs_gib']:g} | {fits} |"
+        )
+    return "\n".join(lines)
+
+
+def memory(found: dict[str, Any]) -> str:
+    """Estimates beside measured peaks, in MiB."""
+    phases = ("start-up", "gather", "rollout", "update", "optimizer step", "checkpoint")
+    lines = [
+        f"| case | processes | tokens | {' | '.join(phases)} | largest difference |",
+        "|---" * (4 + len(phases)) + "|",
+    ]
+    for row in found["rows"]:
+        cells = " | ".join(
+            f"{row['estimated_mib'][name]:,} / {row['measured_mib'][name]:,}"
+            if name in row["measured_mib"]
+            else ""
+            for name in phases
+        )
+        lines.append(
+            f"| {row['case']} | {row['processes']} | {row['tokens']:,} | {cells} | {row['worst_apart']:.1%} |"
+        )
+    lines.append(
+        "\nEstimate / measured peak of a process, MiB. single: everything trained; the others: language model only, or LoRA; "
+        f"{found['machine']['cpu']}, no GPU."
     )
     return "\n".join(lines)
 

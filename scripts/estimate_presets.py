@@ -14,9 +14,29 @@ from typing import Any
 from mmrl.config import load_config
 from mmrl.config.presets import preset_names, read_preset
 from mmrl.diagnostics.memory import estimate
+from mmrl.diagnostics.memory_parameters import parameters_of
 from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 
 _GIB = 2**30
+_LEAN = ("train.token_budget=8192", "rollout.batch_tokens=16384")
+_SHARED = ("engine.train=fsdp2", "engine.rollout=vllm", "engine.vllm.memory=0.4")
+# model, GPUs, GiB of each that a process may use, what is trained, overrides
+_SIZES: tuple[tuple[str, int, float, str, tuple[str, ...]], ...] = (
+    ("3B", 1, 22, "LoRA", (*_LEAN, "engine.rollout=own", "model.lora={r: 16, alpha: 32}")),
+    ("3B", 1, 39, "LoRA", (*_LEAN, "engine.rollout=own", "model.lora={r: 16, alpha: 32}")),
+    ("3B", 1, 39, "language model", (*_LEAN, "engine.rollout=own")),
+    ("3B", 1, 78, "language model", ("engine.rollout=vllm", "engine.vllm.memory=0.4")),
+    ("7B", 8, 39, "language model", (*_LEAN, *_SHARED, "engine.vllm.memory=0.5")),
+    ("32B", 16, 78, "language model", (*_LEAN, *_SHARED)),
+    ("72B", 32, 78, "language model", (*_LEAN, *_SHARED)),
+    ("72B", 64, 78, "language model", (*_LEAN, *_SHARED)),
+)
+_COMMON = (
+    "model.dtype=bf16",
+    "model.freeze=[vision, projector]",
+    "model.gradient_checkpointing=true",
+    "algorithm.kl.coef=0",
+)
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -46,6 +66,32 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def sizes() -> list[dict[str, Any]]:
+    """What Qwen2.5-VL of every size needs with the recipe grounding, phase by phase."""
+    rows = []
+    for size, gpus, gib, trained, overrides in _SIZES:
+        model = f"model.path=Qwen/Qwen2.5-VL-{size}-Instruct"
+        config = load_config(ROOT / "configs" / "grounding.yaml", [*_COMMON, *overrides, model])
+        found = estimate(config, processes=gpus, available=gib * _GIB)
+        numbers = parameters_of(config.model.model_dump_json(), False, "cuda").numbers
+        rows.append(
+            {
+                "size": size,
+                "gpus": gpus,
+                "gpu_gib": gib,
+                "trained": trained,
+                "rollout": config.engine.rollout,
+                "vllm_gib": round(config.engine.vllm.memory * gib, 1),
+                "sampled_gib": round(2 * numbers / _GIB, 1),
+                "needs_gib": round(found.total / _GIB, 1),
+                "host_gib": round(found.host / _GIB, 1),
+                "fits": found.warning(gib * _GIB) is None,
+                "phases_gib": {n: round(found.during(n) / _GIB, 1) for n in found.phases},
+            }
+        )
+    return rows
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -56,14 +102,16 @@ def main() -> int:
     )
     check = parse(parser).check
     rows = [row for name in preset_names() for row in rows_of(name)]
+    table = sizes()
     if check:
-        old = json.loads((RESULTS / "presets.json").read_text(encoding="utf-8"))["presets"]
-        if old != rows:
+        old = json.loads((RESULTS / "presets.json").read_text(encoding="utf-8"))
+        fresh = (old["presets"], old["sizes"]) == (rows, table)
+        if not fresh:
             print(
                 "assets/results/presets.json is out of date; run python -m scripts.estimate_presets",
                 file=sys.stderr,
             )
-        return int(old != rows)
+        return int(not fresh)
     print_table(
         ["preset", "model", "recipe", "needs, GiB", "of", "fits"],
         [
@@ -71,7 +119,7 @@ def main() -> int:
             for r in rows
         ],
     )
-    write_results("presets", {"presets": rows}, "torch", "transformers")
+    write_results("presets", {"presets": rows, "sizes": table}, "torch", "transformers")
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from mmrl.config.peers import PEERS
 from scripts._readme_docs import install, peer_table, users
-from scripts._readme_scale import devices, engines, gap, presets
+from scripts._readme_scale import devices, engines, gap, memory, presets, sizes
 from scripts._readme_turns import turns, turns_cost
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -563,6 +563,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "engines": _recorded("bench_engines")(engines),
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
     "devices": _recorded("device_matrix")(devices),
+    "memory": _recorded("bench_memory")(memory),
+    "sizes": _recorded("presets", script="estimate_presets")(sizes),
     "presets": _recorded("presets", script="estimate_presets")(presets),
     "install": _recorded("install", " --record", script="measure_install")(install),
     "users": _recorded("users", " --record", script="play_users")(users),

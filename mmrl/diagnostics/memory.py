@@ -6,8 +6,9 @@
 Weights, gradients, optimizer and reference are exact: the model is made on torch's meta device, and frozen, adapted and stored by
 the functions that load it. Activations and KV cache follow mmrl/diagnostics/memory_activations.py for a micro-batch of equal
 groups: prompts of one picture or clip at the largest size that `data` allows plus 128 tokens of text, completions of
-rollout.max_new_tokens. Phases that exclude each other are not added: the larger of update, rollout and optimizer step counts (all
-of them where they overlap).
+rollout.max_new_tokens. Phases that exclude each other are not added, the largest counts: start-up, gather (of sharded weights for
+what samples), rollout, update, optimizer step, checkpoint. Where a schedule overlaps rollout, update and step, these three are.
+scripts/bench_memory.py compares every phase with measured memory.
 
 AdamW holds two moments per trained number (Kingma and Ba 2015; Loshchilov and Hutter 2019). Sharing out over processes: Rajbhandari
 et al. 2020, ZeRO: stage 2 gradients and moments, stage 3 and FSDP2 parameters too; DeepSpeed also keeps a master copy of its share.
@@ -15,29 +16,23 @@ et al. 2020, ZeRO: stage 2 gradients and moments, stage 3 and FSDP2 parameters t
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from mmrl.config import (
-    AlgorithmConfig,
-    KLConfig,
-    ModelConfig,
     RunConfig,
     rollout_engine,
     with_choice,
 )
-from mmrl.diagnostics.memory_activations import (
-    Micro,
-    Precision,
-    cache_bytes,
-    logits_bytes,
-    rollout_work_bytes,
-    update_bytes,
-    vision_update_bytes,
+from mmrl.diagnostics.memory_parameters import (
+    ParameterBytes,
+    parameter_bytes,
+    parameters_of,
+    storage,
 )
+from mmrl.diagnostics.memory_phases import held_by, micro_batch, phases_of, prompt_tokens_of
 from mmrl.errors import ConfigError
 
 __all__ = [
@@ -46,36 +41,16 @@ __all__ = [
     "announce_memory",
     "device_memory",
     "estimate",
+    "micro_batch",
     "parameter_bytes",
+    "prompt_tokens_of",
 ]
 
 _GIB = 2**30
-_TEXT_TOKENS = 128  # of a prompt beside its picture: system text, question, markup
-_PICTURE_TOKENS = 1280  # where data.max_pixels is not set
-# a process without a model: interpreter or GPU context, kernels, buffers; assumed, not measured
-_LIBRARIES = 1 * _GIB
-# gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
-_BUCKET = 4 * (1 << 27)
-
-
-@dataclass(frozen=True)
-class ParameterBytes:
-    """Bytes of parameters by what becomes of them; `gradients` also is half of AdamW's state.
-
-    weights: all; tower: a vision tower in which nothing is trained; block: the largest decoder layer or vision block; root: what is
-    in neither; head: (bytes per number, trained) of the output layer.
-    """
-
-    weights: int
-    gradients: int
-    reference: int
-    tower: int
-    block: int
-    root: int
-    head: tuple[int, bool]
-    trained_vision: bool
-    trained_language: bool
-    adapted: frozenset[str]
+# a process without a model: on a CPU interpreter and libraries (measured), on a GPU context, kernels, buffers (assumed)
+_LIBRARIES = {"cpu": 0.5 * _GIB, "cuda": 1.0 * _GIB}
+_LATER = ("optimizer", "output layer")  # parts that are made after the start
+_OVERLAPPING = ("rollout", "update", "optimizer step")
 
 
 @dataclass(frozen=True)
@@ -98,14 +73,21 @@ class MemoryEstimate:
     @property
     def peak(self) -> dict[str, float]:
         """The parts of the phase that needs most, of all phases where they overlap."""
-        if not self.overlap:
-            return max(self.phases.values(), key=lambda phase: sum(phase.values()))
-        return {name: size for phase in self.phases.values() for name, size in phase.items()}
+        if self.overlap:
+            together = [self.phases[n] for n in _OVERLAPPING if n in self.phases]
+            return {name: size for phase in together for name, size in phase.items()}
+        return self.phases[max(self.phases, key=self.during)]
 
     @property
     def total(self) -> float:
         """Bytes at the peak."""
         return sum(self.parts.values()) + sum(self.peak.values())
+
+    def during(self, phase: str) -> float:
+        """Bytes in a phase."""
+        absent = _LATER if phase == "start-up" else ()
+        held = sum(size for name, size in self.parts.items() if name not in absent)
+        return held + sum(self.phases[phase].values())
 
     def line(self, available: float | None = None) -> str:
         """One line for people, in GiB."""
@@ -142,6 +124,7 @@ _ADVICE = {
         "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
         "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",
     ),
+    "whole weights": "Largest: the whole model in each process before its weights are shared out.",
     "reference": "Largest: the reference copy. Set algorithm.kl.coef to 0, or train a LoRA adapter, whose reference costs nothing.",
     "rollout copy": "Largest: the full replica that samples next to sharded weights. Train a LoRA adapter, or use larger devices.",
     "activations": "Largest: activations. Lower train.token_budget or data.max_pixels, or set model.gradient_checkpointing: true.",
@@ -149,225 +132,6 @@ _ADVICE = {
     "KV cache": "Largest: the KV cache. Lower rollout.batch_tokens.",
     "vLLM": "Largest: vLLM's share. Lower engine.vllm.memory.",
 }
-
-
-def _storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
-    """(type that weights are loaded in, autocast's type or None), see load_policy."""
-    import torch
-
-    from mmrl.policy.loading import storage_types
-
-    choice = (
-        config.model.dtype
-        if config.model.dtype != "auto"
-        else ("bf16" if kind == "cuda" else "fp32")
-    )
-    return (torch.float32, None) if choice == "fp32" else storage_types(config.model)
-
-
-def _size(parameters: Any) -> int:
-    return sum(p.numel() * p.element_size() for p in {id(p): p for p in parameters}.values())
-
-
-def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
-    """Bytes of the run's parameters on a device of `kind`, as load_policy would store them. `shape`: the model's configuration."""
-    from mmrl.diagnostics.shapes import meta_model
-    from mmrl.policy.loading import add_adapter, freeze_parts, store_frozen
-
-    dtype, autocast = _storage(config, kind)
-    model = meta_model(shape, dtype)
-    freeze_parts(model, config.model.freeze)
-    reference, lora = 0, config.model.lora
-    if lora is None and config.algorithm.kl.coef > 0:
-        other = meta_model(shape, dtype).requires_grad_(False)
-        if autocast is not None:
-            store_frozen(other, autocast)
-        reference = _size(other.parameters())
-    if lora is not None:
-        model = add_adapter(model, config.model, None, ())
-    elif autocast is not None:
-        store_frozen(model, autocast)
-    base = model.get_base_model() if lora is not None else model
-    visual, layers = base.model.visual, list(base.model.language_model.layers)
-    trained_vision = any(p.requires_grad for p in visual.parameters())
-    blocks = [*layers, *(visual.blocks if trained_vision else [])]
-    weights, tower = _size(model.parameters()), 0 if trained_vision else _size(visual.parameters())
-    adapted = {
-        name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
-    }
-    return ParameterBytes(
-        weights,
-        _size(p for p in model.parameters() if p.requires_grad),
-        reference,
-        tower,
-        max(_size(b.parameters()) for b in blocks),
-        weights - tower - sum(_size(b.parameters()) for b in blocks),
-        (base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
-        any(p.requires_grad for p in visual.blocks.parameters()),
-        any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n),
-        frozenset(adapted),
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _parameters(model: str, reference: bool, kind: str) -> ParameterBytes:
-    """`parameter_bytes` of a model section: everything else in a configuration leaves them alone."""
-    from mmrl.diagnostics.shapes import config_of
-
-    section = ModelConfig.model_validate_json(model)
-    run = RunConfig(
-        model=section, algorithm=AlgorithmConfig(kl=KLConfig(coef=1.0 if reference else 0.0))
-    )
-    return parameter_bytes(run, config_of(section.path), kind)
-
-
-def _held(
-    p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
-) -> tuple[dict[str, float], float, float, float]:
-    """(parts held throughout, the optimizer step's own, bytes in host memory, of them the main process's copy) under a training
-    engine of n processes."""
-    offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
-    # two moments, and DeepSpeed's master copy of its share
-    copies = 3 if engine.startswith("deepspeed") else 2
-    share, saved = n if engine in ("fsdp2", "deepspeed_zero2", "deepspeed_zero3") else 1, 0.0
-    parts = {
-        "weights": float(p.weights),
-        "gradients": p.gradients / share,
-        "optimizer": copies * p.gradients / share,
-        "reference": float(p.reference),
-    }
-    if engine in ("fsdp2", "deepspeed_zero3"):
-        split = p.weights - p.tower
-        live = (
-            2 * p.block + p.root
-            if engine == "fsdp2"
-            else min(4 * config.engine.deepspeed.max_live, split)
-        )
-        parts["weights"] = p.tower + split / n
-        # FSDP2: a block's whole gradients, too
-        parts["gathered weights"] = live + (p.block if engine == "fsdp2" else 0)
-        # vLLM samples: the copy lies in host memory (engines/build.py)
-        if config.engine.rollout != "vllm" or kind == "cpu":
-            parts["rollout copy"] = float(split)
-        else:
-            saved = float(split)
-        if engine == "fsdp2":
-            parts["reference"] = p.reference / n
-    if engine.startswith("deepspeed"):
-        parts["gradients"] += min(_BUCKET, p.gradients)
-    # AdamW's foreach kernels hold the square roots of all second moments
-    step = p.gradients / share if kind == "cuda" else 0.0
-    host = 0.0
-    if offload != "none":
-        host = parts.pop("optimizer") + p.gradients / share
-        parts["gradients"], step = float(min(_BUCKET, p.gradients)), 0.0
-    if offload == "all":
-        host += parts["weights"] - p.tower
-        parts["weights"] = float(p.tower)
-    return parts, step, host + saved, saved
-
-
-def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
-    """Tokens of the longest prompt that `data` leads to: a picture or clip at its largest, and text."""
-    area = (shape.vision_config.patch_size * shape.vision_config.spatial_merge_size) ** 2
-    picture = config.data.max_pixels / area if config.data.max_pixels else _PICTURE_TOKENS
-    video = config.data.video
-    clip = 0.0
-    if video.total_pixels:
-        clip = video.total_pixels / area
-    elif video.max_pixels:
-        clip = (
-            video.max_pixels
-            / area
-            * (video.num_frames or video.max_frames)
-            / shape.vision_config.temporal_patch_size
-        )
-    return int(min(max(picture, clip) + _TEXT_TOKENS, config.model.max_prompt_tokens))
-
-
-def micro_batch(config: RunConfig, prompt: int) -> Micro:
-    """The largest micro-batch of the update: train.token_budget tokens, or one group where that is longer."""
-    size, new = config.rollout.group_size, config.rollout.max_new_tokens
-    if config.train.forward == "padded":  # each row with its own copy of the prompt
-        return Micro(
-            max(size, config.train.token_budget / (prompt + size * new) * size), prompt, new, 1
-        )
-    return Micro(max(1.0, config.train.token_budget / (prompt + size * new)), prompt, new, size)
-
-
-def _phases(
-    config: RunConfig,
-    shape: Any,
-    p: ParameterBytes,
-    kind: str,
-    n: int,
-    prompt: int,
-    step: float,
-    available: float | None,
-) -> tuple[dict[str, dict[str, float]], Micro]:
-    text, (dtype, autocast) = shape.text_config, _storage(config, kind)
-    precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
-    micro = micro_batch(config, prompt)
-    checkpointing = (
-        config.model.gradient_checkpointing
-        if config.model.gradient_checkpointing is not None
-        else kind == "cuda"
-    )
-    kept, passing = update_bytes(
-        text,
-        precision,
-        micro,
-        # auto: flash attention needs no more than flex
-        ("flex" if autocast is not None and kind == "cuda" else "sdpa")
-        if config.model.attn == "auto"
-        else config.model.attn,
-        trained=p.trained_language,
-        adapted=p.adapted,
-        checkpointing=checkpointing,
-    )
-    if p.trained_vision:
-        patches = micro.groups * (prompt - _TEXT_TOKENS) * shape.vision_config.spatial_merge_size**2
-        kept += vision_update_bytes(
-            shape.vision_config, precision, patches, checkpointing=checkpointing
-        )
-    logits = logits_bytes(
-        text, micro.completion_tokens, 1 << 26, head_bytes=p.head[0], head_trained=p.head[1]
-    )
-    # they do not pass at the same time
-    update = {"activations": kept + max(0.0, passing - logits), "logits": logits}
-    length, per_process = (
-        prompt + config.rollout.max_new_tokens,
-        -(-config.train.prompts_per_step // n),
-    )
-    slots = max(
-        length, min(config.rollout.batch_tokens, per_process * config.rollout.group_size * length)
-    )
-    rollout = {
-        "KV cache": cache_bytes(text, precision, slots),
-        "prefill and sampling": rollout_work_bytes(
-            text,
-            precision,
-            rows=slots / length,
-            prompt=prompt,
-            group_size=config.rollout.group_size,
-        ),
-    }
-    phases = {"update": update, "rollout": rollout, "optimizer step": {"optimizer step": step}}
-    if config.engine.rollout == "vllm":
-        phases["rollout"] = {"vLLM": _vllm(config, p, kind, available)}
-    return phases, micro
-
-
-def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | None) -> float:
-    """Of vLLM in the training process: its share of a GPU; on a CPU its weights and KV cache."""
-    v = config.engine.vllm
-    if v.mode == "server" or config.engine.ray.rollout_actors:
-        return 0.0
-    return (
-        v.memory * available
-        if kind == "cuda" and available is not None
-        else p.weights + v.kv_cache_gib * _GIB
-    )
 
 
 def estimate(
@@ -388,17 +152,26 @@ def estimate(
     config = with_choice(config, rollout_engine(config, kind))
     shape = config_of(config.model.path)
     engine = train_engine_name(config, processes)
-    p = _parameters(
+    p = parameters_of(
         config.model.model_dump_json(),
         config.algorithm.kl.coef > 0 and config.model.lora is None,
         kind,
     )
-    parts, step, host, saved = _held(p, config, engine, processes, kind)
+    held = held_by(p, config, engine, processes, kind)
     prompt = prompt_tokens or prompt_tokens_of(config, shape)
-    phases, micro = _phases(config, shape, p, kind, processes, prompt, step, available)
+    phases, micro = phases_of(config, shape, p, held, engine, kind, processes, prompt, available)
+    parts = dict(held.parts)
     if config.engine.rollout == "vllm" and not (config.engine.vllm.sleep and kind == "cuda"):
         parts |= phases.pop("rollout")
-    parts["libraries"] = float(_LIBRARIES)
+    if not p.head[1]:
+        # mmrl/policy/output_layer.py keeps the output layer in the type it multiplies in
+        wide = 2 if kind == "cuda" and storage(config, kind)[1] is not None else 4
+        if wide != p.head[0]:
+            numbers = shape.text_config.hidden_size * shape.text_config.vocab_size
+            parts["output layer"] = float(wide * numbers)
+    if kind == "cpu":
+        parts["weights' file"] = 4.0 * p.stored
+    parts["libraries"] = _LIBRARIES[kind]
     return MemoryEstimate(
         {k: v for k, v in parts.items() if v},
         phases,
@@ -407,8 +180,8 @@ def estimate(
         engine,
         prompt,
         micro.tokens,
-        host,
-        saved,
+        held.host,
+        held.saved,
     )
 
 

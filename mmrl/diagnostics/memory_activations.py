@@ -156,16 +156,26 @@ def vision_update_bytes(vision: Any, p: Precision, patches: float, *, checkpoint
 
 
 def logits_bytes(
-    text: Any, tokens: float, chunk: int, *, head_bytes: int, head_trained: bool
+    text: Any,
+    tokens: float,
+    chunk: int,
+    *,
+    head_bytes: int,
+    head_trained: bool,
+    tied: bool = False,
+    half: bool = False,
 ) -> float:
-    """Log-probs of `tokens` tokens: five fp32 copies of at most `chunk` logits (as they are, banned, exponentials, products,
-    gradient), an fp32 copy of an output layer stored otherwise, and the gradient it gets from one chunk."""
+    """Log-probs of `tokens` tokens (mmrl/policy/output_layer.py): three fp32 copies of at most `chunk` logits (as they are,
+    adjusted, gradient), a copy of a trained output layer stored otherwise than it multiplies (`half`: in bf16), and its gradients:
+    one per chunk, and the embedding's where they are one tensor, are added up beside each other before they reach the parameter's.
+    """
     H, V = text.hidden_size, text.vocab_size
-    return (
-        5 * 4 * min(tokens * V, max(chunk, V))
-        + (4 * H * V if head_bytes != 4 else 0)
-        + (4 * H * V if head_trained else 0)
-    )
+    several = tied or tokens * V > max(chunk, V)
+    copies = 3 * 4 * min(tokens * V, max(chunk, V))
+    if not head_trained:
+        return copies
+    cast = (2 if half else 4) * H * V if head_bytes != (2 if half else 4) else 0
+    return max(copies + cast + 4 * H * V * (not tied and several), 2 * 4 * H * V if several else 0)
 
 
 def cache_bytes(text: Any, p: Precision, slots: float) -> float:

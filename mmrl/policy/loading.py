@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,13 +277,17 @@ def load_policy(
     device: torch.device | None = None,
     weights: Path | None = None,
     prepare: Callable[[Any, Any], Sequence[int]] | None = None,
+    hold: Collection[str] = (),
 ) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
     a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
-    add tokens to a model just read and returns their ids. Raises ConfigError for an unknown architecture, path, part or template,
-    CheckpointError for a checkpoint of mmrl that is not as it was saved, and for weights that are not finite.
+    add tokens to a model just read and returns their ids. What `hold` names, "model" and "reference", stays in host memory (but for
+    a frozen tower and buffers) for a training engine that shares it out over devices, none of which could hold it whole.
+
+    Raises ConfigError for an unknown architecture, path, part or template, CheckpointError for a checkpoint of mmrl that is not as
+    it was saved, and for weights that are not finite.
     """
     from transformers import AutoProcessor
 
@@ -321,7 +325,21 @@ def load_policy(
         trainable=trainable,
         weights=weights,
         new_tokens=new_tokens,
+        hold=hold,
     )
+
+
+def _placed(model: Any, device: torch.device, *, hold: bool) -> Any:
+    """`model` on `device`; with `hold` only what an engine that shares out weights does not take: a frozen tower, and buffers."""
+    if not hold:
+        return model.to(device)
+    visual = model.model.visual
+    if not any(p.requires_grad for p in visual.parameters()):
+        visual.to(device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    return model
 
 
 def assemble_policy(
@@ -337,15 +355,18 @@ def assemble_policy(
     trainable: bool = True,
     weights: Path | None = None,
     new_tokens: Sequence[int] = (),
+    hold: Collection[str] = (),
 ) -> Policy:
     """A Policy of a model with its parts frozen already: storage types, device, adapter (continued from `weights`), gradient
-    checkpointing, encoder."""
+    checkpointing, encoder. `hold`: see load_policy."""
     lora = config.lora is not None and trainable
     for one in (model, reference):
         # a LoRA run's base is loaded in bf16 altogether
         if one is not None and autocast is not None and not lora:
             store_frozen(one, autocast)
-    model, reference = model.to(device), reference.to(device) if reference is not None else None
+    model = _placed(model, device, hold="model" in hold)
+    if reference is not None:
+        reference = _placed(reference, device, hold="reference" in hold)
     model = add_adapter(model, config, weights, new_tokens) if lora else model
     for one in (model, reference):
         if one is not None:

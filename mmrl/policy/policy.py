@@ -474,8 +474,9 @@ class Policy:
 def save_merged(model: Any, folder: Path) -> None:
     """Save the base model with the adapter merged in, leaving the live model as it was, bit for bit."""
     base = model.get_base_model()
+    # in host memory: a GPU that a LoRA run fits need not have room for the base twice
     before = {
-        name: p.detach().clone()
+        name: p.detach().to("cpu", copy=True)
         for name, p in base.named_parameters()
         if name.endswith("base_layer.weight")
     }

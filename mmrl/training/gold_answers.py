@@ -11,7 +11,7 @@ import torch
 
 from mmrl.config import RunConfig
 from mmrl.data.sources import load_sources, prompt_stream, stop_at_broken_media
-from mmrl.distributed.engines import TrainEngine
+from mmrl.distributed.engines import TrainEngine, held_on_host
 from mmrl.distributed.world import World
 from mmrl.errors import DataError, MediaError
 from mmrl.files import check_text
@@ -62,7 +62,12 @@ class GoldAnswers:
     def load_policy(self, say: Callable[[str], None]) -> Policy:
         """See SupervisedSource."""
         with self.world.raise_on_all_ranks():
-            policy = load_policy(self.config.model, self.config.data, device=self.world.device)
+            policy = load_policy(
+                self.config.model,
+                self.config.data,
+                device=self.world.device,
+                hold=held_on_host(self.config, self.world.size),
+            )
         self.world.barrier()
         return policy
 

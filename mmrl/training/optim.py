@@ -24,17 +24,20 @@ __all__ = [
 
 
 def build_optimizer(
-    parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    config: OptimConfig,
+    device: torch.device | None = None,
 ) -> torch.optim.AdamW:
     """AdamW; biases, norms and other vectors are not decayed. torch's fused kernel (optim.fused) needs no copies of its own: the
-    other one holds the square roots of all second moments while it steps."""
+    other one holds the square roots of all second moments while it steps. `device`: where parameters will be, if not where they
+    are."""
     decay = [p for _, p in parameters if p.ndim > 1]
     plain = [p for _, p in parameters if p.ndim <= 1]
     groups = [
         {"params": decay, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    on_gpu = any(p.device.type == "cuda" for _, p in parameters)
+    on_gpu = any((device or p.device).type == "cuda" for _, p in parameters)
     fused = on_gpu if config.fused is None else config.fused
     return torch.optim.AdamW(
         [g for g in groups if g["params"]],
@@ -59,7 +62,7 @@ def build_policy_optimizer(
 ) -> torch.optim.AdamW:
     """That of what `policy` trains (mmrl.distributed.engines.base.Trained). Where `head_lr` is given its heads (a critic's) learn
     at that rate, which follows the schedule of the others, and are not decayed."""
-    optimizer = build_optimizer(policy.trainable(), config)
+    optimizer = build_optimizer(policy.trainable(), config, policy.device)
     mine = {id(p) for head in policy.heads.values() for p in head.parameters()}
     if mine and head_lr is not None:
         moved = [p for g in optimizer.param_groups for p in g["params"] if id(p) in mine]

@@ -141,7 +141,10 @@ def run_sft(
     loaded()
     world.barrier()
     engine = build_train_engine(
-        config, world, policy, build_optimizer(policy.trainable(), config.optim)
+        config,
+        world,
+        policy,
+        build_optimizer(policy.trainable(), config.optim, policy.device),
     )
     metrics: dict[str, Any] = {}
     failures: list[Mapping[str, Any]] = []

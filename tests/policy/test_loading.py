@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.config import LoraSettings, ModelConfig
+from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
+from mmrl.distributed.engines import held_on_host
 from mmrl.errors import ConfigError, DataError, MediaError, MismatchError
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.loading import TEMPLATES, load_policy
@@ -22,6 +23,7 @@ from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.rollout.prompt_rollouter import PromptRollouter
+from mmrl.training.optim import build_optimizer
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import (
     ARCHITECTURES,
@@ -368,3 +370,24 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(
     with pytest.raises(expected, match=message):
         trainer.fit()
     assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "failed"
+
+
+def test_what_is_shared_out_waits_in_host_memory() -> None:
+    """On the device are a frozen tower and the buffers; torch and DeepSpeed take the rest there as they share it out."""
+    settings = ModelConfig(path=tiny_folder(), freeze=["vision", "projector"])
+    config = RunConfig.model_validate({"engine": {"train": "fsdp2"}})
+    assert held_on_host(config, 2) == ("model", "reference")
+    policy = load_policy(
+        settings,
+        needs_reference=True,
+        device=torch.device("meta"),
+        hold=held_on_host(config, 2),
+    )
+    for model in (policy.model, policy.reference_model):
+        assert model is not None
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            moved = ".visual." in name or name in dict(model.named_buffers())
+            assert tensor.device.type == ("meta" if moved else "cpu"), name
+    optimizer = build_optimizer(policy.trainable(), config.optim, torch.device("cuda"))
+    assert all(group["fused"] for group in optimizer.param_groups)
+    assert held_on_host(RunConfig(), 2) == ()

@@ -5,6 +5,7 @@ from mmrl.distributed.engines.build import (
     accelerator_options,
     build_actor,
     build_train_engine,
+    held_on_host,
     train_engine_name,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "accelerator_options",
     "build_actor",
     "build_train_engine",
+    "held_on_host",
     "train_engine_name",
 ]

@@ -20,11 +20,21 @@ from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.sequence_parallel import SequenceGroup, check_heads
 
-__all__ = ["accelerator_options", "build_actor", "build_train_engine", "train_engine_name"]
+__all__ = [
+    "accelerator_options",
+    "build_actor",
+    "build_train_engine",
+    "held_on_host",
+    "train_engine_name",
+]
 
 
 class Copied(Protocol):
     """A Policy, or a policy made of one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
 
     def full_replica(self: P, device: torch.device | None = None) -> P:
         """See Policy.full_replica."""
@@ -113,6 +123,13 @@ def _check_sequence_parallel(parts: int, processes: int, config: RunConfig) -> N
         )
 
 
+def held_on_host(config: RunConfig, processes: int) -> tuple[str, ...]:
+    """What load_policy is to leave in host memory: FSDP2 and ZeRO-3 take weights to the device as they share them out, so that no
+    device ever holds the model whole. ZeRO-3 leaves the reference alone."""
+    held = {"fsdp2": ("model", "reference"), "deepspeed_zero3": ("model",)}
+    return held.get(train_engine_name(config, processes), ())
+
+
 def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
     """What samples, is evaluated and saved: `policy`, or its full replica where its parameters are about to be sharded.
 
@@ -122,7 +139,7 @@ def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = T
     if train_engine_name(config, world.size) not in ("fsdp2", "deepspeed_zero3"):
         return policy
     if samples and config.engine.rollout != "vllm":
-        return policy.full_replica()
+        return policy.full_replica(policy.device)
     return policy.full_replica(torch.device("cpu" if world.is_main else "meta"))
 
 

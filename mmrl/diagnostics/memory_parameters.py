@@ -1,0 +1,126 @@
+"""Bytes of a run's parameters by what becomes of them, exactly: the model is made on torch's meta device, and frozen, adapted and
+stored by the functions that load it. Part of mmrl.diagnostics.memory."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from mmrl.config import AlgorithmConfig, KLConfig, ModelConfig, RunConfig
+
+__all__ = ["ParameterBytes", "parameter_bytes", "parameters_of", "storage"]
+
+
+@dataclass(frozen=True)
+class ParameterBytes:
+    """Bytes of parameters by what becomes of them; `gradients` also is half of AdamW's state.
+
+    weights: all; tower: a vision tower in which nothing is trained; block: the largest decoder layer or vision block; root: what is
+    in neither; head: (bytes per number, trained) of the output layer; largest: the largest trained tensor; products: trained
+    weights of matrix products, which autocast casts; tied: whether the output layer is the embedding;
+    numbers: parameters of the model; stored: how many of them are cast after they were read;
+    merged: the weights that adapters are merged into.
+    """
+
+    weights: int
+    gradients: int
+    reference: int
+    tower: int
+    block: int
+    root: int
+    head: tuple[int, bool]
+    trained_vision: bool
+    trained_language: bool
+    adapted: frozenset[str]
+    largest: int
+    products: int
+    tied: bool
+    numbers: int
+    stored: int
+    merged: int
+
+
+def storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
+    """(type that weights are loaded in, autocast's type or None), see load_policy."""
+    import torch
+
+    from mmrl.policy.loading import storage_types
+
+    choice = (
+        config.model.dtype
+        if config.model.dtype != "auto"
+        else ("bf16" if kind == "cuda" else "fp32")
+    )
+    return (torch.float32, None) if choice == "fp32" else storage_types(config.model)
+
+
+def _size(parameters: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in {id(p): p for p in parameters}.values())
+
+
+def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
+    """Bytes of the run's parameters on a device of `kind`, as load_policy would store them. `shape`: the model's configuration."""
+    import torch
+
+    from mmrl.diagnostics.shapes import meta_model
+    from mmrl.policy.loading import add_adapter, freeze_parts, store_frozen
+
+    dtype, autocast = storage(config, kind)
+    model = meta_model(shape, dtype)
+    freeze_parts(model, config.model.freeze)
+    numbers, stored = sum(p.numel() for p in model.parameters()), 0
+    reference, lora = 0, config.model.lora
+    if lora is None and config.algorithm.kl.coef > 0:
+        other = meta_model(shape, dtype).requires_grad_(False)
+        if autocast is not None:
+            store_frozen(other, autocast)
+        reference = _size(other.parameters())
+    if lora is not None:
+        model = add_adapter(model, config.model, None, ())
+    elif autocast is not None:
+        stored = store_frozen(model, autocast)
+    base = model.get_base_model() if lora is not None else model
+    visual, layers = base.model.visual, list(base.model.language_model.layers)
+    trained_vision = any(p.requires_grad for p in visual.parameters())
+    blocks = [*layers, *(visual.blocks if trained_vision else [])]
+    weights, tower = _size(model.parameters()), 0 if trained_vision else _size(visual.parameters())
+    adapted = {
+        name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
+    }
+    return ParameterBytes(
+        weights,
+        _size(p for p in model.parameters() if p.requires_grad),
+        reference,
+        tower,
+        max(_size(b.parameters()) for b in blocks),
+        weights - tower - sum(_size(b.parameters()) for b in blocks),
+        (base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
+        any(p.requires_grad for p in visual.blocks.parameters()),
+        any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n),
+        frozenset(adapted),
+        max((_size([p]) for p in model.parameters() if p.requires_grad), default=0),
+        _size(
+            p
+            for m in model.modules()
+            if isinstance(m, (torch.nn.Linear, torch.nn.Conv3d)) and m is not base.lm_head
+            for p in m.parameters(recurse=False)
+            if p.requires_grad
+        ),
+        base.lm_head.weight is base.get_input_embeddings().weight,
+        numbers,
+        stored,
+        _size(m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def parameters_of(model: str, reference: bool, kind: str) -> ParameterBytes:
+    """`parameter_bytes` of a model section: everything else in a configuration leaves them alone."""
+    from mmrl.diagnostics.shapes import config_of
+
+    section = ModelConfig.model_validate_json(model)
+    run = RunConfig(
+        model=section, algorithm=AlgorithmConfig(kl=KLConfig(coef=1.0 if reference else 0.0))
+    )
+    return parameter_bytes(run, config_of(section.path), kind)

@@ -1,0 +1,252 @@
+"""What the phases of a run need of a device beside what is held throughout. Part of mmrl.diagnostics.memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mmrl.config import RunConfig
+from mmrl.diagnostics.memory_activations import (
+    Micro,
+    Precision,
+    cache_bytes,
+    logits_bytes,
+    rollout_work_bytes,
+    update_bytes,
+    vision_update_bytes,
+)
+from mmrl.diagnostics.memory_parameters import ParameterBytes, storage
+
+__all__ = ["Held", "held_by", "micro_batch", "phases_of", "prompt_tokens_of"]
+
+_GIB = 2**30
+_TEXT_TOKENS = 128  # of a prompt beside its picture: system text, question, markup
+_PICTURE_TOKENS = 1280  # where data.max_pixels is not set
+# gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
+_BUCKET = 4 * (1 << 27)
+_SHARED_OUT = ("fsdp2", "deepspeed_zero2", "deepspeed_zero3")
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes under a training engine: `parts` throughout; gradients and what FSDP2 or ZeRO-3 gather of weights in an update; the
+    optimizer step's own; on the host, of them the main process's copy."""
+
+    parts: dict[str, float]
+    gradients: float
+    gathered: float
+    step: float
+    host: float
+    saved: float
+
+
+def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) -> Held:
+    """What n processes under a training engine hold each."""
+    offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
+    # two moments, and DeepSpeed's master copy of its share
+    copies = 3 if engine.startswith("deepspeed") else 2
+    share, saved, gathered = n if engine in _SHARED_OUT else 1, 0.0, 0.0
+    parts = {
+        "weights": float(p.weights),
+        "optimizer": copies * p.gradients / share,
+        "reference": float(p.reference),
+    }
+    gradients = p.gradients / share
+    if engine in ("fsdp2", "deepspeed_zero3"):
+        split = p.weights - p.tower
+        parts["weights"] = p.tower + split / n
+        if engine == "fsdp2":
+            # gathered in the type of the forward; a block's and the root's gradients before they are shared out
+            scale = 0.5 if storage(config, kind)[1] is not None else 1.0
+            gathered = scale * (2 * p.block + p.root) + p.block + p.root
+            parts["reference"] = p.reference / n
+        else:
+            gathered = min(4 * config.engine.deepspeed.max_live, split)
+        # vLLM samples: the copy lies in host memory (engines/build.py)
+        if config.engine.rollout != "vllm" or kind == "cpu":
+            parts["rollout copy"] = float(split)
+        else:
+            saved = float(split)
+    if engine.startswith("deepspeed"):
+        gradients += min(_BUCKET, p.gradients)
+    fused = config.optim.fused if config.optim.fused is not None else kind == "cuda"
+    # torch's other kernels: on a GPU the square roots of all second moments, on a CPU two copies of the largest tensor
+    step = 0.0 if fused else gradients if kind == "cuda" else 2 * p.largest / share
+    host = 0.0
+    if offload != "none":
+        host = parts.pop("optimizer") + p.gradients / share
+        gradients, step = float(min(_BUCKET, p.gradients)), 0.0
+    if offload == "all":
+        host += parts["weights"] - p.tower
+        parts["weights"] = float(p.tower)
+    return Held(parts, gradients, gathered, step, host + saved, saved)
+
+
+def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
+    """Tokens of the longest prompt that `data` leads to: a picture or clip at its largest, and text."""
+    area = (shape.vision_config.patch_size * shape.vision_config.spatial_merge_size) ** 2
+    picture = config.data.max_pixels / area if config.data.max_pixels else _PICTURE_TOKENS
+    video = config.data.video
+    clip = 0.0
+    if video.total_pixels:
+        clip = video.total_pixels / area
+    elif video.max_pixels:
+        clip = (
+            video.max_pixels
+            / area
+            * (video.num_frames or video.max_frames)
+            / shape.vision_config.temporal_patch_size
+        )
+    return int(min(max(picture, clip) + _TEXT_TOKENS, config.model.max_prompt_tokens))
+
+
+def micro_batch(config: RunConfig, prompt: int) -> Micro:
+    """The largest micro-batch of the update: train.token_budget tokens; of a longer group as many rollouts as fit, at least one."""
+    size, new = config.rollout.group_size, config.rollout.max_new_tokens
+    if config.train.forward == "padded":  # each row with its own copy of the prompt
+        return Micro(
+            max(size, config.train.token_budget / (prompt + size * new) * size), prompt, new, 1
+        )
+    budget = config.train.token_budget
+    if budget < prompt + size * new:
+        return Micro(1.0, prompt, new, int(min(max((budget - prompt) // new, 1), size)))
+    return Micro(budget / (prompt + size * new), prompt, new, size)
+
+
+def _update(
+    config: RunConfig, shape: Any, p: ParameterBytes, kind: str, prompt: int
+) -> tuple[dict[str, float], Micro]:
+    """What a micro-batch of the update needs beside weights and gradients, and the micro-batch."""
+    text, (dtype, autocast) = shape.text_config, storage(config, kind)
+    precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
+    micro = micro_batch(config, prompt)
+    checkpointing = (
+        config.model.gradient_checkpointing
+        if config.model.gradient_checkpointing is not None
+        else kind == "cuda"
+    )
+    kept, passing = update_bytes(
+        text,
+        precision,
+        micro,
+        # auto: flash attention needs no more than flex
+        ("flex" if autocast is not None and kind == "cuda" else "sdpa")
+        if config.model.attn == "auto"
+        else config.model.attn,
+        trained=p.trained_language,
+        adapted=p.adapted,
+        checkpointing=checkpointing,
+    )
+    if p.trained_vision:
+        patches = micro.groups * (prompt - _TEXT_TOKENS) * shape.vision_config.spatial_merge_size**2
+        kept += vision_update_bytes(
+            shape.vision_config, precision, max(0.0, patches), checkpointing=checkpointing
+        )
+    parallel = config.engine.sequence_parallel
+    logits = logits_bytes(
+        text,
+        micro.completion_tokens / parallel,
+        1 << 26,
+        head_bytes=p.head[0],
+        head_trained=p.head[1],
+        tied=p.tied,
+        half=kind == "cuda" and autocast is not None,
+    )
+    found = {
+        # they do not pass at the same time
+        "activations": kept / parallel + max(0.0, passing / parallel - logits),
+        "logits": logits,
+        # of one block where it is computed again, else autograd keeps them all
+        "weights cast": (
+            0.0
+            if autocast is None
+            else (min(p.block, p.products) if checkpointing else p.products) / 2
+        ),
+    }
+    return found, micro
+
+
+def phases_of(
+    config: RunConfig,
+    shape: Any,
+    p: ParameterBytes,
+    held: Held,
+    engine: str,
+    kind: str,
+    n: int,
+    prompt: int,
+    available: float | None,
+) -> tuple[dict[str, dict[str, float]], Micro]:
+    """The parts of each phase, and the micro-batch of the update."""
+    import torch
+
+    text, (dtype, autocast) = shape.text_config, storage(config, kind)
+    precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
+    update, micro = _update(config, shape, p, kind, prompt)
+    length, per_process = (
+        prompt + config.rollout.max_new_tokens,
+        -(-config.train.prompts_per_step // n),
+    )
+    slots = max(
+        length, min(config.rollout.batch_tokens, per_process * config.rollout.group_size * length)
+    )
+    rollout = {
+        "KV cache": cache_bytes(text, precision, slots),
+        "prefill and sampling": rollout_work_bytes(
+            text,
+            precision,
+            rows=slots / length,
+            prompt=prompt,
+            group_size=config.rollout.group_size,
+        ),
+        # autocast keeps them from token to token
+        "weights cast": 0.0 if autocast is None else p.products / 2,
+    }
+    if config.engine.rollout == "vllm":
+        rollout = {"vLLM": _vllm(config, p, kind, available)}
+    phases: dict[str, dict[str, float]] = {
+        "start-up": {},
+        "rollout": rollout,
+        "update": {"gradients": held.gradients, "gathered weights": held.gathered, **update},
+        "optimizer step": {"gradients": held.gradients, "optimizer step": held.step},
+        # on a CPU as they were, and once more while they are merged and written (measured); of a GPU's they lie in host memory
+        "checkpoint": {"merged weights": 2.0 * p.merged if kind == "cpu" else 0.0},
+    }
+    if engine in ("fsdp2", "deepspeed_zero3"):
+        # they come from host memory, group by group (held_on_host of engines/build.py)
+        phases["start-up"] = {"being shared out": 2.0 * max(p.block, p.root)}
+        if kind == "cpu":
+            whole = p.weights - p.tower
+            phases["start-up"] = {
+                "whole weights": whole - whole / n,
+                "whole reference": p.reference - held.parts["reference"],
+            }
+        gathered = {"gathered tensor": 2.0 * max(p.largest, p.root)}
+        if engine == "deepspeed_zero3":
+            gathered = {"gathered tensors": 4.0 * (1 << 26) + p.largest}
+        if "rollout copy" in held.parts:
+            phases["gather"] = gathered
+        # the main process's; on a GPU it collects them in host memory
+        moments = 2.0 * p.gradients if kind == "cpu" else 0.0
+        phases["checkpoint"] |= {**gathered, "whole optimizer": moments}
+    if kind == "cpu":
+        # a file read as another type is mapped meanwhile; one of the same type stays so, with what was cast since
+        file = (getattr(shape, "dtype", None) or torch.float32).itemsize
+        if file != dtype.itemsize:
+            phases["start-up"]["weights' file"] = float(file * p.numbers)
+    return {
+        title: {name: size for name, size in phase.items() if size}
+        for title, phase in phases.items()
+    }, micro
+
+
+def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | None) -> float:
+    """Of vLLM in the training process: its share of a GPU; on a CPU its weights and KV cache."""
+    v = config.engine.vllm
+    if v.mode == "server" or config.engine.ray.rollout_actors:
+        return 0.0
+    return (
+        v.memory * available
+        if kind == "cuda" and available is not None
+        else p.weights + v.kv_cache_gib * _GIB
+    )
