@@ -18,6 +18,7 @@ A child is started, asked, waited for and ended; what goes wrong in between is a
 |-------------------------------------------|----------------------------------|-------------------------------------------------|
 | rewards (mmrl.workers.scoring)            | Worker, frames of reward_pipe    | frames with its token: user code runs there     |
 | media (mmrl.workers.prefetch)             | Worker                           | what our code there sends                       |
+| rollouts (mmrl.training.generator)        | Worker, weights by shared memory | what our code there sends                       |
 | requests (mmrl.serve.pool)                | Worker of a fork server          | what our code there sends                       |
 | recording (mmrl.robotics.datasets.record) | Worker                           | what our code there sends                       |
 | simulators (mmrl.robotics.pool_process)   | Program, a pipe that it inherits | what our code there sends                       |
