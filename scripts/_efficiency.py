@@ -25,7 +25,14 @@ LAYERS = (
     2  # of the language model, and blocks of the vision tower: the last of them sees whole pictures
 )
 STEPS = ("warm-up", "timed", "timed", "counted", "profiled")
-_MATRICES = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution"}
+_MATRICES = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::mkldnn_convolution",
+    "mkldnn::_linear_pointwise",
+}
 _KERNELS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _Shape = Sequence[int]
 
@@ -76,14 +83,21 @@ def _attention_backward_flops(
     return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
+def _linear_flops(rows: _Shape, weight: _Shape, *_: Any, **__: Any) -> int:
+    return int(2 * rows[0] * weight[0] * weight[1])
+
+
 def flop_counter() -> FlopCounterMode:
-    """torch's counter with the attention kernels of the CPU, which it does not know. It counts 2 per multiplication and addition
-    of matrix products, convolutions and attention (masked parts too), as they are run: recomputation counts again, all else
-    nothing."""
+    """torch's counter with the attention kernels of the CPU and oneDNN's product, which it does not know.
+
+    It counts 2 per multiplication and addition of matrix products, convolutions and attention (masked parts too), as they are run:
+    recomputation counts again, all else nothing.
+    """
     return FlopCounterMode(
         display=False,
         custom_mapping={
             _KERNELS: _attention_flops,
+            torch.ops.mkldnn._linear_pointwise: _linear_flops,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
         },
     )
