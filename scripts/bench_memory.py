@@ -261,6 +261,9 @@ def main() -> int:
     parser.add_argument(
         "--estimate", action="store_true", help="estimate anew beside the recorded measurements"
     )
+    parser.add_argument(
+        "--rows", type=Path, help="take the rows that an earlier run printed instead of measuring"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = bench.parse(parser)
@@ -274,6 +277,10 @@ def main() -> int:
         folder, at = Path(name), ["--folder", name]
         if options.estimate:
             head = json.loads(file.read_text(encoding="utf-8"))
+            bench.run_child("scripts.bench_memory", ["--child", "shape", *at])
+        elif options.rows:
+            lines = options.rows.read_text(encoding="utf-8").splitlines()
+            head = {"rows": [json.loads(line) for line in lines if line.startswith("{")]}
             bench.run_child("scripts.bench_memory", ["--child", "shape", *at])
         else:
             head = {"rows": measured(folder, list(options.overrides or CASES))}
