@@ -229,6 +229,7 @@ _OF_PROMPTS = {
     "data.curriculum": "episodes come from env",
     "eval.views": "there is no changed view of a simulator to answer on",
     "train.log_reflection": "an episode has actions, no text that could reflect",
+    "train.checkpoint": "the main process saves a policy that acts, with its action tokens",
     "train.forward": "each decision has a prompt of its own, none is shared",
 }
 """Keys that an episode has no use for, and why: an embodied run refuses them rather than ignore them."""

@@ -99,6 +99,11 @@ class RunConfig(_Section):
                 "rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
                 "advantage is 0 and it never has signal"
             )
+        if self.train.checkpoint == "sharded" and self.model.lora is not None:
+            raise ValueError(
+                "train.checkpoint sharded is for all weights of a model, found model.lora: an adapter is small and saved by "
+                "the main process; set train.checkpoint: whole"
+            )
         self._check_advantages()
         self._check_critic()
         self._check_offline()

@@ -180,6 +180,10 @@ class TrainConfig(_Section):
     """Steps between checkpoints; 0: only at the end."""
     keep_last: int = Field(2, ge=1)
     """Newest checkpoints that are kept, in addition to the best one."""
+    checkpoint: Literal["whole", "sharded"] = "whole"
+    """Who writes a checkpoint. whole: the main process, one file of weights and one of the optimizer, while the others wait.
+    sharded: every process a share of both, in the background while training goes on. Both are Hugging Face folders, and resume
+    under any engine with any number of processes. Adapters (model.lora) are small: whole."""
     log_rollouts: int = Field(2, ge=0)
     """Groups per step that are written to rollouts/."""
     log_reflection: bool = False

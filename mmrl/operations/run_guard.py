@@ -74,11 +74,16 @@ def stop_if_requested(trainer: Any, step: int, *, saved: bool) -> None:
     # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
     def save() -> None:
         trainer._checkpoint(step, {})
+        trainer.settle_checkpoint()
+
+    def last_saved() -> int:
+        trainer.settle_checkpoint()
+        return max(trainer.checkpoints.steps(), default=0)
 
     trainer.interrupts.stop_if_requested(
         trainer.world,
         step,
-        lambda: max(trainer.checkpoints.steps(), default=0),
+        last_saved,
         None if saved else save,
     )
 

@@ -110,6 +110,11 @@ def prefix_attention(
         causal=True,
         eager=eager,
     )
+    # under autocast sdpa's own type is not that of its inputs
+    plain = not eager and not torch.is_autocast_enabled(query.device.type)
+    mask = (
+        blocks.added_mask(groups, q_B.dtype) if plain else blocks.mask_BCK.repeat(1, 1, groups, 1)
+    )
     k_BK = torch.cat([k_M.index_select(0, blocks.owner_B), k_B], 2)
     v_BK = torch.cat([v_M.index_select(0, blocks.owner_B), v_B], 2)
     # query heads that share a key head become more queries of it, so that keys and values need no copy per query head
@@ -117,7 +122,7 @@ def prefix_attention(
         q_B.reshape(B, kv_heads, groups * C, width),
         k_BK,
         v_BK,
-        blocks.mask_BCK.repeat(1, 1, groups, 1),
+        mask,
         scaling,
         eager=eager,
     ).reshape(B, heads, C, width)

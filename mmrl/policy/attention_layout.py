@@ -7,7 +7,7 @@ Legend: M prompts, B completions, T packed tokens, P / C padded prompt / complet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,17 @@ class PaddedBlocks:
     owner_B: torch.Tensor
     mask_BCK: torch.Tensor
     slot_T: torch.Tensor
+    _added: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict, init=False)
+
+    def added_mask(self, groups: int, dtype: torch.dtype) -> torch.Tensor:
+        """(B, 1, groups * C, P + C), 0 where a token may look and -inf elsewhere: what sdpa makes of mask_BCK and keeps for
+        backward, here once for all layers instead of once for each."""
+        if (groups, dtype) not in self._added:
+            mask = self.mask_BCK.repeat(1, 1, groups, 1)
+            self._added[groups, dtype] = torch.zeros(
+                mask.shape, dtype=dtype, device=mask.device
+            ).masked_fill_(~mask, float("-inf"))
+        return self._added[groups, dtype]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,14 @@ import xxhash
 
 from mmrl.errors import CheckpointError
 
-__all__ = ["MANIFEST", "check_loadable", "has_manifest", "problems", "write_manifest"]
+__all__ = [
+    "MANIFEST",
+    "check_loadable",
+    "file_digest",
+    "has_manifest",
+    "problems",
+    "write_manifest",
+]
 
 MANIFEST = "trainer/manifest.json"
 FORMAT = 1
@@ -52,10 +59,23 @@ _OWN_FOLDERS = ("", "adapter", "trainer", "additional_chat_templates")
 _verified: set[tuple[str, str]] = set()
 
 
-def write_manifest(folder: Path, step: int) -> None:
-    """Write the manifest of all files in `folder`, which will be renamed to that of `step`. Raises OSError."""
-    sizes = {name: os.path.getsize(folder / name) for name in _files(folder) if name != MANIFEST}
-    files = {name: [size, _digest(folder / name, size)] for name, size in sizes.items()}
+def file_digest(path: Path) -> tuple[int, str]:
+    """(bytes, digest) of a file, as the manifest has them. Raises OSError."""
+    size = os.path.getsize(path)
+    return size, _digest(path, size)
+
+
+def write_manifest(
+    folder: Path, step: int, known: Mapping[str, tuple[int, str]] | None = None
+) -> None:
+    """Write the manifest of all files in `folder`, which will be renamed to that of `step`; those in `known` (name in the folder ->
+    bytes, digest) are not read again. Raises OSError."""
+    given = known or {}
+    files = {
+        name: list(given[name] if name in given else file_digest(folder / name))
+        for name in _files(folder)
+        if name != MANIFEST
+    }
     content = {
         "format": FORMAT,
         "algorithm": "xxh3_128",

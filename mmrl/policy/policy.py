@@ -460,6 +460,13 @@ class Policy:
                 save_merged(self.model, folder)
         self.processor.save_pretrained(folder)
 
+    def save_settings(self, folder: Path) -> None:
+        """What `save` writes beside the weights of a policy without adapter: the model's configuration, and the processor."""
+        self.model.config.save_pretrained(folder)
+        self.model.generation_config.save_pretrained(folder)
+        self._name_precision(folder / "config.json")
+        self.processor.save_pretrained(folder)
+
     def _name_precision(self, file: Path) -> None:
         """transformers names the first parameter's type, here perhaps that of a frozen part; loading would round by it."""
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
 """Atomic checkpoints: a folder appears complete or not at all; kept are the last k and the best.
 
 RUN/checkpoints/step_000050/   model, tokenizer and processor in Hugging Face format (transformers and vLLM load it)
-                 .../trainer/  optimizer and run state, to resume bit for bit; manifest.json, by which damage is noticed
+                 .../trainer/  optimizer (one file, or one of each process) and run state, to resume bit for bit;
+                               manifest.json, by which damage is noticed
 RUN/checkpoints/best           link to the best one by eval.best_metric
 RUN/checkpoints/damaged_*      what a resume found not to be as it was saved, put aside for you to look at
 """
@@ -26,7 +27,7 @@ from mmrl.policy.finite import check_saved
 from mmrl.policy.manifest import write_manifest
 from mmrl.policy.policy import Policy
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "sync"]
 
 _NAME = re.compile(r"step_(\d{6,})")
 # in state.json: a manifest belongs to it, so that one that was removed is missed
@@ -71,42 +72,78 @@ class Checkpoints:
         Raises CheckpointError (disk full, no permission), NonFiniteError (NaN or infinity in weights or optimizer) and leaves
         earlier checkpoints untouched.
         """
-        check_saved(policy.named_parameters(), optimizer, step, self._kept())
-        partial = self.folder / f".partial-step_{step:06d}"
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            (partial / "trainer").mkdir(parents=True)
+        check_saved(policy.named_parameters(), optimizer, step, self.kept())
+        with self.writing(step) as partial:
             policy.save(partial)
             torch.save(optimizer, partial / "trainer" / "optimizer.pt")
-            (partial / "trainer" / "state.json").write_text(
-                json.dumps({**state, _PROMISE: True}), encoding="utf-8"
-            )
-            for name, text in (extra or {}).items():
-                (partial / "trainer" / name).write_text(text, encoding="utf-8")
-            if settings is not None:
-                (partial / "trainer" / "config.yaml").write_text(
-                    yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
-                )
-            write_manifest(partial, step)
-            for file in sorted(partial.rglob("*")):
-                _sync(file)
-            self._remove(self.path(step))  # a resumed run writes the same step again
-            os.replace(partial, self.path(step))
-            _sync(self.folder)
+            self.write_state(partial, state, settings, extra)
+            self.complete(step, partial)
+        self.forget_old(step)
+        return self.path(step)
+
+    @contextmanager
+    def writing(self, step: int, *, begin: bool = True) -> Iterator[Path]:
+        """The folder that is to become the checkpoint of `step`, empty where it is begun; gone where what follows fails.
+
+        Raises CheckpointError then.
+        """
+        partial = self.folder / f".partial-step_{step:06d}"
+        try:
+            if begin:
+                shutil.rmtree(partial, ignore_errors=True)
+                (partial / "trainer").mkdir(parents=True)
+            yield partial
         except Exception as error:
             # safetensors reports a full disk by its own exception type, so the cause cannot be told by class
             shutil.rmtree(partial, ignore_errors=True)
-            free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
-            raise CheckpointError(
-                f"cannot write the checkpoint of step {step} to {self.folder} ({free / 2**30:.2f} GiB free): {error}. "
-                f"Earlier checkpoints ({self._kept()}) are untouched; free space, then "
-                "continue with --resume"
-            ) from error
+            raise self.unwritable(step, error) from error
+
+    def unwritable(self, step: int, error: object) -> CheckpointError:
+        """The error to raise when the checkpoint of `step` cannot be written."""
+        free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
+        return CheckpointError(
+            f"cannot write the checkpoint of step {step} to {self.folder} ({free / 2**30:.2f} GiB free): {error}. "
+            f"Earlier checkpoints ({self.kept()}) are untouched; free space, then "
+            "continue with --resume"
+        )
+
+    @staticmethod
+    def write_state(
+        partial: Path,
+        state: dict[str, Any],
+        settings: dict[str, Any] | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        """The small files of trainer/, see `save`."""
+        (partial / "trainer" / "state.json").write_text(
+            json.dumps({**state, _PROMISE: True}), encoding="utf-8"
+        )
+        for name, text in (extra or {}).items():
+            (partial / "trainer" / name).write_text(text, encoding="utf-8")
+        if settings is not None:
+            (partial / "trainer" / "config.yaml").write_text(
+                yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
+            )
+
+    def complete(
+        self, step: int, partial: Path, known: Mapping[str, tuple[int, str]] | None = None
+    ) -> None:
+        """Give the written folder its name. `known`: sizes and digests of files that those who wrote them have brought to the disk.
+        Raises OSError."""
+        write_manifest(partial, step, known)
+        for file in sorted(partial.rglob("*")):
+            if known is None or file.relative_to(partial).as_posix() not in known:
+                sync(file)
+        self._remove(self.path(step))  # a resumed run writes the same step again
+        os.replace(partial, self.path(step))
+        sync(self.folder)
+
+    def forget_old(self, step: int) -> None:
+        """Remove checkpoints no longer kept, now that of `step` is there. Raises CheckpointError."""
         with self._changing(
             f"the checkpoint of step {step} is written, but older ones cannot be removed from"
         ):
             self._prune()
-        return self.path(step)
 
     def mark_best(self, step: int) -> None:
         """Point `best` at the checkpoint of `step`, atomically. Raises CheckpointError."""
@@ -135,11 +172,7 @@ class Checkpoints:
         """
         folder = self.path(step) / "trainer"
         try:
-            load_optimizer(
-                torch.load(
-                    folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True
-                )
-            )
+            load_optimizer(_optimizer_of(folder))
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
             return {name: value for name, value in state.items() if name != _PROMISE}
         except (
@@ -186,7 +219,8 @@ class Checkpoints:
                 best.unlink()
         return aside
 
-    def _kept(self) -> str:
+    def kept(self) -> str:
+        """Steps of the checkpoints there are, for messages."""
         return ", ".join(map(str, self.steps())) or "none"
 
     def clean(self) -> None:
@@ -215,7 +249,17 @@ class Checkpoints:
             shutil.rmtree(doomed)
 
 
-def _sync(path: Path) -> None:
+def _optimizer_of(folder: Path) -> dict[str, Any]:
+    """The optimizer's state saved in the folder trainer/, in one file or one of each process that wrote it."""
+    files = [folder / "optimizer.pt"]
+    if not files[0].exists():
+        files = sorted(folder.glob("optimizer-*-of-*.pt")) or files
+    parts = [torch.load(f, weights_only=True, map_location="cpu", mmap=True) for f in files]
+    state = {number: entries for part in parts for number, entries in part["state"].items()}
+    return {**parts[0], "state": dict(sorted(state.items()))}
+
+
+def sync(path: Path) -> None:
     """Force a file or folder to disk before the rename that makes it count."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

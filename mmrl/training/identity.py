@@ -28,6 +28,7 @@ _MAY_CHANGE = (
     "reward.max_failure_share",
     "rollout.batch_tokens",
     "train.save_every",
+    "train.checkpoint",
     "train.keep_last",
     "train.log_rollouts",
     "train.log_reflection",

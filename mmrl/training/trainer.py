@@ -45,6 +45,7 @@ from mmrl.training.pipeline import Pipeline, PipelineSettings
 from mmrl.training.preflight import best_metric, check_model_folder, check_packages
 from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.runlog import RunFolder, write_json
+from mmrl.training.sharded_checkpoint import ShardedSaver
 from mmrl.training.trackers import Trackers
 from mmrl.training.update_result import UpdateResult
 
@@ -108,6 +109,7 @@ class Trainer:
         resume = resumes(resume, self.folder.path, self.world)
         self.resume, self.overwrite = resume, overwrite and not resume
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
+        self.sharded = ShardedSaver(self.checkpoints, self.world)
         if self.world.is_main:
             # a trainer that never trains keeps nobody out
             with self.folder.held(resume=resume, overwrite=overwrite):
@@ -229,6 +231,7 @@ class Trainer:
                 failure = error
                 raise
             finally:
+                self.sharded.finish(failing=True)
                 if self.world.is_main:
                     self.folder.finish(status, signal=signal, error=failure)
                 if self.trackers is not None:
@@ -316,6 +319,7 @@ class Trainer:
             row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
+            self.settle_checkpoint(wait=False)
             alarms = self._write(step, row, trackers)
             if saved := bool(last or (c.train.save_every and step % c.train.save_every == 0)):
                 self._checkpoint(step, row)
@@ -432,22 +436,15 @@ class Trainer:
         metric = row.get("eval/selection")
         better = metric is not None and (self.best is None or metric > self.best)
         best, best_step = (metric, step) if better else (self.best, self.best_step)
-        self._fill_actor(save=True)
         self.media.learn(self.world.gather(self.media.take_new()))
+        if self.config.train.checkpoint == "sharded":
+            self._begin_checkpoint(step, best, best_step, better=better)
+            return
+        self._fill_actor(save=True)
         with self.training.collective_section():
             optimizer = self.training.optimizer_state()
         if optimizer is not None:  # the main process
-            settings = self.config.model_dump(mode="json")
-            state = {
-                "step": step,
-                "identity": run_identity(settings),
-                "best": best,
-                "best_step": best_step,
-                "best_metric": self.best_metric,
-                "alarms": self.alarms.state_dict(),
-                **self.learner.state_dict(),
-                **self.rollouts.state_dict(),
-            }
+            settings, state = self._state(step, best, best_step)
             try:
                 with self._alarmed(step):
                     path = self.checkpoints.save(
@@ -461,7 +458,59 @@ class Trainer:
                     {"step": step, "path": path, "seconds": time.perf_counter() - began},
                 )
             except CheckpointError as error:
-                if step == self.config.train.steps:
-                    raise
-                self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
+                self._checkpoint_failed(step, error)
         self.world.barrier()
+
+    def _state(
+        self, step: int, best: float | None, best_step: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(settings, run state) of a checkpoint; main process."""
+        settings = self.config.model_dump(mode="json")
+        return settings, {
+            "step": step,
+            "identity": run_identity(settings),
+            "best": best,
+            "best_step": best_step,
+            "best_metric": self.best_metric,
+            "alarms": self.alarms.state_dict(),
+            **self.learner.state_dict(),
+            **self.rollouts.state_dict(),
+        }
+
+    def _checkpoint_failed(self, step: int, error: CheckpointError) -> None:
+        if step == self.config.train.steps:
+            raise error
+        if self.world.is_main:
+            self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
+
+    def _begin_checkpoint(
+        self, step: int, best: float | None, best_step: int, *, better: bool
+    ) -> None:
+        """Write a checkpoint in the background, each process its share; the last one is waited for."""
+        self.settle_checkpoint()
+        settings, state = self._state(step, best, best_step) if self.world.is_main else ({}, {})
+        files = self.media.files() if self.world.is_main else {}
+        try:
+            with self._alarmed(step):
+                self.sharded.begin(
+                    step, self.policy, self.training, state, settings, files, best=better
+                )
+            self.best, self.best_step = best, best_step
+        except CheckpointError as error:
+            self._checkpoint_failed(step, error)
+        if step == self.config.train.steps:
+            self.settle_checkpoint()
+            # where others hear of an error of the main process
+            self.world.barrier()
+
+    def settle_checkpoint(self, *, wait: bool = True) -> None:
+        """Say how the checkpoint that is being written in the background ended, if it has (with `wait`, as soon as it has)."""
+        step = self.sharded.step
+        try:
+            done = self.sharded.finish(wait=wait)
+        except CheckpointError as error:
+            self._checkpoint_failed(step, error)
+        else:
+            if done and self.world.is_main:
+                path, seconds = self.checkpoints.path(step), self.sharded.seconds
+                self.on_event("checkpoint", {"step": step, "path": path, "seconds": seconds})

@@ -64,6 +64,8 @@ def head_parameters(policy: Trained) -> list[torch.nn.Parameter]:
 class TrainEngine(abc.ABC):
     """One run's training engine."""
 
+    policy: Trained
+
     sharded: bool = False
     """The policy's parameters are not whole on this process: what samples needs a copy (`parameters`)."""
 
@@ -130,8 +132,9 @@ class TrainEngine(abc.ABC):
                 theirs[name].copy_(tensor)
 
     @abc.abstractmethod
-    def optimizer_state(self) -> dict[str, Any] | None:
-        """The canonical optimizer state, whole, on the main process; None on the others."""
+    def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:
+        """The canonical optimizer state, whole, on the main process; None on the others. With `mine`, on every process the entries
+        of those parameters (their numbers in it) that it chooses, copied to host memory."""
 
     @abc.abstractmethod
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

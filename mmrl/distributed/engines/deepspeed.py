@@ -230,12 +230,13 @@ class DeepSpeedEngine(TrainEngine):
             with self._deepspeed.zero.GatheredParameters([p for _, p in chunk]):
                 yield from ((name, p.detach()) for name, p in chunk)
 
-    def optimizer_state(self) -> dict[str, Any] | None:
+    def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:
+        main = self.world.is_main
         with self.collective_section():
             state = canonical_state(
-                self._engine.optimizer, self._trained, self._group_of, keep=self.world.is_main
+                self._engine.optimizer, self._trained, self._group_of, mine or (lambda _: main)
             )
-        if state is None:
+        if mine is None and not main:
             return None
         now = self._engine.optimizer.param_groups
         groups = [

@@ -7,7 +7,7 @@ the counters of a group agree. A counter of 0 beside moments of 0 stands for no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,12 @@ def _link(zero: Any) -> None:
 
 
 def canonical_state(
-    zero: Any, parameters: Sequence[torch.nn.Parameter], groups: Sequence[int], *, keep: bool
-) -> dict[int, dict[str, Any]] | None:
-    """The "state" of AdamW.state_dict() for `parameters` in their order, on the CPU; None unless `keep`. Collective.
+    zero: Any,
+    parameters: Sequence[torch.nn.Parameter],
+    groups: Sequence[int],
+    keep: Callable[[int], bool],
+) -> dict[int, dict[str, Any]]:
+    """The "state" of AdamW.state_dict() for those of `parameters` whose number `keep` chooses, in order, on the CPU. Collective.
 
     `zero` is DeepSpeed's optimizer, `groups` the number of its parameter group for each parameter. Before the first step it is
     empty, as AdamW's is.
@@ -65,10 +68,11 @@ def canonical_state(
         entry: dict[str, Any] = {"step": torch.tensor(steps[group], dtype=torch.float32)}
         for name in _MOMENTS:
             whole = safe_get_full_optimizer_state(parameter, name)
-            if keep:
+            if keep(number):
                 entry[name] = whole.detach().to("cpu", copy=True)
-        state[number] = entry
-    return state if keep else None
+        if keep(number):
+            state[number] = entry
+    return state
 
 
 def forget_steps(zero: Any, groups: Sequence[int]) -> None:

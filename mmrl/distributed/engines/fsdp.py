@@ -116,18 +116,20 @@ class FSDPEngine(TrainEngine):
             if parameter.requires_grad or not trainable:
                 yield name, _whole(parameter.detach())
 
-    def optimizer_state(self) -> dict[str, Any] | None:
+    def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:
         found = self.optimizer.state_dict()
         state: dict[int, dict[str, Any]] = {}
         with self.collective_section():
             for number, entries in found["state"].items():
                 whole = {name: _whole(value) for name, value in entries.items()}
-                if self.world.is_main:
+                if self.world.is_main if mine is None else mine(number):
                     state[number] = {
-                        name: value.cpu() if isinstance(value, torch.Tensor) else value
+                        name: value.to("cpu", copy=True)
+                        if isinstance(value, torch.Tensor)
+                        else value
                         for name, value in whole.items()
                     }
-        return {**found, "state": state} if self.world.is_main else None
+        return {**found, "state": state} if self.world.is_main or mine is not None else None
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

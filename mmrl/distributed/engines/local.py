@@ -73,8 +73,19 @@ class LocalEngine(TrainEngine):
             if parameter.requires_grad or not trainable:
                 yield name, parameter.detach()
 
-    def optimizer_state(self) -> dict[str, Any] | None:
-        return self.optimizer.state_dict() if self.world.is_main else None
+    def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:
+        if mine is None:
+            return self.optimizer.state_dict() if self.world.is_main else None
+        found = self.optimizer.state_dict()
+        state = {
+            number: {
+                name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+                for name, value in entries.items()
+            }
+            for number, entries in found["state"].items()
+            if mine(number)
+        }
+        return {**found, "state": state}
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         # what is mapped from a file must not stay so

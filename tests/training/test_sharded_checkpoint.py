@@ -1,0 +1,207 @@
+"""Checkpoints of which every process writes a share in the background: the same run under any engine, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.config import load_config
+from mmrl.errors import ConfigError
+from mmrl.policy.manifest import problems
+from mmrl.training.sharded_checkpoint import ShardedSaver
+from mmrl.training.trainer import Trainer
+from scripts._torture_trust_state import flip_bit
+from tests.distributed.engines.mixed_kit import mixed_run
+from tests.distributed.test_distributed import compare, work
+from tests.kits.engine_kit import ENVIRONMENT, REPO, config_file, weights_of
+from tests.kits.process_worker import cut
+
+TRAIN = "tests.kits.process_worker:train"
+SHARDED = "train.checkpoint=sharded"
+
+
+def small(folder: Path, **sections: Any) -> str:
+    tree = mixed_run(
+        folder, train={"save_every": 1}, eval={"every": 0}, algorithm={"kl": {"coef": 0}}
+    )
+    for name, section in sections.items():
+        tree[name] = {**tree.get(name, {}), **section}
+    return config_file(folder / "c.yaml", tree)
+
+
+def last(run: Path, step: int = 3) -> Path:
+    return run / "checkpoints" / f"step_{step:06d}"
+
+
+def ppo(folder: Path) -> str:
+    return small(folder, algorithm={"advantage": "gae", "kl": {"coef": 0}})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, str]:
+    """A whole run of one process, and sharded ones of two beside it: fsdp2, and ddp that goes on from one of one process."""
+    folder = tmp_path_factory.mktemp("sharded")
+    config = ppo(folder)
+    whole = Trainer(load_config(config))
+    whole.fit()
+    one = Trainer(load_config(config, ["name=one", SHARDED]))
+    one.fit()
+    work(
+        folder,
+        [
+            [TRAIN, config, ["name=fsdp2", "engine.train=fsdp2", SHARDED]],
+            [TRAIN, config, ["name=ddp", SHARDED], "one", 1],
+        ],
+    )
+    return whole, config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one", "fsdp2", "ddp"])
+def test_a_sharded_run_is_the_whole_one_and_a_hugging_face_folder(name: str, runs: Any) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    whole, _ = runs
+    run = whole.folder.path.with_name(name)
+    compare(whole, run)
+    folder = last(run)
+    assert problems(folder, step=3) == [] and not list(run.glob("checkpoints/.*"))
+    shards = sorted(p.name for p in folder.glob("model*.safetensors"))
+    assert len(shards) == (1 if name == "one" else 2)
+    assert {n for n, _ in weights_of(folder)} == {n for n, _ in weights_of(last(whole.folder.path))}
+    _, messages = AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not messages["missing_keys"] and not messages["unexpected_keys"]
+    sizes = [(folder / s).stat().st_size for s in shards]
+    assert max(sizes) < 1.3 * min(sizes), "processes write shares of one size"
+
+
+@pytest.mark.slow
+def test_shards_of_two_processes_resume_in_one_which_writes_one_file(runs: Any) -> None:
+    whole, config = runs
+    cut(whole.folder.path.with_name("fsdp2"), "back", 2)
+    back = Trainer(load_config(config, ["name=back"]), resume=True)
+    assert back.start_step == 2
+    back.fit()
+    compare(whole, back.folder.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file", ["model-00002-of-00002.safetensors", "trainer/optimizer-00001-of-00002.pt"]
+)
+def test_a_flipped_bit_or_a_missing_shard_is_noticed(file: str, runs: Any) -> None:
+    copy = cut(runs[0].folder.path.with_name("fsdp2"), "damaged_" + file[-8:-3], 2)
+    path = last(copy, 2) / file
+    flip_bit(path, 8 * path.stat().st_size - 5)
+    (fault,) = problems(last(copy, 2), step=2)
+    assert fault.startswith(file) and "its bytes" in fault
+    path.unlink()
+    (fault,) = problems(last(copy, 2), step=2)
+    assert fault.startswith(file) and "cannot be read" in fault
+
+
+class Slow:
+    """Holds back the files of a save until it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.plain = threading.Event(), ShardedSaver._write
+        monkeypatch.setattr(ShardedSaver, "_write", lambda *a: (self.go.wait(60), self.plain(*a)))
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is of the step it is called by, whatever was trained meanwhile."""
+    config = small(tmp_path, train={"save_every": 2, "steps": 4})
+    whole = Trainer(load_config(config))
+    whole.fit()
+    slow, seen = Slow(monkeypatch), list[tuple[str, Any]]()
+
+    def watch(kind: str, payload: Any) -> None:
+        seen.append((kind, payload.get("step") if isinstance(payload, dict) else None))
+        if (kind, seen[-1][1]) == ("step", 3):
+            assert trainer.checkpoints.steps() == []
+            slow.go.set()
+
+    trainer = Trainer(load_config(config, ["name=sharded", SHARDED]), on_event=watch)
+    trainer.fit()
+    assert seen.index(("step", 3)) < seen.index(("checkpoint", 2))
+    for step in (2, 4):
+        mine, theirs = (dict(weights_of(last(t.folder.path, step))) for t in (trainer, whole))
+        assert all(torch.equal(mine[n], theirs[n]) for n in theirs), step
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_write_leaves_an_alarm_and_earlier_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path)
+    plain = ShardedSaver._write
+
+    def full(self: ShardedSaver, partial: Path, *rest: Any) -> None:
+        if "000002" in partial.name:
+            partial.joinpath("trainer").rename(partial / "gone")
+        plain(self, partial, *rest)
+
+    monkeypatch.setattr(ShardedSaver, "_write", full)
+    trainer = Trainer(load_config(config, [SHARDED]))
+    trainer.fit()
+    assert trainer.checkpoints.steps() == [1, 3]
+    alarms = (trainer.folder.path / "alarms.jsonl").read_text().splitlines()
+    (alarm,) = [a for a in map(json.loads, alarms) if a["name"] == "checkpoint_failed"]
+    assert "cannot write the checkpoint of step 2" in alarm["message"]
+    assert not list(trainer.checkpoints.folder.glob(".partial*"))
+
+
+KILLED = """
+import os, signal, sys, threading
+from mmrl.config import load_config
+from mmrl.training.sharded_checkpoint import ShardedSaver
+from mmrl.training.trainer import Trainer
+plain, count = ShardedSaver._written, 0
+def written(self, partial):
+    global count
+    count += 1
+    if count == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, partial)
+ShardedSaver._written = written
+Trainer(load_config(sys.argv[1], ["train.checkpoint=sharded"])).fit()
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_in_the_middle_leaves_the_checkpoint_before_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    config = small(tmp_path)
+    whole = Trainer(load_config(config, ["name=whole"]))
+    whole.fit()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, config], cwd=REPO, env=ENVIRONMENT, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL
+    run = whole.folder.path.with_name(load_config(config).name)
+    assert [p.name for p in run.glob("checkpoints/step_*")] == ["step_000001"]
+    assert list(run.glob("checkpoints/.partial-step_000002/*.safetensors")), "its shard was there"
+    resumed = Trainer(load_config(config, [SHARDED]), resume=True)
+    assert resumed.start_step == 1
+    resumed.fit()
+    compare(whole, run)
+    assert not list(run.glob("checkpoints/.partial*"))
+
+
+def test_adapters_are_saved_whole() -> None:
+    with pytest.raises(ConfigError, match=r"found model\.lora: an adapter is small"):
+        load_config(None, [SHARDED, "model.lora.r=4"])
