@@ -229,6 +229,7 @@ _OF_PROMPTS = {
     "data.curriculum": "episodes come from env",
     "eval.views": "there is no changed view of a simulator to answer on",
     "train.log_reflection": "an episode has actions, no text that could reflect",
+    "train.balance_batch": "a decision's pictures lie in the process that saw them",
     "train.checkpoint": "the main process saves a policy that acts, with its action tokens",
     "train.forward": "each decision has a prompt of its own, none is shared",
 }

@@ -211,6 +211,7 @@ _VERL: dict[str, Meaning] = {
     ),
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": Meaning("train.token_budget", "tokens"),
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": Meaning("train.token_budget"),
+    "trainer.balance_batch": Meaning("train.balance_batch"),
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": Meaning(
         "engine.sequence_parallel", "token budgets count the whole row, not its slices"
     ),

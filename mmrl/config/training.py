@@ -173,6 +173,10 @@ class TrainConfig(_Section):
     token_budget: int = Field(16384, ge=1)
     """Tokens of a packed micro-batch. A longer group is split between its rollouts, each part behind a copy of the prompt; one
     rollout with its prompt is the least."""
+    balance_batch: bool = False
+    """Several processes: before training, groups go from those with many tokens to those with few (longest first; verl:
+    trainer.balance_batch). Pictures and clips are read again where a group goes: set data.cache.dir. The step is the same to
+    rounding."""
     forward: Literal["shared", "padded"] = "shared"
     """shared: all completions of a prompt in one sequence behind one copy of the prompt; padded: the usual batch, for
     comparison."""

@@ -34,6 +34,7 @@ from mmrl.distributed.world import World
 from mmrl.policy.encode import Prompt
 from mmrl.training.answer_critic import compute_values
 from mmrl.training.critic import CriticLoss
+from mmrl.training.dealing import exchanged
 from mmrl.training.optimizer_steps import OptimizerSteps
 from mmrl.training.samples import SampleBuilder
 from mmrl.training.sequences import (
@@ -223,6 +224,11 @@ class Learner:
         """All passes over the step's groups, whatever the order they closed in: round by round, place by place."""
         if self.config.schedule.kind != "serial" or self._shuffles:
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
+        if self.config.train.balance_batch and self.world.size > 1:
+            together = self.config.engine.sequence_parallel
+            groups = exchanged(
+                self.world, groups, self.samples.tokens_of, self._minibatch_of, together
+            )
         if self.critic is not None and self.critic.computes_values:
             groups = self._with_values(groups, result)
         with self.world.raise_on_all_ranks():
@@ -253,10 +259,15 @@ class Learner:
         else:  # by place in the step
             split: list[list[TrainingSample]] = [[] for _ in range(parts)]
             for sample in samples:
-                split[sample.place[0][1] * parts // self.config.train.prompts_per_step].append(
-                    sample
-                )
+                split[self._minibatch(sample.place[0])].append(sample)
             yield from split
+
+    def _minibatch(self, key: Key) -> int:
+        """The optimizer step of a pass in which a group is trained on, by its place in the step."""
+        return key[1] * self.config.algorithm.minibatches // self.config.train.prompts_per_step
+
+    def _minibatch_of(self, group: RolloutGroup) -> int:
+        return self._minibatch(group.key)
 
     # what rollouts are to learn
 

@@ -62,14 +62,21 @@ class SampleBuilder:
             if targets is None:
                 continue
             if prompt is None and any(t.prompt is None for t in rollout.turns):
-                assert self._prompt_of is not None, (
-                    "turns without a prompt belong to a sample that can be encoded"
-                )
-                prompt = self._prompts[group.key] = self._prompts.get(group.key) or self._prompt_of(
-                    group
-                )
+                prompt = self._encoded(group)
             in_loss = good and rollout_in_loss(rollout, self._config.algorithm.overlong)
             yield self._sample(group, number, rollout, targets, prompt, in_loss)
+
+    def tokens_of(self, group: RolloutGroup) -> int:
+        """Tokens of a packed row of the group, whose turns have no prompt of their own."""
+        return self._encoded(group).length + sum(r.num_tokens for r in group.rollouts)
+
+    def _encoded(self, group: RolloutGroup) -> Prompt:
+        assert self._prompt_of is not None, (
+            "turns without a prompt belong to a sample that can be encoded"
+        )
+        prompt = self._prompts.get(group.key) or self._prompt_of(group)
+        self._prompts[group.key] = prompt
+        return prompt
 
     def _sample(
         self,

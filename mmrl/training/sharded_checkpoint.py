@@ -67,7 +67,7 @@ class ShardedSaver:
         best: bool,
     ) -> None:
         """Copy what this process keeps and write it in the background; `state`, `settings` and `extra`, the main process's, as in
-        Checkpoints.save. Collective; the one before must be finished. Raises CheckpointError and NonFiniteError, on all processes."""
+        Checkpoints.save. Collective; the one before must be finished. Raises CheckpointError and NonFiniteError everywhere."""
         assert self._thread is None, "finish() comes first"
         self.world.barrier()
         self._began = time.perf_counter()
