@@ -71,7 +71,7 @@ class Outcome:
 
 
 class Environment(abc.ABC):
-    """One rollout's surroundings. Made by `Task.environment`, cheap until `reset`, used for one rollout by one thread.
+    """One rollout's surroundings. Made by `Task.environment`, cheap until `reset`; its calls follow each other.
 
     It lives in the process of the run: what may hang, crash or hold a graphics context belongs into a process of its own, which
     `close` ends. What it raises costs its rollout alone, which is recorded as failed and not learned from. All rollouts of a round
@@ -82,7 +82,8 @@ class Environment(abc.ABC):
     """Turns of a rollout at most; one that goes on is truncated then, with the rewards it has."""
     concurrent: ClassVar[bool] = False
     """Whether `reset` and `step` mostly wait for another process or machine: those of different rollouts are called by threads side
-    by side then. Each rollout's own calls still follow each other."""
+    by side then. A rollout's own calls still follow each other, but not in one thread: clients that are bound to a thread do not
+    go."""
 
     @abc.abstractmethod
     def reset(self, sample: Sample, seed: int) -> Observation:

@@ -49,7 +49,7 @@ def acts(chosen: Mapping[str, Suite], checkpoint: str) -> bool:
 def play_command(
     checkpoint: str,
     chosen: Mapping[str, Suite],
-    folder: Path,
+    out: Path | None,
     config: Path | None,
     overrides: Sequence[str],
     *,
@@ -68,6 +68,7 @@ def play_command(
         checkpoint, config, list(overrides), suites, external, trust_code=trust_code, say=typer.echo
     )
     _quiet(base)
+    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
     rows = play_suites(
         checkpoint,
         suites,
@@ -130,7 +131,7 @@ def policy_command_suites(
         play_command(
             name,
             chosen,
-            evaluation_folder(name, suites_name(list(chosen)), out),
+            out,
             config,
             given,
             samples=samples,

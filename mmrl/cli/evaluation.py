@@ -275,12 +275,11 @@ def suites_command(
     from mmrl.evaluation.suite_book import load_suites
 
     chosen = load_suites(suites).select(wanted)
-    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
     if acts(chosen, checkpoint):
         play_command(
             checkpoint,
             chosen,
-            folder,
+            out,
             config,
             overrides,
             samples=samples,
@@ -299,7 +298,7 @@ def suites_command(
         checkpoint,
         asked,
         data_root,
-        folder,
+        out,
         config,
         overrides,
         samples=samples,
@@ -313,7 +312,7 @@ def _answer(
     checkpoint: str,
     chosen: Mapping[str, DataSuite],
     data_root: Path,
-    folder: Path,
+    out: Path | None,
     config: Path | None,
     overrides: list[str],
     *,
@@ -342,6 +341,7 @@ def _answer(
         }
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
+    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
     with ExitStack() as stack:
         workers = _workers(stack, policy, base, settings, loaded)
 

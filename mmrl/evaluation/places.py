@@ -38,7 +38,7 @@ def suites_name(suites: Sequence[str]) -> str:
 
 
 def evaluation_folder(checkpoint: str, name: str, out: Path | None = None) -> Path:
-    """`out`, else a new folder for the evaluation `name` of a checkpoint (a folder, the name of a model or of a program): of its
+    """`out`, else a folder made for the evaluation `name` of a checkpoint (a folder, the name of a model or of a program): of its
     run, where it still lies in one that can be written to, else below runs/eval."""
     if out is not None:
         return out
@@ -51,4 +51,10 @@ def evaluation_folder(checkpoint: str, name: str, out: Path | None = None) -> Pa
         model = local.name if local.is_dir() else checkpoint
         wanted = Path("runs") / "eval" / _plain(model) / name
     numbered = (wanted.with_name(f"{wanted.name}-{i}") for i in itertools.count(2))
-    return next(f for f in itertools.chain([wanted], numbered) if not f.exists())
+    for folder in itertools.chain([wanted], numbered):
+        try:
+            folder.mkdir(parents=True)  # from now on it is ours, whoever else evaluates
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("numbers do not end")

@@ -24,6 +24,8 @@ _MAY_CHANGE = (
     "eval",
     "alarms",
     "reward.workers",
+    "reward.concurrency",
+    "reward.verdicts",
     "reward.timeout_s",
     "reward.max_failure_share",
     "rollout.batch_tokens",
@@ -42,6 +44,7 @@ _MAY_CHANGE = (
     "data.media_timeout_s",
     "data.eval",
     "model.device",
+    "model.attn",
     "schedule.timeline",
     "env.workers",
     "env.start_s",
@@ -61,6 +64,8 @@ _LENGTH = "train.steps"
 _BEFORE = {
     "algorithm.filter.key": "reward",
     "data.image.orientation": "displayed",
+    "train.balance_batch": False,
+    "schedule.correction_level": "token",
     **{
         f"algorithm.{section}.{name}": value
         for section, kind in (("entropy", EntropyConfig), ("critic", CriticConfig))
@@ -90,7 +95,7 @@ def run_identity(tree: Any, where: str = "") -> dict[str, Any]:
 
 def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError where the identity of a checkpoint is not that of the run that would resume it; train.steps may grow."""
-    old = flat_with_new_names(old, run_identity)
+    old = {k: v for k, v in flat_with_new_names(old, run_identity).items() if not _may_change(k)}
     if "env.suite" in new:  # episodes have their own filter, and this section at its defaults
         old = {**{k: v for k, v in new.items() if k.startswith("algorithm.filter.")}, **old}
     if "algorithm.filter.key" not in old:
@@ -106,6 +111,11 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
             "cannot resume: it would no longer be the same run. Changed since the checkpoint: "
             f"{'; '.join(changed)}. Restore them, or start a new run (name=...)"
         )
+
+
+def _may_change(key: str) -> bool:
+    """Of checkpoints that were written when it might not."""
+    return any(key == free or key.startswith(f"{free}.") for free in _MAY_CHANGE)
 
 
 def _longer(old: Any, new: Any) -> bool:

@@ -51,10 +51,12 @@ def build_optimizer(
 
 def load_adamw(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Continue from the state of an AdamW that may have used another kernel: this one's stays."""
-    kernels = [(group["fused"], group["foreach"]) for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, (fused, foreach) in zip(optimizer.param_groups, kernels, strict=True):
-        group["fused"], group["foreach"] = fused, foreach
+    # before loading: by the groups' kernels torch decides on which device each `step` has to be
+    groups = [
+        {**saved, "fused": ours["fused"], "foreach": ours["foreach"]}
+        for saved, ours in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def build_policy_optimizer(

@@ -27,7 +27,10 @@ from mmrl.tasks.browser.sites import Site
 __all__ = ["BrowserSettings", "Command", "Shown", "serve"]
 
 _ORIGIN = "http://127.0.0.1"
-_NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
+_NO_NETWORK = (
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+)
 # what moves by itself, and what shows where the mouse is, would make equal states look different
 _STILL = (
     "*, *::before, *::after { animation: none !important; transition: none !important; caret-color: transparent !important; }"
@@ -44,8 +47,27 @@ _TYPES = {
     ".woff": "font/woff",
     ".json": "application/json",
 }
+# A page has a clipboard of its own: a browser has one for all its pages. WebRTC would send datagrams past every rule.
+_ALONE = """(() => {
+  let held = "";
+  const chosen = () => {
+    const field = document.activeElement;
+    const from = field?.selectionStart, to = field?.selectionEnd;
+    return typeof from === "number" ? field.value.slice(from, to) : String(getSelection());
+  };
+  const take = (event) => { held = chosen(); event.preventDefault(); event.stopPropagation(); };
+  addEventListener("copy", take, true);
+  addEventListener("cut", (event) => { take(event); document.execCommand("delete"); }, true);
+  addEventListener("paste", (event) => { event.preventDefault(); document.execCommand("insertText", false, held); }, true);
+  addEventListener("mmrl-begin", () => { held = ""; getSelection().removeAllRanges(); scrollTo(0, 0); });
+  for (const name of ["RTCPeerConnection", "webkitRTCPeerConnection", "RTCDataChannel"]) delete window[name];
+})()"""
+_BEGIN = "() => dispatchEvent(new Event('mmrl-begin'))"
+_MOST_IDLE = 8  # pages that wait for the next episode of their kind
 _PARKED = (1, 1)  # of pixels beyond the shown part
 _CLOSE_S = 5.0
+_PARK_S = 2.0
+_START_S = 120.0
 _WAIT_S = 0.2  # that the action `wait` waits
 _SETTLE = (
     "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(null))))"
@@ -130,29 +152,46 @@ class _Browser:
     def __init__(self, settings: BrowserSettings, playwright: Any) -> None:
         self.settings, self.playwright = settings, playwright
         self.pages: dict[int, _Page] = {}
-        self.idle: dict[Site, list[_Page]] = {}
+        self.idle: list[_Page] = []  # the one that was given back first stands first
         self.turn = asyncio.Semaphore(settings.parallel)
         self._starting = asyncio.Lock()
         self.browser: Any = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start the browser, where none runs."""
+        """Start the browser, where none runs. One that ended and cannot be started again takes the process along: another one, with
+        a driver of its own, will take its place."""
         async with self._starting:
             if self.browser is not None and self.browser.is_connected():
                 return
+            again = self.browser is not None
             self.pages.clear()
             self.idle.clear()
-            self.browser = await self.playwright.chromium.launch(
-                executable_path=self.settings.program, args=[*self.settings.flags, _NO_NETWORK]
-            )
+            try:
+                self.browser = await asyncio.wait_for(self._launch(), _START_S)
+            except Exception:
+                if again:
+                    os._exit(1)
+                raise
+
+    async def _launch(self) -> Any:
+        return await self.playwright.chromium.launch(
+            executable_path=self.settings.program,
+            args=[*self.settings.flags, *_NO_NETWORK],
+            # what a signal to all processes means is decided by the run's own
+            handle_sigint=False,
+            handle_sigterm=False,
+            handle_sighup=False,
+        )
 
     async def open(self, number: int, site: Site, seed: str) -> Shown:
         """Begin an episode on page `number`."""
         await self.start()
-        waiting = self.idle.get(site)
-        opened = waiting.pop() if waiting else await self._new(site)
-        self.pages[number] = opened
+        waiting = next((p for p in self.idle if p.site == site and not p.crashed), None)
+        if waiting is not None:
+            self.idle.remove(waiting)
+        opened = self.pages[number] = waiting or await self._new(site)
+        await opened.page.evaluate(_BEGIN)
         opened.goal = str(await opened.page.evaluate(site.begin, seed))
         return await self._look(opened)
 
@@ -163,25 +202,37 @@ class _Browser:
             device_scale_factor=1,
             accept_downloads=False,
         )
-        await context.route("**/*", lambda route: _give(route, site.folder))
-        page = await context.new_page()
-        opened = _Page(site, context, page)
-        page.on("dialog", lambda dialog: asyncio.ensure_future(_quietly(dialog.dismiss())))
-        page.on("crash", lambda _: setattr(opened, "crashed", True))
-        context.on("page", lambda other: asyncio.ensure_future(_quietly(other.close())))
-        await page.goto(f"{_ORIGIN}/{site.file}")
-        await page.add_style_tag(content=_STILL)
+        opened = _Page(site, context, None)
+        try:
+            await context.route("**/*", lambda route: _give(route, site.folder))
+            await context.add_init_script(_ALONE)
+            opened.page = page = await context.new_page()
+            page.on("dialog", lambda dialog: asyncio.ensure_future(_quietly(dialog.dismiss())))
+            page.on("crash", lambda _: setattr(opened, "crashed", True))
+            context.on("page", lambda other: asyncio.ensure_future(_quietly(other.close())))
+            await page.goto(f"{_ORIGIN}/{site.file}")
+            await page.add_style_tag(content=_STILL)
+        except (
+            BaseException
+        ):  # cancelled, too: a page that hangs while it loads belongs to nobody yet
+            self.drop(opened)
+            raise
         return opened
+
+    def _page(self, number: int) -> _Page:
+        if number not in self.pages:
+            raise RuntimeError("the page is no longer open: its browser ended")
+        return self.pages[number]
 
     async def act(self, number: int, command: Command) -> Shown:
         """Do one action, and look."""
-        opened = self.pages[number]
+        opened = self._page(number)
         acted = await _do(opened, command)
         return await self._look(opened, acted)
 
     async def elements(self, number: int) -> list[dict[str, Any]]:
         """What can be seen and pointed at: tag, role, name, text, value, checked, and box in pixels."""
-        opened = self.pages[number]
+        opened = self._page(number)
         found = await opened.page.evaluate(_ELEMENTS, list(opened.site.size))
         return list(found[:_MOST_ELEMENTS])
 
@@ -205,13 +256,21 @@ class _Browser:
         if opened is None:
             return
         usable = not opened.crashed and opened.page.url == f"{_ORIGIN}/{opened.site.file}"
-        if usable and self.browser is not None and self.browser.is_connected():
-            with contextlib.suppress(Exception):
-                width, height = opened.site.viewport
-                await opened.page.mouse.move(width - _PARKED[0], height - _PARKED[1])
-                self.idle.setdefault(opened.site, []).append(opened)
-                return
-        self.drop(opened)
+        try:
+            if not usable or not self.browser.is_connected():
+                raise RuntimeError("not to be used again")
+            width, height = opened.site.viewport
+            parked = opened.page.mouse.move(width - _PARKED[0], height - _PARKED[1])
+            await asyncio.wait_for(parked, _PARK_S)
+        except BaseException as error:
+            self.drop(opened)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self.idle.append(opened)
+            for oldest in self.idle[:-_MOST_IDLE]:
+                self.idle.remove(oldest)
+                self.drop(oldest)
 
     def lose(self, number: int) -> None:
         """The page hangs or has crashed: close it without waiting."""
@@ -314,8 +373,6 @@ async def _answer(browser: _Browser, connection: Connection, message: tuple[Any,
         why = (
             f"the page did not answer within {limit_s:g} s"
             if isinstance(error, (TimeoutError, asyncio.TimeoutError))
-            else "the page is no longer open: its browser died"
-            if isinstance(error, KeyError)
             else " ".join(str(error).split())[:300] or type(error).__name__
         )
         browser.lose(page)
@@ -342,7 +399,7 @@ async def _serve(connection: Connection, settings: BrowserSettings) -> None:
         try:
             await browser.start()
         except Exception as error:
-            connection.send(f"Chromium does not start: {' '.join(str(error).split())[:400]}")
+            connection.send(f"cannot start Chromium: {' '.join(str(error).split())[:400]}")
             return
         connection.send(None)
         threading.Thread(target=read, daemon=True, name="requests").start()

@@ -1,8 +1,8 @@
 """One episode on a page as an environment: the policy sees the page, acts, and sees what came of it.
 
-The reward is the page's own: 1 where its goal is reached. With `milestones` that share of it is paid on the way, for what the page
-says is reached of a goal of several steps. An answer that is no action changes nothing: the policy is told why, and the turn
-counts.
+The reward is the page's own: 1 where its goal is reached, which is a success, a part of 1 where the page pays parts. With
+`milestones` that share of it is paid on the way, for what the page says is reached of a goal of several steps. An answer that is no
+action changes nothing: the policy is told why, and the turn counts.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BrowserEnvironment(Environment):
         self.idle += not shown.acted
         reward = self._paid(shown)
         if shown.done:
-            return Outcome(reward=reward, terminated=True, info=self._info(shown.reward > 0))
+            return Outcome(reward=reward, terminated=True, info=self._info(shown.reward >= 1))
         words = "" if shown.acted else "That could not be done here."
         return Outcome(
             Observation(_user(words, picture=True), [_pixels(shown)]),
@@ -97,7 +97,7 @@ class BrowserEnvironment(Environment):
     def _paid(self, shown: Shown) -> float:
         gained = max(0.0, min(shown.progress, 1.0) - self.progress)
         self.progress += gained
-        won = float(shown.done and shown.reward > 0)
+        won = max(0.0, min(shown.reward, 1.0)) if shown.done else 0.0
         return self.rules.milestones * gained + (1.0 - self.rules.milestones) * won
 
     def _info(self, won: bool = False) -> dict[str, float]:

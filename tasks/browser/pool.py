@@ -103,7 +103,7 @@ class _Host:
 
 
 class Page:
-    """A page with one episode on it, of the thread that opened it."""
+    """A page with one episode on it: one question at a time."""
 
     def __init__(self, host: _Host, number: int) -> None:
         self._host, self._number, self._open = host, number, True

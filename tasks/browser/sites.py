@@ -5,8 +5,8 @@
 
 A page is a file below its folder, which the browser is given as http://127.0.0.1/...: nothing listens there, and nothing else can
 be reached. It is begun by one JavaScript function of a seed, which returns the goal in words, and judged by another one, which
-returns {done, reward, progress}: `reward` above 0 for the goal reached, `progress` in [0, 1] for pages of several steps. The same
-seed gives the same page, pixel by pixel.
+returns {done, reward, progress}: `reward` 1 for the goal reached, less for a part of it, `progress` in [0, 1] for pages of several
+steps. The same seed gives the same page, pixel by pixel.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OWN = Path(__file__).resolve().parent / "sites"
 """Folder of our own pages."""
 _OWN_SIZE = (224, 224)
 _MINIWOB_SIZE = (160, 210)
-# The reward decays with the clock and the default limit is ten seconds: both are for people. The limit is lifted, and the raw
-# reward counts. What a page has focused by itself looks focused in the window in front only: nothing is, at first. Goals of the
-# natural-language tasks are objects with the words in them.
+# The reward decays with the clock and the default limit is ten seconds: both are for people. The limit becomes 23 days, and the raw
+# reward counts, of which some pages give a part for a part of the goal. What a page has focused by itself looks focused in the
+# window in front only: nothing is, at first. Goals of the natural-language tasks are objects with the words in them.
 _MINIWOB_BEGIN = """async (seed) => {
   if (document.activeElement) document.activeElement.blur();
   Math.seedrandom(seed);
-  core.EPISODE_MAX_TIME = 1e6;
+  core.EPISODE_MAX_TIME = 2e9;
   core.startEpisodeReal();
   const until = performance.now() + 5000;
   while (!WOB_TASK_READY && performance.now() < until) await new Promise((r) => setTimeout(r, 10));
@@ -41,7 +41,7 @@ _MINIWOB_BEGIN = """async (seed) => {
 }"""
 _MINIWOB_JUDGE = """() => ({
   done: WOB_DONE_GLOBAL, reward: WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : 0,
-  progress: WOB_DONE_GLOBAL && WOB_RAW_REWARD_GLOBAL > 0 ? 1 : 0,
+  progress: WOB_DONE_GLOBAL ? Math.max(0, Math.min(1, WOB_RAW_REWARD_GLOBAL)) : 0,
 })"""
 _OWN_BEGIN = "(seed) => { if (document.activeElement) document.activeElement.blur(); return site.begin(seed); }"
 _OWN_JUDGE = "() => site.judge()"

@@ -32,7 +32,7 @@ def test_it_lies_in_the_run_and_names_data_and_step(run):
 def test_no_result_is_overwritten(run):
     checkpoint = str(run / "checkpoints" / "best")
     for _ in range(3):
-        evaluation_folder(checkpoint, "val").mkdir(parents=True)
+        evaluation_folder(checkpoint, "val")
     assert sorted(p.name for p in (run / "eval").iterdir()) == [
         "val@step_000040",
         "val@step_000040-2",

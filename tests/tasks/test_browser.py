@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,57 @@ def test_a_page_that_is_used_again_is_as_new(browsers, _):
         page, second = browsers.open(find_site(kind), 3)
         assert np.array_equal(pixels(first), pixels(second)), kind
         page.close()
+
+
+@browser
+def test_pages_do_not_know_of_each_other(browsers, _):
+    """What is selected, copied or scrolled on one page is neither on the next episode's nor on the neighbour's."""
+    first, before = browsers.open(find_site("own/form"), 3)
+    second, _shown = browsers.open(find_site("own/form"), 4)
+    field = next(e for e in first.elements() if e["name"] == "name")["box"]
+    spot = ((field[0] + field[2]) / 2, (field[1] + field[3]) / 2)
+    first.act(Command("type", spot, text="secret"))
+    for keys in ("Control+a", "Control+c"):
+        first.act(Command("press", text=keys))
+    there = next(e for e in second.elements() if e["name"] == "name")["box"]
+    second.act(Command("click", ((there[0] + there[2]) / 2, (there[1] + there[3]) / 2)))
+    second.act(Command("press", text="Control+v"))
+    assert all(e["value"] != "secret" for e in second.elements())
+    # its own clipboard is as it should be
+    first.act(Command("press", text="ArrowRight"))
+    first.act(Command("press", text="Control+v"))
+    assert any(e["value"] == "secretsecret" for e in first.elements())
+    first.act(Command("press", text="Control+a"))
+    first.close()
+    again, after = browsers.open(find_site("own/form"), 3)
+    assert np.array_equal(pixels(after), pixels(before))
+    for page in (again, second):
+        page.close()
+
+
+@browser
+def test_a_part_of_a_goal_is_no_success(_):
+    """Submitting at once is right on some pages of click-checkboxes-soft, and a part is paid on others."""
+    environment = Browser().environment(Template("t", CoordFrame.ABS_ORIG, ""))
+    kind, found = "miniwob/find-greatest", []
+    for seed in range(6):
+        environment = Browser(actions="point", max_turns=2).environment(environment.template)
+        try:
+            environment.reset(
+                Sample("1", "browser", "browser", kind, None, params={"kind": kind, "seed": seed}),
+                0,
+            )
+            environment.shown([ImageSize((160, 210), (160, 210))])
+            environment.step(said("[30, 100]"))
+            submit = next(e for e in environment.page.elements() if e["text"] == "Submit")["box"]
+            outcome = environment.step(
+                said(json.dumps([(submit[0] + submit[2]) / 2, (submit[1] + submit[3]) / 2]))
+            )
+            found.append((outcome.reward, outcome.info["success"]))
+        finally:
+            environment.close()
+    assert all((reward == 1) == (success == 1) for reward, success in found), found
+    assert any(0 < reward < 1 for reward, _success in found), found
 
 
 @browser
@@ -205,6 +257,18 @@ def test_killed_browsers_are_replaced_and_leave_nothing(tmp_path, _):
         page.close()
         page, shown = browsers.open(find_site("own/menu"), 1)
         assert shown.goal.startswith("Choose")
+        # the browser's driver, which the process cannot replace: another process takes its place
+        page.close()
+        for child in psutil.Process(browsers._hosts[0].worker.pid).children():
+            child.kill()
+        for _attempt in range(20):
+            try:
+                page, shown = browsers.open(find_site("own/menu"), 1)
+                break
+            except PageLost:
+                time.sleep(0.2)
+        assert shown.goal.startswith("Choose")
+        process = psutil.Process(browsers._hosts[0].worker.pid)
         # the process of the browser: another one is started
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(PageLost, match="ended"):

@@ -48,3 +48,18 @@ def test_a_state_of_the_other_kernel_is_continued_with_ones_own(fused: bool | No
         optimizer.step()
     for a, (_, b) in zip(model.parameters(), named, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("fused", [True, None])
+def test_a_state_from_another_device_lies_where_the_kernel_reads_it(fused: bool | None) -> None:
+    """The fused kernel reads `step` on the parameters' device; a CPU run's state has it in host memory."""
+    _model, theirs = steps_of(None)
+    shape = next(iter(theirs.state))
+    other = torch.nn.Parameter(torch.empty_like(shape, device="meta"))
+    alone = torch.optim.AdamW([torch.nn.Parameter(shape.detach().clone())])
+    alone.param_groups[0]["params"][0].grad = torch.ones_like(shape)
+    alone.step()
+    ours = torch.optim.AdamW([other], fused=fused)
+    load_adamw(ours, copy.deepcopy(alone.state_dict()))
+    assert ours.state[other]["exp_avg"].device.type == "meta"
+    assert ours.state[other]["step"].device.type == ("meta" if fused else "cpu")

@@ -1,0 +1,17 @@
+"""A run whose checkpoint was written before a key existed can be resumed: the key has a value that means what held then."""
+
+import json
+from pathlib import Path
+
+from mmrl.config import load_config
+from mmrl.training.identity import check_identity, run_identity
+
+# scripts: run_identity of load_config(None, THESE) at that commit
+BEFORE = Path(__file__).parent / "identity_6dd7341.json"
+THESE = ["model.path=x", "data.train=[{task: grounding, path: a}]"]
+
+
+def test_new_keys_keep_old_checkpoints():
+    """Fails when a key is added that neither may change nor has a value for runs of before (mmrl/training/identity.py)."""
+    now = run_identity(load_config(None, THESE).model_dump(mode="json"))
+    check_identity(json.loads(BEFORE.read_text()), now)
