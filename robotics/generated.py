@@ -106,6 +106,10 @@ class EpisodeLedger:
                 point[step, place] = max(attempt + 1, point.get((step, place)) or 0)
         return point | dict.fromkeys(self._closed)
 
+    def ended(self, step: int) -> bool:
+        """See Ledger: a step that is opened again finds its places closed."""
+        return False
+
     def forget(self, step: int) -> None:
         """`step` begins: those before it are not asked for again."""
         self._closed = {key for key in self._closed if key[0] >= step}

@@ -65,6 +65,13 @@ class SharedWeights:
         self._memory = torch.frombuffer(mmap.mmap(self._descriptor, self.nbytes), dtype=torch.uint8)
         self._header = self._memory[:16].view(torch.int64)
 
+    def close(self) -> None:
+        """Give the memory back, once the process that reads it has no more use for it. May be called more than once."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._memory = self._header = torch.empty(0)
+
     def __getstate__(self) -> dict[str, Any]:
         # only for a process that is being started, which inherits the file
         popen = get_spawning_popen()
@@ -76,6 +83,8 @@ class SharedWeights:
         self._descriptor = state.pop("_file").detach()
         self.__dict__.update(state)
         self._map()
+        os.close(self._descriptor)  # the mapping holds the file
+        self._descriptor = -1
 
     @property
     def version(self) -> int:

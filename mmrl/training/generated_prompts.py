@@ -112,6 +112,10 @@ class PromptLedger:
         """See Ledger."""
         return _Point(self._behind, {k: g for k, g in self._groups.items() if k[0] > self._ended})
 
+    def ended(self, step: int) -> bool:
+        """See Ledger. Its places have arrived with its state; some may wait to be polled."""
+        return step <= self._ended
+
     def forget(self, step: int) -> None:
         """`step` begins: groups of those before it are not asked for again."""
         self._groups = {k: g for k, g in self._groups.items() if k[0] >= step}

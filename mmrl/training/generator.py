@@ -104,6 +104,7 @@ class Generator:
         worker, self.worker = self.worker, None
         if worker is None:
             return
+        self.weights.close()
         # at work it would end only after that
         if self.opened or not worker.ready:
             worker.kill()
@@ -218,7 +219,9 @@ class Generator:
         self._start()
         self._tell(Order("weights", self.version))
         for step in self.opened:
-            self._tell(Order("open", step))
+            # what arrived during an evaluation may be a whole step that was not polled yet
+            if not self.ledger.ended(step):
+                self._tell(Order("open", step))
         if self._evaluation is not None:
             self._tell(self._evaluation)
 

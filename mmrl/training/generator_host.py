@@ -168,6 +168,10 @@ def _send(connection: Connection, outbox: queue.SimpleQueue[Any]) -> None:
             connection.send(message)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(1)  # the trainer is gone: nobody to roll out for
+        except Exception as error:  # what cannot be pickled, such as an object in a reward's detail
+            with suppress(OSError):
+                connection.send(Failed(_portable(error)))
+            os._exit(1)
 
 
 class _Host:

@@ -70,6 +70,9 @@ class Ledger(Protocol):
         """For `HostedWork.resume` of another process, which takes the place of a lost one: nothing that is known here is made
         again."""
 
+    def ended(self, step: int) -> bool:
+        """Whether `resume_point` lies behind the step: it is not opened again."""
+
 
 class RolloutSource(Protocol):
     """The rollouts of a run. Made of its configuration and the processes it runs in, before a model is loaded: what cannot work
