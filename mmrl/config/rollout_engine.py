@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from mmrl.config.run import RunConfig
 
 __all__ = [
+    "ALLOCATOR_VARIABLES",
+    "EXPANDABLE",
     "VLLM_FAMILIES",
     "VLLM_RELEASE",
     "VLLM_TEMPERATURES",
@@ -39,6 +42,10 @@ VLLM_RELEASE = "0.32"
 """Its ready-made inputs go to internals of vLLM, which each release moves (see the extra `vllm` in pyproject.toml)."""
 VLLM_TEMPERATURES = (0.01, 2.0)
 """What vLLM samples at."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where torch's CUDA allocator reads its settings."""
+EXPANDABLE = "expandable_segments:True"
+"""The setting under which torch refuses the memory pool of vLLM's sleep mode."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,10 @@ def rollout_engine(config: RunConfig, kind: Literal["cuda", "cpu"]) -> RolloutCh
         return RolloutChoice(chosen, f"engine.rollout: {chosen}")
     if config.engine.vllm.mode == "server":
         return RolloutChoice("vllm", "engine.vllm.mode: server")
+    generator = config.engine.generator
+    if generator.kind == "process" and generator.device is not None:
+        # it is the one that samples; the trainer's own device does not
+        kind = "cuda" if generator.device.startswith("cuda") else "cpu"
     if kind != "cuda":
         return RolloutChoice("own", "the run is not on a GPU")
     against = _against_settings(config) or _against_model(config) or _against_installed()
@@ -73,13 +84,20 @@ def with_choice(config: C, choice: RolloutChoice) -> C:
 
 
 def _against_settings(config: RunConfig) -> str:
-    """What of the run's own settings vLLM cannot do; '' for nothing."""
+    """What of the run's own settings, and of torch's allocator in the environment, vLLM cannot do; '' for nothing."""
     r, ray = config.rollout, config.engine.ray
     low, high = VLLM_TEMPERATURES
     if not config.samples_text:
         return "a policy that acts decides by its own forward pass"
     if config.engine.cuda_graphs is not None:
         return "engine.cuda_graphs is of mmrl's own engine"
+    allocator = (os.environ.get(name, "") for name in ALLOCATOR_VARIABLES)
+    if (
+        config.engine.vllm.sleep
+        and not ray.rollout_actors  # they do not sleep
+        and any(EXPANDABLE in words for words in allocator)
+    ):
+        return f"vLLM's sleep mode (engine.vllm.sleep) cannot be had with torch's allocator set to {EXPANDABLE}"
     if r.top_p < 1 or r.top_k > 0:
         return (
             f"rollout.top_p {r.top_p:g} and top_k {r.top_k} are sampled by mmrl's own engine alone"

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmrl.config.rollout_engine import VLLM_FAMILIES
+from mmrl.config.rollout_engine import ALLOCATOR_VARIABLES, EXPANDABLE, VLLM_FAMILIES
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError, install_command
 from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
@@ -215,11 +215,10 @@ class VLLMBackend:
 
     def _check_allocator(self) -> None:
         """Raises ConfigError for an allocator of torch's under which vLLM cannot give its memory back."""
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        found = next((n for n in names if "expandable_segments:True" in os.environ.get(n, "")), "")
+        found = next((n for n in ALLOCATOR_VARIABLES if EXPANDABLE in os.environ.get(n, "")), "")
         if found and self._sleeps:
             raise ConfigError(
-                f"expected {found} without expandable_segments:True where engine.vllm.sleep is true, found "
+                f"expected {found} without {EXPANDABLE} where engine.vllm.sleep is true, found "
                 f"'{os.environ[found]}': vLLM's sleep mode has a memory pool of its own, which torch refuses with them; "
                 "remove it, or set engine.vllm.sleep: false"
             )

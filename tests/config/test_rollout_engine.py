@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -109,6 +110,32 @@ def test_a_policy_that_acts_has_no_engine_to_choose() -> None:
     assert with_choice(config, choice) is config
     old = EmbodiedConfig.model_validate({"engine": {"rollout": "own"}})
     assert old.engine.rollout == "own", "the config.yaml of a run that was made before"
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_auto_knows_what_sleep_mode_is_refused_under(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why(*overrides: str) -> str:
+        config = load_config(None, [f"model.path={tiny_folder()}", *overrides])
+        return rollout_engine(config, "cuda").why
+
+    monkeypatch.setenv(variable, "max_split_size_mb:64,expandable_segments:True")
+    assert "sleep mode (engine.vllm.sleep)" in why()
+    assert "sleep mode" not in why("engine.vllm.sleep=false")
+    monkeypatch.setenv(variable, "expandable_segments:False")
+    assert "sleep mode" not in why()
+
+
+def test_auto_decides_for_the_device_of_a_generator_process() -> None:
+    def why(device: str, kind: Literal["cuda", "cpu"]) -> str:
+        given = ["engine.generator.kind=process", f"engine.generator.device={device}"]
+        config = load_config(None, [f"model.path={tiny_folder()}", *given])
+        return rollout_engine(config, kind).why
+
+    assert why("cpu", "cuda") == "the run is not on a GPU"
+    assert "not on a GPU" not in why("cuda:1", "cpu")
+    assert "not on a GPU" not in why("null", "cuda")
 
 
 @pytest.mark.parametrize("graphs", ["true", "false"])
