@@ -47,8 +47,9 @@ class VLLMConfig(_Section):
     """GPUs that one server's engine is spread over, for a model that one cannot hold (mode server; `mmrl rollout-server` starts a
     process for each). Above 1 compare_weights must be false."""
     transfer: Literal["auto", "nccl", "gloo", "shared_memory", "http"] = "auto"
-    """How weights reach a server. auto: nccl where both sides compute on GPUs of their own, shared_memory on one host, else http,
-    in the bodies of requests. gloo and nccl: a process group of the main process and the server, which reaches it at any port."""
+    """How weights reach a server. auto: nccl where both sides compute on GPUs of their own (not to an https address: it is not
+    encrypted), shared_memory on one host, else http, in the bodies of requests. gloo and nccl: a process group of the main process
+    and the server, which reaches it at any port. Another value than auto is that way or an error."""
     memory: float = Field(0.45, gt=0, lt=1)
     """Share of the GPU's memory that vLLM may hold (colocated or in a Ray actor; a server has --memory)."""
     kv_cache_gib: float = Field(1.0, gt=0)

@@ -23,16 +23,13 @@ from mmrl.errors import ConfigError, MismatchError, RolloutError
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling
 from mmrl.rollout.vllm_wire import dump, dump_prompts
 from mmrl.rollout.weight_sender import Piece, WeightSender, address_towards, pieces
+from mmrl.rollout.weight_transfer import ServerGone
 
 __all__ = ["ServerGone", "VLLMClient"]
 
 _ERRORS = {"ConfigError": ConfigError, "MismatchError": MismatchError}
 _PAUSE_S = 0.5  # between two tries while the server starts
 _GLANCE_S = 5.0  # for a server that was lost to say that it is back
-
-
-class ServerGone(RolloutError):
-    """A rollout server does not answer, or was started again and has no weights: another one may."""
 
 
 class VLLMClient:

@@ -223,6 +223,9 @@ class RolloutServer:
         with self._lock:
             if document["first"]:
                 self._abandon()
+                # started again, or a sync failed: no other run has been here
+                if document["base"] and not self.loaded:
+                    raise _NoWeights
                 # the others come on top of weights that are no longer here
                 if document["base"] not in ("", self.loaded):
                     raise _Elsewhere

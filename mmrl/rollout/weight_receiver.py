@@ -19,6 +19,7 @@ from mmrl.rollout.weight_transfer import Channel, NoTransfer, Segment
 
 __all__ = ["Transfers", "gpu_id"]
 
+_JOIN_S = 15.0  # to reach the run's port: behind a firewall this is how long it takes to say so
 _PATIENCE_S = 600.0  # for the run to join a group and to send a piece
 
 
@@ -48,22 +49,27 @@ class Transfers:
         return {}
 
     def _join(self, document: Any) -> None:
-        kind, name, address, port = (document.get(k) for k in ("kind", "name", "address", "port"))
-        if kind not in ("nccl", "gloo") or not (
-            isinstance(name, str) and isinstance(address, str) and type(port) is int
+        kind, port = document.get("kind"), document.get("port")
+        name, address, secret = words = [document.get(k) for k in ("name", "address", "secret")]
+        if (
+            kind not in ("nccl", "gloo")
+            or not all(isinstance(word, str) and word for word in words)
+            or type(port) is not int
         ):
             raise MalformedError(
-                "expected kind shared_memory, nccl or gloo with the name, address and port of a run, found something else"
+                "expected kind shared_memory, nccl or gloo with the name, address, port and secret of a run, found something else"
             )
         if kind == "nccl" and not torch.cuda.is_available():
             raise NoTransfer("the server has no GPU")
         try:
             dist: Any = torch.distributed
-            store = dist.TCPStore(
-                address, port, 2, False, timedelta(seconds=_PATIENCE_S), wait_for_workers=False
+            reached = dist.TCPStore(
+                address, port, 2, False, timedelta(seconds=_JOIN_S), wait_for_workers=False
             )
+            reached.set_timeout(timedelta(seconds=_PATIENCE_S))
+            store = dist.PrefixStore(secret, reached)
             store.set("joining", "1")
-            self._open[name] = Channel(kind, store, 1, _PATIENCE_S)
+            self._open[name] = Channel(kind, store, 1, _PATIENCE_S, torch.device("cuda", 0))
         except RuntimeError as error:
             raise NoTransfer(f"the server cannot join {address}:{port}: {error}") from error
 
@@ -82,8 +88,7 @@ class Transfers:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             found = way.take(layout, document.get("checksum"), device)
         else:
-            way.announce(str(document.get("piece")))
-            found = way.take(layout, self._limit)
+            found = way.take(layout, self._limit, str(document.get("piece")))
         if document["last"] and isinstance(way, Segment):
             self.close()  # the run gives its memory back, too
         return [(each["name"], found[each["name"]]) for each in layout]

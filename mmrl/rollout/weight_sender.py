@@ -5,18 +5,20 @@
         held = sender.send(piece)
 
 `auto`: NCCL where both sides compute on GPUs of their own, shared memory where they are on one host, else the bodies of requests.
+A broadcast is not encrypted: where the server's address begins with https `auto` does not take it.
 The first two cost a copy, the last makes the weights into a file and reads it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -26,7 +28,14 @@ import torch
 
 from mmrl.errors import ConfigError
 from mmrl.rollout.vllm_wire import chunks, dump
-from mmrl.rollout.weight_transfer import Channel, NoTransfer, Segment, host_id, layout_of
+from mmrl.rollout.weight_transfer import (
+    Channel,
+    NoTransfer,
+    Segment,
+    ServerGone,
+    host_id,
+    layout_of,
+)
 
 __all__ = ["Piece", "Post", "TransferKind", "WeightSender", "address_towards", "pieces"]
 
@@ -34,6 +43,7 @@ TransferKind = Literal["auto", "nccl", "gloo", "shared_memory", "http"]
 
 _CHUNK_BYTES = 64 << 20
 _POLL_S = 0.002
+_GLANCE_S = 5.0  # for the server to say why a broadcast broke off
 _log = logging.getLogger(__name__)
 
 
@@ -119,30 +129,45 @@ class WeightSender:
             found.close()
 
     def _open(self, piece: Piece) -> Any:
-        refused: list[str] = []
-        there = self._client.health()
-        for kind in [self._kind] if self._kind != "auto" else _fitting(there, piece.group):
+        there, url = self._client.health(), self._client.url
+        auto = self._kind == "auto"
+        kinds: list[Any] = _fitting(there, piece.group, url) if auto else [self._kind]
+        for kind in kinds:
             try:
                 if kind == "http":
                     return _Http()
                 if kind == "shared_memory":
                     _check_host(there)
-                    return _Shared()
-                return _Broadcast(kind, self._client, self._timeout_s)
+                    return _Shared(only=not auto)
+                return _Broadcast(kind, self._client, self._timeout_s, _gpu_of(piece.group))
             except NoTransfer as error:
-                refused.append(str(error))
-        raise ConfigError(
-            f"engine.vllm.transfer {self._kind}: the rollout server {self._client.url} cannot be sent weights that way "
-            f"({'; '.join(refused)}); set engine.vllm.transfer: auto"
-        )
+                if not auto:
+                    raise _refusal(kind, url, error) from error
+                _log.warning("weights do not go to %s by %s: %s", url, kind, error)
+        raise AssertionError("http is never refused")
 
 
-def _fitting(there: dict[str, Any], group: Sequence[tuple[str, torch.Tensor]]) -> list[Any]:
+def _refusal(kind: str, url: str, why: Exception) -> ConfigError:
+    return ConfigError(
+        f"engine.vllm.transfer {kind}: the rollout server {url} cannot be sent weights that way ({why}); "
+        "set engine.vllm.transfer: auto"
+    )
+
+
+def _gpu_of(group: Sequence[tuple[str, torch.Tensor]]) -> torch.device:
+    """Where the weights lie; the first GPU for weights of a CPU."""
+    return next((t.device for _, t in group if t.device.type == "cuda"), torch.device("cuda", 0))
+
+
+def _fitting(
+    there: dict[str, Any], group: Sequence[tuple[str, torch.Tensor]], url: str
+) -> list[Any]:
     """Ways to send in the order to try them."""
     cuda = [t.device for _, t in group if t.device.type == "cuda"]
     found: list[Any] = []
+    plain = not url.startswith("https:")
     # NCCL refuses two processes on one GPU
-    if cuda and there.get("gpu") and there["gpu"] != _gpu_id(cuda[0]):
+    if plain and cuda and there.get("gpu") and there["gpu"] != _gpu_id(cuda[0]):
         found.append("nccl")
     if there.get("host") and there["host"] == host_id():
         found.append("shared_memory")
@@ -178,7 +203,8 @@ class _Shared:
 
     kind = "shared_memory"
 
-    def __init__(self) -> None:
+    def __init__(self, *, only: bool) -> None:
+        self._only = only  # whether there is no other way to fall back to
         self._segment: Segment | None = None
         self._plain: _Http | None = None  # where the server does not find segments
 
@@ -188,6 +214,8 @@ class _Shared:
             try:
                 segment = self._room(client, size)
             except NoTransfer as error:
+                if self._only:
+                    raise _refusal(self.kind, client.url, error) from error
                 _log.warning("weights go in the bodies of requests from here on: %s", error)
                 self._plain = _Http()
             else:
@@ -235,34 +263,53 @@ class _Shared:
 class _Broadcast:
     """Over a process group of this run's main process and the server."""
 
-    def __init__(self, kind: Literal["nccl", "gloo"], client: Post, timeout_s: float) -> None:
-        self.kind, self._calls = kind, ThreadPoolExecutor(1, thread_name_prefix="weights")
+    def __init__(
+        self,
+        kind: Literal["nccl", "gloo"],
+        client: Post,
+        timeout_s: float,
+        device: torch.device,
+    ) -> None:
+        self.kind, self._channel, self._name = kind, None, secrets.token_hex(8)
         if kind == "nccl" and not (
             torch.cuda.is_available() and torch.distributed.is_nccl_available()
         ):
             raise NoTransfer("this side has no GPU, or a torch without NCCL")
-        patience = timedelta(seconds=timeout_s)
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="weights")
         try:
-            dist: Any = torch.distributed
-            self._store = dist.TCPStore("0.0.0.0", 0, 2, True, patience, wait_for_workers=False)
-        except RuntimeError as error:
-            raise NoTransfer(f"no port for a process group: {error}") from error
+            self._channel = self._joined(client, timeout_s, device)
+        except BaseException:
+            self.close()
+            raise
+
+    _channel: Channel | None
+
+    def _joined(self, client: Post, timeout_s: float, device: torch.device) -> Channel:
+        address, secret = client.own_address(), secrets.token_hex(32)
+        served = _store_at(address, timeout_s)
+        dist: Any = torch.distributed
+        store = dist.PrefixStore(secret, served)
         document = {
-            "kind": kind,
-            "address": client.own_address(),
-            "port": self._store.port,
-            "name": secrets.token_hex(8),
+            "kind": self.kind,
+            "address": address,
+            "port": served.port,
+            "name": self._name,
+            "secret": secret,
         }
         joining = self._calls.submit(client.post, "/transfer", dump(document, {}))
-        while not joining.done() and not self._store.check(["joining"]):
+        while not joining.done() and not store.check(["joining"]):
             time.sleep(_POLL_S)
         if joining.done() and "refused" in joining.result():
             raise NoTransfer(joining.result()["refused"])
-        self._name = document["name"]
-        self._channel = Channel(kind, self._store, 0, timeout_s)
+        try:
+            channel = Channel(self.kind, store, 0, timeout_s, device)
+        except RuntimeError as error:
+            raise _broken(client.url, joining, error) from error
         joining.result()
+        return channel
 
     def send(self, client: Post, piece: Piece) -> Any:
+        assert self._channel is not None, "closed"
         layout, _ = piece.layout
         answer = self._calls.submit(
             client.post, "/weights", piece.head(channel=self._name, piece=piece.name)
@@ -270,7 +317,10 @@ class _Broadcast:
         while not answer.done() and not self._channel.announced(piece.name):
             time.sleep(_POLL_S)
         if not answer.done():
-            self._channel.send(layout, piece.group)
+            try:
+                self._channel.send(layout, piece.group)
+            except RuntimeError as error:
+                raise _broken(client.url, answer, error) from error
         return answer.result()
 
     def rest(self) -> None:
@@ -278,12 +328,53 @@ class _Broadcast:
 
     def close(self) -> None:
         """Leave the group."""
-        self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
         self._calls.shutdown(wait=False)
 
 
+def _store_at(address: str, timeout_s: float) -> Any:
+    """A store that listens at this address alone, where torch's own would at all of the machine's. Raises NoTransfer."""
+    dist: Any = torch.distributed
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, 0), family=family) as listening:
+            port, handle = listening.getsockname()[1], listening.detach()
+        return dist.TCPStore(
+            address,
+            port,
+            2,
+            True,
+            timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=handle,
+        )
+    except (OSError, RuntimeError) as error:
+        raise NoTransfer(f"no port for a process group at {address}: {error}") from error
+
+
+def _broken(url: str, answer: Future[Any], error: Exception) -> Exception:
+    """What to raise for a broadcast that broke off: what the server says, or that it is gone."""
+    with contextlib.suppress(TimeoutError):
+        said = answer.exception(_GLANCE_S)
+        if isinstance(said, Exception):
+            return said
+    return ServerGone(
+        f"the broadcast of the weights to the rollout server {url} broke off ({error}); look at its log, start it "
+        "again if it is gone, then resume the run"
+    )
+
+
 def address_towards(host: str, port: int) -> str:
-    """The address of this machine that packets to another one leave from."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect((host, port or 80))
-        return str(sock.getsockname()[0])
+    """The address of this machine that packets to another one leave from, of IPv4 or IPv6 as the other's is. Raises OSError."""
+    found = socket.getaddrinfo(host, port or 80, type=socket.SOCK_DGRAM)
+    for place, (family, kind, protocol, _, there) in enumerate(found):
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.connect(there)
+                return str(sock.getsockname()[0])
+        except OSError:
+            if place == len(found) - 1:
+                raise
+    raise OSError(f"no address of {host}")

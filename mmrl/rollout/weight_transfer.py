@@ -6,9 +6,11 @@
 
     channel = Channel("nccl", store, rank, timeout_s)  # or gloo: tensors go over it in the order of a layout
 
-What is sent over HTTP is the layout alone. A segment is unlinked as soon as the server has opened it, so that nothing is left
-behind whoever is killed; on another host, or in a container with a /dev/shm of its own, it is not found, and the run sends weights
-in the bodies of its requests. Whether all arrived is judged behind the transfer, too: digests of everything that vLLM holds.
+What is sent over HTTP is the layout alone. A segment is unlinked as soon as the server has opened it, so that it goes with the two
+processes, however they end; that of a run killed between making it and the server's answer stays in /dev/shm as
+mmrl-<32 digits> until somebody removes it. On another host, or in a container with a /dev/shm of its own, it is not found, and the
+run sends weights in the bodies of its requests. Whether all arrived is judged behind the transfer, too: digests of everything that
+vLLM holds.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch
 from mmrl.errors import RolloutError
 from mmrl.rollout.vllm_wire import MalformedError
 
-__all__ = ["Channel", "NoTransfer", "Segment", "host_id", "layout_of"]
+__all__ = ["Channel", "NoTransfer", "Segment", "ServerGone", "host_id", "layout_of"]
 
 Layout = list[dict[str, Any]]
 
@@ -42,6 +44,10 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloa
 
 class NoTransfer(RolloutError):
     """This way of sending weights is not open between the two sides; another one may be."""
+
+
+class ServerGone(RolloutError):
+    """A rollout server does not answer, or was started again and has no weights: another one may."""
 
 
 def host_id() -> str:
@@ -225,13 +231,20 @@ class Channel:
     """Two processes that broadcast tensors: a run (rank 0) and its server (rank 1).
 
     torch's own groups, made without the default one of training, so that NCCL between GPUs and gloo between hosts are one code; the
-    run's machine needs no vLLM.
+    run's machine needs no vLLM. `device`: the GPU that tensors go from and to with NCCL, named since torch's current one belongs
+    to a thread and is the first in every new one.
     """
 
     def __init__(
-        self, kind: Literal["nccl", "gloo"], store: Any, rank: int, timeout_s: float
+        self,
+        kind: Literal["nccl", "gloo"],
+        store: Any,
+        rank: int,
+        timeout_s: float,
+        device: torch.device,
     ) -> None:
         self.kind, self._store, self._rank = kind, store, rank
+        self.device = device if kind == "nccl" else _CPU
         dist: Any = torch.distributed
         patience = timedelta(seconds=timeout_s)
         prefixed = dist.PrefixStore(f"mmrl-{kind}", store)
@@ -242,13 +255,8 @@ class Channel:
         else:
             self._group = dist.ProcessGroupGloo(prefixed, rank, 2, patience)
 
-    @property
-    def device(self) -> torch.device:
-        """Where its tensors lie."""
-        return torch.device("cuda", torch.cuda.current_device()) if self.kind == "nccl" else _CPU
-
     def announce(self, piece: str) -> None:
-        """The server is about to take this piece."""
+        """The server has room for this piece and takes it now."""
         self._store.set(f"ready/{piece}", "1")
 
     def announced(self, piece: str) -> bool:
@@ -264,11 +272,13 @@ class Channel:
                 self._broadcast(tensor.detach().to(self.device).contiguous())
         self._finish()
 
-    def take(self, layout: Any, limit: int) -> dict[str, torch.Tensor]:
-        """The tensors of a layout that came from a run, on this side's device. Raises MalformedError."""
+    def take(self, layout: Any, limit: int, piece: str) -> dict[str, torch.Tensor]:
+        """The tensors of a layout that came from a run, on this side's device. Raises MalformedError, before it is announced."""
         tensors: dict[int, torch.Tensor] = {}
         for offset, (dtype, shape, _) in _bytes_of(layout, limit).items():
             tensors[offset] = torch.empty(shape, dtype=dtype, device=self.device)
+        # only now: a run that has been told to send waits until all is taken
+        self.announce(piece)
         for tensor in tensors.values():
             self._broadcast(tensor)
         self._finish()
@@ -277,11 +287,15 @@ class Channel:
     def _broadcast(self, tensor: torch.Tensor) -> None:
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([tensor], options).wait()
+        with self._current():
+            self._group.broadcast([tensor], options).wait()
 
     def _finish(self) -> None:
         if self.kind == "nccl":
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.device(self.device) if self.kind == "nccl" else contextlib.nullcontext()
 
     def close(self) -> None:
         """Leave the group."""

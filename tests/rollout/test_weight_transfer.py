@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, RolloutError
-from mmrl.rollout import weight_sender, weight_transfer
+from mmrl.rollout import weight_receiver, weight_sender, weight_transfer
 from mmrl.rollout.vllm_wire import MalformedError
 from mmrl.rollout.weight_receiver import Transfers
 from mmrl.rollout.weight_sender import WeightSender, pieces
@@ -185,13 +186,14 @@ def test_the_way_is_the_best_that_both_sides_have(monkeypatch: pytest.MonkeyPatc
         group = [("w", torch.empty(3, device="cuda:0"))]
     monkeypatch.setattr(weight_sender, "_gpu_id", lambda device: f"GPU of {device}")
     there = {"host": host_id(), "gpu": "GPU of another"}
-    assert weight_sender._fitting(there, group) == ["nccl", "shared_memory", "http"]
-    assert weight_sender._fitting({"host": "far", "gpu": "GPU of another"}, group) == [
-        "nccl",
-        "http",
-    ]
+    assert weight_sender._fitting(there, group, "http://a") == ["nccl", "shared_memory", "http"]
+    far = {"host": "far", "gpu": "GPU of another"}
+    assert weight_sender._fitting(far, group, "http://a") == ["nccl", "http"]
+    assert weight_sender._fitting(far, group, "https://a") == ["http"], "NCCL does not encrypt"
     one = {"host": host_id(), "gpu": "GPU of cuda:0"}
-    assert weight_sender._fitting(one, group) == ["shared_memory", "http"], "NCCL wants two GPUs"
+    assert weight_sender._fitting(one, group, "http://a") == ["shared_memory", "http"], (
+        "NCCL wants two GPUs"
+    )
 
 
 def test_a_full_or_private_memory_falls_back_to_requests(
@@ -215,6 +217,8 @@ def test_a_full_or_private_memory_falls_back_to_requests(
     )
     sent("auto", {"host": host_id()})
     assert "a /dev/shm of its own" in caplog.text
+    with pytest.raises(ConfigError, match=r"shared_memory: .* that way \(a /dev/shm of its own\)"):
+        sent("shared_memory", {"host": host_id()})
     assert len(names) > 3 and not any(os.path.exists(f"/dev/shm/mmrl-{name}") for name in names)
 
 
@@ -235,6 +239,82 @@ def test_a_refused_piece_ends_a_broadcast_that_would_wait() -> None:
     assert server.transfer is None
 
 
+def channels(name: str) -> tuple[Channel, Transfers]:
+    """A run's end of a gloo group, and the receiving side of a server of small memory in it."""
+    dist: Any = torch.distributed
+    served = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    transfers = Transfers(limit=100)
+    document = {"kind": "gloo", "name": name, "address": "127.0.0.1", "secret": "a secret"}
+    joining = threading.Thread(target=transfers.open, args=({**document, "port": served.port},))
+    joining.start()
+    channel = Channel("gloo", dist.PrefixStore("a secret", served), 0, 60.0, _CPU)
+    joining.join(60)
+    return channel, transfers
+
+
+def test_a_server_announces_only_what_it_has_room_for() -> None:
+    channel, transfers = channels("run")
+    layout, _ = layout_of(group_of())
+    with pytest.raises(MalformedError, match="within 100 bytes"):
+        transfers.piece({"layout": layout, "channel": "run", "piece": "p", "last": True}, {})
+    assert not channel.announced("p"), "the run would wait in a broadcast that nobody takes"
+    channel.announce("p")
+    assert channel.announced("p")
+
+
+def listening(port: int) -> set[str]:
+    """Addresses that somebody listens at with this port, from the kernel's table."""
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1][-4:], 16) == port}
+
+
+def test_the_store_of_a_group_listens_at_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    heard: list[set[str]] = []
+    monkeypatch.setattr(weight_receiver, "_JOIN_S", 1.0)
+    join = Transfers._join
+
+    def note(self: Transfers, document: Any) -> None:
+        asked.append(document)
+        heard.append(listening(document["port"]))
+        join(self, document)
+
+    monkeypatch.setattr(Transfers, "_join", note)
+    server, sender = sent("gloo", {"host": "elsewhere"})
+    assert heard == [{"0100007F"}], "127.0.0.1, not every interface"
+    store = torch.distributed.TCPStore(
+        "127.0.0.1", asked[0]["port"], 2, False, wait_for_workers=False
+    )
+    assert not store.check(["joining"]) and store.check([f"{asked[0]['secret']}/joining"])
+    monkeypatch.setattr(Transfers, "_join", join)
+    for missing in ("secret", "port"):
+        with pytest.raises(MalformedError, match="port and secret of a run"):
+            server.transfers.open({k: v for k, v in asked[0].items() if k != missing})
+    sender.close()
+    server.transfers.close()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    refused = server.transfers.open({**asked[0], "port": port})["refused"]
+    assert f"cannot join 127.0.0.1:{port}" in refused
+
+
+def test_the_address_towards_a_server_is_of_its_kind() -> None:
+    assert weight_sender.address_towards("127.0.0.1", 80) == "127.0.0.1"
+    if socket.has_ipv6 and Path("/proc/net/if_inet6").exists():
+        assert weight_sender.address_towards("::1", 80) == "::1"
+        assert weight_sender._store_at("::1", 5.0).port > 0
+
+
+def test_weights_leave_from_the_gpu_that_they_are_on() -> None:
+    with FakeTensorMode():
+        group = [("a", torch.empty(3)), ("b", torch.empty(3, device="cuda:2"))]
+    assert weight_sender._gpu_of(group) == torch.device("cuda", 2)
+
+
 @pytest.mark.slow
 def test_a_peer_that_goes_away_ends_a_broadcast() -> None:
     """What a kill does to a group: the connection closes, and the other side raises instead of waiting."""
@@ -246,13 +326,13 @@ def test_a_peer_that_goes_away_ends_a_broadcast() -> None:
             "-c",
             "import os, sys, torch; from mmrl.rollout.weight_transfer import Channel\n"
             "store = torch.distributed.TCPStore('127.0.0.1', int(sys.argv[1]), 2, False, wait_for_workers=False)\n"
-            "channel = Channel('gloo', store, 1, 60.0); os._exit(0)",
+            "channel = Channel('gloo', store, 1, 60.0, torch.device('cpu')); os._exit(0)",
             str(store.port),
         ],
         cwd=REPO,
         env=ENVIRONMENT,
     )
-    channel = Channel("gloo", store, 0, 60.0)
+    channel = Channel("gloo", store, 0, 60.0, _CPU)
     assert other.wait(60) == 0
     group = [("w", torch.zeros(1 << 20))]
     failed: list[BaseException] = []
