@@ -4,7 +4,7 @@
     layout = segment.fill(group)                       # [{name, dtype, shape, offset}, ...]
     taken = Segment.open(name, size, nonce).take(layout, checksum)      # the server: copies, after the checksum has been compared
 
-    channel = Channel("nccl", store, rank, timeout_s)  # or gloo: tensors go over it in the order of a layout
+    channel = Channel("nccl", store, rank, timeout_s, device)  # or gloo: tensors go over it in the order of a layout
 
 What is sent over HTTP is the layout alone. A segment is unlinked as soon as the server has opened it, so that it goes with the two
 processes, however they end; that of a run killed between making it and the server's answer stays in /dev/shm as
