@@ -33,6 +33,7 @@ __all__ = [
     "BUILT_IN",
     "GROUP",
     "OFFERED",
+    "WRAPPERS",
     "adopt",
     "carried",
     "current_target",
@@ -70,6 +71,8 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "browser": "mmrl.tasks.browser.task:Browser",
     "mixed": "mmrl.tasks.mixed:Mixed",
 }
+# around another task, which their parameters name: none of them can be made without parameters
+WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
 
 OFFERED = "python:"
 """How names of objects begin that a script handed over."""
@@ -177,7 +180,7 @@ def _origin(cls: type[Task]) -> tuple[str, str]:
 
 def task_names() -> dict[str, str]:
     """Every name that resolves -> where it comes from."""
-    names = {name: f"built in ({target})" for name, target in BUILT_IN.items()}
+    names = {name: f"built in ({target})" for name, target in {**BUILT_IN, **WRAPPERS}.items()}
     names.update(
         {n: f"registered ({c.__module__})" for n, c in _registered.items() if n not in names}
     )
@@ -305,8 +308,8 @@ def resolve_task(spec: str) -> type[Task]:
         return _from_entry_point(spec)
     if spec in _registered:
         return _registered[spec]
-    if spec in BUILT_IN:
-        module, _, name = BUILT_IN[spec].partition(":")
+    if (target := BUILT_IN.get(spec) or WRAPPERS.get(spec)) is not None:
+        module, _, name = target.partition(":")
         return _as_task(getattr(importlib.import_module(module), name), spec)
     hint = f" For a file write '{spec}:ClassName'." if spec.endswith(".py") else ""
     raise RegistryError(

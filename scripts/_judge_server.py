@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
 import re
 import subprocess
 import sys
@@ -28,9 +29,9 @@ _SHOWN = re.compile(r"<<(ANSWER|FIRST|SECOND) ([0-9a-f]{16})>>\n(.*?)\n<</\1 \2>
 class _Server(ThreadingHTTPServer):
     daemon_threads, request_queue_size = True, 256
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, fickle: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.seconds, self.lock = seconds, threading.Lock()
+        self.seconds, self.fickle, self.lock = seconds, fickle, threading.Lock()
         self.requests = self.now = self.most = 0
         self.seen: Counter[str] = Counter()
         self.keys: set[str] = set()
@@ -83,6 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.seen[said] += 1
             times = self.server.seen[said]
         kind, _, rest = said.partition(" ")
+        if self.server.fickle:
+            self._say(json.dumps({"score": random.randint(0, 10)}))
+            return
         if kind == "hang":
             time.sleep(3600)
         elif kind == "drop":
@@ -167,9 +171,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def judge_server(seconds: float = 0.0) -> Iterator[str]:
-    """The address of a judge in another process, up to and with /v1."""
+def judge_server(seconds: float = 0.0, *, fickle: bool = False) -> Iterator[str]:
+    """The address of a judge in another process, up to and with /v1; a fickle one gives another score each time."""
     command = [sys.executable, "-m", "scripts._judge_server", "--seconds", str(seconds)]
+    command += ["--fickle"] if fickle else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -183,7 +188,9 @@ def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="that each request takes")
-    server = _Server(parser.parse_args().seconds)
+    parser.add_argument("--fickle", action="store_true", help="any score, another one each time")
+    args = parser.parse_args()
+    server = _Server(args.seconds, args.fickle)
     print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
     server.serve_forever()
 

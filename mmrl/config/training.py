@@ -109,7 +109,8 @@ class AlarmConfig(_Section):
     """reward_stuck, task_failed: so many steps in a row whose answers parse with an accuracy near 0, or without a finished
     episode; also per source."""
     steps: int = Field(3, ge=1)
-    """Steps in a row until parse_rate, no_signal, zero_gradient, truncated, same_answer, reward_failures and critic are raised."""
+    """Steps in a row until parse_rate, no_signal, zero_gradient, truncated, same_answer, reward_failures, critic and judge are
+    raised."""
     parse_rate: float = Field(0.05, ge=0, lt=1)
     """parse_rate: at most this share of answers keeps the format; also per source."""
     truncated: float = Field(0.95, gt=0, le=1)
@@ -122,6 +123,9 @@ class AlarmConfig(_Section):
     run)."""
     explained_variance: float = Field(-1.0, lt=0)
     """critic: PPO's values explain less of the variance of the returns than this (0: as much as a constant)."""
+    judge: float = Field(0.7, ge=0, le=1)
+    """judge: a judge agrees on less than this share of the answers held out to compare it with the rule (params.audit of the task
+    judged), or with itself on fewer comparisons when their order is swapped."""
     untrained_steps: int = Field(10, ge=1)
     """never_trained: so many steps from the run's start, and no gradient in any of them."""
     stop: list[
@@ -139,6 +143,7 @@ class AlarmConfig(_Section):
             "same_answer",
             "reward_failures",
             "critic",
+            "judge",
             "never_trained",
         ]
     ] = ["non_finite", "never_trained"]

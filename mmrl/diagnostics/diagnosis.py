@@ -5,8 +5,8 @@
 
 A group teaches something only where its rewards differ, so a run dies silently of four things: answers that do not keep the format,
 answers cut before they are complete, prompts that are all too hard or all too easy, and rewards that fail. A fifth looks like
-success: one answer to every prompt, where the reward pays for guessing (mmrl.training.collapse); and a critic (PPO) may be further
-from the returns than a constant would be. mmrl.training.alarms raises an
+success: one answer to every prompt, where the reward pays for guessing (mmrl.training.collapse); a critic (PPO) may be further
+from the returns than a constant would be, and a judge may part from what is known to be right. mmrl.training.alarms raises an
 alarm where one of them lasts, `mmrl try` says it before a run is started.
 """
 
@@ -28,6 +28,7 @@ DIAGNOSES = (
     "same_answer",
     "reward_failures",
     "critic",
+    "judge",
 )
 Row = Mapping[str, Any]
 # the commonest truth's share lies at least this far below the commonest answer's
@@ -76,6 +77,7 @@ def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
                 )
             )
         found += _collapses(row, config)
+        found += _judges(row, config)
         if (failed := _reward_failures(row)) > config.reward_failures:
             found.append(
                 Finding(
@@ -143,6 +145,29 @@ def _formats(row: Row, config: AlarmConfig) -> list[Finding]:
         for s in sources
         if (rate := row[f"train/{s}{suffix}"]) is not None and rate <= config.parse_rate
     ]
+
+
+def _judges(row: Row, config: AlarmConfig) -> list[Finding]:
+    """A judge that parts from the rule on the prompts held out for that, or from itself when a pair's order is swapped."""
+    asked = row.get("train/judge_audited") or 0.0
+    swapped = row.get("train/judge_swapped") or 0.0
+    if asked and (agreed := (row.get("train/judge_agreed") or 0.0) / asked) < config.judge:
+        kind = (row.get("train/judge_too_kind") or 0.0) / asked
+        said = (
+            f"the judge agrees with the rule on {agreed:.0%} of the answers held out to compare them, and calls {kind:.0%} of them "
+            "right that are wrong: the policy may have learned what pleases the judge. Look at rollouts/ (detail: judge); take a "
+            "stricter rubric, a stronger judge, or use hybrid, which asks it only where the rule cannot tell"
+        )
+    elif (
+        swapped and (agreed := (row.get("train/judge_swap_agreed") or 0.0) / swapped) < config.judge
+    ):
+        said = (
+            f"only {agreed:.0%} of the comparisons name the same answer when their order is swapped: the judge prefers a place, "
+            "and its verdicts are mostly ties; take a stronger judge, or a rubric with clearer criteria"
+        )
+    else:
+        return []
+    return [Finding("judge", said, severity="warning")]
 
 
 def _collapses(row: Row, config: AlarmConfig) -> list[Finding]:

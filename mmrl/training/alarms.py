@@ -4,7 +4,8 @@ non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever ri
 usually a wrong coordinate frame), logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be
 read), task_failed (simulators: no episode of a task has finished for alarms.zero_reward_steps steps), checkpoint_failed; those of
 mmrl.diagnostics.diagnosis where they last for alarms.steps steps: parse_rate, no_signal, zero_gradient, truncated, reward_failures,
-same_answer (one answer to nearly every prompt, and it pays), critic (PPO's values predict nothing); and never_trained: no gradient
+same_answer (one answer to nearly every prompt, and it pays), critic (PPO's values predict nothing), judge
+(it parts from the rule, or from itself); and never_trained: no gradient
 in any step since the run began. Each fires once until it has cleared again; reward_stuck, parse_rate and same_answer once per
 source, task_failed once per task.
 weight_sync (a rollout engine with a copy of the weights did not get those of now) and a non-finite loss stop the run where they

@@ -10,6 +10,7 @@ ConfigError or MissingExtraError with what was expected, what was found and the 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def measured_by(sources: Sequence[LoadedSource]) -> Measured:
 def _metrics_of_gold(task: Task, sample: Sample) -> Iterable[str] | None:
     """Metrics that the score of the sample's gold answer has, for a task that declares none; None where it cannot be asked."""
     sizes = sizes_on_disk(sample)
+    if inspect.iscoroutinefunction(task.score):
+        return None  # a judge would be asked
     if sizes is None:
         return None  # training counts it as a failure; here it only means that this sample tells nothing
     context = RewardContext(
