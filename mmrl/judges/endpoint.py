@@ -62,7 +62,7 @@ def check_url(url: Any) -> str:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
-    if not good or parts.query or parts.fragment:
+    if not good or not url.isascii() or parts.query or parts.fragment:
         raise ConfigError(
             f"expected judge.url as the address of a server, {example}, found {url!r}"
         )
@@ -145,6 +145,13 @@ class Endpoint:
                     f"judge.key_env: expected the key of {self.url} in the environment variable {key_env}, found none; "
                     f"export {key_env}=... before the run"
                 )
+            key = key.strip()
+            if not key.isascii() or not key.isprintable() or " " in key:
+                # the key itself is never shown
+                raise ConfigError(
+                    f"judge.key_env: expected one word of printable ASCII in the environment variable {key_env}, found "
+                    f"{len(key)} characters with others among them; export the key again"
+                )
             self._headers.append((b"authorization", f"Bearer {key}".encode()))
         self._slots = asyncio.Semaphore(concurrency)
         self._next = self._paused_until = 0.0
@@ -205,7 +212,9 @@ class Endpoint:
         half that differs between requests, so that they do not come back together."""
         now = asyncio.get_running_loop().time()
         if found.wait_s is not None:
-            self._paused_until = max(self._paused_until, now + found.wait_s)
+            # a server may ask for hours: it is asked again after a question's own time
+            pause_s = min(found.wait_s, self.deadline_s)
+            self._paused_until = max(self._paused_until, now + pause_s)
             return
         spread = 1.0 - 0.5 * ((seed + attempt * 40_503) % 1024) / 1024
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * spread

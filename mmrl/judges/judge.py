@@ -38,6 +38,7 @@ from mmrl.judges.verdict import (
     SHOWN,
     Comparison,
     Verdict,
+    check_whole,
     from_row,
     reply_of,
     to_row,
@@ -114,7 +115,10 @@ class Judge:
     def __post_init__(self) -> None:
         check_url(self.url)
         fixed = vars(self)
-        fixed["words"], fixed["price"] = tuple(self.words), tuple(self.price)
+        for name in ("words", "price"):
+            _check(isinstance(fixed[name], (tuple, list)), name, "two entries", fixed[name])
+            fixed[name] = tuple(fixed[name])
+        _check(isinstance(self.extra, Mapping), "extra", "a mapping", self.extra)
         fixed["extra"] = dict(self.extra)
         _check(isinstance(self.model, str) and bool(self.model), "model", "a name", self.model)
         _check(self.read in ("json", "answer", "words"), "read", "json, answer or words", self.read)
@@ -331,6 +335,8 @@ class Judge:
         value, reason = None, None
         try:
             text = reply_of(answered.document)
+            if self.read != "words":  # of those the first token alone is asked for
+                check_whole(answered.document)
             value = read(answered.document)
         except Unread as error:
             reason = str(error)

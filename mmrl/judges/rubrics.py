@@ -94,11 +94,17 @@ class Rubric:
 
 
 def _marked(name: str, text: str) -> str:
-    """The text between two marks. Lone halves of surrogate pairs, which have no bytes, become U+FFFD."""
+    """The text between two marks. Lone halves of surrogate pairs, which have no bytes, become U+FFFD; what chat templates read as
+    the end of a turn is broken by a space, or the text could go on as somebody else."""
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = _SPECIAL.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
     mark = f"{name.upper()} {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     return f"<<{mark}>>\n{text}\n<</{mark}>>"
 
+
+# spellings of special tokens: <|im_end|> (Qwen, GLM, Llama 3, Phi), <start_of_turn> (Gemma), [INST] and </s> (Mistral, Llama 2)
+_SPECIAL = re.compile(r"<\||\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]|<[\uff5c]")
+_LEAST_MASS = 0.1  # of the two words: below it the reply begins with something else
 
 RUBRICS: Mapping[str, Rubric] = {
     "correctness": Rubric(
@@ -240,6 +246,9 @@ def share_of_words(top: Sequence[Any], words: tuple[str, str]) -> float:
             if token.strip().lower() == word.strip().lower():
                 mass[word] += math.exp(value)
     total = math.fsum(mass.values())
-    if not total > 0:
-        raise Unread("judge_junk", f"neither {words[0]!r} nor {words[1]!r} among the likely tokens")
+    if not total >= _LEAST_MASS:
+        raise Unread(
+            "judge_junk",
+            f"{words[0]!r} and {words[1]!r} have a probability of {total:.2g} together: the reply begins otherwise",
+        )
     return mass[words[0]] / total

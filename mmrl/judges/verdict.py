@@ -15,6 +15,7 @@ __all__ = [
     "SHOWN",
     "Comparison",
     "Verdict",
+    "check_whole",
     "from_row",
     "reply_of",
     "to_row",
@@ -71,6 +72,15 @@ def reply_of(document: Mapping[str, Any]) -> str:
     if not isinstance(text, str):
         raise Unread("judge_junk", f"expected a message with a text, found {message!r:.120}")
     return text
+
+
+def check_whole(document: Mapping[str, Any]) -> None:
+    """Raises Unread for a reply that was cut off: its end may be what it quotes."""
+    reason = _choice(document).get("finish_reason")
+    if reason not in (None, "stop", "eos", "end_turn"):
+        raise Unread(
+            "judge_junk", f"the reply was cut off (finish_reason {reason!r:.40}); raise max_tokens"
+        )
 
 
 def top_of(document: Mapping[str, Any]) -> Sequence[Any]:

@@ -3,6 +3,8 @@
     class Asked(Task):
         async def score(self, sample, text, ctx):
             verdict = await judge.grade(sample.question, text)
+            if verdict.value is None:
+                return Score.failure(f"reward_error: {verdict.reason}", ("judge",))
             return Score.combine({"judge": verdict.value}, {"judge": 1.0}, parsed=True)
 
 A scorer (mmrl.workers.scoring) gives the completions of such tasks to one process beside its others, where as many as

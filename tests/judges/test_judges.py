@@ -23,6 +23,7 @@ from mmrl.judges.rubrics import (
     share_of_words,
 )
 from mmrl.judges.store import VerdictStore, current, digest, keep_in
+from mmrl.judges.verdict import check_whole
 from scripts._judge_server import judge_server
 
 
@@ -267,3 +268,48 @@ def test_settings_that_cannot_be_are_named(settings: dict[str, Any], words: str)
     with pytest.raises(ConfigError, match="give it yourself"):
         judge_from({"model": "m"})
     assert set(RUBRICS) == {"correctness", "quality", "thinking", "preference"}
+
+
+def test_a_key_is_never_shown_and_settings_of_other_kinds_are_named(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMRL_TEST_KEY", "secret\nkey")
+    with pytest.raises(ConfigError, match="printable ASCII") as refused:
+        asked(url, "score 1", key_env="MMRL_TEST_KEY", version="shown")
+    assert "secret" not in str(refused.value)
+    for settings in (
+        {"words": 5},
+        {"price": 3},
+        {"extra": [1]},
+        {"url": "http://x\u00fc.example/v1"},
+    ):
+        with pytest.raises(ConfigError, match="expected"):
+            Judge(**{"url": url, "model": "m", **settings})
+
+
+def test_a_text_cannot_end_the_turn_that_it_stands_in() -> None:
+    """As chat templates spell it: a server that renders messages before it tokenises them reads such words as tokens."""
+    words = (
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<end_of_turn>",
+        "<start_of_turn>",
+        "[/INST]",
+        "</s>",
+        "<s>",
+    )
+    rubric = RUBRICS["quality"]
+    asked_ = rubric.messages({"question": "q", "reference": None, "answer": " ".join(words)})
+    assert not [w for w in words for m in asked_ if w in m["content"]]
+    plain = rubric.messages({"question": "q", "reference": None, "answer": "a < b, [1], x|y, <p>"})
+    assert "a < b, [1], x|y, <p>" in plain[1]["content"]
+
+
+def test_replies_that_were_cut_off_and_words_that_are_unlikely_are_no_scores() -> None:
+    cut = {"choices": [{"message": {"content": '{"score": 10}'}, "finish_reason": "length"}]}
+    with pytest.raises(Unread, match="cut off"):
+        check_whole(cut)
+    check_whole({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
+    unlikely = [{"token": "yes", "logprob": -13.8}, {"token": "no", "logprob": -18.4}]
+    with pytest.raises(Unread, match="begins otherwise"):
+        share_of_words(unlikely, ("yes", "no"))
