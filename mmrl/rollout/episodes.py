@@ -76,7 +76,7 @@ class Episode:
             self.failure = error
         return None
 
-    def show(self, policy: Policy, first: Observation) -> None:
+    def show(self, policy: Policy, first: Any) -> None:
         """Begin the chat. Raises MediaError and DataError of pictures and prompts that cannot be used; other errors fail the
         rollout."""
         try:
@@ -97,11 +97,11 @@ class Episode:
             self.failure = error
         return None
 
-    def take(self, policy: Policy, turn: Turn, outcome: Outcome | None) -> None:
-        """The policy's turn, and what the environment answered to it."""
+    def take(self, policy: Policy, turn: Turn, outcome: Any) -> None:
+        """The policy's turn, and what the environment answered to it: what is no Outcome fails the rollout."""
         assert self.prompt is not None
         self.turns.append(replace(turn, prompt=self.prompt, rewards=(0.0,), valid=(True,)))
-        if outcome is None:
+        if self.failure is not None:
             return
         try:
             over = not outcome.ended and len(self.turns) >= self.environment.max_turns
@@ -194,7 +194,7 @@ def begin(
         for episode, first in zip(episodes, shown, strict=True):
             if isinstance(first, (MediaError, DataError)):
                 raise first
-            if first is not None:
+            if episode.failure is None:
                 episode.show(policy, first)
             if episode.prompt is not None:
                 episode.prompt = known.setdefault(episode.prompt.fingerprint, episode.prompt)
