@@ -68,11 +68,14 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "grounded_qa": "mmrl.tasks.grounded_qa:GroundedQA",
     "st_grounding": "mmrl.tasks.st_grounding:SpatioTemporalGrounding",
     "tracking": "mmrl.tasks.tracking:Tracking",
-    "browser": "mmrl.tasks.browser.task:Browser",
     "mixed": "mmrl.tasks.mixed:Mixed",
 }
-# around another task, which their parameters name: none of them can be made without parameters
-WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
+# not rewards of their own: around another task, which their parameters name, or of a page
+WRAPPERS: dict[str, str] = {
+    "judged": "mmrl.tasks.judged:Judged",
+    # its rewards are its pages'
+    "browser": "mmrl.tasks.browser.task:Browser",
+}
 
 OFFERED = "python:"
 """How names of objects begin that a script handed over."""

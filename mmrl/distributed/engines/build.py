@@ -127,7 +127,8 @@ def held_on_host(config: RunConfig, processes: int) -> tuple[str, ...]:
     """What load_policy is to leave in host memory: FSDP2 and ZeRO-3 take weights to the device as they share them out, so that no
     device ever holds the model whole. ZeRO-3 leaves the reference alone."""
     held = {"fsdp2": ("model", "reference"), "deepspeed_zero3": ("model",)}
-    return held.get(train_engine_name(config, processes), ())
+    # neither is what `auto` means; whether the schedule goes with it is not asked here: a supervised run has none
+    return held.get(config.engine.train, ()) if processes > 1 else ()
 
 
 def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
