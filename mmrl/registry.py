@@ -31,6 +31,7 @@ from mmrl.task import Task
 
 __all__ = [
     "BUILT_IN",
+    "EPISODES",
     "GROUP",
     "OFFERED",
     "WRAPPERS",
@@ -70,12 +71,11 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "tracking": "mmrl.tasks.tracking:Tracking",
     "mixed": "mmrl.tasks.mixed:Mixed",
 }
-# not rewards of their own: around another task, which their parameters name, or of a page
-WRAPPERS: dict[str, str] = {
-    "judged": "mmrl.tasks.judged:Judged",
-    # its rewards are its pages'
-    "browser": "mmrl.tasks.browser.task:Browser",
-}
+# around another task, which their parameters name: none of them can be made without parameters
+WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
+# played in an environment, whose rewards are the reward
+EPISODES: dict[str, str] = {"browser": "mmrl.tasks.browser.task:Browser"}
+_SHIPPED = {**BUILT_IN, **WRAPPERS, **EPISODES}
 
 OFFERED = "python:"
 """How names of objects begin that a script handed over."""
@@ -90,9 +90,9 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
     def decorate(cls: TaskClass) -> TaskClass:
         if not (isinstance(cls, type) and issubclass(cls, Task)):
             raise RegistryError(f"expected @register on a subclass of mmrl.Task, found {cls!r}")
-        if name in BUILT_IN and BUILT_IN[name] != f"{_module_of(cls)}:{cls.__qualname__}":
+        if name in _SHIPPED and _SHIPPED[name] != f"{_module_of(cls)}:{cls.__qualname__}":
             raise RegistryError(
-                f"task name '{name}' is built in ({BUILT_IN[name]}); choose another"
+                f"task name '{name}' is built in ({_SHIPPED[name]}); choose another"
             )
         known = _registered.get(name)
         if known is not None and _origin(known) != _origin(cls):
@@ -183,7 +183,7 @@ def _origin(cls: type[Task]) -> tuple[str, str]:
 
 def task_names() -> dict[str, str]:
     """Every name that resolves -> where it comes from."""
-    names = {name: f"built in ({target})" for name, target in {**BUILT_IN, **WRAPPERS}.items()}
+    names = {name: f"built in ({target})" for name, target in _SHIPPED.items()}
     names.update(
         {n: f"registered ({c.__module__})" for n, c in _registered.items() if n not in names}
     )
@@ -311,7 +311,7 @@ def resolve_task(spec: str) -> type[Task]:
         return _from_entry_point(spec)
     if spec in _registered:
         return _registered[spec]
-    if (target := BUILT_IN.get(spec) or WRAPPERS.get(spec)) is not None:
+    if (target := _SHIPPED.get(spec)) is not None:
         module, _, name = target.partition(":")
         return _as_task(getattr(importlib.import_module(module), name), spec)
     hint = f" For a file write '{spec}:ClassName'." if spec.endswith(".py") else ""

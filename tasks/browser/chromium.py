@@ -295,15 +295,16 @@ async def _give(route: Any, folder: Path) -> None:
     asked = urlsplit(route.request.url)
     path = (folder / unquote(asked.path).lstrip("/")).resolve()
     known = f"{asked.scheme}://{asked.netloc}" == _ORIGIN and path.is_relative_to(folder)
-    try:
-        if known and path.is_file():
-            kind = _TYPES.get(path.suffix, "application/octet-stream")
-            await route.fulfill(body=path.read_bytes(), content_type=kind)
-        else:
-            await route.abort()
-    except Exception:
-        # the page was closed meanwhile
-        return
+    body = None
+    if known:
+        with contextlib.suppress(OSError):
+            body = path.read_bytes()
+    if body is None:
+        answered = route.abort()
+    else:
+        kind = _TYPES.get(path.suffix, "application/octet-stream")
+        answered = route.fulfill(body=body, content_type=kind)
+    await _quietly(answered)
 
 
 async def _do(opened: _Page, command: Command) -> bool:

@@ -72,6 +72,7 @@ def _miniwob_folder() -> Path:
     return Path(found.origin).resolve().parent / "html"
 
 
+@functools.cache
 def miniwob_kinds() -> tuple[str, ...]:
     """Names of MiniWoB++'s pages. Raises MissingExtraError."""
     return tuple(sorted(path.stem for path in (_miniwob_folder() / "miniwob").glob("*.html")))

@@ -40,7 +40,8 @@ class Babbling(TinySimulator):
 
     def step(self, action_A: np.ndarray) -> StepResult:
         if self.steps == 1:
-            for number in range(3, 64):
+            # any number: a worker inherits its pipe under the number that it has in the process that made it
+            for number in map(int, os.listdir("/proc/self/fd")):
                 with contextlib.suppress(OSError):
                     if stat.S_ISSOCK(os.fstat(number).st_mode):
                         os.write(number, struct.pack("!i", 4) + b"abcd")

@@ -127,7 +127,7 @@ def test_pages_do_not_know_of_each_other(browsers, _):
 
 @browser
 def test_a_part_of_a_goal_is_no_success(_):
-    """Submitting at once is right on some pages of click-checkboxes-soft, and a part is paid on others."""
+    """The first card is seldom the greatest; MiniWoB++ pays a part for any other."""
     environment = Browser().environment(Template("t", CoordFrame.ABS_ORIG, ""))
     kind, found = "miniwob/find-greatest", []
     for seed in range(6):

@@ -104,25 +104,15 @@ def run_scorer(
 ) -> Scorer:
     """The reward pool: local processes, or actors. With reward.workers 0 rewards run in the training process either way."""
     r = config.reward
-    verdicts = r.verdicts or str(Path(config.dir) / config.name / "verdicts")
+    limits: dict[str, Any] = {
+        "workers": r.workers,
+        "timeout_s": r.timeout_s,
+        "concurrency": r.concurrency,
+        "verdicts": r.verdicts or str(Path(config.dir) / config.name / "verdicts"),
+    }
     if cluster is None or not r.workers:
-        return Scorer(
-            specs,
-            tasks,
-            workers=r.workers,
-            timeout_s=r.timeout_s,
-            concurrency=r.concurrency,
-            verdicts=verdicts,
-        )
-    return RayScorer(
-        specs,
-        tasks,
-        cluster,
-        workers=r.workers,
-        timeout_s=r.timeout_s,
-        concurrency=r.concurrency,
-        verdicts=verdicts,
-    )
+        return Scorer(specs, tasks, **limits)
+    return RayScorer(specs, tasks, cluster, **limits)
 
 
 @contextmanager
