@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl.config import (
@@ -32,7 +32,13 @@ from mmrl.diagnostics.memory_parameters import (
     parameters_of,
     storage,
 )
-from mmrl.diagnostics.memory_phases import held_by, micro_batch, phases_of, prompt_tokens_of
+from mmrl.diagnostics.memory_phases import (
+    held_by,
+    micro_batch,
+    phases_of,
+    prompt_tokens_of,
+    samples_apart,
+)
 from mmrl.errors import ConfigError
 
 __all__ = [
@@ -57,7 +63,8 @@ _OVERLAPPING = ("rollout", "update", "optimizer step")
 class MemoryEstimate:
     """Bytes per device: `parts` are held throughout, `phases` for a while.
 
-    host: in host memory: what is offloaded, per process, and `saved`, the main process's copy to save where vLLM samples.
+    host: in host memory: what is offloaded, per process, and `saved`, the main process's copy to save where vLLM or a generator
+    process samples. generator: of a generator process, on the device `generator_device`, null: the main process's.
     """
 
     parts: dict[str, float]
@@ -69,6 +76,8 @@ class MemoryEstimate:
     micro_tokens: float
     host: float = 0.0
     saved: float = 0.0
+    generator: dict[str, float] = field(default_factory=dict)
+    generator_device: str | None = None
 
     @property
     def peak(self) -> dict[str, float]:
@@ -80,8 +89,16 @@ class MemoryEstimate:
 
     @property
     def total(self) -> float:
-        """Bytes at the peak."""
+        """Bytes at the peak, of a training process."""
         return sum(self.parts.values()) + sum(self.peak.values())
+
+    @property
+    def together(self) -> float:
+        """Bytes at the peak of the device that needs most: a generator process on the main process's device comes on top."""
+        generator = sum(self.generator.values())
+        return (
+            self.total + generator if self.generator_device is None else max(self.total, generator)
+        )
 
     def during(self, phase: str) -> float:
         """Bytes in a phase."""
@@ -104,16 +121,24 @@ class MemoryEstimate:
             host += f" in the main process ({self.saved / _GIB:.{digits}f} of it the copy that is saved)"
         return (
             f"needs about {self.total / _GIB:.{digits}f} GiB{of}{each}{host} ({sizes}; the largest part: {largest}); assumed: "
-            f"micro-batches of {self.micro_tokens:,.0f} tokens, prompts of {self.prompt_tokens:,}"
+            f"micro-batches of {self.micro_tokens:,.0f} tokens, prompts of {self.prompt_tokens:,}{self._generator_words()}"
         )
+
+    def _generator_words(self) -> str:
+        if not self.generator:
+            return ""
+        size = sum(self.generator.values())
+        parts = ", ".join(f"{name} {bytes_ / _GIB:.1f}" for name, bytes_ in self.generator.items())
+        where = self.generator_device or "the main training process's device, on top"
+        return f"; the generator process about {size / _GIB:.1f} GiB on {where} ({parts})"
 
     def warning(self, available: float | None) -> str | None:
         """What to say when it does not fit."""
-        if available is None or self.total <= available:
+        if available is None or self.together <= available:
             return None
         largest = max({**self.parts, **self.peak}.items(), key=lambda item: item[1])[0]
         return (
-            f"about {self.total / _GIB:.1f} GiB needed, {available / _GIB:.1f} there: the run will probably end out of memory. "
+            f"about {self.together / _GIB:.1f} GiB needed, {available / _GIB:.1f} there: the run will probably end out of memory. "
             f"{_ADVICE.get(largest, _ADVICE['activations'])} `mmrl memory` shows the estimate of other settings"
         )
 
@@ -161,7 +186,17 @@ def estimate(
     prompt = prompt_tokens or prompt_tokens_of(config, shape)
     phases, micro = phases_of(config, shape, p, held, engine, kind, processes, prompt, available)
     parts = dict(held.parts)
-    if config.engine.rollout == "vllm" and not (config.engine.vllm.sleep and kind == "cuda"):
+    generator: dict[str, float] = {}
+    if config.engine.generator.kind == "process":
+        # of its own: the model as it is loaded, without a reference; what is sampled with
+        generator = {
+            "weights": float(p.weights),
+            "libraries": _LIBRARIES[kind],
+            **phases["rollout"],
+        }
+        if samples_apart(config):
+            del phases["rollout"]
+    elif config.engine.rollout == "vllm" and not (config.engine.vllm.sleep and kind == "cuda"):
         parts |= phases.pop("rollout")
     if not p.head[1]:
         # mmrl/policy/output_layer.py keeps the output layer in the type it multiplies in
@@ -169,19 +204,29 @@ def estimate(
         if wide != p.head[0]:
             numbers = shape.text_config.hidden_size * shape.text_config.vocab_size
             parts["output layer"] = float(wide * numbers)
+    host = held.host
+    if generator:
+        generator |= {k: v for k, v in parts.items() if k == "output layer"}
+        # the weights on their way, in shared memory
+        if kind == "cpu":
+            generator["weights on their way"] = float(p.gradients)
+        else:
+            host += p.gradients
     if kind == "cpu":
         parts["weights' file"] = 4.0 * p.stored
     parts["libraries"] = _LIBRARIES[kind]
     return MemoryEstimate(
         {k: v for k, v in parts.items() if v},
         phases,
-        config.schedule.kind != "serial",
+        config.schedule.kind != "serial" and not generator,
         processes,
         engine,
         prompt,
         micro.tokens,
-        held.host,
+        host,
         held.saved,
+        generator,
+        config.engine.generator.device,
     )
 
 

@@ -17,7 +17,7 @@ from mmrl.diagnostics.memory_activations import (
 )
 from mmrl.diagnostics.memory_parameters import ParameterBytes, storage
 
-__all__ = ["Held", "held_by", "micro_batch", "phases_of", "prompt_tokens_of"]
+__all__ = ["Held", "held_by", "micro_batch", "phases_of", "prompt_tokens_of", "samples_apart"]
 
 _GIB = 2**30
 _TEXT_TOKENS = 128  # of a prompt beside its picture: system text, question, markup
@@ -56,14 +56,17 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
         split = p.weights - p.tower
         parts["weights"] = p.tower + split / n
         if engine == "fsdp2":
-            # gathered in the type of the forward; a block's and the root's gradients before they are shared out
+            # gathered in the type of the forward; gradients before they are shared out: a block's, and the root's (the output
+            # layer's is counted with the logits, and tied embeddings share it)
             scale = 0.5 if storage(config, kind)[1] is not None else 1.0
-            gathered = scale * (2 * p.block + p.root) + p.block + p.root
+            embeddings = p.root / 2 if p.head[1] and not p.tied else 0.0
+            gathered = scale * (2 * p.block + p.root) + p.block + embeddings
             parts["reference"] = p.reference / n
         else:
             gathered = min(4 * config.engine.deepspeed.max_live, split)
-        # vLLM samples: the copy lies in host memory (engines/build.py)
-        if config.engine.rollout != "vllm" or kind == "cpu":
+        # vLLM or a generator process samples: the copy lies in host memory (engines/build.py)
+        elsewhere = config.engine.rollout == "vllm" or samples_apart(config)
+        if not elsewhere or kind == "cpu":
             parts["rollout copy"] = float(split)
         else:
             saved = float(split)
@@ -80,6 +83,11 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
         host += parts["weights"] - p.tower
         parts["weights"] = float(p.tower)
     return Held(parts, gradients, gathered, step, host + saved, saved)
+
+
+def samples_apart(config: RunConfig) -> bool:
+    """Whether training processes neither sample nor value what was sampled, see Trainer."""
+    return config.engine.generator.kind == "process" and config.algorithm.advantage != "gae"
 
 
 def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
@@ -216,19 +224,21 @@ def phases_of(
         # they come from host memory, group by group (held_on_host of engines/build.py)
         phases["start-up"] = {"being shared out": 2.0 * max(p.block, p.root)}
         if kind == "cpu":
-            whole = p.weights - p.tower
+            # given back when the last shard is made; the tower is copied out of the file
             phases["start-up"] = {
-                "whole weights": whole - whole / n,
-                "whole reference": p.reference - held.parts["reference"],
+                "whole weights": float(p.weights),
+                "whole reference": float(p.reference),
             }
         gathered = {"gathered tensor": 2.0 * max(p.largest, p.root)}
         if engine == "deepspeed_zero3":
             gathered = {"gathered tensors": 4.0 * (1 << 26) + p.largest}
-        if "rollout copy" in held.parts:
+        if "rollout copy" in held.parts and not samples_apart(config):
             phases["gather"] = gathered
         # the main process's; on a GPU it collects them in host memory
-        moments = 2.0 * p.gradients if kind == "cpu" else 0.0
-        phases["checkpoint"] |= {**gathered, "whole optimizer": moments}
+        moments = {"whole optimizer": 2.0 * p.gradients if kind == "cpu" else 0.0}
+        # one after the other
+        larger = gathered if sum(gathered.values()) > moments["whole optimizer"] else moments
+        phases["checkpoint"] |= larger
     if kind == "cpu":
         # a file read as another type is mapped meanwhile; one of the same type stays so, with what was cast since
         file = (getattr(shape, "dtype", None) or torch.float32).itemsize

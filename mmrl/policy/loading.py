@@ -335,7 +335,9 @@ def _placed(model: Any, device: torch.device, *, hold: bool) -> Any:
         return model.to(device)
     visual = model.model.visual
     if not any(p.requires_grad for p in visual.parameters()):
-        visual.to(device)
+        for parameter in visual.parameters():
+            # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
+            parameter.data = parameter.data.to(device, copy=True)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)

@@ -378,6 +378,21 @@ def test_vllm_leaves_the_full_replica_in_the_main_process_host_memory() -> None:
     )
 
 
+def test_a_generator_process_has_what_samples_and_the_trainer_no_longer() -> None:
+    apart = {"generator": {"kind": "process"}}
+    inline, own = (estimate(full("fsdp2", **e), processes=8) for e in ({"rollout": "own"}, apart))
+    assert "rollout" not in own.phases and "rollout copy" not in own.parts and not own.overlap
+    assert own.saved == inline.parts["rollout copy"] and not inline.generator
+    tower = own.parts["weights"] - own.saved / 8
+    assert own.generator["weights"] == pytest.approx(own.saved + tower)
+    assert own.generator["KV cache"] == inline.phases["rollout"]["KV cache"]
+    size = sum(own.generator.values())
+    assert own.together == own.total + size and "generator process about" in own.line()
+    assert own.warning(own.total + size / 2) is not None
+    elsewhere = full("fsdp2", generator={"kind": "process", "device": "cuda:7"})
+    assert estimate(elsewhere, processes=8).together == max(own.total, size)
+
+
 @pytest.mark.slow
 def test_embodied_runs_are_pipelined_in_several_processes() -> None:
     file = REPO / "configs" / "libero.yaml"
