@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config.peers import PEERS
+from scripts._readme_apart import balance, judges, sequence, staleness, syncs
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_scale import devices, engines, gap, memory, presets, sizes
 from scripts._readme_turns import turns, turns_cost
@@ -562,6 +563,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "turns_cost": _recorded("bench_turns")(turns_cost),
     "engines": _recorded("bench_engines")(engines),
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
+    "staleness": _recorded("bench_staleness")(staleness),
+    "sequence": _recorded("bench_sequence_parallel")(sequence),
+    "balance": _recorded("bench_balance")(balance),
+    "syncs": _recorded("weight_sync", script="bench_weight_sync")(syncs),
+    "judges": _recorded("bench_judges")(judges),
     "devices": _recorded("device_matrix")(devices),
     "memory": _recorded("bench_memory")(memory),
     "sizes": _recorded("presets", script="estimate_presets")(sizes),
