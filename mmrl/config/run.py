@@ -104,6 +104,11 @@ class RunConfig(_Section):
                 "train.checkpoint sharded is for all weights of a model, found model.lora: an adapter is small and saved by "
                 "the main process; set train.checkpoint: whole"
             )
+        if self.optim.states == "int8" and self.engine.train.startswith("deepspeed"):
+            raise ValueError(
+                f"optim.states int8 needs engine.train single, ddp or fsdp2, found {self.engine.train}, which has an optimizer of "
+                "its own; set engine.train: fsdp2, or optim.states: fp32 with engine.deepspeed.offload: optimizer"
+            )
         self._check_advantages()
         self._check_critic()
         self._check_offline()

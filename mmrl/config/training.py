@@ -45,6 +45,18 @@ class OptimConfig(_Section):
     fused: bool | None = None
     """torch's fused AdamW kernel: without copies of its own, and several times as fast on a CPU, too; equal to rounding. null: on
     a GPU, its offloaded moments included."""
+    states: Literal["fp32", "int8"] = "fp32"
+    """Bits of AdamW's moments. int8: 8 each, with a scale per block of 256 (Dettmers et al. 2022, by torchao; extra int8): a
+    quarter of their memory. Not with DeepSpeed, whose optimizer is its own. Checkpoints hold them in fp32 either way."""
+
+    @model_validator(mode="after")
+    def _one_kernel(self) -> OptimConfig:
+        if self.states == "int8" and self.fused:
+            raise ValueError(
+                "optim.fused true is torch's kernel for moments of fp32, found optim.states int8, whose step is compiled; remove "
+                "one of them"
+            )
+        return self
 
 
 class RewardConfig(_Section):

@@ -43,8 +43,8 @@ class Held:
 def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) -> Held:
     """What n processes under a training engine hold each."""
     offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
-    # two moments, and DeepSpeed's master copy of its share
-    copies = 3 if engine.startswith("deepspeed") else 2
+    # two moments, and DeepSpeed's master copy of its share; of 8 bits with a scale per 256 of them
+    copies = 3 if engine.startswith("deepspeed") else 2.0 * _moment_bytes(config) / 4
     share, saved, gathered = n if engine in _SHARED_OUT else 1, 0.0, 0.0
     parts = {
         "weights": float(p.weights),
@@ -75,6 +75,9 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
     fused = config.optim.fused if config.optim.fused is not None else kind == "cuda"
     # torch's other kernels: on a GPU the square roots of all second moments, on a CPU two copies of the largest tensor
     step = 0.0 if fused else gradients if kind == "cuda" else 2 * p.largest / share
+    if config.optim.states == "int8":
+        # compiled on a GPU; on a CPU its weight, moments and what is computed of them in fp32, a tensor at a time
+        step = 0.0 if kind == "cuda" else 6 * p.largest / share
     host = 0.0
     if offload != "none":
         host = parts.pop("optimizer") + p.gradients / share
@@ -83,6 +86,11 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
         host += parts["weights"] - p.tower
         parts["weights"] = float(p.tower)
     return Held(parts, gradients, gathered, step, host + saved, saved)
+
+
+def _moment_bytes(config: RunConfig) -> float:
+    """Of one number of one of AdamW's moments, while it is kept."""
+    return 4.0 if config.optim.states == "fp32" else 1.0 + 4.0 / 256
 
 
 def samples_apart(config: RunConfig) -> bool:

@@ -63,6 +63,7 @@ _MAY_CHANGE = (
 _LENGTH = "train.steps"
 _BEFORE = {
     "algorithm.filter.key": "reward",
+    "optim.states": "fp32",
     "data.image.orientation": "displayed",
     "train.balance_batch": False,
     "schedule.correction_level": "token",

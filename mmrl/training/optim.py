@@ -11,8 +11,15 @@ import torch
 from mmrl.algorithms import gradient_scale
 from mmrl.config import OptimConfig
 from mmrl.errors import NonFiniteError
+from mmrl.training.optim_states import (
+    adamw_8bit,
+    has_8bit_moments,
+    quantize_moments,
+    whole_precision,
+)
 
 __all__ = [
+    "adamw_state",
     "build_optimizer",
     "build_policy_optimizer",
     "learning_rate",
@@ -27,20 +34,23 @@ def build_optimizer(
     parameters: Sequence[tuple[str, torch.nn.Parameter]],
     config: OptimConfig,
     device: torch.device | None = None,
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """AdamW; biases, norms and other vectors are not decayed. torch's fused kernel (optim.fused) needs no copies of its own: the
     other one holds the square roots of all second moments while it steps. `device`: where parameters will be, if not where they
-    are."""
+    are. Raises MissingExtraError (optim.states)."""
     decay = [p for _, p in parameters if p.ndim > 1]
     plain = [p for _, p in parameters if p.ndim <= 1]
     groups = [
         {"params": decay, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
+    groups = [g for g in groups if g["params"]]
+    if config.states == "int8":
+        return adamw_8bit(groups, config)
     on_gpu = any((device or p.device).type == "cuda" for _, p in parameters)
     fused = on_gpu if config.fused is None else config.fused
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
+        groups,
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
@@ -50,18 +60,35 @@ def build_optimizer(
 
 
 def load_adamw(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Continue from the state of an AdamW that may have used another kernel: this one's stays."""
+    """Continue from the state of an AdamW that may have used another kernel, or moments of other bits: this one's stay."""
     # before loading: by the groups' kernels torch decides on which device each `step` has to be
+    mine = ("fused", "foreach", "lr") if has_8bit_moments(optimizer) else ("fused", "foreach")
     groups = [
-        {**saved, "fused": ours["fused"], "foreach": ours["foreach"]}
+        {**ours, **saved, **{name: ours[name] for name in mine if name in ours}}
         for saved, ours in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict({**state, "param_groups": groups})
+    if has_8bit_moments(optimizer):
+        quantize_moments(optimizer)
+
+
+def adamw_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its state_dict() in the canonical form (mmrl/distributed/engines/base.py): moments in fp32, sharded where they are."""
+    found = optimizer.state_dict()
+    if not has_8bit_moments(optimizer):
+        return found
+    return {
+        "state": {
+            number: {name: whole_precision(value) for name, value in entries.items()}
+            for number, entries in found["state"].items()
+        },
+        "param_groups": [{**group, "lr": float(group["lr"])} for group in found["param_groups"]],
+    }
 
 
 def build_policy_optimizer(
     policy: Any, config: OptimConfig, head_lr: float | None = None
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """That of what `policy` trains (mmrl.distributed.engines.base.Trained). Where `head_lr` is given its heads (a critic's) learn
     at that rate, which follows the schedule of the others, and are not decayed."""
     optimizer = build_optimizer(policy.trainable(), config, policy.device)
@@ -91,7 +118,12 @@ def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Use `lr` in every parameter group, times the group's own factor `lr_scale` where it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        rate = lr * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            # what its compiled step reads
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def reduce_and_scale(

@@ -47,6 +47,8 @@ def check_packages(config: RunConfig) -> None:
     import_trackers(config)
     if config.model.lora is not None:
         _find("peft", "model.lora", "pip install peft")
+    if config.optim.states == "int8":
+        _find("torchao", "optim.states int8", install_command("int8"))
     if config.operations.metrics_port is not None:
         _find("prometheus_client", "operations.metrics_port", install_command("metrics"))
     if config.engine.rollout == "vllm" and config.engine.vllm.mode != "server":

@@ -138,7 +138,7 @@ class Trainer:
         # rows for failures.jsonl of a step that failed, which the main process does not have
         self._lost: list[dict[str, Any]] = []
 
-    def _build_optimizer(self) -> torch.optim.AdamW:
+    def _build_optimizer(self) -> torch.optim.Optimizer:
         return build_policy_optimizer(
             self.policy, self.config.optim, self.config.algorithm.critic.lr
         )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mmrl.cli.main import app
 from mmrl.cli.memory import memory_command
 from mmrl.cli.run import run_config
-from mmrl.config import LoraSettings, ModelConfig, RunConfig
+from mmrl.config import LoraSettings, ModelConfig, OptimConfig, RunConfig
 from mmrl.diagnostics.memory import (
     MemoryEstimate,
     announce_memory,
@@ -432,6 +432,8 @@ def test_settings_that_save_memory_do() -> None:
     # nothing but what is there at a start: no moments, no gradients
     assert plain.during("start-up") == plain.parts["weights"] + plain.parts["libraries"]
     assert plain.during("update") > plain.during("checkpoint") > plain.during("start-up")
+    small = estimate(base.model_copy(update={"optim": OptimConfig(states="int8")}))
+    assert 0.25 < small.parts["optimizer"] / plain.parts["optimizer"] < 0.26
 
     def with_(section: str, **values: Any) -> MemoryEstimate:
         return estimate(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mmrl.config import OptimConfig
-from mmrl.training.optim import build_optimizer, load_adamw, take_step
+from mmrl.config import OptimConfig, RunConfig
+from mmrl.training.optim import adamw_state, build_optimizer, load_adamw, take_step
 
 CONFIG = OptimConfig(lr=0.01, weight_decay=0.1)
 
@@ -63,3 +65,75 @@ def test_a_state_from_another_device_lies_where_the_kernel_reads_it(fused: bool 
     load_adamw(ours, copy.deepcopy(alone.state_dict()))
     assert ours.state[other]["exp_avg"].device.type == "meta"
     assert ours.state[other]["step"].device.type == ("meta" if fused else "cpu")
+
+
+WIDE = 128
+
+
+def eight_bits(seed: int = 0) -> tuple[list[tuple[str, torch.nn.Parameter]], torch.optim.Optimizer]:
+    generator = torch.Generator().manual_seed(seed)
+    named = [
+        ("matrix", torch.nn.Parameter(torch.randn(WIDE, WIDE, generator=generator))),
+        ("vector", torch.nn.Parameter(torch.randn(WIDE, generator=generator))),
+    ]
+    return named, build_optimizer(named, CONFIG.model_copy(update={"states": "int8"}))
+
+
+def steps(
+    named: list[tuple[str, torch.nn.Parameter]], optimizer: torch.optim.Optimizer, updates: range
+) -> None:
+    for update in updates:
+        generator = torch.Generator().manual_seed(update)
+        for _, parameter in named:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = parameter.detach() + 0.3 * noise
+        take_step(optimizer, named, CONFIG, 1.0, update, 100, str)
+
+
+def test_moments_of_8_bits_take_nearly_the_steps_of_fp32() -> None:
+    named, optimizer = eight_bits()
+    plain = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in named]
+    start = named[0][1].detach().clone()
+    steps(named, optimizer, range(30))
+    steps(plain, build_optimizer(plain, CONFIG), range(30))
+    apart, moved = (named[0][1] - plain[0][1]).norm(), (plain[0][1] - start).norm()
+    assert 0 < apart < 0.05 * moved
+    torch.testing.assert_close(named[1][1], plain[1][1], rtol=1e-4, atol=1e-5)
+    moments = optimizer.state[named[0][1]]
+    assert moments["exp_avg"].codes.nbytes == WIDE * WIDE, "one byte per number"
+
+
+def test_moments_of_8_bits_go_on_bit_for_bit_from_a_file_and_under_other_optimizers(
+    tmp_path: Path,
+) -> None:
+    straight, optimizer = eight_bits()
+    steps(straight, optimizer, range(3))
+    torch.save(adamw_state(optimizer), tmp_path / "optimizer.pt")
+    kept = [p.detach().clone() for _, p in straight]
+    steps(straight, optimizer, range(3, 6))
+    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    again, other = eight_bits(1)
+    for (_, parameter), old in zip(again, kept, strict=True):
+        parameter.data = old.clone()
+    # by way of moments in fp32
+    plain = build_optimizer(again, CONFIG)
+    load_adamw(plain, state)
+    assert all(type(v) is torch.Tensor for e in plain.state.values() for v in e.values())
+    load_adamw(other, adamw_state(plain))
+    steps(again, other, range(3, 6))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(straight, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"optim": {"states": "int8", "fused": True}}, "optim.fused true"),
+        (
+            {"optim": {"states": "int8"}, "engine": {"train": "deepspeed_zero2"}},
+            "found deepspeed_zero2",
+        ),
+    ],
+)
+def test_what_moments_of_8_bits_do_not_go_with(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RunConfig.model_validate(settings)

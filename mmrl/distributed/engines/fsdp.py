@@ -33,7 +33,7 @@ from mmrl.config import RunConfig
 from mmrl.distributed.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.distributed.engines.root import Root
 from mmrl.distributed.world import World
-from mmrl.training.optim import load_adamw, take_step
+from mmrl.training.optim import adamw_state, load_adamw, take_step
 
 __all__ = ["FSDPEngine"]
 
@@ -117,7 +117,7 @@ class FSDPEngine(TrainEngine):
                 yield name, _whole(parameter.detach())
 
     def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:
-        found = self.optimizer.state_dict()
+        found = adamw_state(self.optimizer)
         state: dict[int, dict[str, Any]] = {}
         with self.collective_section():
             for number, entries in found["state"].items():

@@ -16,7 +16,7 @@ import torch
 from mmrl.config import OptimConfig
 from mmrl.distributed.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.distributed.world import World
-from mmrl.training.optim import load_adamw, take_step
+from mmrl.training.optim import adamw_state, load_adamw, take_step
 
 __all__ = ["LocalEngine"]
 
@@ -75,8 +75,8 @@ class LocalEngine(TrainEngine):
 
     def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:
         if mine is None:
-            return self.optimizer.state_dict() if self.world.is_main else None
-        found = self.optimizer.state_dict()
+            return adamw_state(self.optimizer) if self.world.is_main else None
+        found = adamw_state(self.optimizer)
         state = {
             number: {
                 name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

@@ -19,7 +19,7 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.training.optim import build_optimizer
 
-__all__ = ["drive", "held"]
+__all__ = ["drive", "held", "int8"]
 
 
 def drive(folder: str) -> dict[str, Any]:
@@ -83,6 +83,58 @@ def drive(folder: str) -> dict[str, Any]:
         found["non-finite"] = world.gather([str(error)])
     found["steps"] = sorted(set(steps))
     return found
+
+
+def int8(folder: str) -> dict[str, Any]:
+    """Moments of 8 bits in shards: their share of the bytes of moments in fp32, and whether a state that was saved whole and
+    loaded again is the same, byte by byte, and leads to the same weights."""
+    world = World(torch.device("cpu"))
+    run = {"engine": {"train": "fsdp2"}, "optim": {"lr": 0.01, "states": "int8"}}
+    config = RunConfig.model_validate(run)
+    policy = load_policy(ModelConfig(path=folder, device="cpu"))
+    optimizer = build_optimizer(policy.trainable(), config.optim)
+    engine = build_train_engine(config, world, policy, optimizer)
+    batch = pack([idle_item(policy.eos_ids[0])])
+
+    def step(update: int) -> None:
+        engine.begin(1.0)
+        (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
+        engine.backward(logp_N.sum(), last=True)
+        engine.step(1.0, update, 10, str)
+
+    def local() -> list[torch.Tensor]:
+        found = []
+        for entries in optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                moment = entries[name].to_local()
+                found += [moment.codes, moment.scale] if hasattr(moment, "codes") else [moment]
+        return [t.clone() for t in found]
+
+    def weights() -> list[torch.Tensor]:
+        return [p.to_local().clone() for _, p in policy.trainable()]
+
+    step(0)
+    step(1)
+    before, kept = local(), weights()
+    state = engine.optimizer_state(lambda number: True)
+    assert state is not None
+    types = {type(v).__name__ for e in state["state"].values() for v in e.values()}
+    step(2)
+    straight = weights()
+    engine.load_optimizer_state(state)
+    with torch.no_grad():
+        for (_, parameter), old in zip(policy.trainable(), kept, strict=True):
+            parameter.to_local().copy_(old)
+    again = local()
+    step(2)
+    return {
+        "share": sum(t.nbytes for t in before) / (8 * sum(t.numel() for t in kept)),
+        "types": sorted(types),
+        "same": len(before) == len(again)
+        and all(torch.equal(a, b) for a, b in zip(before, again, strict=True)),
+        "goes on": all(torch.equal(a, b) for a, b in zip(straight, weights(), strict=True)),
+        "moved": not all(torch.equal(a, b) for a, b in zip(kept, straight, strict=True)),
+    }
 
 
 def _resident() -> int:

@@ -55,6 +55,7 @@ class Found:
     two: dict[str, list[dict[str, Any]]]
     fsdp: dict[str, Any]
     held: list[dict[str, Any]]  # by process
+    int8: list[dict[str, Any]]  # by process
     said: str
 
 
@@ -105,6 +106,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     wide.save_pretrained(folder / "wide")
     processor.save_pretrained(folder / "wide")
     jobs.insert(3, ["tests.distributed.engines.fsdp_worker:held", str(folder / "wide")])
+    jobs.insert(4, ["tests.distributed.engines.fsdp_worker:int8", str(folder / "wide")])
     jobs += [
         [TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
         [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
@@ -119,7 +121,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume"
     )
     two = {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE}
-    return Found(full, lora, one, two, ranks[0][2], [rank[3] for rank in ranks], said)
+    held, int8 = ([rank[n] for rank in ranks] for n in (3, 4))
+    return Found(full, lora, one, two, ranks[0][2], held, int8, said)
 
 
 def test_full_training_equals_one_process(found: Found) -> None:
@@ -165,6 +168,13 @@ def test_fsdp_in_bf16_holds_one_block_at_a_time(found: Found) -> None:
         assert of["layers"] == 10 and of["types"] == ["torch.float32"], of
         # transformers' own bf16 model, whose output layer rounds logits to bf16
         assert max(of["apart"].values()) < 0.02, of
+
+
+def test_moments_of_8_bits_in_shards_go_on_as_they_were(found: Found) -> None:
+    """They are saved whole and in fp32, as every engine reads them."""
+    for of in found.int8:
+        assert of["same"] and of["goes on"] and of["moved"], of
+        assert 0.25 < of["share"] < 0.3 and of["types"] == ["Tensor"], of
 
 
 def test_fsdp_sums_gradients_and_fails_together(found: Found) -> None:
