@@ -78,6 +78,8 @@ robots=no
 if has robotics || has all || has dev; then robots=yes; fi
 # LIBERO without its declared requirements (see pyproject.toml); what it imports came with the extra 'robotics'.
 [ "$robots" = no ] || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl
+# Tests run with the newest Pillow and with Trackio, which asks for an older one and works with both.
+! has dev || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps trackio brotli gradio-client orjson python-multipart
 # Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).
 if has_version opencv-python && has_version opencv-python-headless; then
     "$python" -m pip uninstall --quiet --yes opencv-python opencv-python-headless

@@ -165,19 +165,20 @@ class AlarmConfig(_Section):
 
 
 class TrackingConfig(_Section):
-    """What TensorBoard and Weights & Biases get in addition to the metrics (train.tensorboard, train.wandb)."""
+    """What TensorBoard, Trackio and Weights & Biases get in addition to the metrics (train.tensorboard, train.trackio,
+    train.wandb)."""
 
     project: str | None = Field(None, min_length=1)
-    """Project of Weights & Biases; null: WANDB_PROJECT, else mmrl."""
+    """Project of Trackio and Weights & Biases; null: TRACKIO_PROJECT or WANDB_PROJECT, else mmrl."""
     entity: str | None = None
     """User or team of Weights & Biases that the project belongs to; null: your default."""
     group: str | None = None
-    """Group of runs in Weights & Biases, for example the seeds of one experiment."""
+    """Group of runs in Trackio and Weights & Biases, for example the seeds of one experiment."""
     tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = []
     """Words to find the run by; none: WANDB_TAGS."""
     samples: int = Field(0, ge=0)
     """Held-out prompts per evaluation that are shown with picture, answer and reward. They leave the machine with
-    train.wandb."""
+    train.wandb, and with train.trackio where it writes into a Space."""
 
 
 class TrainConfig(_Section):
@@ -211,6 +212,9 @@ class TrainConfig(_Section):
     """Log the share of completions with words of reflection (wait, re-check ...), per source."""
     tensorboard: bool = False
     """Also log to TensorBoard (extra: tensorboard)."""
+    trackio: bool = False
+    """Also log to Trackio (extra: trackio), by default into a database of this machine (`trackio show`); a resumed run goes on in
+    the run of its name."""
     wandb: bool = False
     """Also log to Weights & Biases (extra: wandb); a resumed run goes on in the same W&B run."""
     tracking: TrackingConfig = TrackingConfig()

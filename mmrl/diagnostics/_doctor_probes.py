@@ -277,6 +277,7 @@ def probe_libraries() -> list[Finding]:
         ),
         (("deepspeed",), "engine.train: deepspeed_zero2 and deepspeed_zero3", deepspeed),
         (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
+        (("trackio",), "Trackio logs", _pip("trackio")),
         (("wandb",), "Weights & Biases logs", _pip("wandb")),
     )
     for names, purpose, fix in optional:

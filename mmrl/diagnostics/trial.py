@@ -63,6 +63,7 @@ def trial_overrides(run: RunConfig, prompts: int, samples: int, out: Path) -> li
         "schedule.timeline=0",
         # of prompts: a trial says what failed, and how often
         *(["reward.max_failure_share=1.0"] if run.data.train else []),
+        "train.trackio=false",
         "train.wandb=false",
         "train.tensorboard=false",
         "operations.metrics_port=null",

@@ -35,6 +35,7 @@ _MAY_CHANGE = (
     "train.log_rollouts",
     "train.log_reflection",
     "train.tensorboard",
+    "train.trackio",
     "train.wandb",
     "train.tracking",
     "data.on_error",

@@ -1,10 +1,11 @@
-"""TensorBoard and Weights & Biases on request: curves, settings, and held-out answers with their pictures.
+"""TensorBoard, Trackio and Weights & Biases on request: curves, settings, and held-out answers with their pictures.
 
     mmrl train grounding train.wandb=true train.tracking.project=boxes 'train.tracking.tags=[qwen, lr1e-6]'
 
 metrics.jsonl and eval/ are always written and remain the source of every number. A resumed run goes on in the same run of
 Weights & Biases, whose id RUN/trackers.json holds; steps that a killed run had told of and did again stand there twice, so that
-curves are drawn over the metric `step` and show the later value.
+curves are drawn over the metric `step` and show the later value. Trackio keeps its runs in a database of this machine, or of the
+Space that TRACKIO_SPACE_ID names; there a resumed run goes on by its name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mmrl.training.runlog import write_json
 
 __all__ = ["Trackers", "import_trackers"]
 
-_MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+_MODULES = {"tensorboard": "torch.utils.tensorboard", "trackio": "trackio", "wandb": "wandb"}
 """Key below `train` (and the extra of the same name) -> the module that it needs."""
 _IDS = "trackers.json"
 _REWARD = COLUMNS.index("reward")
@@ -150,14 +151,49 @@ class _WandB:
         self._run.finish(exit_code=int(failed))
 
 
+class _Trackio:
+    name = "Trackio"
+
+    def __init__(self, module: Any, config: RunConfig, *, resumed: bool) -> None:
+        self._trackio, t = module, config.train.tracking
+        settings = config.model_dump(mode="json")
+        # an unusable project's name: ValueError; no folder for its database, or a Space out of reach: whatever it likes
+        try:
+            self._run = module.init(
+                project=t.project or os.environ.get("TRACKIO_PROJECT") or "mmrl",
+                name=config.name,
+                group=t.group,
+                config={**settings, "tags": list(t.tags)} if t.tags else settings,
+                resume="allow" if resumed else "never",
+                embed=False,
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"train.trackio: Trackio did not start the run: {type(error).__name__}: {error}; mend train.tracking.project, "
+                "TRACKIO_DIR or TRACKIO_SPACE_ID, or set train.trackio: false"
+            ) from error
+
+    def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        image = self._trackio.Image
+        data = [[*cells, None if picture is None else image(picture)] for cells, picture in rows]
+        table = self._trackio.Table(columns=[*COLUMNS, "picture"], data=data)
+        self._run.log({"samples": table}, step=step)
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish()
+
+
 class Trackers:
     """The optional loggers of a run. A logger that cannot write costs its own log, with a warning, not the run.
 
     Args:
-        config: with train.tensorboard, train.wandb and train.tracking.
+        config: with train.tensorboard, train.trackio, train.wandb and train.tracking.
         folder: of the run.
         enabled: in the main process alone.
-        resumed: whether the run goes on from a checkpoint, and so in its run of Weights & Biases.
+        resumed: whether the run goes on from a checkpoint, and so in its run of Trackio and of Weights & Biases.
     """
 
     def __init__(
@@ -169,6 +205,8 @@ class Trackers:
         if "tensorboard" in modules:
             with optional("the log for TensorBoard"):
                 self.open.append(_TensorBoard(modules["tensorboard"], config, folder))
+        if "trackio" in modules:
+            self.open.append(_Trackio(modules["trackio"], config, resumed=resumed))
         if "wandb" in modules:
             known = _known_id(folder) if resumed else None
             tracker = _WandB(modules["wandb"], config, folder, known)

@@ -1,9 +1,11 @@
-"""What TensorBoard and Weights & Biases hold of a run: curves, settings, answers with pictures, one id after a resume."""
+"""What TensorBoard, Trackio and Weights & Biases hold of a run: curves, settings, answers with pictures, one id after a resume."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def make(folder: Path, steps: int, **sections: Any) -> Any:
         train={
             "steps": steps,
             "tensorboard": True,
+            "trackio": True,
             "wandb": True,
             "tracking": {"project": "boxes", "group": "seeds", "tags": ["tiny"], "samples": 3},
             **sections,
@@ -79,6 +82,17 @@ def history(folder: Path) -> list[dict[str, Any]]:
         for r in records(folder)
         if r.WhichOneof("record_type") == "history"
     ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def trackio_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where Trackio, which reads it when it is imported, keeps its runs."""
+    folder = tmp_path_factory.mktemp("trackio")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in sys.modules if n.partition(".")[0] == "trackio"]:
+            patch.delitem(sys.modules, name)
+        patch.setenv("TRACKIO_DIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +140,30 @@ def test_both_trackers_hold_every_number_of_the_metrics_file(run: Path) -> None:
             assert point.value == pytest.approx(float(value), rel=1e-6), name
     [start] = [r for r in told if r["step"] == 0]
     assert "eval/selection" in start, "the evaluation before training"
+
+
+def test_trackio_holds_every_number_and_picture_of_one_run(run: Path, trackio_folder: Path) -> None:
+    """Read from its database, without it."""
+    with sqlite3.connect(trackio_folder / "boxes.db") as database:
+        logged = [
+            (step, json.loads(values))
+            for step, values, name in database.execute(
+                "select step, metrics, run_name from metrics"
+            )
+            if name == "run"
+        ]
+        [settings] = [json.loads(c) for (c,) in database.execute("select config from configs")][-1:]
+    metrics = read_jsonl(run / "metrics.jsonl")
+    for row in metrics:
+        told: dict[str, Any] = {}
+        for step, values, run_id in logged:
+            told |= values if step == row["step"] and run_id == logged[0][2] else {}
+        for name, value in row.items():
+            if name != "step" and isinstance(value, (int, float)):
+                assert float(told[name]) == pytest.approx(float(value), nan_ok=True), name
+        assert len(told["samples"]["_value"]) == 3
+    assert settings["rollout"]["group_size"] == 3 and settings["tags"] == ["tiny"]
+    assert list(trackio_folder.rglob("*.png"))
 
 
 def test_both_trackers_show_held_out_answers_with_their_pictures(run: Path) -> None:
@@ -213,7 +251,7 @@ def test_a_library_that_fails_costs_its_own_log(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     trackers = Trackers(make(tmp_path, 1), tmp_path)
-    assert [t.name for t in trackers.open] == ["TensorBoard", "Weights & Biases"]
+    assert [t.name for t in trackers.open] == ["TensorBoard", "Trackio", "Weights & Biases"]
     wandb.finish()
     rows = [{"source": "a", "id": "1", "mode": "greedy", "score": {"value": 0.5}}]
     {
@@ -223,7 +261,7 @@ def test_a_library_that_fails_costs_its_own_log(
     }[call]()
     if call != "close":
         assert "Weights & Biases failed with" in capsys.readouterr().err
-        assert [t.name for t in trackers.open] == ["TensorBoard"]
+        assert [t.name for t in trackers.open] == ["TensorBoard", "Trackio"]
         trackers.close()
 
 
@@ -233,7 +271,9 @@ def test_the_environment_names_the_project_where_the_settings_do_not(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    config = make(tmp_path, 1, tensorboard=False, tracking={"project": None, "tags": []})
+    config = make(
+        tmp_path, 1, tensorboard=False, trackio=False, tracking={"project": None, "tags": []}
+    )
     trackers = Trackers(config, tmp_path)
     trackers.close()
     first, *_ = [r.run for r in records(tmp_path) if r.WhichOneof("record_type") == "run"]
