@@ -146,11 +146,10 @@ def test_trackio_holds_every_number_and_picture_of_one_run(run: Path, trackio_fo
     """Read from its database, without it."""
     with sqlite3.connect(trackio_folder / "boxes.db") as database:
         logged = [
-            (step, json.loads(values))
-            for step, values, name in database.execute(
-                "select step, metrics, run_name from metrics"
+            (step, json.loads(values), run_id)
+            for step, values, run_id in database.execute(
+                "select step, metrics, run_id from metrics"
             )
-            if name == "run"
         ]
         [settings] = [json.loads(c) for (c,) in database.execute("select config from configs")][-1:]
     metrics = read_jsonl(run / "metrics.jsonl")
