@@ -109,6 +109,15 @@ class RunConfig(_Section):
                 f"optim.states int8 needs engine.train single, ddp or fsdp2, found {self.engine.train}, which has an optimizer of "
                 "its own; set engine.train: fsdp2, or optim.states: fp32 with engine.deepspeed.offload: optimizer"
             )
+        if (
+            self.model.lora is not None
+            and self.model.lora.quantize
+            and self.engine.train not in ("auto", "single", "ddp")
+        ):
+            raise ValueError(
+                f"model.lora.quantize {self.model.lora.quantize} needs engine.train auto, single or ddp, found "
+                f"{self.engine.train}, which shares out weights of one type; set engine.train: auto, or quantize: null"
+            )
         self._check_advantages()
         self._check_critic()
         self._check_offline()

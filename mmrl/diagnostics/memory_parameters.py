@@ -84,7 +84,8 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     visual, layers = base.model.visual, list(base.model.language_model.layers)
     trained_vision = any(p.requires_grad for p in visual.parameters())
     blocks = [*layers, *(visual.blocks if trained_vision else [])]
-    weights, tower = _size(model.parameters()), 0 if trained_vision else _size(visual.parameters())
+    tower = 0 if trained_vision else _size(visual.parameters())
+    weights = _size(model.parameters()) - _saved_by_quantizing(config, base)
     adapted = {
         name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
     }
@@ -112,6 +113,22 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         stored,
         _size(m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")),
     )
+
+
+def _saved_by_quantizing(config: RunConfig, base: Any) -> int:
+    """What the language model's linear layers need less in 4 bits (mmrl/policy/quantized.py)."""
+    import torch
+
+    from mmrl.policy.quantized import BYTES_PER_NUMBER
+
+    if config.model.lora is None or config.model.lora.quantize is None:
+        return 0
+    layers = [
+        module.weight
+        for name, module in base.model.language_model.layers.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".lora_" not in name
+    ]
+    return int(sum(w.numel() * (w.element_size() - BYTES_PER_NUMBER) for w in layers))
 
 
 @functools.lru_cache(maxsize=16)

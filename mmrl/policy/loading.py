@@ -17,6 +17,7 @@ from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.finite import check_loaded
 from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
+from mmrl.policy.quantized import quantize_language
 from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template
 
@@ -335,9 +336,8 @@ def _placed(model: Any, device: torch.device, *, hold: bool) -> Any:
         return model.to(device)
     visual = model.model.visual
     if not any(p.requires_grad for p in visual.parameters()):
-        for parameter in visual.parameters():
-            # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
-            parameter.data = parameter.data.to(device, copy=True)
+        # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
+        visual._apply(lambda tensor: tensor.to(device, copy=True))
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
@@ -366,6 +366,8 @@ def assemble_policy(
         # a LoRA run's base is loaded in bf16 altogether
         if one is not None and autocast is not None and not lora:
             store_frozen(one, autocast)
+    if lora and config.lora is not None and config.lora.quantize is not None:
+        quantize_language(model, device)
     model = _placed(model, device, hold="model" in hold)
     if reference is not None:
         reference = _placed(reference, device, hold="reference" in hold)

@@ -25,6 +25,7 @@ from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
+from mmrl.policy.quantized import NF4Linear, whole_weight
 from mmrl.policy.sequence_parallel import Rows, SequenceGroup, slice_media
 from mmrl.policy.value_head import ValueHead
 from mmrl.policy.vision import (
@@ -481,6 +482,9 @@ class Policy:
 def save_merged(model: Any, folder: Path) -> None:
     """Save the base model with the adapter merged in, leaving the live model as it was, bit for bit."""
     base = model.get_base_model()
+    if any(isinstance(module, NF4Linear) for module in base.modules()):
+        base.save_pretrained(folder, state_dict=_merged_state(base))
+        return
     # in host memory: a GPU that a LoRA run fits need not have room for the base twice
     before = {
         name: p.detach().to("cpu", copy=True)
@@ -489,15 +493,34 @@ def save_merged(model: Any, folder: Path) -> None:
     }
     model.merge_adapter()
     try:
-        state = {}
-        for name, tensor in base.state_dict().items():
-            if ".lora_" in name or "lora_magnitude" in name or ".trainable_tokens_" in name:
-                continue
-            state[name.replace(".token_adapter", "").replace(".base_layer", "")] = tensor
-        base.save_pretrained(folder, state_dict=state)
+        base.save_pretrained(folder, state_dict=_without_adapters(base.state_dict()))
     finally:
         model.unmerge_adapter()
         with torch.no_grad():  # unmerging subtracts and so differs in the last bit: restore exactly
             for name, p in base.named_parameters():
                 if name in before:
                     p.copy_(before[name])
+
+
+def _without_adapters(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The base model's own tensors, by their own names."""
+    adapters = (".lora_", "lora_magnitude", ".trainable_tokens_")
+    return {
+        name.replace(".token_adapter", "").replace(".base_layer", ""): tensor
+        for name, tensor in state.items()
+        if not any(part in name for part in adapters)
+    }
+
+
+def _merged_state(base: Any) -> dict[str, torch.Tensor]:
+    """Of a quantized base: its layers dequantized, with their adapters, in host memory."""
+    state = _without_adapters(base.state_dict())
+    for name, module in base.named_modules():
+        if isinstance(module, NF4Linear):
+            state[f"{name.removesuffix('.base_layer')}.weight"] = whole_weight(module).cpu()
+    for name, module in base.named_modules():
+        if hasattr(module, "lora_A") and "default" in module.lora_A:
+            delta = module.get_delta_weight("default").float().cpu()
+            whole = state[f"{name}.weight"]
+            state[f"{name}.weight"] = (whole.float() + delta).to(whole.dtype)
+    return state

@@ -18,6 +18,7 @@ import torch
 
 from mmrl.errors import ConfigError
 from mmrl.policy.policy import Policy
+from mmrl.policy.quantized import NF4Linear, whole_weight
 from mmrl.rollout.digest import WeightDigest, block_of
 
 __all__ = ["SyncPlan", "WeightSource"]
@@ -45,6 +46,12 @@ class SyncPlan:
         self._prefix = "base_model.model." if policy.has_adapter else ""
         self._critic = tuple(f"{name}." for name in policy.heads)  # what samples has no use for it
         self._scales = self._adapters(policy.model)
+        # a policy whose base is quantized is never sharded: its modules stay
+        self._packed = {
+            name: module
+            for name, module in policy.model.named_modules()
+            if isinstance(module, NF4Linear)
+        }
         named = dict(policy.model.named_parameters())
         heads = [
             n
@@ -136,6 +143,8 @@ class SyncPlan:
             if name.startswith(self._critic):
                 continue
             tensor = live.detach().clone() if source.sharded else live.detach()
+            if (packed := self._packed.get(name.removesuffix(".weight"))) is not None:
+                tensor = whole_weight(packed)
             found = _ADAPTER.fullmatch(name)
             if found is None:
                 yield self._public(name), tensor

@@ -47,6 +47,8 @@ def check_packages(config: RunConfig) -> None:
     import_trackers(config)
     if config.model.lora is not None:
         _find("peft", "model.lora", "pip install peft")
+        if config.model.lora.quantize is not None:
+            _find("bitsandbytes", "model.lora.quantize", install_command("nf4"))
     if config.optim.states == "int8":
         _find("torchao", "optim.states int8", install_command("int8"))
     if config.operations.metrics_port is not None:

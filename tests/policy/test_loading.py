@@ -172,8 +172,12 @@ def _digest(model: Any) -> str:
 
 @pytest.mark.parametrize(
     "lora",
-    [None, LoraSettings(r=4, vision=True, target_modules=["q_proj", "o_proj", "qkv", "down_proj"])],
-    ids=["full", "lora"],
+    [
+        None,
+        LoraSettings(r=4, vision=True, target_modules=["q_proj", "o_proj", "qkv", "down_proj"]),
+        LoraSettings(r=4, target_modules=["q_proj", "down_proj"], quantize="nf4"),
+    ],
+    ids=["full", "lora", "nf4"],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_saved_model_is_what_transformers_loads(
