@@ -19,7 +19,7 @@ import inspect
 import pickle
 import sys
 import warnings
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -75,7 +75,7 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
 WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
 # played in an environment, whose rewards are the reward
 EPISODES: dict[str, str] = {"browser": "mmrl.tasks.browser.task:Browser"}
-_SHIPPED = {**BUILT_IN, **WRAPPERS, **EPISODES}
+_SHIPPED = ChainMap(BUILT_IN, WRAPPERS, EPISODES)
 
 OFFERED = "python:"
 """How names of objects begin that a script handed over."""

@@ -82,7 +82,10 @@ def test_values_in_backticks_are_accepted_by_the_key() -> None:
         ("num_generations=4", "TRL's num_generations is rollout.group_size here."),
         ("optim.learning_rate=1e-6", "TRL's learning_rate is optim.lr here."),
         ("algorithm.kl_coef=0.01", "EasyR1's algorithm.kl_coef is algorithm.kl.coef here."),
-        ("report_to=wandb", "TRL's report_to is train.wandb here (true; also train.tensorboard, train.trackio)."),
+        (
+            "report_to=wandb",
+            "TRL's report_to is train.wandb here (true; also train.tensorboard, train.trackio).",
+        ),
         (
             "rollout.max_completion_length=9",
             "TRL's max_completion_length is rollout.max_new_tokens",

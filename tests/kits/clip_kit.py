@@ -80,7 +80,8 @@ class Deadly(VisualCache):
             if Path(path).name.startswith("hanging"):
                 time.sleep(3600)
             if Path(path).name.startswith("babbling"):
-                for number in range(3, 64):
+                # any number: a worker inherits its pipe under the number that it has in the process that made it
+                for number in map(int, os.listdir("/proc/self/fd")):
                     with contextlib.suppress(OSError):
                         if stat.S_ISSOCK(os.fstat(number).st_mode):
                             os.write(number, struct.pack("!i", 4) + b"abcd")

@@ -40,7 +40,9 @@ def act(what, value=None):
     if what == "set":
         return {1, 2}
     if what == "write":
-        for pipe in range(3, 16):
+        for pipe in map(int, os.listdir("/proc/self/fd")):
+            if pipe < 3:
+                continue
             try:
                 os.write(pipe, value.encode("latin-1"))
             except OSError:
