@@ -125,6 +125,9 @@ class Turn:
     anew and compares with `RolloutGroup.fingerprint`. The rest is of environments, see mmrl.algorithms.trajectories: the critic's
     `values` (V,) of the observation (one, or one per action step), and for the steps that the turn took, (C,), their `rewards`
     and which were executed (`valid`); then whether the environment ended by it.
+
+    `decision` is what a policy chose that is no token (the denoising chain of a flow, mmrl.robotics.flow): the policy's own
+    `evaluate` takes it in the place of token_ids, which then name the nearest bins, for people. None: the tokens are it.
     """
 
     token_ids: tuple[int, ...]
@@ -138,6 +141,7 @@ class Turn:
     valid: tuple[bool, ...] = ()
     terminated: bool = False
     truncated: bool = False
+    decision: Any = None
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

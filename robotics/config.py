@@ -184,6 +184,11 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     episode weighs the same), or sum over a constant length, that of the longest episode (Dr.GRPO). Advantages of gae are normalised
     over decisions (or action steps) first, all alike; weighed by 1 / length of their episode their mean is then not 0 but leans
     towards that of short episodes; token_mean keeps it near 0. RLinf weighs by length."""
+    importance_sampling_level: Literal["token", "sequence", "action", "chunk"] = "token"  # type: ignore[assignment]
+    """Level of the importance ratio. token: each number of a decision has its own (SimpleVLA-RL). action, chunk: the product of
+    the ratios of an action step, or of a whole decision, as far as it was executed (RLinf for policies with flow heads).
+    sequence: GSPO, the geometric mean of a decision's ratios; clip_low 3e-4, clip_high 4e-4 and loss_aggregation sequence_mean
+    are then the defaults."""
 
 
 class ScheduleConfig(_ScheduleConfig):
@@ -311,6 +316,15 @@ class EmbodiedConfig(RunConfig):
                     "algorithm.critic.level=turn",
                     "algorithm.critic.level token is of answers: a robot's tokens are bins of one decision, which is "
                     "executed as a whole, so nothing is earned between two of them; use turn or action",
+                )
+            )
+        if a.critic.level == "action" and a.importance_sampling_level in ("sequence", "chunk"):
+            found.append(
+                (
+                    "algorithm.critic.level=turn",
+                    f"algorithm.importance_sampling_level {a.importance_sampling_level} gives a decision one ratio, "
+                    "algorithm.critic.level action an advantage for each of its action steps: use critic.level turn, or "
+                    "importance_sampling_level action or token",
                 )
             )
         if a.critic.hidden != type(a.critic).model_fields["hidden"].default:

@@ -32,6 +32,7 @@ from mmrl.distributed.cluster.run import run_cluster, simulator_demand
 from mmrl.distributed.engines import train_engine_name
 from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
+from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episode_rows import episode_row, step_row
@@ -44,7 +45,6 @@ from mmrl.robotics.pool_types import PoolSettings
 from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import COUNTERS, Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
-from mmrl.robotics.vla import VLAPolicy
 from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.generator import GeneratedGroups, Generator
 from mmrl.training.learner import Learner
@@ -113,7 +113,7 @@ class EpisodeRollouts:
         """See RolloutSource."""
         return Measured(HEADLINE, frozenset((*METRICS, *ALWAYS_MEASURED)))
 
-    def load_policy(self, weights: Path | None) -> VLAPolicy:
+    def load_policy(self, weights: Path | None) -> ActingPolicy:
         """See RolloutSource."""
         return load_vla(
             self.config,
@@ -122,7 +122,7 @@ class EpisodeRollouts:
             weights=weights,
         )
 
-    def build(self, policy: VLAPolicy, actor: VLAPolicy) -> None:
+    def build(self, policy: ActingPolicy, actor: ActingPolicy) -> None:
         """See RolloutSource: the policy decides by its own forward, or a copy of it in a generator process."""
         self._room = (
             SharedWeights(policy.trainable()) if self._apart and self.world.is_main else None

@@ -9,8 +9,8 @@ from mmrl.algorithms import GAESettings, ReturnSettings, return_parts, trainable
 from mmrl.algorithms.group_rewards import passes_filter, score_of
 from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
+from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.robotics.vla import VLAPolicy
 from mmrl.training.critic import CriticAdvantages, CriticLoss
 from mmrl.training.group_advantages import GroupAdvantages
 from mmrl.training.learner import AdvantageEstimator, Learner
@@ -28,10 +28,10 @@ __all__ = [
 
 def robot_learner(
     config: EmbodiedConfig,
-    policy: VLAPolicy,
+    policy: ActingPolicy,
     engine: TrainEngine,
     world: World,
-    actor: VLAPolicy | None = None,
+    actor: ActingPolicy | None = None,
 ) -> Learner:
     """What trains `policy` on groups of episodes: with algorithm.advantage gae by a critic, else by the episodes' scores. `actor`
     has the weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
@@ -55,7 +55,7 @@ def robot_learner(
     )
 
 
-def most_tokens(config: EmbodiedConfig, policy: VLAPolicy) -> int:
+def most_tokens(config: EmbodiedConfig, policy: ActingPolicy) -> int:
     """Tokens of an episode that is never over before env.horizon."""
     return (
         math.ceil(config.env.horizon / (policy.codec.chunk * policy.codec.repeat))
@@ -63,7 +63,9 @@ def most_tokens(config: EmbodiedConfig, policy: VLAPolicy) -> int:
     )
 
 
-def critic_advantages(config: EmbodiedConfig, actor: VLAPolicy, world: World) -> CriticAdvantages:
+def critic_advantages(
+    config: EmbodiedConfig, actor: ActingPolicy, world: World
+) -> CriticAdvantages:
     """PPO's judge: one decision is one step of GAE, or with algorithm.critic.level action each of its action steps is."""
     c = config.algorithm.critic
     gae = GAESettings(

@@ -24,10 +24,10 @@ import numpy as np
 
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, NonFiniteError
+from mmrl.robotics.acting import ActingPolicy, ActionOutput
 from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.pool_types import PoolError, Reply
-from mmrl.robotics.vla import ActionOutput, VLAPolicy
 from mmrl.rollout.stages import Stages
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason, Turn
 
@@ -132,7 +132,7 @@ class Driver:
     def __init__(
         self,
         pool: VectorEnv,
-        vla: VLAPolicy,
+        vla: ActingPolicy,
         *,
         seed: int = 0,
         stages: int = 1,
@@ -324,6 +324,7 @@ class Driver:
                 tuple(bool(v) for v in chunk.valid_C),
                 terminated,
                 truncated,
+                output.decision,
             )
         )
         run.frames += chunk.frames

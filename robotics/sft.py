@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +27,12 @@ from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
+from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import ActionSpace, Observation, make_simulator
 from mmrl.robotics.demonstrations import DemoEpisode, demo_folder, load_demos, record_demos
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.source import env_specs
-from mmrl.robotics.vla import VLAPolicy
 from mmrl.training.sft import Failed, SupervisedSource
 
 __all__ = ["DemoSteps", "Demonstrations", "save_policy"]
@@ -40,7 +41,7 @@ __all__ = ["DemoSteps", "Demonstrations", "save_policy"]
 class DemoSteps:
     """The examples of several demonstrations."""
 
-    def __init__(self, episodes: Sequence[DemoEpisode], vla: VLAPolicy) -> None:
+    def __init__(self, episodes: Sequence[DemoEpisode], vla: ActingPolicy) -> None:
         self.episodes, self.vla = episodes, vla
         self.index = [
             (e, p) for e, episode in enumerate(episodes) for p in range(len(episode.steps))
@@ -54,32 +55,36 @@ class DemoSteps:
         return len(self.index)
 
     def example(self, number: int) -> tuple[Observation, np.ndarray, np.ndarray]:
-        """The observation, target bins (N,), and which of them are real actions (N,)."""
+        """The observation, what is to be chosen (N,), and which of it are real actions (N,)."""
         e, p = self.index[number]
-        episode, codec = self.episodes[e], self.vla.codec
-        bins, valid = codec.targets(episode.actions, int(episode.steps[p]))
+        episode = self.episodes[e]
+        targets_N, mask_N = self.vla.targets(episode.actions, int(episode.steps[p]))
         pictures = {name: frames[p] for name, frames in episode.images.items()}
         return (
             Observation(pictures, episode.proprio[p], episode.instruction),
-            bins.reshape(-1),
-            np.repeat(valid, codec.dim),
+            targets_N,
+            mask_N,
         )
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """An encoded control step: its prompt, the target bins (N,), and which of them are real actions (N,)."""
+    """An encoded control step: its prompt, what is to be chosen (N,), which of that are real actions (N,), and the seed of what
+    is drawn for it."""
 
     prompt: Prompt
-    tokens: list[int]
+    targets: list[Any]
     mask_N: np.ndarray
+    key: tuple[int, ...]
 
 
 class Demonstrations:
     """A SupervisedSource (mmrl.training.sft): control steps, drawn in a seeded order that never repeats within an epoch."""
 
     lr_key = "demos.optim.lr"
-    measures: Sequence[str] = ("sure",)  # share of the tokens that the policy gives more than 1/2
+    measures: Sequence[str] = (
+        "sure",
+    )  # share of the numbers that it is sure of (mmrl.robotics.acting.Cloned)
 
     def __init__(self, config: EmbodiedConfig, world: World) -> None:
         self.config, self.world = config, world
@@ -92,7 +97,7 @@ class Demonstrations:
         executed = c.demos.labels == "executed"
         return load_demos(demo_folder(c), c.vla.cameras, executed=executed)
 
-    def load_policy(self, say: Callable[[str], None]) -> VLAPolicy:
+    def load_policy(self, say: Callable[[str], None]) -> ActingPolicy:
         """See SupervisedSource. Records demonstrations where there are none."""
         self._record(say)
         with self.world.raise_on_all_ranks():
@@ -116,7 +121,7 @@ class Demonstrations:
             record_demos(self.config, told)
         self.world.gather([True])
 
-    def _made_for(self, episodes: Sequence[DemoEpisode]) -> VLAPolicy:
+    def _made_for(self, episodes: Sequence[DemoEpisode]) -> ActingPolicy:
         """The policy with the proprioception of these episodes. Collective."""
         proprio = None
         if self.config.vla.proprio:
@@ -146,7 +151,7 @@ class Demonstrations:
         return self.world.gather(found)[0]
 
     @contextmanager
-    def open(self, policy: VLAPolicy, engine: TrainEngine) -> Iterator[None]:
+    def open(self, policy: ActingPolicy, engine: TrainEngine) -> Iterator[None]:
         """See SupervisedSource."""
         self.vla, self.engine, self.demos = policy, engine, DemoSteps(self.episodes, policy)
         self._rng = np.random.default_rng((self.config.seed, 31))
@@ -160,7 +165,12 @@ class Demonstrations:
         chosen, self._order = self._order[: self.batch], self._order[self.batch :]
         mine = chosen[self.world.rank :: self.world.size]
         found = [self.demos.example(number) for number in mine]
-        return [_Decision(self.vla.prompt(o), bins.tolist(), mask) for o, bins, mask in found], []
+        return [
+            _Decision(
+                self.vla.prompt(o), targets.tolist(), mask, (self.config.seed, 43, step, number)
+            )
+            for number, (o, targets, mask) in zip(mine, found, strict=True)
+        ], []
 
     def size(self, example: _Decision) -> tuple[int, int]:
         """See SupervisedSource."""
@@ -168,29 +178,32 @@ class Demonstrations:
 
     def idle(self) -> _Decision:
         """See SupervisedSource."""
-        bins = self.vla.tokens_per_decision
-        return _Decision(self.vla.idle_turn()[0], [0] * bins, np.zeros(bins, bool))
+        size = self.vla.tokens_per_decision
+        return _Decision(self.vla.idle_turn()[0], [0] * size, np.zeros(size, bool), (0,))
 
     def loss(self, examples: Sequence[_Decision]) -> tuple[torch.Tensor, Sequence[float]]:
         """See SupervisedSource."""
 
         def forward() -> tuple[torch.Tensor, ...]:
-            found = self.vla.evaluate([e.prompt for e in examples], [e.tokens for e in examples])
-            return found.logp_N, found.values_M
+            found = self.vla.clone(
+                [e.prompt for e in examples],
+                [e.targets for e in examples],
+                [e.key for e in examples],
+            )
+            return found.loss_N, found.sure_N, found.values_M
 
-        logp_N, values_M = self.engine.run(forward)
+        loss_N, sure_N, values_M = self.engine.run(forward)
         mask_N = torch.tensor(np.concatenate([e.mask_N for e in examples]), device=self.vla.device)
-        logp_N = logp_N[mask_N]
         # sharded, a critic takes part in every forward and so in every backward
         unused = values_M.sum() * 0.0 if self.engine.lockstep else 0.0
-        return -logp_N.sum() + unused, [float((logp_N.detach() > np.log(0.5)).sum())]
+        return loss_N[mask_N].sum() + unused, [float(sure_N[mask_N].sum())]
 
-    def save(self, policy: VLAPolicy, folder: Path) -> None:
+    def save(self, policy: ActingPolicy, folder: Path) -> None:
         """See SupervisedSource."""
         save_policy(policy, self.config, folder)
 
 
-def save_policy(vla: VLAPolicy, config: EmbodiedConfig, folder: Path) -> None:
+def save_policy(vla: ActingPolicy, config: EmbodiedConfig, folder: Path) -> None:
     """The policy with the configuration it was made with, so that an evaluation sees what it was made for."""
     vla.save(folder)
     (folder / "trainer").mkdir(exist_ok=True)

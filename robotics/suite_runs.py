@@ -19,6 +19,7 @@ from mmrl.config.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.evaluation.result import write_evaluation
 from mmrl.evaluation.suite_table import run_suites
 from mmrl.policy.manifest import check_loadable
+from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.episodes import pool_settings
 from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
@@ -34,7 +35,6 @@ from mmrl.robotics.suites import (
     check_overrides,
     configure,
 )
-from mmrl.robotics.vla import VLAPolicy
 
 __all__ = ["base_settings", "play_suites"]
 
@@ -131,7 +131,7 @@ def play_suites(
 
 
 def _one(
-    vla: VLAPolicy | ExternalPolicy,
+    vla: ActingPolicy | ExternalPolicy,
     name: str,
     suite: EnvironmentSuite,
     setting: Setting,
@@ -151,7 +151,7 @@ def _one(
         policy = ProtocolPolicy(vla, pool, setting)
         driver = Driver(
             pool,
-            cast(VLAPolicy, policy),
+            cast(ActingPolicy, policy),
             seed=config.seed,
             stages=stages,
             temperature=config.rollout.temperature,

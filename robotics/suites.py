@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, field_validator
 from mmrl.config import merge, parse_overrides
 from mmrl.errors import ConfigError
 from mmrl.evaluation.suite_book import Suite
+from mmrl.robotics.acting import ActingPolicy, ActionOutput
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
 from mmrl.robotics.contract import InitialState, Observation
@@ -27,7 +28,6 @@ from mmrl.robotics.external import ExternalCodec, ExternalPolicy
 from mmrl.robotics.load import read_description
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
-from mmrl.robotics.vla import ActionOutput, VLAPolicy
 
 __all__ = [
     "EnvironmentSuite",
@@ -343,8 +343,10 @@ class ProtocolPolicy:
     Checks at the first decision that the simulator takes the actions the policy gives (ConfigError).
     """
 
-    def __init__(self, vla: VLAPolicy | ExternalPolicy, pool: VectorEnv, setting: Setting) -> None:
-        self._vla, self._pool, self._setting = cast(VLAPolicy, vla), pool, setting
+    def __init__(
+        self, vla: ActingPolicy | ExternalPolicy, pool: VectorEnv, setting: Setting
+    ) -> None:
+        self._vla, self._pool, self._setting = cast(ActingPolicy, vla), pool, setting
         self._rules, self._agreed = setting.protocol if setting.whole else None, False
         self._own_pictures = getattr(vla, "own_pictures", False)
 
@@ -359,7 +361,7 @@ class ProtocolPolicy:
         greedy: bool = False,
         temperature: float = 1.0,
     ) -> list[ActionOutput]:
-        """See VLAPolicy.act."""
+        """See ActingPolicy.act."""
         if observations and not self._agreed:
             self._agree()
         if self._rules is not None and not self._own_pictures:

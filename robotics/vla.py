@@ -19,7 +19,6 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Evaluated, Policy
 from mmrl.policy.value_head import ValueHead
+from mmrl.robotics.acting import ActingPolicy, ActionOutput, Cloned
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import VLAConfig
 from mmrl.robotics.contract import Observation
@@ -80,19 +80,9 @@ def _distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
     return [p for _, p in known.values()], owner
 
 
-@dataclass(frozen=True)
-class ActionOutput:
-    """What the policy chose in one decision: bin indices (N,) and their fp32 log-probs; the values (V,), 0 without a head."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    values_V: tuple[float, ...]
-    prompt: Prompt
-
-
 class VLAPolicy:
-    """A Policy that acts. `core` is the language model with everything mmrl does with it (adapters, freezing, saving);
-    `prompt(observation)` encodes what it sees."""
+    """An ActingPolicy with a discrete head. `core` is the language model with everything mmrl does with it (adapters, freezing,
+    saving); `prompt(observation)` encodes what it sees."""
 
     def __init__(
         self,
@@ -298,6 +288,18 @@ class VLAPolicy:
         packed = sum(p.length + sum(map(len, c)) for p, c in zip(chosen, completions, strict=True))
         return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), values_DV.flatten(), packed)
 
+    def targets(self, actions_TA: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """See ActingPolicy: bins."""
+        bins_KA, valid_K = self.codec.targets(actions_TA, start)
+        return bins_KA.reshape(-1), np.repeat(valid_K, self.codec.dim)
+
+    def clone(
+        self, prompts: Sequence[Prompt], targets_DN: Sequence[Any], keys: Sequence[tuple[int, ...]]
+    ) -> Cloned:
+        """See ActingPolicy: the negative log-likelihood; nothing is drawn."""
+        found = self.evaluate(prompts, targets_DN)
+        return Cloned(-found.logp_N, found.logp_N.detach() > np.log(0.5), found.values_M)
+
     @torch.no_grad()
     def values(self, prompts: Sequence[Prompt]) -> list[float]:
         """The critic's value of each prompt (of its first action step); zeros without a critic."""
@@ -405,3 +407,7 @@ class VLAPolicy:
                 yield self
         finally:
             self.value_head = head
+
+
+# for type checkers
+_CHECKED: type[ActingPolicy] = VLAPolicy

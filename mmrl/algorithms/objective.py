@@ -42,7 +42,7 @@ __all__ = [
     "truncated_importance",
 ]
 
-Importance = Literal["token", "sequence"]
+Importance = Literal["token", "sequence", "action", "chunk"]
 Aggregate = Literal["token_mean", "sequence_mean", "dr_grpo"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
@@ -58,7 +58,8 @@ class ObjectiveSettings:
     dual_clip: float | None = 3.0
     """For negative advantages the loss is at most dual_clip * |A| (Ye et al. 2020, arXiv 1912.09729); None: any."""
     importance_sampling_level: Importance = "token"
-    """'token': one ratio per token. 'sequence': exp(mean log-ratio) of the sequence (GSPO, arXiv 2507.18071)."""
+    """'token': one ratio per token. 'sequence': exp(mean log-ratio) of the sequence (GSPO, arXiv 2507.18071). 'action', 'chunk':
+    of policies that act, exp(sum of log-ratios) over an action step or a decision (RLinf), see `policy_loss(unit_N=...)`."""
     loss_aggregation: Aggregate = "token_mean"
     """'token_mean' (DAPO), 'sequence_mean' (GRPO: every sequence weighs the same), 'dr_grpo' (constant length)."""
     max_completion_length: int | None = None
@@ -270,6 +271,14 @@ def _surrogate(
     return loss_M, marks
 
 
+def _summed(values_M: Tensor, unit_M: Tensor) -> Tensor:
+    """Each value's sum over its unit, (M,)."""
+    _, row_M = unit_M.unique(return_inverse=True)
+    return values_M.new_zeros(int(row_M.max()) + 1 if len(row_M) else 0).index_add(
+        0, row_M, values_M
+    )[row_M]
+
+
 def policy_loss(
     settings: ObjectiveSettings,
     logp_N: Tensor,
@@ -283,6 +292,7 @@ def policy_loss(
     scale_N: Tensor | None = None,
     label_N: Tensor | None = None,
     num_labels: int = 0,
+    unit_N: Tensor | None = None,
     offline_N: Tensor | None = None,
     entropy_N: Tensor | None = None,
     entropy_coef: float = 0.0,
@@ -295,9 +305,11 @@ def policy_loss(
     0/1, tokens in the loss. ref_logp_N: reference log-probs; with kl_coef 0 the KL is only measured.
     weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. scale_N: multiplies both (a length
     normalisation of the caller's, whose denominator is then the caller's too). label_N: long in [0, num_labels),
-    constant within a sequence, splits the statistics, not the loss. offline_N: bool, tokens of demonstrations, which take
-    `off_policy_loss`, no KL and no entropy bonus. entropy_N: entropies with gradient, for a bonus of entropy_coef (not in the
-    statistics; see mmrl.algorithms.entropy). All are (N,) and finite where masked in; 16-bit log-probs are raised to float32.
+    constant within a sequence, splits the statistics, not the loss. unit_N: long, which tokens share a ratio, for
+    importance_sampling_level action and chunk; advantages are constant within a unit. offline_N: bool, tokens of
+    demonstrations, which take `off_policy_loss`, no KL and no entropy bonus. entropy_N: entropies with gradient, for a bonus
+    of entropy_coef (not in the statistics; see mmrl.algorithms.entropy). All are (N,) and finite where masked in; 16-bit
+    log-probs are raised to float32.
     Non-finite results are the caller's to detect. Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
     """
     if settings.kl_coef > 0 and ref_logp_N is None:
@@ -316,6 +328,9 @@ def policy_loss(
     if settings.importance_sampling_level == "sequence":
         sums_B = torch.zeros(length_B.numel(), dtype=logp_M.dtype, device=logp_M.device)
         raw_M = (sums_B.index_add(0, row_M, raw_M) / length_B)[row_M]
+    elif settings.importance_sampling_level != "token":
+        assert unit_N is not None, "the caller says which tokens share a ratio"
+        raw_M = _summed(raw_M, unit_N[kept_M])
     limit = settings.log_ratio_clamp
     loss_M, marks = _surrogate(settings, raw_M.clamp(-limit, limit), select(advantage_N))
     off_M = torch.zeros_like(kept_M, dtype=torch.bool) if offline_N is None else offline_N[kept_M]

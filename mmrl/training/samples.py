@@ -123,6 +123,7 @@ class SampleBuilder:
                     and turn.policy_version < self._version,
                     tuple(values),
                     tuple(returns),
+                    decision=turn.decision,
                 )
             )
         return TrainingSample((group.key, number), tuple(turns), denominator)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class TrainingTurn:
     trained on, each with its entry of `advantage_N`, times `scale`. `stale`: written with older weights than those of now (async).
     `offline`: somebody else wrote it. `proximal_N`: its log-probs before the update, where that has several passes.
     `fingerprint`: of the input that the rollout saw, where training encodes it anew; '' where the prompt is that of the rollout.
+    `decision`: what was chosen, where that is no tokens (mmrl.types.Turn).
     """
 
     prompt: Prompt
@@ -78,6 +79,12 @@ class TrainingTurn:
     values_V: tuple[float, ...] = ()
     returns_V: tuple[float, ...] = ()
     proximal_N: tuple[float, ...] | None = None
+    decision: Any = None
+
+    @property
+    def chosen(self) -> Any:
+        """What the policy's `evaluate` gives log-probs of."""
+        return self.tokens if self.decision is None else self.decision
 
 
 @dataclass(frozen=True)

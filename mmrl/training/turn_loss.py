@@ -90,7 +90,7 @@ class TurnLoss:
     ) -> torch.Tensor:
         """The summed loss; what it counts goes into `result`."""
         reference_N, out = self._forward(
-            [t.prompt for t in turns], [t.tokens for t in turns], result
+            [t.prompt for t in turns], [t.chosen for t in turns], result
         )
         columns = Columns.of(turns, out.logp_N.device)
         old_N, weight_N = self._old(turns, columns, out.logp_N.detach(), first_pass)
@@ -111,6 +111,7 @@ class TurnLoss:
                 scale_N=columns.scale_N,
                 label_N=label_N,
                 num_labels=len(names),
+                unit_N=self._units(columns),
                 offline_N=columns.offline_N if self._mixes else None,
                 entropy_N=out.entropy_N,
                 entropy_coef=self.entropy.coefficient,
@@ -130,6 +131,14 @@ class TurnLoss:
         if first_pass:
             self._observe(turns, columns, out, result, fresh)
         return total
+
+    def _units(self, columns: Columns) -> torch.Tensor | None:
+        """Which numbers of decisions have one ratio, (N,), where importance_sampling_level names such a level of policies that
+        act."""
+        level = self.settings.importance_sampling_level
+        if level == "chunk":
+            return columns.turn_N
+        return columns.parts(self.policy.codec.dim) if level == "action" else None
 
     def _old(
         self, turns: Sequence[TrainingTurn], columns: Columns, logp_N: torch.Tensor, count: bool
@@ -164,20 +173,20 @@ class TurnLoss:
         return torch.stack(parts + [out.values_M.sum()] * (self.critic is not None)).sum() * 0.0
 
     def _forward(
-        self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], result: UpdateResult
+        self, prompts: Sequence[Prompt], chosen: Sequence[Any], result: UpdateResult
     ) -> tuple[torch.Tensor | None, Evaluated]:
         """Log-probs of the reference, where there is a KL term, and what the policy and its critic say."""
         reference_N, warming = None, self.warming
         if self.settings.kl_coef > 0 and not warming:
             began = time.perf_counter()
             with torch.no_grad(), self.policy.reference() as reference:
-                reference_N = self._evaluate(reference, prompts, tokens).logp_N
+                reference_N = self._evaluate(reference, prompts, chosen).logp_N
             result.logprobs_s += time.perf_counter() - began
         detached = warming or (self.critic is not None and self.critic.detached)
         out = self._evaluate(
             self.policy,
             prompts,
-            tokens,
+            chosen,
             detach_values=detached,
             entropy_gradient=self.entropy.coefficient > 0 and not warming,
         )
@@ -188,7 +197,7 @@ class TurnLoss:
         self,
         policy: Any,
         prompts: Sequence[Prompt],
-        tokens: Sequence[tuple[int, ...]],
+        chosen: Sequence[Any],
         **options: Any,
     ) -> Evaluated:
         packed = 0
@@ -197,7 +206,7 @@ class TurnLoss:
 
         def forward() -> tuple[torch.Tensor, ...]:
             nonlocal packed
-            out = policy.evaluate(prompts, tokens, self.config.rollout.temperature, **options)
+            out = policy.evaluate(prompts, chosen, self.config.rollout.temperature, **options)
             packed = out.num_tokens
             return out.logp_N, out.entropy_N, out.values_M
 
@@ -211,7 +220,7 @@ class TurnLoss:
             out = self._evaluate(
                 self.policy,
                 [t.prompt for t in turns] or [prompt],
-                [t.tokens for t in turns] or [written],
+                [t.chosen for t in turns] or [written],
             )
         pieces = out.logp_N.split([len(t.tokens) for t in turns]) if turns else ()
         return [tuple(piece.tolist()) for piece in pieces]
@@ -315,6 +324,12 @@ class Columns:
     def per_turn(self, values: Sequence[int]) -> torch.Tensor:
         """A number of each turn, for its tokens."""
         return torch.tensor(values, device=self.device).repeat_interleave(self.sizes)
+
+    def parts(self, size: int) -> torch.Tensor:
+        """Numbers each `size` tokens that follow each other in a turn, (N,), over all turns."""
+        begins = self.sizes.cumsum(0) - self.sizes
+        place_N = torch.arange(len(self.turn_N), device=self.device) - begins[self.turn_N]
+        return self.turn_N * int(self.sizes.max()) + place_N // size
 
     def floats(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
         """Numbers of the tokens of each turn."""
