@@ -41,6 +41,11 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "frozen": (1, 20, {"model": FROZEN}),
     "frozen_bf16": (1, 20, {"model": {**FROZEN, "dtype": "bf16"}}),
     "lora": (1, 20, {"model": {"dtype": "bf16", "lora": {"r": 16, "alpha": 32}}}),
+    "qlora": (
+        1,
+        20,
+        {"model": {"dtype": "bf16", "lora": {"r": 16, "alpha": 32, "quantize": "nf4"}}},
+    ),
     "long": (1, 1500, {"model": FROZEN, "rollout": {"max_new_tokens": 4}}),
     "sharded": (2, 20, {"model": FROZEN, "engine": {"train": "fsdp2"}}),
     "sharded_bf16": (

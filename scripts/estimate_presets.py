@@ -20,10 +20,14 @@ from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 _GIB = 2**30
 _LEAN = ("train.token_budget=8192", "rollout.batch_tokens=16384")
 _SHARED = ("engine.train=fsdp2", "engine.rollout=vllm", "engine.vllm.memory=0.4")
+_QLORA = "model.lora={r: 16, alpha: 32, quantize: nf4}"
 # model, GPUs, GiB of each that a process may use, what is trained, overrides
 _SIZES: tuple[tuple[str, int, float, str, tuple[str, ...]], ...] = (
     ("3B", 1, 22, "LoRA", (*_LEAN, "engine.rollout=own", "model.lora={r: 16, alpha: 32}")),
     ("3B", 1, 39, "LoRA", (*_LEAN, "engine.rollout=own", "model.lora={r: 16, alpha: 32}")),
+    ("7B", 1, 22, "QLoRA", (*_LEAN, "engine.rollout=own", _QLORA)),
+    ("32B", 1, 39, "QLoRA", (*_LEAN, "engine.rollout=own", _QLORA)),
+    ("72B", 1, 78, "QLoRA", (*_LEAN, "engine.rollout=own", _QLORA)),
     ("3B", 1, 39, "language model", (*_LEAN, "engine.rollout=own")),
     ("3B", 1, 78, "language model", ("engine.rollout=vllm", "engine.vllm.memory=0.4")),
     ("7B", 8, 39, "language model", (*_LEAN, *_SHARED, "engine.vllm.memory=0.5")),
