@@ -20,7 +20,8 @@ from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
 if importlib.util.find_spec("robosuite") is None:
     pytest.skip(f"needs robosuite: {bridge.ArmSimulator.install}", allow_module_level=True)
 
-TASKS = ("Lift", "Stack", "PickPlaceCan", "NutAssemblySquare", "Door")
+# of five: one block, one assembly, one fixture; stacking and picking cans add nothing to what a reset restores
+TASKS = ("Lift", "NutAssemblySquare", "Door")
 
 
 def _spec(task: str, **changes: Any) -> EnvSpec:
