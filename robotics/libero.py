@@ -10,9 +10,9 @@ A task is `suite/number` or `suite/name`, numbered as in LIBERO's task map (task
 protocols: hard reset, env seed 0, set the recorded state, then 10 settle steps with an open gripper. Pictures are rotated by 180
 degrees (which leaves them mirrored, as all published policies expect). Success terminates.
 
-Options: assets ('auto', 'official', 'stand-in' or a folder), gl ('auto', 'osmesa', 'egl'), wait_steps (10), settle_gripper (-1:
-open), env_seed (0). Without official meshes libero_object runs on stand-ins of ours: versions()['assets'] then says 'stand-in',
-and what is measured is no LIBERO score.
+Options: assets ('auto', 'official', 'stand-in' or a folder), gl ('auto', 'osmesa', 'egl', 'none': no pictures), wait_steps (10),
+settle_gripper (-1: open), env_seed (0). Without official meshes a task runs on stand-ins, LIBERO's collision geometry in plain
+colours: versions()['assets'] then says 'stand-in', and what is measured is no LIBERO score.
 """
 
 from __future__ import annotations
@@ -234,12 +234,6 @@ class LiberoSimulator(ArmSimulator):
     def _resolve_assets(self) -> Assets:
         if self._assets is None:
             assets = find_assets(self.option("assets"))
-            if assets.kind == "stand-in" and self.suite != "libero_object":
-                raise MissingExtraError(
-                    f"{self.suite} needs LIBERO's official meshes, which are not on this machine (stand-ins "
-                    "cover libero_object). With a network: python -m mmrl.robotics.libero_assets download "
-                    "FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER"
-                )
             self._assets = assets
         return self._assets
 
@@ -263,12 +257,13 @@ class LiberoSimulator(ArmSimulator):
         write_config()
         try:
             self._point_at_assets()
-            from libero.libero.envs import OffScreenRenderEnv
+            from libero.libero.envs.env_wrapper import ControlEnv
         except ImportError as error:
             raise MissingExtraError(
                 f"LIBERO cannot be imported ({error}). Install what it needs: {INSTALL}"
             ) from error
-        self._wrapper = OffScreenRenderEnv(bddl_file_name=str(self.bddl_file), **settings)
+        # not OffScreenRenderEnv: that one asks for a GL context whatever it is told
+        self._wrapper = ControlEnv(bddl_file_name=str(self.bddl_file), **settings)
         return self._wrapper.env
 
     def _start(self, state: InitialState) -> None:
@@ -317,12 +312,10 @@ class LiberoSimulator(ArmSimulator):
     def expert(
         self, rng: np.random.Generator, noise: float = 0.0
     ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-        """Picks the object of the goal up and puts it into the basket; for libero_object."""
-        if self.suite != "libero_object":
-            return super().expert(rng, noise)
-        from mmrl.robotics.libero_experts import BasketExpert
+        """Makes the goal's predicates true: picks and places, pulls, pushes, twists (mmrl.robotics.libero_experts)."""
+        from mmrl.robotics.libero_experts import GoalExpert
 
-        return BasketExpert(self, rng, noise)
+        return GoalExpert(self, rng, noise)
 
     def versions(self) -> dict[str, str]:
         """mujoco, robosuite, libero, render backend, kind of assets, and how an episode starts."""

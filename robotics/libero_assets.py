@@ -18,29 +18,26 @@ import importlib.util
 import io
 import os
 import pickle
-import shutil
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmrl.errors import CacheError, ConfigError, DataError, MissingExtraError
+from mmrl.errors import ConfigError, DataError, MissingExtraError
+from mmrl.robotics.cached_folders import cache_root, publish_folder
+from mmrl.robotics.libero_standins import stand_ins
 
 __all__ = [
     "INSTALL",
     "OFFICIAL_FOLDERS",
     "Assets",
-    "cache_root",
     "download_assets",
     "find_assets",
     "init_states",
     "libero_folder",
-    "publish_folder",
     "write_config",
 ]
 
@@ -71,11 +68,6 @@ class Assets:
     kind: str
 
 
-def cache_root() -> Path:
-    """$MMRL_CACHE, else ~/.cache/mmrl."""
-    return Path(os.environ.get("MMRL_CACHE") or Path.home() / ".cache" / "mmrl").expanduser()
-
-
 def libero_folder() -> Path:
     """The folder of the installed package that holds bddl_files and init_files. Imports nothing. Raises MissingExtraError."""
     try:
@@ -85,32 +77,6 @@ def libero_folder() -> Path:
     if spec is None or spec.origin is None:
         raise MissingExtraError(f"LIBERO is not installed. Install it with: {INSTALL}")
     return Path(spec.origin).parent
-
-
-def publish_folder(target: Path, write: Callable[[Path], None]) -> Path:
-    """Fill a folder beside `target` and rename it to `target`; whoever comes second keeps the first one's. Raises CacheError
-    when the disk is full or not writable."""
-    if target.is_dir():
-        return target
-    scratch: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        scratch.chmod(0o755)
-        write(scratch)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    except OSError as error:
-        raise CacheError(
-            f"expected to write {target}, found {error}; point MMRL_CACHE at a folder that can be written"
-        ) from error
-    finally:
-        if scratch is not None and scratch.is_dir():
-            shutil.rmtree(scratch, ignore_errors=True)
-    return target
 
 
 def write_config() -> None:
@@ -147,8 +113,6 @@ def _write_text(path: Path, text: str) -> None:
 def find_assets(wanted: str | os.PathLike[str] = "auto") -> Assets:
     """The assets to use. `wanted`: 'auto' (official where they are found, else stand-ins), 'official', 'stand-in' or a folder
     with official assets. Never downloads. Raises MissingExtraError when official ones are wanted and not there."""
-    from mmrl.robotics.libero_standins import stand_ins
-
     wanted = os.fspath(wanted)
     if wanted == "stand-in":
         return Assets(stand_ins(), "stand-in")

@@ -10,7 +10,8 @@ proprioception is eef position 3, axis-angle 3, finger joints 2. No picture is d
 itself samples its sensors the physics state is copied, and `observe` draws from that copy. So pictures equal those of an
 environment that renders every step, bit for bit (tests/robotics/test_libero.py).
 
-Cameras: base (agentview), wrist (robot0_eye_in_hand), front, side, top. Options: gl ('auto', 'osmesa', 'egl').
+Cameras: base (agentview), wrist (robot0_eye_in_hand), front, side, top. Options: gl ('auto', 'osmesa', 'egl', or 'none': physics
+without pictures, whose resets take half the time).
 """
 
 from __future__ import annotations
@@ -225,6 +226,11 @@ class ArmSimulator(Simulator):
         return self.spec.options.get(name, self.options[name])
 
     @property
+    def _blind(self) -> bool:
+        """Option gl 'none': physics alone, for experts and planners that read the state."""
+        return bool(self.option("gl") == "none")
+
+    @property
     def action_space(self) -> ActionSpace:
         """Pose deltas and gripper (A = 7)."""
         return ARM_ACTIONS
@@ -264,7 +270,7 @@ class ArmSimulator(Simulator):
         """Start an episode: the model is rebuilt ('hard reset'), since a soft reset is not deterministic."""
         self._check(state)
         if self._env is None:
-            self._backend = choose_gl(str(self.option("gl")))
+            self._backend = choose_gl("auto" if self._blind else str(self.option("gl")))
             robosuite = import_robosuite(self.install)
             with _seeded(0):
                 self._env = self._build(robosuite, self._settings(robosuite))
@@ -273,8 +279,9 @@ class ArmSimulator(Simulator):
             self._make_current()
         self._over = True
         self._start(state)
-        self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._frame)
-        self._renderer = self._renderer or _gl_renderer()
+        if not self._blind:
+            self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._frame)
+            self._renderer = self._renderer or _gl_renderer()
         self._steps, self._over = 0, False
 
     def _settings(self, robosuite: Any) -> dict[str, Any]:
@@ -282,7 +289,7 @@ class ArmSimulator(Simulator):
         return dict(
             use_camera_obs=False,
             has_renderer=False,
-            has_offscreen_renderer=True,
+            has_offscreen_renderer=not self._blind,
             control_freq=20,
             ignore_done=True,
             hard_reset=True,
@@ -329,6 +336,11 @@ class ArmSimulator(Simulator):
 
     def observe(self) -> Observation:
         """Draw the state that robosuite's sensors saw last."""
+        if self._blind:
+            raise ConfigError(
+                f"{self.spec.suite}: expected a render backend (option gl: auto, osmesa or egl) to draw with, found "
+                "gl 'none', which has physics alone"
+            )
         sim = self.env.sim
         self._make_current()
         size = self.spec.image_size
@@ -359,7 +371,7 @@ class ArmSimulator(Simulator):
             for name in ("mujoco", "robosuite")
             if _installed(name)
         }
-        found["render"] = self._backend or str(self.option("gl"))
+        found["render"] = "none" if self._blind else self._backend or str(self.option("gl"))
         if self._renderer:
             found["renderer"] = self._renderer
         warning = mujoco_warning(found.get("mujoco", ""))
@@ -432,6 +444,6 @@ class RobosuiteSimulator(ArmSimulator):
         """For Lift only."""
         if self.spec.task != "Lift":
             return super().expert(rng, noise)
-        from mmrl.robotics.libero_experts import LiftExpert
+        from mmrl.robotics.arm_expert import LiftExpert
 
         return LiftExpert(self, rng, noise)

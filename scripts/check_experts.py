@@ -1,14 +1,15 @@
 """How often do the scripted experts solve their tasks? They play evaluation initial states in real simulators, in worker processes.
 
-    python -m scripts.check_experts libero                               # libero_object, ten tasks, 10 episodes each
+    python -m scripts.check_experts libero                               # four suites, 40 tasks, 10 episodes each
     python -m scripts.check_experts maniskill --tasks PickCube-v1 --episodes 50
     python -m scripts.check_experts libero --missing                     # go on after an interrupt: tasks without a row
     python -m scripts.check_experts libero --tasks libero_object/3 --clips runs/unsolved --no-record
 
 Nothing is drawn but the clips of --clips, which show the unsolved episodes once more. Prints solved k/n and control steps per
 task and writes assets/results/experts_SUITE.json, renewed after every task; tasks not played now keep their rows where episodes
-and noise are the same. What was measured on LIBERO's stand-ins says `assets: stand-ins`: it tests the bridge and the expert, no
-policy, and is no LIBERO score. Exit status 1 when an episode was not solved.
+and noise are the same. What was measured on LIBERO's stand-ins (LIBERO's collision geometry in colours of ours) says
+`assets: stand-ins`: it tests the bridge and the expert, no policy, and is no LIBERO score. Exit status 1 when an
+episode was not solved.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from scripts._expert_simulator import EXPERT
 __all__ = ["SUITES", "expert_specs", "measure"]
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "libero": ("libero_object",),
+    "libero": ("libero_spatial", "libero_object", "libero_goal", "libero_10"),
     "maniskill": ("maniskill_push", "maniskill_pull", "maniskill_pick", "maniskill_stack"),
     "tiny": ("tiny_push", "tiny_reach", "tiny_pick"),
     "robosuite": ("robosuite_lift",),
@@ -50,6 +51,8 @@ _PACKAGES = {
     "maniskill": ("mani_skill", "sapien"),
     "robosuite": ("mujoco", "robosuite"),
 }
+_BLIND = {"maniskill": {"render_backend": "none"}, "libero": {"gl": "none"}}
+"""Options without which a simulator would prepare to draw."""
 _BLACK_SIDE, _CLIP_SIDE = 8, 192  # pixels: of pictures that nobody draws, and of clips
 _CHUNK = 10  # control steps of one command to a worker
 _LIMITS = PoolSettings(handshake_s=180.0, reset_s=180.0, step_s=120.0)
@@ -63,8 +66,8 @@ def expert_specs(suite: str, tasks: Sequence[str] = (), *, noise: float = 0.0) -
     specs: list[EnvSpec] = []
     for one in load_suites().select(",".join(SUITES[suite])).values():
         options = {**one.options, "of": one.env, "noise": noise, "draw": False}
-        if one.env == "maniskill":
-            options["render_backend"] = "none"
+        if one.env in _BLIND:
+            options |= _BLIND[one.env]
         specs += [
             EnvSpec(EXPERT, task, one.horizon, _BLACK_SIDE, ("base",), options)
             for task in one.tasks
@@ -195,7 +198,8 @@ def _film(pool: VectorEnv, runs: Sequence[_Run], folder: Path) -> None:
     """Play episodes again with pictures."""
 
     def drawn(spec: EnvSpec) -> EnvSpec:
-        options = {name: value for name, value in spec.options.items() if name != "render_backend"}
+        blind = _BLIND.get(spec.options["of"], {})
+        options = {name: value for name, value in spec.options.items() if name not in blind}
         return replace(spec, image_size=_CLIP_SIDE, options={**options, "draw": True})
 
     for run in _play(pool, [(drawn(run.spec), run.state) for run in runs]):

@@ -409,24 +409,22 @@ def robot_algorithms(found: dict[str, Any]) -> str:
 
 
 def experts() -> str:
-    """How often scripted experts solve their tasks: LIBERO's in one row, the other simulators' one by one."""
+    """How often scripted experts solve their tasks: a row for each suite of LIBERO, the other simulators' tasks one by one."""
     lines = [
         "| scripted expert, evaluation states | solved | control steps, median (lowest to highest) | assets |",
         "|---|---|---|---|",
     ]
-    for name, title in (
-        ("libero", "libero_object"),
-        ("maniskill", ""),
-        ("robosuite", ""),
-        ("tiny", ""),
-    ):
+    for name in ("libero", "maniskill", "robosuite", "tiny"):
         file = ROOT / "assets" / "results" / f"experts_{name}.json"
         found = json.loads(file.read_text(encoding="utf-8"))["tasks"] if file.exists() else []
-        parts = (
-            [(f"{title}, {len(found)} tasks", found)]
-            if title and found
-            else [(f"{name} {r['task']}", [r]) for r in found]
-        )
+        suites: dict[str, list[Any]] = {}
+        for row in found:
+            suite, numbered, _ = row["task"].partition("/")
+            suites.setdefault(suite if numbered else f"{name} {row['task']}", []).append(row)
+        parts = [
+            (f"{label}, {len(rows)} tasks" if "/" in rows[0]["task"] else label, rows)
+            for label, rows in suites.items()
+        ]
         for label, rows in parts:
             known = [r["steps"] for r in rows if r["steps"]]
             steps = (
