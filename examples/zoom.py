@@ -22,6 +22,7 @@ import numpy as np
 
 from mmrl import (
     Environment,
+    Mark,
     Observation,
     Outcome,
     RewardContext,
@@ -109,8 +110,14 @@ class ZoomEnvironment(Environment):
         return Outcome(
             Observation(
                 _asked("which"), [shrink(self.picture[top : top + half, left : left + half], 2)]
-            )
+            ),
+            # where it looked, on the overview
+            marks=[Mark("box", tuple(v / 4 for v in (left, top, left + half, top + half)))],
         )
+
+    def random(self, rng: np.random.Generator) -> str:
+        """Some quarter, some stripes."""
+        return str(rng.choice(list(STRIPES) if self.looked else list(QUARTERS)))
 
 
 def named(text: str) -> str | None:

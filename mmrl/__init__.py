@@ -18,7 +18,7 @@ if not (_tasks := Path(__file__).parent / "tasks").is_dir():
 
 from mmrl import _torchvision_cpu
 from mmrl.coords import CoordFrame
-from mmrl.environment import Environment, Observation, Outcome
+from mmrl.environment import Environment, Mark, Observation, Outcome
 from mmrl.errors import DataError
 from mmrl.operations.versions import VERSION as __version__
 from mmrl.registry import register
@@ -55,6 +55,7 @@ __all__ = [
     "Environment",
     "Evaluation",
     "ImageSize",
+    "Mark",
     "Observation",
     "Outcome",
     "RewardContext",

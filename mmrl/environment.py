@@ -7,7 +7,8 @@
 
 A `mmrl.Task` whose `environment` makes one is rolled out turn by turn: the policy is shown the observation, writes a turn, is shown
 the next observation behind everything before, until the environment ends or `max_turns` are over. A task without one is the
-environment that ends after one turn. examples/zoom.py is a whole one.
+environment that ends after one turn. examples/zoom.py is a whole one. A class like this may also be named where a task is, by file
+or by package (mmrl/data/environment_rows.py); `mmrl env check` plays it and draws what was seen.
 
 The chat grows: later observations are appended to what was shown and written, token by token, and never change it. The learner
 packs such rollouts behind one copy of their common prompt (mmrl/policy/pack.py) and trains the policy's own tokens; observations
@@ -20,11 +21,14 @@ import abc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmrl.types import ImageSize, Sample, Turn, VideoSize
 
-__all__ = ["Environment", "Observation", "Outcome"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Environment", "Mark", "Observation", "Outcome"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,34 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """What a turn did on a picture, for people: the point (x, y) of a click, the box (x1, y1, x2, y2) of a crop, or a drag from
+    (x1, y1) to (x2, y2), in pixels of the picture as the observation gave it. `image` counts the pictures of the rollout so far; -1
+    is the one shown last. Raises ValueError for what cannot be drawn.
+    """
+
+    kind: Literal["point", "box", "drag"]
+    at: tuple[float, ...]
+    image: int = -1
+
+    def __post_init__(self) -> None:
+        vars(self)["at"] = tuple(float(v) for v in self.at)
+        numbers = {"point": 2, "box": 4, "drag": 4}.get(self.kind)
+        if numbers is None or len(self.at) != numbers or not all(map(math.isfinite, self.at)):
+            raise ValueError(
+                "expected a mark 'point' of two finite numbers, or 'box' or 'drag' of four, found "
+                f"{self.kind!r} of {self.at}"
+            )
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a turn led to: the next observation, or the end (`terminated`: of the environment's own, `truncated`: cut off).
 
     `reward` is that of this turn. The sum over a rollout must lie in the task's value_range; `info` of the last turn becomes the
     metrics of its score (`correct`, `success` ...). `parsed` False: the turn could not be read; a rollout counts as parsed where
-    its last turn was. Raises ValueError for an outcome that neither ends nor shows something.
+    its last turn was. `marks`: where the turn acted on a picture that it was shown, drawn by the report, the viewer and
+    `mmrl env check`. Raises ValueError for an outcome that neither ends nor shows something.
     """
 
     observation: Observation | None = None
@@ -55,6 +81,7 @@ class Outcome:
     truncated: bool = False
     info: Mapping[str, float] = field(default_factory=dict)
     parsed: bool = True
+    marks: Sequence[Mark] = ()
 
     def __post_init__(self) -> None:
         if self.observation is None and not self.ended:
@@ -85,6 +112,12 @@ class Environment(abc.ABC):
     by side then. A rollout's own calls still follow each other, but not in one thread: clients that are bound to a thread do not
     go."""
 
+    headline: ClassVar[str] = "reward"
+    """The metric it is judged by, a name in `info` of every last turn, or 'reward'. This and `value_range` are read where the class
+    itself is named as the task; see mmrl.Task."""
+    value_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    """Bounds of the sum of a rollout's rewards."""
+
     @abc.abstractmethod
     def reset(self, sample: Sample, seed: int) -> Observation:
         """Begin. The same sample and seed give the same observation: all rollouts of a group get the same ones, and begin alike."""
@@ -96,6 +129,15 @@ class Environment(abc.ABC):
     @abc.abstractmethod
     def step(self, turn: Turn) -> Outcome:
         """Answer what the policy wrote: `turn.text` (parse it, never run it: it is a stranger's), which ended by `turn.stop`."""
+
+    def scripted(self, rng: np.random.Generator) -> str | None:
+        """The next turn of a player that knows the environment, wrong at times where `rng` says so; None: there is no such player.
+        For checks and demonstrations. Asked between `reset` or `step` and the next `step`."""
+        return None
+
+    def random(self, rng: np.random.Generator) -> str | None:
+        """A turn drawn at random from those that the environment understands; None: the check writes words of its own."""
+        return None
 
     def close(self) -> None:  # noqa: B027  most hold nothing
         """The rollout is over, or has failed. Called once, also where `reset` raised."""

@@ -5,6 +5,8 @@
     name                     built in, or registered with @register in this process
     python:name              a class or a function that a script handed to mmrl.Trainer (`offer`)
 
+The class is a Task, or an Environment, which gets a task of JSON rows around it (mmrl/data/environment_rows.py).
+
 `task_from_spec` makes a task from such a name and its parameters; worker processes rebuild tasks the same way. What the running
 script itself defines they cannot import: it is carried to them by value (`carried`, `adopt`).
 """
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mmrl.config.trust import check_code
+from mmrl.data.environment_rows import task_around
+from mmrl.environment import Environment
 from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
 
@@ -240,8 +244,12 @@ def _own_module(path: Path) -> str | None:
 
 
 def _as_task(found: Any, spec: str) -> type[Task]:
+    if isinstance(found, type) and issubclass(found, Environment):
+        found = task_around(found)
     if not (isinstance(found, type) and issubclass(found, Task)):
-        raise RegistryError(f"'{spec}': expected a subclass of mmrl.Task, found {found!r}")
+        raise RegistryError(
+            f"'{spec}': expected a subclass of mmrl.Task or mmrl.Environment, found {found!r}"
+        )
     if not found.name:
         found.name = spec.rpartition(":")[2].rpartition("/")[2].lower()
     return found
@@ -274,7 +282,9 @@ def _from_file(spec: str) -> type[Task]:
         public = [
             n
             for n, v in vars(module).items()
-            if isinstance(v, type) and issubclass(v, Task) and v is not Task
+            if isinstance(v, type)
+            and issubclass(v, (Task, Environment))
+            and v not in (Task, Environment)
         ]
         raise RegistryError(
             f"'{spec}': {path.name} defines no '{name}'.{did_you_mean(name, public)} "

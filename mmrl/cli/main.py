@@ -1,4 +1,4 @@
-"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, new, tasks, cache, config,
+"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, new, tasks, env, cache, config,
 memory and doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
@@ -60,6 +60,8 @@ tasks_app = typer.Typer(
     no_args_is_help=True, help="List tasks and check that they keep the contract."
 )
 app.add_typer(tasks_app, name="tasks")
+env_app = typer.Typer(no_args_is_help=True, help="Play environments of several turns.")
+app.add_typer(env_app, name="env")
 cache_app = typer.Typer(
     no_args_is_help=True, help="Fill and look after a folder of cached visual tensors."
 )
@@ -554,6 +556,35 @@ def tasks_check(
         check_all_command(name, data, model, params, out, config)
     else:
         check_command(name, data, model, params, out, limit, config)
+
+
+@env_app.command("check")
+def env_check(
+    name: Annotated[
+        str, typer.Argument(help="task name, package/name or file.py:Name of a Task or Environment")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="rows to play; default: that of --config, else the task's own examples"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="play as this run would: model, pixel budget, parameters")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="model whose template and processor to use")
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(help="parameter, for example max_turns=5")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the filmstrips")] = Path("runs/env-check"),
+    episodes: Annotated[int, typer.Option(help="samples that each player plays", min=1)] = 4,
+    timeout: Annotated[float, typer.Option(help="seconds that one call may take", min=0.1)] = 30.0,
+    seed: Annotated[int, typer.Option(help="of the players and the resets", min=0)] = 0,
+) -> None:
+    """Play episodes with scripted, random and junk turns: equal for equal seeds, rewards in range; drawn to look at."""
+    from mmrl.cli.environments import check_environment_command
+
+    check_environment_command(name, data, model, param or [], out, episodes, timeout, seed, config)
 
 
 CacheFolder = Annotated[Path, typer.Argument(help="folder of the cache")]

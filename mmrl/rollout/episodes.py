@@ -35,7 +35,7 @@ from mmrl.types import Rollout, Sample, Score, StopReason, Turn
 from mmrl.video.media import image_overrides
 from mmrl.workers.scoring import checked, failed
 
-__all__ = ["Episode", "begin", "check_environments", "play", "turns_of"]
+__all__ = ["Episode", "begin", "check_environments", "place_of", "play", "turns_of"]
 
 T = TypeVar("T")
 _PART = "reward"
@@ -153,11 +153,11 @@ class Episode:
                 return Rollout(turns, score, info=self.info)
             except ValueError as wrong:  # a reward outside the task's range, info without an end
                 error = wrong
-        score = failed(f"reward_error: environment{_place(error)}", error, (_PART,))
+        score = failed(f"reward_error: environment{place_of(error)}", error, (_PART,))
         return Rollout(turns, score, error=score.reason, info=self.info)
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Where an environment's own code raised, ' (FILE:LINE)'; '' for what is not of a file of its."""
     ours = str(Path(__file__).resolve().parents[1])
     frames = [

@@ -8,6 +8,7 @@ action changes nothing: the policy is told why, and the turn counts.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,10 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from mmrl.environment import Environment, Observation, Outcome
+from mmrl.coords import from_orig
+from mmrl.environment import Environment, Mark, Observation, Outcome
 from mmrl.task import Template
 from mmrl.tasks.browser.actions import BadAction, command_of, read_action
-from mmrl.tasks.browser.chromium import Shown
+from mmrl.tasks.browser.chromium import Command, Shown
 from mmrl.tasks.browser.pool import Browsers, Page
 from mmrl.tasks.browser.sites import find_site
 from mmrl.types import ImageSize, Sample, Turn, VideoSize
@@ -84,15 +86,35 @@ class BrowserEnvironment(Environment):
             return Outcome(terminated=True, info=self._info())
         shown = self.page.act(command)
         self.idle += not shown.acted
-        reward = self._paid(shown)
+        reward, marks = self._paid(shown), _marks(command)
         if shown.done:
-            return Outcome(reward=reward, terminated=True, info=self._info(shown.reward >= 1))
+            return Outcome(
+                reward=reward, terminated=True, info=self._info(shown.reward >= 1), marks=marks
+            )
         words = "" if shown.acted else "That could not be done here."
         return Outcome(
             Observation(_user(words, picture=True), [_pixels(shown)]),
             reward=reward,
             info=self._info(),
+            marks=marks,
         )
+
+    def random(self, rng: np.random.Generator) -> str:
+        """A click on a point of the page; where the spelling has more than clicks, at times a key, a scroll or a word."""
+        size = self.sizes[-1]
+        place = [float(rng.integers(0, n)) for n in size.orig_wh]
+        x, y = (
+            round(v) for v in from_orig(place, self.template.frame, size.resized_wh, size.orig_wh)
+        )
+        if self.rules.spelling == "point":
+            return f"[{x}, {y}]"
+        choices: list[dict[str, Any]] = [
+            *[{"action": "click", "point": [x, y]}] * 5,
+            {"action": "type", "point": [x, y], "text": "ab"},
+            {"action": "scroll", "direction": "down"},
+            {"action": "hotkey", "keys": "tab"},
+        ]
+        return json.dumps(choices[int(rng.integers(len(choices)))])
 
     def _paid(self, shown: Shown) -> float:
         gained = max(0.0, min(shown.progress, 1.0) - self.progress)
@@ -123,6 +145,15 @@ def _user(words: str, *, picture: bool) -> list[dict[str, Any]]:
             "content": [*content, *([{"type": "text", "text": words}] if words else [])],
         }
     ]
+
+
+def _marks(command: Command) -> list[Mark]:
+    """Where the command acted on the page."""
+    if not command.placed:
+        return []
+    if command.kind == "drag":
+        return [Mark("drag", (*command.point, *command.end))]
+    return [Mark("point", command.point)]
 
 
 def _pixels(shown: Shown) -> np.ndarray:

@@ -95,7 +95,9 @@ def test_a_file_that_is_missing_or_lacks_the_class_says_so(tmp_path: Path) -> No
     empty.write_text("Number = 3\n", encoding="utf-8")
     with pytest.raises(RegistryError, match="Tasks in it: none"):
         resolve_task(f"{empty}:Anything")
-    with pytest.raises(RegistryError, match=r"expected a subclass of mmrl\.Task, found 3"):
+    with pytest.raises(
+        RegistryError, match=r"expected a subclass of mmrl\.Task or mmrl\.Environment, found 3"
+    ):
         resolve_task(f"{empty}:Number")
 
 
