@@ -420,8 +420,13 @@ class ActionCodec:
             raise ActionError(
                 f"expected indices from 0 to {self.bins - 1}, found {int(found.min())} to {int(found.max())}"
             )
+        return self.from_unit(self.centers[found], executed=executed)
+
+    def from_unit(self, unit: Any, *, executed: bool = True) -> np.ndarray:
+        """Numbers (..., K, A) in units of the bounds, -1 to 1 and beyond, to actions (..., K * repeat, A), as `decode` makes them
+        of bins: for policies whose actions are numbers."""
         low, high = self.bounds()
-        values = 0.5 * (self.centers[found] + 1.0) * (high - low) + low
+        values = 0.5 * (np.asarray(unit, np.float64) + 1.0) * (high - low) + low
         if executed:
             values = self._simulator_gripper(values)
         return np.repeat(values, self.repeat, axis=-2)
@@ -432,6 +437,24 @@ class ActionCodec:
         """What the decision at control step `start` of a demonstration should choose: indices (K, A) and valid (K,). With
         repeat > 1 an action step is the mean of its control steps, the gripper that of the last one; steps after the end of
         the episode repeat the last action and are not valid."""
+        rows, valid = self._steps(actions_TA, start)
+        return self.encode(rows, executed=executed), valid
+
+    def unit_targets(
+        self, actions_TA: Any, start: int, *, executed: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same as numbers in units of the bounds, (K, A) float64, neither rounded nor clipped; 0 without spread."""
+        values, valid = self._steps(actions_TA, start)
+        if executed:
+            values = self._policy_gripper(values)
+        low, high = self.bounds()
+        spread = high - low
+        flat = spread <= _TINY_SPREAD * np.maximum(np.abs(low), np.abs(high))
+        unit = 2.0 * (values - low) / np.where(flat, 1.0, spread) - 1.0
+        return np.where(flat, 0.0, unit), valid
+
+    def _steps(self, actions_TA: Any, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """The action steps (K, A) of the decision at control step `start`, and which are real (K,)."""
         actions = self._checked(actions_TA)
         if actions.ndim != 2 or not 0 <= start < len(actions):
             raise ActionError(
@@ -445,7 +468,7 @@ class ActionCodec:
             if self.gripper is not None:
                 row[self.gripper] = (window if len(window) else actions)[-1, self.gripper]
             rows.append(row)
-        return self.encode(np.stack(rows), executed=executed), np.array(valid)
+        return np.stack(rows), np.array(valid)
 
     def _checked(self, actions: Any) -> np.ndarray:
         values = np.asarray(actions, dtype=np.float64)

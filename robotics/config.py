@@ -31,6 +31,7 @@ __all__ = [
     "EmbodiedAlgorithmConfig",
     "EmbodiedConfig",
     "EnvConfig",
+    "FlowConfig",
     "RLConfig",
     "ScheduleConfig",
     "VLAConfig",
@@ -99,11 +100,43 @@ class ActionConfig(_Section):
     """Convention of the policy's gripper values."""
 
 
+class FlowConfig(_Section):
+    """How a policy with a flow head (SmolVLA) makes its noise into actions, and which part of that is its decision; see
+    mmrl.robotics.flow. A run's own: a checkpoint may be trained with another."""
+
+    denoising_steps: int = Field(4, ge=1)
+    """Steps from noise to actions. lerobot evaluates SmolVLA with 10; RL is done with 3 to 5 (RLinf)."""
+    noise: Literal["sde", "learned"] = "sde"
+    """Where the chance in a decision comes from. sde: Flow-SDE, noise that the flow itself takes out again (Flow-GRPO, pi_RL).
+    learned: Flow-Noise, a head of the model says how much noise each step of the ODE gets (ReinFlow)."""
+    noise_level: float = Field(0.5, gt=0)
+    """With noise sde: its strength a, in std a sqrt(t / (1 - t)) sqrt(1 / denoising_steps). pi_RL 0.5, Flow-GRPO 0.7."""
+    noisy_steps: Literal["one", "all"] = "one"
+    """With noise sde: one step of each decision, drawn at random, or all of them. learned: all."""
+    noise_low: float = Field(0.08, gt=0)
+    """With noise learned: the smallest standard deviation, in units of the action's half range."""
+    noise_high: float = Field(0.16, gt=0)
+    """With noise learned: the largest."""
+    logprob: Literal["sum", "mean"] = "sum"
+    """Log-prob of a chain with several noisy steps: sum, its density; mean over the steps (RLinf), with ratios nearer to 1."""
+
+    @model_validator(mode="after")
+    def _order(self) -> FlowConfig:
+        if self.noise_high < self.noise_low:
+            raise ValueError(
+                f"expected noise_low up to noise_high, found {self.noise_low} and {self.noise_high}: exchange them"
+            )
+        return self
+
+
 class VLAConfig(_Section):
     """How the model sees and decides; written to vla.json of a checkpoint."""
 
-    decode: Literal["parallel", "autoregressive"] = "parallel"
-    """All tokens of a chunk in one forward pass, or one after the other."""
+    decode: Literal["parallel", "autoregressive", "flow"] = "parallel"
+    """All tokens of a chunk in one forward pass, or one after the other. flow: of a policy with a flow head; set
+    when it is made."""
+    flow: FlowConfig = FlowConfig()
+    """Of a policy with a flow head."""
     cameras: list[str] = ["base"]
     """Cameras whose pictures the policy is shown, in this order."""
     prompt: str = "{instruction}"

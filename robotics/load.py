@@ -17,9 +17,11 @@ from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.finite import check_loaded
 from mmrl.policy.loading import load_policy
 from mmrl.policy.value_head import ValueHead
+from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.actions import ActionCodec, ActionStatistics
-from mmrl.robotics.config import EmbodiedConfig, VLAConfig
+from mmrl.robotics.config import EmbodiedConfig, FlowConfig, VLAConfig
 from mmrl.robotics.contract import ActionSpace
+from mmrl.robotics.flow_load import is_flow, load_flow
 from mmrl.robotics.vla import VLAPolicy, add_action_tokens
 
 __all__ = ["codec_for", "load_vla", "read_description"]
@@ -138,13 +140,14 @@ def load_vla(
     needs_reference: bool = False,
     device: torch.device | None = None,
     weights: Path | None = None,
-) -> VLAPolicy:
+) -> ActingPolicy:
     """The policy of config.model.path, or of the checkpoint folder `weights`.
 
     A model without vla.json needs `space` (and, with vla.proprio, the lowest and highest values of each number): it gets
     action tokens and must be trained before it acts well; a LoRA adapter then trains the rows of the new tokens as well. Raises
     ConfigError and CheckpointError.
     """
+    flow = is_flow(config.model.path)
     known = read_description(weights or config.model.path) or read_description(config.model.path)
     if known is not None:
         settings, codec = _agree(config, *known, trainable), known[1]
@@ -167,6 +170,24 @@ def load_vla(
                     "proprio_high": list(proprio[1]),
                 }
             )
+    if flow:
+        return load_flow(
+            config,
+            settings,
+            codec,
+            trainable=trainable,
+            needs_reference=needs_reference,
+            device=device,
+            weights=weights,
+        )
+    if config.vla.flow != FlowConfig():
+        raise ConfigError(
+            f"vla.flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA"
+        )
+    if settings.decode == "flow":
+        raise ConfigError(
+            f"vla.decode flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA"
+        )
     core = load_policy(
         config.model,
         config.data,
