@@ -11,8 +11,9 @@ protocols: hard reset, env seed 0, set the recorded state, then 10 settle steps 
 degrees (which leaves them mirrored, as all published policies expect). Success terminates.
 
 Options: assets ('auto', 'official', 'stand-in' or a folder), gl ('auto', 'osmesa', 'egl', 'none': no pictures), wait_steps (10),
-settle_gripper (-1: open), env_seed (0). Without official meshes a task runs on stand-ins, LIBERO's collision geometry in plain
-colours: versions()['assets'] then says 'stand-in', and what is measured is no LIBERO score.
+settle_gripper (-1: open), env_seed (0), env_draws ('constant'; see DRAWS). Without official meshes stand-ins are used, LIBERO's
+collision geometry in plain colours: versions()['assets'] then says 'stand-in', and what is measured is no LIBERO score. A folder's
+files are compared to LIBERO's hashes: 'official' or 'modified (n of m files)'; a missing one is an error before anything is built.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from mmrl.robotics.libero_assets import (
     libero_folder,
     write_config,
 )
+from mmrl.robotics.libero_manifest import judge, needs_of
 from mmrl.robotics.robosuite import ArmSimulator, _seeded
 
 __all__ = [
@@ -56,6 +58,10 @@ TRAIN_ROWS = range(40)
 
 EVAL_ROWS = range(40, 50)
 """Rows held out for evaluation. Published protocols evaluate on all 50: `libero_states(..., rows='all')`."""
+
+DRAWS = ("constant", "per-episode", "in-turn")
+"""Where fixtures stand, which no recorded state says: LIBERO draws it at every reset. constant: the first draw of env_seed;
+per-episode: the first draw of env_seed + n in episode n of a task; in-turn: its draw n + 1, as one seed per task gives."""
 
 # robosuite's random placement may fail; the seed makes the sequence the same every time
 _ATTEMPTS = 100
@@ -177,6 +183,7 @@ class LiberoSimulator(ArmSimulator):
         "wait_steps": 10,
         "settle_gripper": -1.0,
         "env_seed": 0,
+        "env_draws": "constant",
     }
     cameras: ClassVar[Mapping[str, str]] = {
         "base": "agentview",
@@ -209,9 +216,16 @@ class LiberoSimulator(ArmSimulator):
                 "libero: expected wait_steps >= 0 and settle_gripper -1 (open), 0 or 1, found "
                 f"{wait!r} and {gripper!r}"
             )
+        if self.option("env_draws") not in DRAWS:
+            raise ConfigError(
+                f"libero: expected env_draws {', '.join(DRAWS)}, found {self.option('env_draws')!r}."
+                f"{did_you_mean(str(self.option('env_draws')), DRAWS)}"
+            )
         self._assets: Assets | None = None
         self._states: np.ndarray | None = None
         self._wrapper: Any = None
+        self._built: list[Any] = []
+        self._begins: dict[int, list[tuple[Any, list[Any]]]] = {}
 
     @property
     def bddl_file(self) -> Path:
@@ -234,6 +248,11 @@ class LiberoSimulator(ArmSimulator):
     def _resolve_assets(self) -> Assets:
         if self._assets is None:
             assets = find_assets(self.option("assets"))
+            if assets.kind != "stand-in":
+                text = self.bddl_file.read_text(encoding="utf-8")
+                verdict = judge(assets.folder, needs_of(text))
+                verdict.require_all(assets.folder, self.spec.task)
+                assets = Assets(assets.folder, verdict.kind)
             self._assets = assets
         return self._assets
 
@@ -270,8 +289,7 @@ class LiberoSimulator(ArmSimulator):
         self._point_at_assets()
         assert self._states is not None
         recorded = self._states[_row(state)]
-        with _seeded(int(self.option("env_seed"))):
-            self._place()
+        self._draw(state.index)
         expected = 1 + self.env.sim.model.nq + self.env.sim.model.nv
         if len(recorded) != expected:
             raise DataError(
@@ -282,6 +300,32 @@ class LiberoSimulator(ArmSimulator):
         settle = np.array([0.0] * 6 + [float(self.option("settle_gripper"))])
         for _ in range(int(self.option("wait_steps"))):
             self.env.step(settle)
+
+    def _draw(self, episode: int) -> None:
+        """Reset with the draw that belongs to an episode (counted within its split). What a draw began with is kept, so that the
+        next one costs one reset."""
+        draws, seed = self.option("env_draws"), int(self.option("env_seed"))
+        if draws == "per-episode":
+            seed += episode
+        number, samplers = (
+            (episode if draws == "in-turn" else 0),
+            self.env.object_property_initializers,
+        )
+        # LIBERO adds its samplers of joints again at every reset, so that later resets draw more: each draw gets the list it would
+        # have in an environment that was reset so often
+        if not self._built:
+            self._built = list(samplers)
+        known = self._begins.setdefault(seed, [])
+        with _seeded(seed):
+            if not known:
+                known.append((np.random.get_state(), list(self._built)))
+            for turn in range(min(number, len(known) - 1), number + 1):
+                before, had = known[turn]
+                np.random.set_state(before)
+                samplers[:] = had
+                self._place()
+                if turn + 1 == len(known):
+                    known.append((np.random.get_state(), list(samplers)))
 
     def _place(self) -> None:
         """LIBERO's own reset retries a failed placement for ever, and any other error with it."""
@@ -328,6 +372,6 @@ class LiberoSimulator(ArmSimulator):
                 continue
         found["assets"] = self._resolve_assets().kind
         found["episodes start with"] = (
-            f"env seed {self.option('env_seed')}, {self.option('wait_steps')} settle steps"
+            f"env seed {self.option('env_seed')} ({self.option('env_draws')}), {self.option('wait_steps')} settle steps"
         )
         return found

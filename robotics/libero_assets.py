@@ -62,7 +62,7 @@ _REPOSITORY = "lerobot/libero-assets"  # the data set hf-libero itself downloads
 
 @dataclass(frozen=True)
 class Assets:
-    """A folder of meshes and textures; `kind` is 'official' or 'stand-in'."""
+    """A folder of meshes and textures; `kind` is 'official', 'modified (n of m files)' or 'stand-in'."""
 
     folder: Path
     kind: str

@@ -143,7 +143,8 @@ class ImagePath:
 @dataclass(frozen=True)
 class Protocol:
     """max_steps: control steps by suite, without wait_steps, in which nothing moves and the gripper gets wait_gripper.
-    trials: episodes per task. seed: of evaluation; env_seed: what env.seed is given. image_size: rendered pixels. chunk: action
+    trials: episodes per task. seed: of evaluation; env_seed: what env.seed is given, env_draws: how the positions
+    of fixtures follow from it (mmrl.robotics.libero.DRAWS). image_size: rendered pixels. chunk: action
     steps predicted, replan: executed before the next prediction. temperature: 0 is greedy, None the policy's own (flow
     matching). training_states: whether the published numbers come from initial states that RL trained on. success: when an
     episode counts. None: left to the policy or the command line."""
@@ -156,6 +157,7 @@ class Protocol:
     trials: int
     seed: int
     env_seed: int
+    env_draws: str
     image_size: int
     rotate: bool
     image: ImagePath
@@ -197,6 +199,7 @@ class Protocol:
             "trials",
             "seed",
             "env_seed",
+            "env_draws",
             "chunk",
             "replan",
             "temperature",
@@ -230,6 +233,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 trials=50,
                 seed=7,
                 env_seed=0,
+                env_draws="in-turn",
                 image_size=256,
                 rotate=True,
                 image=_OFT_IMAGE,
@@ -248,6 +252,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 trials=50,
                 seed=7,
                 env_seed=7,
+                env_draws="in-turn",
                 image_size=256,
                 rotate=True,
                 image=ImagePath(method="pad", side=224),
@@ -266,6 +271,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 trials=50,
                 seed=1000,
                 env_seed=1000,
+                env_draws="per-episode",
                 image_size=256,
                 rotate=True,
                 image=ImagePath(side=None),
@@ -284,6 +290,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 trials=50,
                 seed=0,
                 env_seed=0,
+                env_draws="constant",
                 image_size=256,
                 rotate=True,
                 image=_OFT_IMAGE,
@@ -302,6 +309,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 trials=50,
                 seed=0,
                 env_seed=0,
+                env_draws="constant",
                 image_size=256,
                 rotate=True,
                 image=ImagePath(side=224, crop_area=0.9),
@@ -322,6 +330,9 @@ has said 512 and 240: name the number with every result).
 wait_steps: num_steps_wait in the first four; rlinf's LiberoEnv takes 15. wait action [0, 0, 0, 0, 0, 0, -1].
 trials: num_trials_per_task 50; lerobot's EvalConfig.n_episodes 50; rlinf walks every (task, trial) pair once.
 seed: openvla_oft and openpi 7 (openpi passes it to env.seed, openvla_oft's get_libero_env passes 0), lerobot 1000.
+env_draws: openvla_oft (libero_utils.py:24, run_libero_eval.py:293) and openpi (main.py:93, 195) seed once per task and reset once
+per episode; lerobot seeds 1000 + episode (lerobot_eval.py:531, envs/libero.py:342, at 7427f31); simplevla_rl starts a process per
+trial; rlinf seeds before every reset (libero_env.py:804, at a3816b5).
 image: openvla_oft and simplevla_rl jpeg, lanczos3, 224, crop_scale 0.9; openpi resize_with_pad 224; lerobot feeds what it renders;
 rlinf crops the rendered picture straight to 224.
 chunk and replan: NUM_ACTIONS_CHUNK 8 open loop; openpi replan_steps 5; lerobot the policy's n_action_steps.

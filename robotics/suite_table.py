@@ -87,6 +87,8 @@ class EpisodesRow(SuiteRow):
     def remarks(self) -> list[str]:
         """See SuiteRow."""
         found = ["measured on stand-in assets: not a score of the benchmark"] * self.stand_in
+        if "modified" in self.assets:
+            found.append(f"not the benchmark's own files: assets {self.assets}")
         if self.deviations:
             found.append(f"otherwise than the protocol: {'; '.join(self.deviations)}")
         if self.changes:
@@ -157,12 +159,17 @@ def suite_row(
         simulator=protocol["simulator"],
         failed_attempts=len(results["failed_attempts"]),
         unfinished=sum(sum(reasons.values()) for reasons in results["failures"].values()),
-        official=suite.official and complete and "stand-in" not in protocol["assets"],
+        official=suite.official and complete and _as_published(protocol["assets"]),
         limited=limited,
         deviations=setting.deviations,
         changes=setting.changes,
         stops=setting.config.stops_at_success,
     )
+
+
+def _as_published(assets: str) -> bool:
+    """Whether a benchmark's own meshes and textures were seen: neither stand-ins nor changed files."""
+    return "stand-in" not in assets and "modified" not in assets
 
 
 def failed_row(name: str, suite: EnvironmentSuite, error: str) -> EpisodesRow:

@@ -322,6 +322,7 @@ def _start(rules: Protocol) -> dict[str, Any]:
         "wait_steps": rules.wait_steps,
         "settle_gripper": rules.wait_gripper,
         "env_seed": rules.env_seed,
+        "env_draws": rules.env_draws,
     }
 
 

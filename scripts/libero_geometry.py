@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.robotics.libero_assets import libero_folder, write_config
+from mmrl.robotics.libero_manifest import categories_of, problem_of
 
 DATA = Path(__file__).resolve().parents[1] / "robotics"
 GEOMETRY, NEEDS = DATA / "libero_geometry.json", DATA / "libero_needs.json"
@@ -34,22 +35,6 @@ _PROBLEMS = {
     "study_tabletop": "scenes/libero_study_base_style.xml",
     "coffee_table": "scenes/libero_coffee_table_base_style.xml",
 }
-
-
-def categories_of(bddl: str) -> set[str]:
-    """Categories of fixtures and objects that a task file names."""
-    found: set[str] = set()
-    for section in ("fixtures", "objects"):
-        match = re.search(rf"\(:{section}(.*?)\)", bddl, re.DOTALL)
-        found |= set(re.findall(r"-\s*(\S+)", match[1])) if match else set()
-    return found
-
-
-def problem_of(bddl: str) -> str:
-    """'floor', 'kitchen_tabletop' and so on."""
-    match = re.search(r"\(problem\s+LIBERO_(\w+)_Manipulation\)", bddl, re.IGNORECASE)
-    assert match is not None
-    return match[1].lower()
 
 
 def _task_files() -> Iterator[str]:

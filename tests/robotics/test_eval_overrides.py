@@ -49,6 +49,10 @@ OVER_RLINF = {
     ),
     "seed": ("seed=5", "seed 5 instead of 0"),
     "env_seed": ("env.options.env_seed=9", "env.options.env_seed 9 instead of 0"),
+    "env_draws": (
+        "env.options.env_draws=in-turn",
+        "env.options.env_draws in-turn instead of constant",
+    ),
     "image_size": ("env.image_size=128", "env.image_size 128 instead of 256"),
     "temperature": ("rollout.temperature=0.3", "rollout.temperature 0.3 instead of 1.6"),
     "chunk": ("action.chunk=3", None),

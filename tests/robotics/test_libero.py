@@ -11,6 +11,8 @@ import importlib.util
 import io
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -32,6 +34,7 @@ from mmrl.robotics.contract import (
     make_simulator,
     run_chunk,
 )
+from mmrl.robotics.libero_manifest import judge, manifest, needs_of
 from mmrl.robotics.libero_standins import stand_in_files
 
 if importlib.util.find_spec("libero") is None or importlib.util.find_spec("robosuite") is None:
@@ -285,6 +288,51 @@ class TestFiles:
             tmp_path.resolve(), "official"
         )
 
+    def test_hashes_are_gits(self, tmp_path: Path) -> None:
+        """The manifest's hashes are names of git blobs: git itself says so of a file of any content."""
+        file = tmp_path / "mesh.msh"
+        file.write_bytes(bytes(range(256)) * 9)
+        said = subprocess.run(
+            ["git", "hash-object", "--no-filters", str(file)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        known = {"mesh.msh": said.stdout.strip()}
+        assert judge(tmp_path, known, known).kind == "official"
+        file.write_bytes(bytes(range(256)) * 8 + bytes(255) + b"x")
+        assert judge(tmp_path, known, known).kind == "modified (1 of 1 files)"
+        assert judge(tmp_path, ["gone", "mesh.msh"], known).missing == ("gone",)
+
+    def test_what_tasks_need_is_in_the_manifest(self) -> None:
+        folder, known = libero_assets.libero_folder() / "bddl_files", manifest()
+        needs = {path: needs_of(path.read_text()) for path in folder.rglob("*.bddl")}
+        assert len(known) == 585 and len(needs) == 130
+        for path, files in needs.items():
+            assert set(files) <= set(known) and len(files) > 15, path
+            if "moka_pot" in path.name:
+                assert "turbosquid_objects/moka_pot/moka_pot.xml" in files
+
+    def test_changed_and_missing_files_are_named_before_anything_is_built(
+        self, tmp_path: Path
+    ) -> None:
+        """Stand-ins in the place of official files: XML files that are not LIBERO's, and no meshes."""
+        shutil.copytree(libero_assets.find_assets("stand-in").folder, tmp_path / "assets")
+        (tmp_path / "assets" / "turbosquid_objects").mkdir(exist_ok=True)
+        simulator = make_simulator(
+            _spec("libero_object/7", options={"assets": str(tmp_path / "assets")})
+        )
+        with pytest.raises(
+            MissingExtraError, match=r"expected the \d+ asset files .* missing: .* more"
+        ):
+            simulator.reset(InitialState("eval", 0, 0, 0))
+        for name in needs_of(simulator.bddl_file.read_text()):  # type: ignore[attr-defined]
+            path = tmp_path / "assets" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        made = make_simulator(simulator.spec)
+        assert re.fullmatch(r"modified \((\d+) of \1 files\)", made.versions()["assets"])
+
     @pytest.mark.slow
     def test_a_download_without_a_network_says_what_to_do(self, tmp_path: Path) -> None:
         code = "import sys; from mmrl.robotics.libero_assets import download_assets; download_assets(sys.argv[1])"
@@ -372,6 +420,37 @@ class TestEpisodes:
             with pytest.raises(ConfigError, match="to draw with, found gl 'none'"):
                 simulator.observe()
             simulator.close()
+
+    def test_fixtures_stand_where_an_environment_that_is_reset_in_turn_puts_them(self) -> None:
+        """LIBERO's own environment, seeded once and reset per episode, against option env_draws asked out of order, twice. The task
+        has an open drawer, whose sampler LIBERO adds again at every reset."""
+        task = "libero_spatial/4"
+        simulator = make_simulator(_spec(task, options={"gl": "none", "env_draws": "in-turn"}))
+        states = libero_states(task, "eval", rows="all", count=3)
+        seen: dict[int, list[np.ndarray]] = {0: [], 1: [], 2: []}
+        for n in (2, 0, 1, 2, 0):
+            simulator.reset(states[n])
+            env = simulator.env  # type: ignore[attr-defined]
+            fixture = env.obj_body_id["wooden_cabinet_1"]
+            seen[n].append(np.array(env.sim.model.body_pos[fixture]))
+        from libero.libero.envs import OffScreenRenderEnv
+
+        own = OffScreenRenderEnv(
+            bddl_file_name=str(simulator.bddl_file),  # type: ignore[attr-defined]
+            camera_heights=16,
+            camera_widths=16,
+        )
+        own.seed(0)
+        places = []
+        for n in range(3):
+            own.reset()
+            places.append(np.array(own.env.sim.model.body_pos[fixture]))
+            assert all(np.array_equal(places[n], place) for place in seen[n]), n
+        assert len({place.tobytes() for place in places}) == 3
+        own.close()
+        simulator.close()
+        with pytest.raises(ConfigError, match="Did you mean 'in-turn'"):
+            make_simulator(_spec(task, options={"env_draws": "inturn"}))
 
     def test_an_episode_repeats_bit_for_bit_whatever_ran_between(self, milk: Simulator) -> None:
         first, other = libero_states(milk.spec.task, "train", count=2)

@@ -35,19 +35,22 @@ def scene(height: int = 256, width: int = 256) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name, steps, wait, seed",
+    "name, steps, wait, seed, draws",
     [
-        ("openvla_oft", (220, 280, 300, 520, 400), 10, 7),
-        ("openpi", (220, 280, 300, 520, 400), 10, 7),
-        ("lerobot", (280, 280, 300, 520, 400), 10, 1000),
-        ("simplevla_rl", (512,) * 5, 10, 0),
-        ("rlinf", (240, 512, 512, 512, 512), 15, 0),
+        ("openvla_oft", (220, 280, 300, 520, 400), 10, 7, "in-turn"),
+        ("openpi", (220, 280, 300, 520, 400), 10, 7, "in-turn"),
+        ("lerobot", (280, 280, 300, 520, 400), 10, 1000, "per-episode"),
+        ("simplevla_rl", (512,) * 5, 10, 0, "constant"),
+        ("rlinf", (240, 512, 512, 512, 512), 15, 0, "constant"),
     ],
 )
-def test_published_constants(name: str, steps: tuple[int, ...], wait: int, seed: int) -> None:
+def test_published_constants(
+    name: str, steps: tuple[int, ...], wait: int, seed: int, draws: str
+) -> None:
     protocol = protocol_of(name)
     assert tuple(protocol.steps(suite) for suite in SUITES) == steps
     assert protocol.wait_steps == wait and protocol.wait_gripper == -1 and protocol.seed == seed
+    assert protocol.env_draws == draws
     assert protocol.trials == 50 and protocol.image_size == 256 and protocol.rotate
 
 

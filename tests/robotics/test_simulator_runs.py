@@ -190,6 +190,7 @@ def test_libero_on_stand_ins_says_so(tmp_path: Path) -> None:
         "wait_steps": 10,
         "settle_gripper": -1.0,
         "env_seed": 7,
+        "env_draws": "in-turn",
     }
     for line in (
         (out / "libero_object" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
