@@ -336,7 +336,8 @@ def child_hf(folder: Path, setting: Setting) -> None:
     """transformers' generate, as TRL calls it without vLLM: each completion with a prompt of its own."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from mmrl.policy.loading import TEMPLATES
+    from mmrl.config import ModelConfig
+    from mmrl.policy.loading import template_for
     from mmrl.video.media import open_image
 
     model = AutoModelForImageTextToText.from_pretrained(
@@ -352,7 +353,7 @@ def child_hf(folder: Path, setting: Setting) -> None:
         inputs = processor(
             text=[
                 processor.apply_chat_template(
-                    task.messages(s, TEMPLATES["qwen2_5_vl"]),
+                    task.messages(s, template_for("qwen2_5_vl", ModelConfig())),
                     add_generation_prompt=True,
                     tokenize=False,
                 )

@@ -157,9 +157,12 @@ class Stopwatch:
 
 def forbidden_tokens(tokenizer: Any, eos_ids: tuple[int, ...]) -> list[int]:
     """Tokens neither may sample: placeholders of media, and the ends of a turn (so that lengths are fixed)."""
-    from mmrl.policy.policy import media_token_ids
+    from types import SimpleNamespace
 
-    return sorted({*media_token_ids(tokenizer), *eos_ids})
+    from mmrl.policy.families import family_named
+
+    processor = SimpleNamespace(tokenizer=tokenizer)
+    return sorted({*family_named("qwen2_5_vl").banned(processor), *eos_ids})
 
 
 def mmrl_trainer(setting: Setting, folder: Path, steps: int, on_event: Callable[..., Any]) -> Any:
@@ -237,11 +240,15 @@ def trl_dataset(setting: Setting, folder: Path) -> Any:
     """The same samples with the same messages, in TRL's form: a conversation and its pictures."""
     from datasets import Dataset, Image, List
 
-    from mmrl.policy.loading import TEMPLATES
+    from mmrl.config import ModelConfig
+    from mmrl.policy.loading import template_for
 
     task = Letters(**({} if setting.prompt is None else {"prompt": setting.prompt}))
     rows = [
-        {"prompt": task.messages(s, TEMPLATES["qwen2_5_vl"]), "images": list(s.images)}
+        {
+            "prompt": task.messages(s, template_for("qwen2_5_vl", ModelConfig())),
+            "images": list(s.images),
+        }
         for s in task.load(str(folder / setting.name / "data.jsonl"))
     ]
     return Dataset.from_list(rows).cast_column("images", List(Image()))

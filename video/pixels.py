@@ -11,14 +11,20 @@ Legend: n patches, D = C * F * P * P values of a patch (channels, frames of a pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ByteCodec", "PatchLayout", "flip_frames", "permute_frames", "run_video_processor"]
+__all__ = [
+    "ByteCodec",
+    "PatchLayout",
+    "permute_frames",
+    "run_part",
+    "run_video_processor",
+]
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,15 @@ class PatchLayout:
         m, p = self.merge, self.patch
         frames = patches_nD.shape[1] // (self.channels * p * p)
         return patches_nD.view(t, h // m, w // m, m, m, self.channels, frames, p, p)
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """How many tokens the language model sees of a grid."""
+        t, h, w = grid_thw
+        return t * h * w // self.merge**2
+
+    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+        """The patches of the picture or clip mirrored left to right."""
+        return self.split(patches_nD, grid_thw).flip([2, 4, 8]).reshape(patches_nD.shape)
 
     def cut(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
         """Patches (n, D) of frames whose count and sides fit."""
@@ -57,26 +72,21 @@ def permute_frames(
     return frames[index].view(x.shape).movedim(1, 6).reshape(len(patches_nD), -1)
 
 
-def flip_frames(
-    patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int]
-) -> torch.Tensor:
-    """The patches of the picture or clip mirrored left to right."""
-    return layout.split(patches_nD, grid_thw).flip([2, 4, 8]).reshape(patches_nD.shape)
-
-
 class ByteCodec:
-    """Packs the float32 patches of one processor part (pictures or clips) into bytes and back, bit for bit."""
+    """Packs the float32 patches of one processor part (pictures or clips) into bytes and back, bit for bit. `normalise` makes them
+    of frames (T, C, H, W) that need no resizing."""
 
-    def __init__(self, part: Any, *, video: bool) -> None:
+    def __init__(
+        self, part: Any, layout: PatchLayout, normalise: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         import torch
 
-        self.layout = PatchLayout(part.patch_size, part.temporal_patch_size, part.merge_size)
-        side = (
-            math.ceil(16 / (part.patch_size * part.merge_size)) * part.patch_size * part.merge_size
-        )
+        self.layout = layout
+        block = layout.patch * layout.merge
+        side = math.ceil(16 / block) * block
         ramp_HW = (torch.arange(side * side) % 256).to(torch.uint8).view(side, side)
         ramp_TCHW = ramp_HW.expand(self.layout.temporal, 3, side, side).contiguous()
-        bytes_nD, values_nD = self.layout.cut(ramp_TCHW), _run(part, ramp_TCHW, video)
+        bytes_nD, values_nD = self.layout.cut(ramp_TCHW), normalise(ramp_TCHW)
         self.table_C256 = self._learn(bytes_nD, values_nD)
         self._mean, self._std = self._affine(part)
 
@@ -188,7 +198,8 @@ def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
     )
 
 
-def _run(part: Any, frames_TCHW: torch.Tensor, video: bool) -> torch.Tensor:
+def run_part(part: Any, frames_TCHW: torch.Tensor, *, video: bool) -> torch.Tensor:
+    """What an image or video processor that cuts patches makes of frames that need no resizing."""
     if video:
         values = run_video_processor(part, frames_TCHW)["pixel_values_videos"]
     else:

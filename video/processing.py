@@ -18,7 +18,8 @@ from mmrl.errors import ConfigError, MediaError
 from mmrl.video.budget import frame_pixels, smart_resize
 from mmrl.video.decode import measure, read_clip
 from mmrl.video.media import Orientation, image_size, open_image
-from mmrl.video.pixels import ByteCodec, run_video_processor
+from mmrl.video.pictures import GridReader, PictureReader
+from mmrl.video.pixels import ByteCodec, PatchLayout, run_part, run_video_processor
 from mmrl.video.references import VideoSettings
 from mmrl.video.sampling import FrameSampling, sample_rate
 
@@ -68,22 +69,29 @@ def pixel_digest(tensor: torch.Tensor) -> str:
 
 
 class Processing:
-    """The picture and video parts of one processor with their options; `image_options` are those of its pictures' call."""
+    """The picture and video parts of one processor with their options; `image_options` are those of its pictures' call, and
+    `reader` makes it (None: that of a processor that cuts patches). `no_clips`: why clips are refused, "" where they are not."""
 
     def __init__(
         self,
         processor: Any,
         image_options: Mapping[str, Any] | None = None,
         settings: VideoSettings | None = None,
+        reader: PictureReader | None = None,
+        no_clips: str = "",
     ) -> None:
         self.processor, self.settings = processor, settings or VideoSettings()
         self.image_options = dict(image_options or {})
+        self.reader = reader or GridReader(processor.image_processor)
+        self.no_clips = no_clips
         self._codecs: dict[str, ByteCodec] = {}
         self._prints: dict[str, str] = {}
         self._check_bounds()
 
     def _check_bounds(self) -> None:
         """Raises ConfigError for bounds on frames that no frame can meet."""
+        if self.no_clips:
+            return
         part = self._part("video")
         low, high, total = self.settings.bounds(part.patch_size * part.merge_size)
         if low > high:
@@ -110,7 +118,12 @@ class Processing:
     def codec(self, kind: str) -> ByteCodec:
         """The byte codec of 'image' or 'video'."""
         if kind not in self._codecs:
-            self._codecs[kind] = ByteCodec(self._part(kind), video=kind == "video")
+            part = self._part(kind)
+            layout, normalise = self.reader.layout, self.reader.normalise
+            if kind == "video":
+                layout = PatchLayout(part.patch_size, part.temporal_patch_size, part.merge_size)
+                normalise = functools.partial(run_part, part, video=True)
+            self._codecs[kind] = ByteCodec(part, layout, normalise)
         return self._codecs[kind]
 
     def _fingerprint(self, kind: str) -> str:
@@ -120,29 +133,27 @@ class Processing:
 
     def sample(self, overrides: Mapping[str, Any] | None) -> FrameSampling:
         """How a clip is sampled: as configured, with `overrides` of FrameSampling. Raises ConfigError."""
+        if self.no_clips:
+            raise ConfigError(f"expected pictures alone, found a clip: {self.no_clips}")
         return (
             FrameSampling.from_mapping(overrides, self.settings.sampling)
             if overrides
             else self.settings.sampling
         )
 
-    def _patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """(packed patches, their grid t, h, w) of one picture, as PIL's or as uint8 (C, H, W)."""
-        out = self.processor.image_processor(
-            images=[picture], return_tensors="pt", **self.image_options
-        )
-        t, h, w = (int(x) for x in out["image_grid_thw"][0])
-        return self.codec("image").pack(out["pixel_values"]), (t, h, w)
+    def _patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int], tuple[int, int]]:
+        """(packed patches, their grid t, h, w, width and height that they show) of one picture, as PIL's or as uint8 (C, H, W)."""
+        values, grid, resized_wh = self.reader.read(picture, self.image_options)
+        return self.codec("image").pack(values), grid, resized_wh
 
     def _build_image(self, path: str, orientation: Orientation) -> Built:
         picture = open_image(path, orientation=orientation)
-        packed, (t, h, w) = self._patches(picture)
-        patch = self.codec("image").layout.patch
+        packed, grid, resized_wh = self._patches(picture)
         return {"pixels": packed}, {
             "kind": "image",
-            "grid_thw": [t, h, w],
+            "grid_thw": list(grid),
             "orig_wh": list(picture.size),
-            "resized_wh": [w * patch, h * patch],
+            "resized_wh": list(resized_wh),
             "digest": pixel_digest(packed),
         }
 
@@ -202,14 +213,10 @@ class Processing:
         self, kind: str, path: str, overrides: Mapping[str, Any] | None = None
     ) -> tuple[int, int]:
         """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
-        layout = self.codec(kind).layout
         if kind == "image":
             width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
-            patches = self.processor.image_processor.get_number_of_image_patches(
-                height, width, self.image_options
-            )
-            return width * height, patches // layout.merge**2
-        sampling = self.sample(overrides)
+            return width * height, self.reader.tokens(height, width, self.image_options)
+        sampling, layout = self.sample(overrides), self.codec(kind).layout
         count, info = measure(path, sampling)
         height, width = self._frame_size(path, count, info.height, info.width)
         pairs = -(-count // layout.temporal)

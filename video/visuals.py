@@ -21,7 +21,8 @@ from mmrl.errors import CacheError, MediaError, MismatchError
 from mmrl.video.decode import read_clip
 from mmrl.video.media import Orientation, open_image
 from mmrl.video.memory import Memory
-from mmrl.video.pixels import flip_frames, permute_frames
+from mmrl.video.pictures import PictureReader
+from mmrl.video.pixels import permute_frames
 from mmrl.video.processing import Built, Processing, pixel_digest
 from mmrl.video.references import Change, Features, Frame, Tower, VideoSettings, Visual
 from mmrl.video.sampling import FrameSampling
@@ -87,8 +88,10 @@ class VisualCache(Processing):
         memory_bytes: int = 1 << 30,
         keep_features: bool = True,
         open_entries: int = 1024,
+        reader: PictureReader | None = None,
+        no_clips: str = "",
     ) -> None:
-        super().__init__(processor, image_options, settings)
+        super().__init__(processor, image_options, settings, reader, no_clips)
         self.store, self.keep_features = store, keep_features
         # told of every file that was read: path, digest of its bytes
         self.witness: Callable[[str, str], None] | None = None
@@ -122,18 +125,18 @@ class VisualCache(Processing):
                 kind="corrupt",
             )
         height, width, _ = pixels.shape
-        packed, (t, h, w) = self._patches(pixels.permute(2, 0, 1))
-        digest, layout = pixel_digest(packed), self.codec("image").layout
+        packed, grid, resized_wh = self._patches(pixels.permute(2, 0, 1))
+        digest = pixel_digest(packed)
         return Frame(
             "image",
             "",
             digest,
             "",
             digest,
-            (t, h, w),
-            t * h * w // layout.merge**2,
+            grid,
+            self.codec("image").layout.tokens(grid),
             (width, height),
-            (w * layout.patch, h * layout.patch),
+            resized_wh,
             packed=packed,
         )
 
@@ -195,7 +198,7 @@ class VisualCache(Processing):
             content,
             meta["digest"],
             (t, h, w),
-            t * h * w // self.codec(kind).layout.merge ** 2,
+            self.codec(kind).layout.tokens((t, h, w)),
             tuple(meta["orig_wh"]),
             tuple(meta["resized_wh"]),
             meta.get("frames", 1),
@@ -259,7 +262,7 @@ class VisualCache(Processing):
         if visual.change.name == "shuffle":
             tensor = permute_frames(tensor, codec.layout, visual.grid_thw, visual.change.order)
         elif visual.change.name == "mirror":
-            tensor = flip_frames(tensor, codec.layout, visual.grid_thw)
+            tensor = codec.layout.mirrored(tensor, visual.grid_thw)
         elif visual.change.name == "mask":
             tensor = codec.grey(tensor)
         return codec.unpack(tensor if device is None else tensor.to(device, non_blocking=True))

@@ -395,7 +395,7 @@ def _encoder(policy: Policy, config: RunConfig) -> Any:
     )
     return build_encoder(
         policy.processor,
-        model.model.get_rope_index,
+        model.model,
         policy.template,
         config.data,
         config.model.max_prompt_tokens,

@@ -44,7 +44,7 @@ def rollout_server_command(
         limit = int(model_config.get_text_config().max_position_embeddings)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
+            f"expected model.path to be a folder or hub name of a vision-language model, found '{settings.model.path}': "
             f"{error}"
         ) from error
     made = VLLMSettings(

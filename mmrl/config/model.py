@@ -50,10 +50,10 @@ class ModelConfig(_Section):
     """The model that is trained."""
 
     path: str = "assets/tiny_vlm"
-    """Folder or hub name of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or a checkpoint of a run. The tiny models of assets/
+    """Folder or hub name of a model of a known family (`mmrl families list`), or a checkpoint of a run. The tiny models of assets/
     come with mmrl: where the current folder has none of that name, the installed one is used."""
-    template: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] | None = None
-    """Chat template of the prompts; null: that of the model's family."""
+    template: str | None = None
+    """Family whose frame and system message the prompts have (`mmrl families list`); null: the model's own."""
     frame: CoordFrame | None = None
     """Coordinate frame that prompts ask for: abs_orig (pixels of the picture as displayed), abs_resized (pixels after the
     processor's resize), rel1000 or rel1 (0..1000 or 0..1 of width and height); null: that of the model's family."""

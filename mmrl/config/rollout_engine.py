@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ALLOCATOR_VARIABLES",
     "EXPANDABLE",
-    "VLLM_FAMILIES",
     "VLLM_RELEASE",
     "VLLM_TEMPERATURES",
     "RolloutChoice",
@@ -36,8 +35,6 @@ __all__ = [
 
 C = TypeVar("C", bound="RunConfig")
 
-VLLM_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""Values of model_type in a model's config.json that vLLM answers for."""
 VLLM_RELEASE = "0.32"
 """Its ready-made inputs go to internals of vLLM, which each release moves (see the extra `vllm` in pyproject.toml)."""
 VLLM_TEMPERATURES = (0.01, 2.0)
@@ -113,11 +110,14 @@ def _against_settings(config: RunConfig) -> str:
 
 
 def _against_model(config: RunConfig) -> str:
+    from mmrl.policy.families import families
+
     family = _family(config.model.path)
-    if family in VLLM_FAMILIES:
+    answered = [kind for f in families().values() if f.vllm for kind in f.model_types]
+    if family in answered:
         return ""
     found = f"is of type {family}" if family else "cannot be read before it is loaded"
-    return f"vLLM is used for {', '.join(VLLM_FAMILIES)}; {config.model.path} {found}"
+    return f"vLLM is used for {', '.join(answered)}; {config.model.path} {found}"
 
 
 def _family(path: str) -> str:

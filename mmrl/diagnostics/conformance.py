@@ -115,7 +115,7 @@ def load_encoder(
     except (OSError, ValueError) as error:
         key = "--model" if model or config is None else "model.path"
         raise ConfigError(
-            f"expected {key} to be a folder or hub name of a Qwen-VL model, found '{path}': {error}"
+            f"expected {key} to be a folder or hub name of a vision-language model, found '{path}': {error}"
         ) from error
     settings, data = (
         (config.model, config.data) if config is not None else (ModelConfig(path=path), None)
@@ -124,9 +124,7 @@ def load_encoder(
     # rotary positions need the model's class and configuration, not its weights
     with torch.device("meta"):
         shell = AutoModelForImageTextToText.from_config(model_config)
-    encoder = build_encoder(
-        processor, shell.model.get_rope_index, template, data, settings.max_prompt_tokens
-    )
+    encoder = build_encoder(processor, shell.model, template, data, settings.max_prompt_tokens)
     return encoder, name
 
 

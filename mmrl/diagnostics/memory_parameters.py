@@ -64,6 +64,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     import torch
 
     from mmrl.diagnostics.shapes import meta_model
+    from mmrl.policy.families import family_of
     from mmrl.policy.loading import add_adapter, freeze_parts, store_frozen
 
     dtype, autocast = storage(config, kind)
@@ -81,10 +82,11 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     elif autocast is not None:
         stored = store_frozen(model, autocast)
     base = model.get_base_model() if lora is not None else model
-    visual, layers = base.model.visual, list(base.model.language_model.layers)
-    trained_vision = any(p.requires_grad for p in visual.parameters())
-    blocks = [*layers, *(visual.blocks if trained_vision else [])]
-    tower = 0 if trained_vision else _size(visual.parameters())
+    parts = family_of(shape).parts
+    visual, layers = parts.vision_parameters(base.model), parts.decoder_layers(base.model)
+    trained_vision = any(p.requires_grad for p in visual)
+    blocks = [*layers, *(parts.blocks(base.model) if trained_vision else [])]
+    tower = 0 if trained_vision else _size(visual)
     weights = _size(model.parameters()) - _saved_by_quantizing(config, base)
     adapted = {
         name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
@@ -97,7 +99,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         max(_size(b.parameters()) for b in blocks),
         weights - tower - sum(_size(b.parameters()) for b in blocks),
         (base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
-        any(p.requires_grad for p in visual.blocks.parameters()),
+        any(p.requires_grad for b in parts.blocks(base.model) for p in b.parameters()),
         any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n),
         frozenset(adapted),
         max((_size([p]) for p in model.parameters() if p.requires_grad), default=0),
@@ -119,13 +121,15 @@ def _saved_by_quantizing(config: RunConfig, base: Any) -> int:
     """What the language model's linear layers need less in 4 bits (mmrl/policy/quantized.py)."""
     import torch
 
+    from mmrl.policy.families import family_of
     from mmrl.policy.quantized import BYTES_PER_NUMBER
 
     if config.model.lora is None or config.model.lora.quantize is None:
         return 0
     layers = [
         module.weight
-        for name, module in base.model.language_model.layers.named_modules()
+        for layer in family_of(base.config).parts.decoder_layers(base.model)
+        for name, module in layer.named_modules()
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name
     ]
     return int(sum(w.numel() * (w.element_size() - BYTES_PER_NUMBER) for w in layers))

@@ -31,6 +31,7 @@ from mmrl.policy.attention_flash import check_flash, padded_flash, prefix_flash,
 from mmrl.policy.attention_flex import flex, padded_block_mask, vision_flex
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.attention_windows import vision_sdpa
+from mmrl.policy.families import family_of
 from mmrl.policy.sequence_parallel import over_heads
 
 __all__ = [
@@ -326,10 +327,10 @@ def check_attention(attn: str, device: torch.device, autocast: torch.dtype | Non
 
 
 def set_attention(model: Any, attn: str) -> None:
-    """Use `attn` in language model and vision tower of a Qwen-VL model (a transformers model for conditional generation)."""
+    """Use `attn` in language model and vision tower of a transformers model for conditional generation, of a known family."""
     register_attention()
     model.config._attn_implementation = {
         "": ATTENTIONS[attn][0],
         "text_config": ATTENTIONS[attn][0],
-        "vision_config": ATTENTIONS[attn][1],
+        "vision_config": family_of(model.config).tower_kernels[attn],
     }

@@ -11,19 +11,18 @@ Legend: P prompt tokens.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmrl.errors import ConfigError, DataError
 from mmrl.files import check_text
+from mmrl.policy.families import ModelFamily, family_of_processor
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample, VideoSize
 from mmrl.video.media import image_overrides, orientation_of
@@ -92,16 +91,16 @@ def fingerprint(ids_P: torch.Tensor, positions_3P: torch.Tensor, media: Sequence
 
 def picture_options(
     processor: Any, min_pixels: int | None, max_pixels: int | None
-) -> dict[str, dict[str, int]]:
+) -> dict[str, Any]:
     """Options of an image processor: both bounds of the resized pictures' areas, or nothing for the processor's own.
 
     Raises ConfigError for bounds the wrong way round.
     """
     if min_pixels is None and max_pixels is None:
         return {}
-    own = processor.image_processor.size
-    low = own["shortest_edge"] if min_pixels is None else min_pixels
-    high = own["longest_edge"] if max_pixels is None else max_pixels
+    options, (low, high) = family_of_processor(processor).image_options(
+        processor, min_pixels, max_pixels
+    )
     if low > high:
         names = [
             f"{key} ({'the model' if value is None else 'configured'})"
@@ -111,20 +110,22 @@ def picture_options(
             f"expected data.min_pixels <= data.max_pixels, found {low} > {high}: {names[0]} against "
             f"{names[1]}; set both"
         )
-    return {"size": {"shortest_edge": low, "longest_edge": high}}
+    return options
 
 
 class Encoder:
     """Sample -> Prompt through the model's own processor and the visual cache, with a least-recently-used memory.
 
     Raises MediaError for media that cannot be read and DataError for prompts that do not fit `max_prompt_tokens`:
-    a prompt is never truncated, least of all through a media block. `visuals` is a mmrl.video.visuals.VisualCache.
+    a prompt is never truncated, least of all through a media block. `visuals` is a mmrl.video.visuals.VisualCache, `base` the base
+    model of `family` (of which rotary positions need the class and the configuration: it may lie on the meta device).
     """
 
     def __init__(
         self,
         processor: Any,
-        rope_index: Any,
+        family: ModelFamily,
+        base: Any,
         template: Template,
         visuals: Any,
         *,
@@ -134,8 +135,8 @@ class Encoder:
         cache_bytes: int = 1 << 30,
     ) -> None:
         self.processor, self.template, self.visuals = processor, template, visuals
-        self.max_prompt_tokens, self._rope_index = max_prompt_tokens, rope_index
-        self._rope_inputs = inspect.signature(rope_index).parameters
+        self.family, self._base = family, base
+        self.max_prompt_tokens = max_prompt_tokens
         self._min_pixels, self._max_pixels = min_pixels, max_pixels
         self._cache: OrderedDict[tuple, tuple[Prompt, Task]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
@@ -299,10 +300,8 @@ class Encoder:
         text = self.processor.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )
-        for token, count in (
-            (self.processor.image_token, expected["image"]),
-            (self.processor.video_token, expected["video"]),
-        ):
+        for token, kind in self.family.placeholders(self.processor).items():
+            count = expected[kind]
             if text.count(token) != count:
                 raise DataError(
                     f"sample {sample.id}: expected {count} times {token} in the prompt, found "
@@ -316,19 +315,14 @@ class Encoder:
 
     def _expand(self, text: str, visuals: Sequence[Any]) -> tuple[str, list[Any]]:
         """`text` with every placeholder repeated as the processor would, and the visuals in order of their tokens."""
-        tokens = {self.processor.image_token: "image", self.processor.video_token: "video"}
+        tokens = self.family.placeholders(self.processor)
         waiting = {kind: iter([v for v in visuals if v.kind == kind]) for kind in tokens.values()}
         ordered = []
 
         def placeholder(match: re.Match[str]) -> str:
             visual = next(waiting[tokens[match.group()]])
             ordered.append(visual)
-            grid = {f"{visual.kind}_grid_thw": torch.tensor([visual.grid_thw])}
-            if visual.kind == "image":
-                return self.processor.replace_image_token(grid, 0)
-            # Qwen3-VL writes index / fps as text: with the seconds themselves and one frame per second that is exact
-            times = SimpleNamespace(fps=1.0, frames_indices=list(visual.timestamps_s))
-            return self.processor.replace_video_token({**grid, "video_metadata": [times]}, 0)
+            return self.family.expand(self.processor, visual)
 
         return re.sub("|".join(map(re.escape, tokens)), placeholder, text), ordered
 
@@ -336,27 +330,9 @@ class Encoder:
         check_text(text, f"sample {sample.id}")
         text, visuals = self._expand(text, visuals)
         ids_1P = self.processor.tokenizer([text], return_tensors="pt")["input_ids"]
-        kinds_1P = torch.zeros_like(ids_1P)
-        for number, ids in (
-            (1, self.processor.image_token_ids),
-            (2, self.processor.video_token_ids),
-        ):
-            kinds_1P[torch.isin(ids_1P, torch.tensor([i for i in ids if i is not None]))] = number
+        kinds_1P = self.family.kinds(self.processor, ids_1P)
         self._check_length(sample, kinds_1P[0])
-        rope: dict[str, torch.Tensor] = {}
-        for kind in ("image", "video"):
-            if grids := [v.grid_thw for v in visuals if v.kind == kind]:
-                rope[f"{kind}_grid_thw"] = torch.tensor(grids)
-        if "second_per_grid_ts" in self._rope_inputs and "video_grid_thw" in rope:
-            frames = self.processor.video_processor.temporal_patch_size
-            rope["second_per_grid_ts"] = torch.tensor(
-                [frames / v.sample_fps for v in visuals if v.kind == "video"]
-            )
-        mask_1P = torch.ones_like(ids_1P)
-        positions, _ = self._rope_index(
-            input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope
-        )
-        positions_3P = positions[-3:, 0]
+        positions_3P = self.family.positions(self.processor, self._base, ids_1P, kinds_1P, visuals)
         return Prompt(
             ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, tuple(visuals)
         )
@@ -375,7 +351,8 @@ class Encoder:
         Sides are whole patches, so a picture shrunk to the upper bound may end up to one patch per side below the lower
         one, and a picture enlarged to the lower bound that much above the upper one; both pass, as in a budget of one size.
         """
-        cell = self.processor.image_processor.patch_size * self.processor.image_processor.merge_size
+        layout = self.visuals.reader.layout
+        cell = layout.patch * layout.merge
         for image in sizes:
             (width, height), (orig_width, orig_height) = image.resized_wh, image.orig_wh
             found = f"found {width} x {height} = {width * height} for a picture of {orig_width} x {orig_height}"

@@ -1,19 +1,25 @@
-"""Load Qwen2-VL, Qwen2.5-VL and Qwen3-VL through transformers: parts to freeze, LoRA, precision, attention."""
+"""Load a model of any known family through transformers: parts to freeze, LoRA, precision, attention."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.policy.attention import check_attention, choose_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
+from mmrl.policy.families import (
+    PARTS,
+    family_named,
+    family_of,
+    family_of_processor,
+)
 from mmrl.policy.finite import check_loaded
 from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
 __all__ = [
-    "TEMPLATES",
     "add_adapter",
     "add_value_head",
     "assemble_policy",
@@ -40,49 +45,41 @@ __all__ = [
     "template_for",
 ]
 
-# The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
-TEMPLATES: dict[str, Template] = {
-    "qwen2_vl": Template("qwen2_vl", CoordFrame.REL1000, "You are a helpful assistant."),
-    "qwen2_5_vl": Template("qwen2_5_vl", CoordFrame.ABS_RESIZED, "You are a helpful assistant."),
-    "qwen3_vl": Template("qwen3_vl", CoordFrame.REL1000),
-}
-_PARTS = ("vision", "projector", "language")
-
 
 def template_for(model_type: str, config: ModelConfig) -> Template:
-    """The template named in the config, or the family's own; frame, system text and answer format may be overridden."""
-    name = config.template or model_type
-    if name not in TEMPLATES:
-        raise ConfigError(
-            f"expected model.template to be one of {', '.join(TEMPLATES)}, found '{name}'."
-            f"{did_you_mean(name, TEMPLATES)}"
-        )
-    base = TEMPLATES[name]
-    return Template(
-        name, config.frame or base.frame, base.system if config.system is None else config.system
+    """The template named in the config, or that of the model's family; frame, system text and answer format may be overridden.
+
+    Raises ConfigError for a family without a known frame where model.frame is not set: frames are never guessed.
+    """
+    family = (
+        family_of(SimpleNamespace(model_type=model_type))
+        if config.template is None
+        else family_named(config.template, "model.template")
     )
-
-
-def _part_of(name: str) -> str:
-    if ".visual." in f".{name}":
-        return "projector" if "merger" in name else "vision"
-    return "language"
+    frame = config.frame or family.frame
+    if frame is None:
+        raise ConfigError(
+            f"expected model.frame for a model of family {family.name}, found none: no source says which frame its checkpoints "
+            "were trained to emit; set model.frame (rel1000, rel1, abs_orig or abs_resized) to what the prompts should ask for"
+        )
+    return Template(family.name, frame, family.system if config.system is None else config.system)
 
 
 def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
     """Freeze the named parts (vision, projector, language); returns trainable parameters per part.
 
-    The projector is the patch merger, with Qwen3-VL's deepstack mergers.
+    The family says which is which; of Qwen-VL the projector is the patch merger, with Qwen3-VL's deepstack mergers.
     """
     for part in parts:
-        if part not in _PARTS:
+        if part not in PARTS:
             raise ConfigError(
-                f"expected model.freeze entries of {', '.join(_PARTS)}, found '{part}'."
-                f"{did_you_mean(part, _PARTS)}"
+                f"expected model.freeze entries of {', '.join(PARTS)}, found '{part}'."
+                f"{did_you_mean(part, PARTS)}"
             )
-    trainable = dict.fromkeys(_PARTS, 0)
+    where = family_of(model.config).parts
+    trainable = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
-        part = _part_of(name)
+        part = where.part_of(name)
         parameter.requires_grad_(part not in parts)
         trainable[part] += parameter.numel() if part not in parts else 0
     if not any(trainable.values()):
@@ -128,7 +125,9 @@ def add_adapter(
         raise MissingExtraError("model.lora needs the peft package: pip install peft") from error
     assert config.lora is not None
     frozen = [p for p in ("language", "vision") if p in config.freeze]
-    scope = {"language": r".*language_model.*", "vision": r".*visual.*"}
+    where = family_of(model.config).parts
+    vision = where.vision[0] if len(where.vision) == 1 else f"({'|'.join(where.vision)})"
+    scope = {"language": rf".*{where.language}.*", "vision": rf".*{vision}.*"}
     keep = [
         scope[p]
         for p in ("language", "vision")
@@ -218,7 +217,7 @@ def _model_type(path: str) -> str:
         return AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{path}': "
+            f"expected model.path to be a folder or hub name of a vision-language model, found '{path}': "
             f"{error}"
         ) from error
 
@@ -233,10 +232,13 @@ def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
     }
     settings = visuals.VideoSettings(sampling=sampling.FrameSampling(**video), **bounds)
     limit = None if cache.limit_gib is None else int(cache.limit_gib * 2**30)
+    family = family_of_processor(processor)
     return visuals.VisualCache(
         processor,
         image_options=picture_options(processor, data.min_pixels, data.max_pixels),
         settings=settings,
+        reader=family.reader(processor),
+        no_clips=family.refused.get("video", ""),
         store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify)
         if cache.dir
         else None,
@@ -248,18 +250,19 @@ def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
 
 def build_encoder(
     processor: Any,
-    rope_index: Any,
+    base: Any,
     template: Template,
     data: DataConfig | None = None,
     max_prompt_tokens: int = 16384,
 ) -> Encoder:
-    """The encoder of a run, with its visual cache."""
+    """The encoder of a run, with its visual cache. `base`: the base model, perhaps without weights, see Encoder."""
     from mmrl.config import DataConfig
 
     data = data or DataConfig()
     return Encoder(
         processor,
-        rope_index,
+        family_of(base.config),
+        base,
         template,
         build_visuals(processor, data),
         max_prompt_tokens=max_prompt_tokens,
@@ -334,10 +337,11 @@ def _placed(model: Any, device: torch.device, *, hold: bool) -> Any:
     """`model` on `device`; with `hold` only what an engine that shares out weights does not take: a frozen tower, and buffers."""
     if not hold:
         return model.to(device)
-    visual = model.model.visual
-    if not any(p.requires_grad for p in visual.parameters()):
-        # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
-        visual._apply(lambda tensor: tensor.to(device, copy=True))
+    where = family_of(model.config).parts
+    if not any(p.requires_grad for p in where.vision_parameters(model.model)):
+        for module in where.vision_modules(model.model).values():
+            # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
+            module._apply(lambda tensor: tensor.to(device, copy=True))
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
@@ -388,9 +392,7 @@ def assemble_policy(
             base.disable_input_require_grads()
     model.eval()
     check_loaded(model.named_parameters(), weights or config.path)
-    encoder = build_encoder(
-        processor, base.model.get_rope_index, template, data, config.max_prompt_tokens
-    )
+    encoder = build_encoder(processor, base.model, template, data, config.max_prompt_tokens)
     return Policy(
         model, processor, template, encoder, device=device, autocast=autocast, reference=reference
     )

@@ -1,4 +1,4 @@
-"""The policy: a Qwen-VL model with its processor, template and adapters, and log-probs of packed batches.
+"""The policy: a vision-language model with its processor, template and adapters, and log-probs of packed batches.
 
     policy = load_policy(ModelSettings(path="Qwen/Qwen2.5-VL-3B-Instruct", freeze=["vision"]))
     result = policy.logp(pack(items))
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
+from mmrl.policy.families import family_of
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.quantized import NF4Linear, whole_weight
@@ -44,16 +45,8 @@ __all__ = [
     "PredictedValues",
     "LogpResult",
     "Policy",
-    "media_token_ids",
 ]
 
-_MEDIA_TOKENS = (
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-)
 CRITIC_FOLDER = "critic"
 """Of a saved policy with a value head: beside the model's files, of which vLLM would read every *.safetensors as the model's."""
 # a 4-D mask is passed through: the layout does the masking
@@ -90,12 +83,6 @@ class PredictedValues:
     values_M: torch.Tensor
     after_D: torch.Tensor
     num_tokens: int = 0
-
-
-def media_token_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Ids of all image / video placeholder tokens the tokenizer knows; banned at sampling and in log-probs."""
-    vocabulary = tokenizer.get_vocab()
-    return tuple(sorted(vocabulary[t] for t in _MEDIA_TOKENS if t in vocabulary))
 
 
 class Policy:
@@ -135,7 +122,8 @@ class Policy:
         # logits held at once; beyond it they are recomputed in backward
         self._logits_chunk = logits_chunk
         self._output_layer = OutputLayer()
-        self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
+        self.family = family_of(self.base.config)
+        self.banned = torch.tensor(self.family.banned(processor), dtype=torch.long, device=device)
         eos = model.generation_config.eos_token_id
         self.eos_ids = tuple(
             [eos] if isinstance(eos, int) else eos or [processor.tokenizer.eos_token_id]
@@ -185,7 +173,7 @@ class Policy:
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Last hidden states (rows * T, H) of a packed or padded batch already on the device; where processes compute a packed row
         together, those of this one's slice."""
-        # transformers checkpoints activations only in training mode, and ignores KV caches there; Qwen-VL has no dropout
+        # transformers checkpoints activations only in training mode, and ignores KV caches there; no family's dropout is on
         self.model.train(torch.is_grad_enabled() and self.base.is_gradient_checkpointing)
         extra: dict[str, Any] = {"prefix_layout": batch.layout} if batch.layout is not None else {}
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
@@ -203,9 +191,8 @@ class Policy:
         out = self.base.model(
             input_ids=seen[0],
             attention_mask=mask,
-            position_ids=seen[1],
-            mm_token_type_ids=seen[2],
             use_cache=False,
+            **self.family.text_inputs(seen[1], seen[2]),
             **media,
             **extra,
         )
@@ -233,7 +220,7 @@ class Policy:
         """The vision tower (with its projector) when nothing in it is trained, else None. Remembered per model."""
         model = self.base.model
         if id(model) not in self._towers:
-            trained = any(p.requires_grad for p in model.visual.parameters())
+            trained = any(p.requires_grad for p in self.family.parts.vision_parameters(model))
             self._towers[id(model)] = None if trained else FrozenTower(model, self.autocast_dtype)
         return self._towers[id(model)]
 
@@ -407,7 +394,8 @@ class Policy:
         change must not count as frozen there.
         """
         tower = self.tower()
-        memo: dict[int, Any] = {} if tower is None else {id(tower.model.visual): tower.model.visual}
+        shared = {} if tower is None else self.family.parts.vision_modules(tower.model)
+        memo: dict[int, Any] = {id(module): module for module in shared.values()}
         # tensors are moved one by one instead of being copied where they are
         if device is not None:
             memo |= {

@@ -1,4 +1,4 @@
-"""Build a tiny random Qwen2-VL, Qwen2.5-VL or Qwen3-VL with tokenizer and processor, offline, in under a second.
+"""Build a tiny random model of a family (mmrl.policy.families) with tokenizer and processor, offline, in under a second.
 
 The real architecture, processor classes and chat markup at toy width, for the demo, tests and CPU benchmarks:
 `python -m mmrl.policy.tiny OUT --arch qwen2_5_vl`. head_dim stays >= 32 so that vLLM loads the result too.
@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError
+from mmrl.policy.families import family_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-__all__ = ["ARCHITECTURES", "TinySpec", "build_tiny", "make_tokenizer"]
+__all__ = [
+    "ARCHITECTURES",
+    "TinySpec",
+    "build_tiny",
+    "make_tokenizer",
+    "qwen_config",
+    "qwen_processor",
+]
 
 ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -120,7 +128,8 @@ def _patch_size(spec: TinySpec) -> int:
     return spec.patch_size or (16 if spec.arch == "qwen3_vl" else 14)
 
 
-def _processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
+def qwen_processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
+    """The processor of a tiny Qwen-VL."""
     import transformers as hf
 
     patch = _patch_size(spec)
@@ -148,7 +157,8 @@ def _processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorM
     )
 
 
-def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
+def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The configuration of a tiny Qwen-VL."""
     import transformers as hf
 
     ids = tokenizer.convert_tokens_to_ids
@@ -226,27 +236,17 @@ def build_tiny(
     import torch
     import transformers as hf
 
-    if spec.arch not in ARCHITECTURES:
-        raise ConfigError(
-            f"expected an architecture of {', '.join(ARCHITECTURES)}, found '{spec.arch}'."
-            f"{did_you_mean(spec.arch, ARCHITECTURES)}"
-        )
     if spec.hidden % spec.heads or spec.heads % spec.kv:
         raise ConfigError(
             f"expected hidden divisible by heads and heads by kv, found {spec.hidden}, {spec.heads}, {spec.kv}"
         )
-    tokenizer = make_tokenizer(spec.vocab_size)
-    processor = _processor(spec, tokenizer)
-    model_class = {
-        "qwen2_vl": hf.Qwen2VLForConditionalGeneration,
-        "qwen2_5_vl": hf.Qwen2_5_VLForConditionalGeneration,
-        "qwen3_vl": hf.Qwen3VLForConditionalGeneration,
-    }[spec.arch]
+    config, processor = family_named(spec.arch, "the architecture").tiny(spec)
+    tokenizer = processor.tokenizer
     with torch.random.fork_rng():
         torch.manual_seed(spec.seed)
-        model = model_class(_config(spec, tokenizer))
+        model = hf.AutoModelForImageTextToText.from_config(config)
     model.generation_config = hf.GenerationConfig(
-        eos_token_id=[tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.pad_token_id],
+        eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id],
         pad_token_id=tokenizer.pad_token_id,
     )
     if out is not None:

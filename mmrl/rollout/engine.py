@@ -166,9 +166,8 @@ class PrefillOnceEngine(RolloutEngine):
             input_ids=ids.to(policy.device),
             attention_mask=mask.long().to(policy.device),
             use_cache=True,
-            position_ids=positions_3.to(policy.device),
-            mm_token_type_ids=kinds.to(policy.device),
             past_key_values=cache,
+            **policy.family.text_inputs(positions_3.to(policy.device), kinds.to(policy.device)),
             **media,
         )
         repeats = torch.tensor(counts, device=policy.device)

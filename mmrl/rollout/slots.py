@@ -77,9 +77,8 @@ def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
     out = policy.base.model(
         input_ids=ids.to(policy.device),
         use_cache=True,
-        position_ids=positions_3.to(policy.device),
-        mm_token_type_ids=kinds.to(policy.device),
         past_key_values=cache,
+        **policy.family.text_inputs(positions_3.to(policy.device), kinds.to(policy.device)),
         **policy.media([v for p in prompts for v in p.visuals]),
     )
     last = torch.tensor([p.length - 1 for p in prompts], device=policy.device)
@@ -271,7 +270,7 @@ class Slots:
             use_cache=True,
             past_key_values=cache,
             attention_mask=(places_K <= cache.place_R[:, None])[:, None, None],
-            position_ids=self.position_R[None, :, None].expand(3, -1, 1),
+            **self.policy.family.text_inputs(self.position_R[None, :, None].expand(3, -1, 1), None),
         )
         cache.place_R += self.alive_R
         self.position_R += self.alive_R

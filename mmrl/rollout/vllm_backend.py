@@ -24,25 +24,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmrl.config.rollout_engine import ALLOCATOR_VARIABLES, EXPANDABLE, VLLM_FAMILIES
+from mmrl.config.rollout_engine import ALLOCATOR_VARIABLES, EXPANDABLE
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError, install_command
+from mmrl.policy.families import families
 from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 
 __all__ = ["VLLMBackend", "VLLMSettings", "Written", "import_vllm"]
 
 # vLLM learns about a model in a process of its own unless it is registered; that would import torch and transformers once more
-_CLASSES = dict(
-    zip(
-        VLLM_FAMILIES,
-        (
-            "Qwen2VLForConditionalGeneration",
-            "Qwen2_5_VLForConditionalGeneration",
-            "Qwen3VLForConditionalGeneration",
-        ),
-        strict=True,
-    )
-)
+_CLASSES = {kind: f.vllm for f in families().values() if f.vllm for kind in f.model_types}
 
 Written = tuple[list[int], list[float]]
 """Token ids and log-probs of one completion."""

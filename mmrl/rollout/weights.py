@@ -79,7 +79,8 @@ class SyncPlan:
         self._digests = digests
         self._frozen: dict[str, torch.Tensor] = {}  # digests of tensors that training never changes
         self.dtype = policy.autocast_dtype or torch.float32
-        self.vision_changes = any(name.startswith("model.visual.") for name in self._changed)
+        parts = policy.family.parts
+        self.vision_changes = any(parts.part_of(name) != "language" for name in self._changed)
 
     def _adapters(self, model: Any) -> dict[str, float]:
         """Scale of the adapter of each adapted layer, by the layer's name."""

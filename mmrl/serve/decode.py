@@ -262,6 +262,8 @@ class Batch:
             use_cache=True,
             past_key_values=self._cache,
             attention_mask=self._mask_RK[:, None, None, :],
-            position_ids=self._position_R[None, :, None].expand(3, -1, 1),
+            **self.policy.family.text_inputs(
+                self._position_R[None, :, None].expand(3, -1, 1), None
+            ),
         )
         self._hidden_RH, self._position_R = out.last_hidden_state[:, -1], self._position_R + 1

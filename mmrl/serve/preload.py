@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 
-from mmrl.policy.loading import TEMPLATES
+import mmrl.policy.loading  # noqa: F401  for its imports
+from mmrl.policy.families import BUILT_IN
 
 for _name in (
     "mmrl.serve.preparing",
@@ -15,8 +16,9 @@ for _name in (
     "av",
     "torchvision",
     *(
-        f"transformers.models.{family}.{part}_{family}"
-        for family in TEMPLATES
+        f"transformers.models.{kind}.{part}_{kind}"
+        for family in BUILT_IN
+        for kind in family.model_types
         for part in ("modeling", "processing")
     ),
 ):

@@ -98,7 +98,7 @@ def build(recipe: Recipe) -> Encoder:
     )
     return build_encoder(
         recipe.processor,
-        model.model.get_rope_index,
+        model.model,
         recipe.template,
         data,
         recipe.max_prompt_tokens,

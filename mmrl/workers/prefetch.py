@@ -85,13 +85,16 @@ def _portable(visuals: Any) -> bytes:
     """A visual cache of the same keys and contents as pickled bytes: processors, settings and store, nothing held in memory."""
     whole = visuals.processor
     parts = SimpleNamespace(
-        image_processor=whole.image_processor, video_processor=whole.video_processor
+        image_processor=whole.image_processor,
+        video_processor=getattr(whole, "video_processor", None),
     )
     # a map held by a worker would keep its entry from eviction
     bare = type(visuals)(
         parts,
         image_options=visuals.image_options,
         settings=visuals.settings,
+        reader=visuals.reader,
+        no_clips=visuals.no_clips,
         store=visuals.store,
         memory_bytes=0,
         keep_features=False,

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmrl.policy.families import family_of
+
 __all__ = ["Root"]
 
 
@@ -33,11 +35,13 @@ class Root(nn.Module):
     def __init__(self, model: Any, heads: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.language_model, self.lm_head = base.model.language_model, base.lm_head
-        self.blocks: list[nn.Module] = list(base.model.language_model.layers)
-        if any(p.requires_grad for p in base.model.visual.parameters()):
-            self.visual = base.model.visual
-            self.blocks += base.model.visual.blocks
+        parts = family_of(base.config).parts
+        self.language_model, self.lm_head = parts.decoder(base.model), base.lm_head
+        self.blocks: list[nn.Module] = parts.decoder_layers(base.model)
+        if any(p.requires_grad for p in parts.vision_parameters(base.model)):
+            for name, module in parts.vision_modules(base.model).items():
+                self.add_module(name, module)
+            self.blocks += parts.blocks(base.model)
         self.heads = nn.ModuleDict(heads)
 
     def forward(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,173 @@
+"""What mmrl must know of a family of models, in one record: everything else in mmrl is the same for all of them.
+
+    family = family_of(model.config)                 # by model_type, see mmrl.policy.families
+    family.parts.part_of("model.visual.merger.ln_q.weight")          # "projector"
+
+A record says how the family is prompted, what its processor makes of a picture, how the picture's placeholder is expanded, where
+its tokens stand, which modules are its vision tower, projector and language model, and what its forward takes. `mmrl families
+check` (mmrl.diagnostics.families) holds a record against transformers' own processor and forward.
+
+Importing this module costs neither torch nor transformers.
+
+Legend: P prompt tokens, R rows, T tokens of a row, n patches (or tiles), D values of one, H hidden width.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mmrl.coords import CoordFrame
+
+if TYPE_CHECKING:
+    import torch
+
+    from mmrl.policy.tiny import TinySpec
+    from mmrl.video.pictures import PictureReader
+    from mmrl.video.references import Features, Visual
+
+__all__ = ["PARTS", "ModelFamily", "Parts"]
+
+PARTS = ("vision", "projector", "language")
+"""What model.freeze names."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts of a model are, as names below its base model (`model.model` of transformers' class for generation).
+
+    `vision` holds all that only pictures run through, the tower first and the projector with it; a parameter of it belongs to the
+    projector when its name contains one of `projector`. `tower_blocks` are the tower's repeated blocks and `layers` those of the
+    language model: what a sharded engine gathers one after the other.
+    """
+
+    vision: tuple[str, ...] = ("visual",)
+    projector: tuple[str, ...] = ("merger",)
+    tower_blocks: str = "visual.blocks"
+    language: str = "language_model"
+    layers: str = "language_model.layers"
+
+    def part_of(self, parameter: str) -> str:
+        """ "vision", "projector" or "language", by the name of a parameter."""
+        if not any(f".{name}." in f".{parameter}." for name in self.vision):
+            return "language"
+        return "projector" if any(name in parameter for name in self.projector) else "vision"
+
+    def vision_modules(self, base: Any) -> dict[str, Any]:
+        """Name -> module of all that only pictures run through, the tower first."""
+        return {name: attrgetter(name)(base) for name in self.vision}
+
+    def vision_parameters(self, base: Any) -> list[Any]:
+        """Parameters of the tower and the projector."""
+        return [p for m in self.vision_modules(base).values() for p in m.parameters()]
+
+    def blocks(self, base: Any) -> list[Any]:
+        """The tower's repeated blocks."""
+        return list(attrgetter(self.tower_blocks)(base))
+
+    def decoder(self, base: Any) -> Any:
+        """The language model without its output layer."""
+        return attrgetter(self.language)(base)
+
+    def decoder_layers(self, base: Any) -> list[Any]:
+        """The language model's layers."""
+        return list(attrgetter(self.layers)(base))
+
+
+class ModelFamily(abc.ABC):
+    """One family. Records are stateless: what they are asked for depends on the arguments alone.
+
+    `name` is also that of its prompt template; `model_types` are values of model_type in config.json, `processors` class names of
+    its processors. `frame` is the coordinate frame that released checkpoints were trained to emit, None where no source says so
+    (model.frame must then be set); `source` is that source. `system` is the template's system text. `vllm` is the class that vLLM
+    answers with, "" where mmrl's prompts cannot be handed to it. `refused` says what the family cannot do here, and why: keys are
+    "video", "vllm", "lora" or names of checks.
+    """
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+    processors: ClassVar[tuple[str, ...]]
+    frame: ClassVar[CoordFrame | None]
+    source: ClassVar[str] = ""
+    system: ClassVar[str] = ""
+    parts: ClassVar[Parts] = Parts()
+    vllm: ClassVar[str] = ""
+    tower_kernels: ClassVar[Mapping[str, str]]
+    """model.attn -> what transformers calls the tower's attention."""
+    refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    # prompts
+
+    @abc.abstractmethod
+    def reader(self, processor: Any) -> PictureReader:
+        """How the processor's pictures are read, see mmrl.video.pictures."""
+
+    @abc.abstractmethod
+    def image_options(
+        self, processor: Any, low: int | None, high: int | None
+    ) -> tuple[dict[str, Any], tuple[int, int]]:
+        """Options of an image processor's call that hold a picture's area between `low` and `high` pixels (None: the model's own
+        bound), and both bounds."""
+
+    @abc.abstractmethod
+    def placeholders(self, processor: Any) -> dict[str, str]:
+        """Text of a placeholder in a chat -> "image" or "video"."""
+
+    @abc.abstractmethod
+    def expand(self, processor: Any, visual: Visual) -> str:
+        """What the processor writes in the place of the visual's placeholder."""
+
+    @abc.abstractmethod
+    def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
+        """(1, P): 1 where a feature of a picture goes, 2 where one of a clip goes, 0 elsewhere."""
+
+    @abc.abstractmethod
+    def banned(self, processor: Any) -> tuple[int, ...]:
+        """Ids, ascending, that no answer may contain: the model would take them for pictures, or their frames."""
+
+    @abc.abstractmethod
+    def positions(
+        self,
+        processor: Any,
+        base: Any,
+        ids_1P: torch.Tensor,
+        kinds_1P: torch.Tensor,
+        visuals: Sequence[Visual],
+    ) -> torch.Tensor:
+        """Rotary positions (3, P): temporal, height, width; equal rows where the family knows one alone."""
+
+    # the forward
+
+    @abc.abstractmethod
+    def text_inputs(
+        self, positions_3RT: torch.Tensor, kinds_RT: torch.Tensor | None
+    ) -> dict[str, Any]:
+        """Arguments of the base model's forward beside ids, mask and media; `kinds_RT` is None while decoding."""
+
+    @abc.abstractmethod
+    def pixel_inputs(
+        self, kind: str, pixels: Sequence[torch.Tensor], visuals: Sequence[Visual]
+    ) -> dict[str, Any] | None:
+        """Arguments of the base model's forward for visuals of one kind; None: it is given features."""
+
+    @abc.abstractmethod
+    def features(
+        self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]
+    ) -> list[Features]:
+        """What tower and projector make of visuals of one kind, their pixels one after the other."""
+
+    @abc.abstractmethod
+    def encoded(self, base: Any, features: Sequence[Features]) -> Any:
+        """Features of the visuals of one kind, in the form that the forward takes as `mm_encoder_outputs[kind]`."""
+
+    @abc.abstractmethod
+    def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        """Shape (n, D) of the smallest pixels there are, and their grid."""
+
+    @abc.abstractmethod
+    def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
+        """(configuration, processor) of a tiny model, made of the family's own classes without a network."""

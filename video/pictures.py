@@ -1,0 +1,64 @@
+"""How a family's image processor reads a picture: patches of one grid, or tiles of one size. Neither keeps anything.
+
+    reader = GridReader(processor.image_processor)
+    patches_nD, grid_thw, resized_wh = reader.read(picture, {})
+
+Whatever a processor makes becomes rows of equal width, one after the other, with a grid that counts them: that is what the visual
+cache packs, stores and hands to the tower (mmrl.video.visuals). The layout says how many tokens the language model sees of a grid.
+
+Legend: n patches or tiles, D values of one, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mmrl.video.pixels import PatchLayout, run_part
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GridReader", "PictureReader"]
+
+Read = tuple["torch.Tensor", tuple[int, int, int], tuple[int, int]]
+"""float32 rows (n, D), their grid, and the size (width, height) in pixels that they show."""
+
+
+class PictureReader(Protocol):
+    """What the visual cache asks of a family's image processor. Picklable: media workers have one of their own."""
+
+    part: Any
+    layout: PatchLayout
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """One picture, as PIL's or as uint8 (C, H, W), by the processor's call with `options`."""
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """The rows of a picture of the layout's own size that is not resized."""
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """How many tokens a picture of this size becomes."""
+
+
+class GridReader:
+    """An image processor that cuts a resized picture into patches, as Qwen-VL's does."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+        self.layout = PatchLayout(part.patch_size, part.temporal_patch_size, part.merge_size)
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        out = self.part(images=[picture], return_tensors="pt", **options)
+        t, h, w = (int(x) for x in out["image_grid_thw"][0])
+        return out["pixel_values"], (t, h, w), (w * self.layout.patch, h * self.layout.patch)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        return run_part(self.part, frames_TCHW, video=False)
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        patches = self.part.get_number_of_image_patches(height, width, dict(options))
+        return patches // self.layout.merge**2
