@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.video.pixels import PatchLayout, run_part
+from mmrl.video.pixels import PatchLayout, TileLayout, run_part
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GridReader", "PictureReader"]
+__all__ = ["GridReader", "PictureReader", "TileReader"]
 
 Read = tuple["torch.Tensor", tuple[int, int, int], tuple[int, int]]
 """float32 rows (n, D), their grid, and the size (width, height) in pixels that they show."""
@@ -28,8 +28,9 @@ Read = tuple["torch.Tensor", tuple[int, int, int], tuple[int, int]]
 class PictureReader(Protocol):
     """What the visual cache asks of a family's image processor. Picklable: media workers have one of their own."""
 
-    part: Any
-    layout: PatchLayout
+    @property
+    def layout(self) -> PatchLayout:
+        """How its rows are cut."""
 
     def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
         """One picture, as PIL's or as uint8 (C, H, W), by the processor's call with `options`."""
@@ -62,3 +63,46 @@ class GridReader:
         """See PictureReader."""
         patches = self.part.get_number_of_image_patches(height, width, dict(options))
         return patches // self.layout.merge**2
+
+
+class TileReader:
+    """An image processor that cuts a picture into square tiles, with a thumbnail where there are several, as InternVL's does. The
+    grid is (tiles, rows, columns), the thumbnail counted. `tokens_per_tile`: of the language model."""
+
+    def __init__(self, part: Any, tokens_per_tile: int) -> None:
+        self.part = part
+        self.layout = TileLayout(part.size["height"], 1, 1, per_tile=tokens_per_tile)
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
+
+        out = self.part(
+            images=[picture], return_tensors="pt", **{"crop_to_patches": True, **options}
+        )
+        tiles, side = out["pixel_values"], self.layout.patch
+        # a picture of PIL's tells (width, height), a tensor (C, H, W)
+        size = getattr(picture, "shape", None)
+        height, width = size[-2:] if size is not None else reversed(picture.size)
+        columns, rows = get_optimal_tiled_canvas(
+            (int(height), int(width)),
+            (side, side),
+            options.get("min_patches", self.part.min_patches),
+            options.get("max_patches", self.part.max_patches),
+        )
+        grid = (len(tiles), rows, columns)
+        return tiles.reshape(len(tiles), -1), grid, (columns * side, rows * side)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        out = self.part(
+            images=[frames_TCHW[0]], do_resize=False, crop_to_patches=False, return_tensors="pt"
+        )
+        return out["pixel_values"].reshape(1, -1)
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        tiles = self.part.get_number_of_image_patches(
+            height, width, {"crop_to_patches": True, **options}
+        )
+        return tiles * self.layout.per_tile

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteCodec",
     "PatchLayout",
+    "TileLayout",
     "permute_frames",
     "run_part",
     "run_video_processor",
@@ -58,6 +59,27 @@ class PatchLayout:
         m, p, f = self.merge, self.patch, self.temporal
         x = frames_TCHW.view(T // f, f, c, height // (m * p), m, p, width // (m * p), m, p)
         return x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, c * f * p * p)
+
+
+@dataclass(frozen=True)
+class TileLayout(PatchLayout):
+    """Square tiles of one size, one after the other, row by row, with a thumbnail behind them where there are several: grid (tiles,
+    rows, columns). `per_tile` tokens of the language model each."""
+
+    per_tile: int = 1
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """See PatchLayout."""
+        return grid_thw[0] * self.per_tile
+
+    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+        """See PatchLayout."""
+        import torch
+
+        n, rows, columns = grid_thw
+        tiles = patches_nD.view(n, self.channels, self.patch, self.patch).flip(3)
+        shown = tiles[: rows * columns].unflatten(0, (rows, columns)).flip(1).flatten(0, 1)
+        return torch.cat([shown, tiles[rows * columns :]]).reshape(patches_nD.shape)
 
 
 def permute_frames(

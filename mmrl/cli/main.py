@@ -1,5 +1,5 @@
-"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, new, tasks, env, cache, config,
-memory and doctor.
+"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, push, new, tasks, env, cache,
+families, config, memory and doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from mmrl.cli.families import families_app
 from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.config.shipped import recipe_file
 from mmrl.errors import ConfigError, MMRLError
@@ -66,6 +67,7 @@ cache_app = typer.Typer(
     no_args_is_help=True, help="Fill and look after a folder of cached visual tensors."
 )
 app.add_typer(cache_app, name="cache")
+app.add_typer(families_app, name="families")
 
 # no defect of ours: told as an error
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from mmrl.errors import MissingExtraError, install_command
+from mmrl.policy.families import family_of
 
 __all__ = ["BYTES_PER_NUMBER", "NF4Linear", "quantize_language", "whole_weight"]
 
@@ -92,7 +93,7 @@ class NF4Linear(nn.Linear):
 def quantize_language(model: Any, device: torch.device) -> None:
     """Quantize the linear layers of the language model's blocks in place, one after the other, on `device`: it never holds the
     model whole. Raises MissingExtraError."""
-    for block in model.model.language_model.layers:
+    for block in family_of(model.config).parts.decoder_layers(model.model):
         for parent in list(block.modules()):
             for name, layer in list(parent.named_children()):
                 if type(layer) is nn.Linear:

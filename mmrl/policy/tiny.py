@@ -7,6 +7,7 @@ The real architecture, processor classes and chat markup at toy width, for the d
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ __all__ = [
     "TinySpec",
     "build_tiny",
     "make_tokenizer",
+    "patch_size",
     "qwen_config",
     "qwen_processor",
+    "text_settings",
 ]
 
 ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -94,8 +97,14 @@ class TinySpec:
     seed: int = 0
 
 
-def make_tokenizer(vocab_size: int = 448) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer with Qwen's special tokens, trained on a page of text (deterministic)."""
+def make_tokenizer(
+    vocab_size: int = 448,
+    special: Sequence[str] = _SPECIAL,
+    named: Mapping[str, str] | None = None,
+    eos_token: str = "<|im_end|>",
+) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer with `special` tokens (Qwen's), trained on a page of text (deterministic). `named`: attribute of
+    the tokenizer -> which of them it is."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -103,7 +112,7 @@ def make_tokenizer(vocab_size: int = 448) -> PreTrainedTokenizerBase:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(_SPECIAL) - len(_TAGS),
+        vocab_size=vocab_size - len(special) - len(_TAGS),
         min_frequency=1,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -113,18 +122,20 @@ def make_tokenizer(vocab_size: int = 448) -> PreTrainedTokenizerBase:
     tokenizer = Qwen2Tokenizer(
         vocab=model["vocab"],
         merges=[tuple(m) for m in model["merges"]],
-        eos_token="<|im_end|>",
+        eos_token=eos_token,
         pad_token="<|endoftext|>",
         unk_token=None,
-        additional_special_tokens=_SPECIAL,
+        additional_special_tokens=list(special),
         model_max_length=8192,
+        **({"extra_special_tokens": dict(named)} if named else {}),
     )
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in _TAGS])
     tokenizer.padding_side = "left"
     return tokenizer
 
 
-def _patch_size(spec: TinySpec) -> int:
+def patch_size(spec: TinySpec) -> int:
+    """Side of a patch in pixels."""
     return spec.patch_size or (16 if spec.arch == "qwen3_vl" else 14)
 
 
@@ -132,7 +143,7 @@ def qwen_processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Proces
     """The processor of a tiny Qwen-VL."""
     import transformers as hf
 
-    patch = _patch_size(spec)
+    patch = patch_size(spec)
     area = (2 * patch) ** 2
     options: dict[str, Any] = {
         "patch_size": patch,
@@ -157,14 +168,9 @@ def qwen_processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Proces
     )
 
 
-def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The configuration of a tiny Qwen-VL."""
-    import transformers as hf
-
-    ids = tokenizer.convert_tokens_to_ids
-    half = spec.hidden // spec.heads // 2
-    temporal = half // 4
-    text: dict[str, Any] = {
+def text_settings(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Of a tiny language model's configuration: what is the same for every family."""
+    return {
         "vocab_size": -(-len(tokenizer) // 64) * 64,
         "hidden_size": spec.hidden,
         "intermediate_size": 2 * spec.hidden,
@@ -173,19 +179,29 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
         "num_key_value_heads": spec.kv,
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
-        # the three sections of the rotary positions sum to half the head width
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "mrope_section": [
-                temporal,
-                (half - temporal) // 2,
-                half - temporal - (half - temporal) // 2,
-            ],
-        },
-        "bos_token_id": ids("<|endoftext|>"),
-        "eos_token_id": ids("<|im_end|>"),
-        "pad_token_id": ids("<|endoftext|>"),
+        "bos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The configuration of a tiny Qwen-VL."""
+    import transformers as hf
+
+    ids = tokenizer.convert_tokens_to_ids
+    half = spec.hidden // spec.heads // 2
+    temporal = half // 4
+    text = text_settings(spec, tokenizer)
+    # the three sections of the rotary positions sum to half the head width
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [
+            temporal,
+            (half - temporal) // 2,
+            half - temporal - (half - temporal) // 2,
+        ],
     }
     top = {
         "image_token_id": ids("<|image_pad|>"),
@@ -202,7 +218,7 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
             "hidden_size": spec.hidden,
             "mlp_ratio": 2,
             "num_heads": heads,
-            "patch_size": _patch_size(spec),
+            "patch_size": patch_size(spec),
         }
         return hf.Qwen2VLConfig(text_config=text, vision_config=vision, **top)
     vision = {
@@ -215,7 +231,7 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
     if spec.arch == "qwen2_5_vl":
         full = [depth - 1] if spec.window_vision else list(range(depth))
         vision.update(
-            patch_size=_patch_size(spec),
+            patch_size=patch_size(spec),
             fullatt_block_indexes=full,
             window_size=112,
             tokens_per_second=2,
@@ -224,7 +240,7 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
     text["head_dim"] = spec.hidden // spec.heads
     text["rope_parameters"]["mrope_interleaved"] = True
     vision.update(
-        patch_size=_patch_size(spec), num_position_embeddings=256, deepstack_visual_indexes=[0]
+        patch_size=patch_size(spec), num_position_embeddings=256, deepstack_visual_indexes=[0]
     )
     return hf.Qwen3VLConfig(text_config=text, vision_config=vision, **top)
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.policy.families.contract import PARTS, ModelFamily, Parts
-from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen25VL
+from mmrl.policy.families.glm import Glm4V
+from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL
+from mmrl.policy.families.tiles import InternVL
 
 __all__ = [
     "BUILT_IN",
@@ -29,7 +31,14 @@ __all__ = [
 ]
 
 GROUP = "mmrl.families"
-BUILT_IN: tuple[ModelFamily, ...] = (Qwen2VL(), Qwen25VL(), Qwen3VL())
+BUILT_IN: tuple[ModelFamily, ...] = (
+    Qwen2VL(),
+    Qwen25VL(),
+    Qwen3VL(),
+    Qwen3VLMoe(),
+    Glm4V(),
+    InternVL(),
+)
 
 
 @functools.cache

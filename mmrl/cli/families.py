@@ -1,0 +1,47 @@
+"""`mmrl families list` and `mmrl families check`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+__all__ = ["families_app"]
+
+families_app = typer.Typer(
+    no_args_is_help=True, help="List the families of models that mmrl knows, and check one of them."
+)
+
+
+@families_app.command("list")
+def list_command() -> None:
+    """Every family: model types, coordinate frame of its prompts, and what it cannot do here."""
+    from mmrl.policy.families import families
+
+    for family in families().values():
+        frame = "set model.frame" if family.frame is None else family.frame.value
+        typer.echo(f"{family.name:14s} model_type {', '.join(family.model_types)}; frame {frame}")
+        for what, reason in family.refused.items():
+            typer.echo(f"{'':14s} {what}: {reason}")
+
+
+@families_app.command("check")
+def check_command(
+    target: Annotated[str, typer.Argument(help="name of a family, or a folder with a model")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="this check alone; may be repeated")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per check")] = False,
+) -> None:
+    """Hold a family against transformers: prompts, log-probs, gradients, rollouts, files. Status 1 when a check fails."""
+    from dataclasses import asdict
+
+    from mmrl.diagnostics.families import check_family
+
+    failed = False
+    for cell in check_family(target, only or ()):
+        failed |= cell.verdict == "failed"
+        line = f"{cell.check:10s} {cell.verdict:8s} {cell.found}"
+        typer.echo(json.dumps(asdict(cell)) if as_json else line)
+    raise typer.Exit(int(failed))

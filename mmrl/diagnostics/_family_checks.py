@@ -1,0 +1,345 @@
+"""The checks of `mmrl families check`: what mmrl computes for a family, held against transformers' own processor, forward,
+generation and files. Each returns what it found, and raises AssertionError where the two differ. Part of
+mmrl.diagnostics.families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmrl.config import LoraSettings, ModelConfig, RunConfig
+from mmrl.coords import CoordFrame
+from mmrl.policy.encode import Prompt
+from mmrl.policy.families import PARTS, ModelFamily
+from mmrl.policy.loading import load_policy
+from mmrl.policy.policy import Policy
+
+__all__ = ["CHECKS", "Subject"]
+
+LOGP = GRADIENT = 1e-5
+_SIZES = ((112, 84), (320, 180), (37, 90))
+_QUESTION = "Where is the red circle?"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A family's model on disk, and a folder for what the checks write."""
+
+    family: ModelFamily
+    path: str
+    folder: Path
+
+    def policy(self, **options: Any) -> Policy:
+        """A newly loaded policy on the CPU; `options` are fields of ModelConfig."""
+        frame = None if self.family.frame is not None else CoordFrame.REL1
+        return load_policy(ModelConfig(path=self.path, device="cpu", frame=frame, **options))
+
+    @cached_property
+    def plain(self) -> Policy:
+        """A policy that the checks leave as it is."""
+        return self.policy()
+
+    @cached_property
+    def pictures(self) -> list[Image.Image]:
+        """Pictures of smooth noise: every patch differs."""
+        coarse = np.random.default_rng(0).integers(0, 256, (len(_SIZES), 6, 6, 3), dtype=np.uint8)
+        return [
+            Image.fromarray(c).resize(size, Image.Resampling.BICUBIC)
+            for c, size in zip(coarse, _SIZES, strict=True)
+        ]
+
+    def messages(self, count: int, question: str = _QUESTION) -> list[dict[str, Any]]:
+        """A question about `count` pictures."""
+        items = [{"type": "image"}] * count
+        return [{"role": "user", "content": [*items, {"type": "text", "text": question}]}]
+
+    def frames(self, policy: Policy, chosen: Sequence[int]) -> list[Any]:
+        """The pictures of these numbers as visuals of the policy's cache."""
+        return [policy.encoder.visuals.frame(np.array(self.pictures[i])) for i in chosen]
+
+    def prompt(self, policy: Policy, count: int) -> Prompt:
+        """The question about the first `count` pictures."""
+        return policy.encoder.prompt_of(
+            self.messages(count), self.frames(policy, range(count)), "check"
+        )
+
+    def words(self, policy: Policy, text: str) -> tuple[int, ...]:
+        """Tokens of a text."""
+        return tuple(policy.processor.tokenizer(text)["input_ids"])
+
+    def answers(self, policy: Policy) -> list[tuple[int, ...]]:
+        """A group of completions of several lengths."""
+        texts = ("yes", "the red circle left of the blue square", "[0, 1, 2, 3]")
+        return [self.words(policy, text) for text in texts]
+
+    def processed(self, policy: Policy, count: int) -> dict[str, Any]:
+        """What the processor itself makes of the question about the first `count` pictures."""
+        text = policy.processor.apply_chat_template(
+            self.messages(count), add_generation_prompt=True, tokenize=False
+        )
+        pictures = self.pictures[:count]
+        return dict(policy.processor(text=[text], images=pictures or None, return_tensors="pt"))
+
+
+def _naive(
+    policy: Policy, media: Mapping[str, Any], ids: Sequence[int], kinds: torch.Tensor, last: int
+) -> torch.Tensor:
+    """Log-probs of the last `last` tokens by transformers' own forward of one row, with positions and masks of its making."""
+    inputs = {"input_ids": torch.tensor([list(ids)])}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "mm_token_type_ids" in policy.family.text_inputs(torch.zeros(3, 1, 1), kinds[None]):
+        inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(ids) - len(kinds)))[
+            None
+        ]
+    known = ("input_ids", "attention_mask", "mm_token_type_ids")
+    inputs |= {k: v for k, v in media.items() if k not in known}
+    logits = policy.base(**inputs).logits[0, -last - 1 : -1].float()
+    logits = logits.index_fill(-1, policy.banned, float("-inf"))
+    targets = torch.tensor(list(ids[-last:]))
+    return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+def _group(
+    s: Subject, policy: Policy, prompt: Prompt, media: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of a group: packed behind one prompt, and each in a row of its own by transformers alone."""
+    answers = s.answers(policy)
+    packed = policy.evaluate([prompt] * len(answers), answers).logp_N
+    ids = prompt.ids_P.tolist()
+    alone = [_naive(policy, media, [*ids, *a], prompt.kinds_P, len(a)) for a in answers]
+    return packed, torch.cat(alone)
+
+
+def _near(found: torch.Tensor, wanted: torch.Tensor, what: str, most: float = LOGP) -> float:
+    apart = float((found - wanted).detach().abs().max())
+    assert apart <= most, f"{what}: expected at most {most:g} apart, found {apart:.2g}"
+    return apart
+
+
+def check_prompt(s: Subject) -> str:
+    """Ids and pixels of text alone, one picture and three."""
+    policy = s.plain
+    for count in (0, 1, 3):
+        prompt, wanted = s.prompt(policy, count), s.processed(policy, count)
+        assert prompt.ids_P.tolist() == wanted["input_ids"][0].tolist(), (
+            f"{count} pictures: other token ids than the processor's call"
+        )
+        if count:
+            pixels = torch.cat([policy.encoder.visuals.pixels(v) for v in prompt.visuals])
+            theirs = wanted["pixel_values"].reshape(pixels.shape)
+            assert torch.equal(pixels, theirs), f"{count} pictures: other pixels"
+    return "text, 1 and 3 pictures: ids and pixels equal"
+
+
+def check_logp(s: Subject) -> str:
+    """A packed group against separate rows: text alone, one picture, three."""
+    with torch.no_grad():
+        apart = [
+            _near(
+                *_group(s, s.plain, s.prompt(s.plain, n), s.processed(s.plain, n)), f"{n} pictures"
+            )
+            for n in (0, 1, 3)
+        ]
+    return f"text, 1 and 3 pictures: {max(apart):.1g} apart"
+
+
+def check_gradient(s: Subject) -> str:
+    """Gradients of all weights from a packed group against separate rows."""
+    policy = s.policy()
+    prompt, media = s.prompt(policy, 2), s.processed(policy, 2)
+    found = []
+    for logp in _group(s, policy, prompt, media):
+        policy.model.zero_grad()
+        (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
+        found.append({n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None})
+    packed, alone = found
+    assert packed.keys() == alone.keys(), f"other weights learn: {packed.keys() ^ alone.keys()}"
+    norm = torch.stack([g.norm() for g in alone.values()]).norm()
+    apart = float(torch.stack([(packed[n] - g).norm() for n, g in alone.items()]).norm() / norm)
+    assert apart <= GRADIENT, f"expected at most {GRADIENT:g} of the norm apart, found {apart:.2g}"
+    return f"2 pictures: {apart:.1g} of the norm apart"
+
+
+def check_clip(s: Subject) -> str:
+    """A packed group behind a clip against separate rows."""
+    from mmrl.video.encode import write_video
+
+    rng, path = np.random.default_rng(1), s.folder / "clip.mp4"
+    write_video(path, rng.integers(0, 256, (8, 64, 96, 3), dtype=np.uint8), fps=4)
+    policy = s.plain
+    visual = policy.encoder.visuals.video(str(path))
+    text = {"type": "text", "text": _QUESTION}
+    messages = [{"role": "user", "content": [{"type": "video"}, text]}]
+    prompt = policy.encoder.prompt_of(messages, [visual], "check")
+    media = {
+        "pixel_values_videos": policy.encoder.visuals.pixels(visual),
+        "video_grid_thw": torch.tensor([visual.grid_thw]),
+    }
+    if s.family.name == "qwen2_5_vl":
+        pair = policy.processor.video_processor.temporal_patch_size
+        media["second_per_grid_ts"] = torch.tensor([pair / visual.sample_fps])
+    with torch.no_grad():
+        apart = _near(*_group(s, policy, prompt, media), "clip")
+    return f"grid {visual.grid_thw}: {apart:.1g} apart"
+
+
+def check_turns(s: Subject) -> str:
+    """Two turns packed behind each other, a picture in each, against one row of transformers' forward."""
+    policy, encoder = s.plain, s.plain.encoder
+    first, written = s.prompt(policy, 1), (*s.words(policy, "the red circle"), policy.eos_ids[0])
+    second = encoder.extended(
+        first, written, s.messages(1, "yes or no"), s.frames(policy, [1]), "check"
+    )
+    last = s.words(policy, "yes")
+    with torch.no_grad():
+        found = policy.evaluate([first, second], [written, last]).logp_N
+        media, ids = s.processed(policy, 2), second.ids_P.tolist()
+        wanted = _naive(policy, media, [*ids, *last], second.kinds_P, len(last))
+        early = _naive(
+            policy,
+            s.processed(policy, 1),
+            [*first.ids_P.tolist(), *written],
+            first.kinds_P,
+            len(written),
+        )
+        apart = _near(found, torch.cat([early, wanted]), "two turns")
+    return f"a picture in each: {apart:.1g} apart"
+
+
+def check_rollout(s: Subject) -> str:
+    """Greedy answers of mmrl's engine against model.generate, and their log-probs against the trainer's."""
+    from mmrl.rollout.engine import PrefillOnceEngine, Request, SamplingSettings
+
+    policy, tokens = s.plain, 12
+    prompts = [s.prompt(policy, n) for n in (0, 1, 3)]
+    settings = SamplingSettings(max_new_tokens=tokens)
+    turns = PrefillOnceEngine(policy).generate(
+        [Request(p, 1, greedy=True) for p in prompts], settings
+    )
+    apart = 0.0
+    for n, prompt, (turn,) in zip((0, 1, 3), prompts, turns, strict=True):
+        with torch.no_grad():
+            whole = policy.base.generate(
+                **s.processed(policy, n),
+                do_sample=False,
+                max_new_tokens=tokens,
+                suppress_tokens=policy.banned.tolist(),
+            )
+            logp = policy.evaluate([prompt], [turn.token_ids]).logp_N
+        theirs = whole[0, prompt.length :].tolist()
+        assert list(turn.token_ids) == theirs, f"{n} pictures: {turn.token_ids}, not {theirs}"
+        apart = max(apart, _near(torch.tensor(turn.logprobs), logp, "rollout's log-probs"))
+    return f"generate's own tokens; log-probs {apart:.1g} apart"
+
+
+def check_features(s: Subject) -> str:
+    """Cached features of a frozen tower against the pixels' way, and encoded once."""
+    policy = s.policy(freeze=["vision", "projector"])
+    assert policy.tower() is not None, "the tower does not count as frozen"
+    with torch.no_grad():
+        found, wanted = _group(s, policy, s.prompt(policy, 3), s.processed(policy, 3))
+        again = policy.evaluate([s.prompt(policy, 3)], [s.answers(policy)[0]]).logp_N
+    apart = _near(found, wanted, "features")
+    _near(again, found[: len(again)], "features taken from the cache")
+    encoded = policy.encoder.visuals.stats.encoded
+    assert encoded == 3, f"expected 3 pictures encoded once, found {encoded}"
+    return f"{apart:.1g} apart; 3 pictures encoded once"
+
+
+def check_freeze(s: Subject) -> str:
+    """Each part alone is frozen: nothing of it learns, the others do."""
+    counts = []
+    for part in PARTS:
+        policy = s.policy(freeze=[part])
+        policy.evaluate([s.prompt(policy, 1)], [s.answers(policy)[1]]).logp_N.sum().backward()
+        where = s.family.parts.part_of
+        learns = {where(n) for n, p in policy.named_parameters() if p.grad is not None}
+        assert learns == set(PARTS) - {part}, f"{part} frozen: gradients in {sorted(learns)}"
+        counts.append(sum(p.numel() for n, p in policy.named_parameters() if where(n) == part))
+    return ", ".join(f"{p} {n:,}" for p, n in zip(PARTS, counts, strict=True)) + " weights"
+
+
+def _step(policy: Policy, s: Subject) -> None:
+    policy.evaluate([s.prompt(policy, 1)], [s.answers(policy)[1]]).logp_N.sum().backward()
+    with torch.no_grad():
+        for _, p in policy.trainable():
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=1e-3)
+
+
+def _reloaded(folder: Path) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def check_lora(s: Subject) -> str:
+    """An adapter on the language model learns; merged and saved, transformers computes with it."""
+    policy = s.policy(lora=LoraSettings(r=4))
+    _step(policy, s)
+    _step(policy, s)  # B begins at zero: A moves in the second step
+    prompt, answer = s.prompt(policy, 1), s.answers(policy)[1]
+    parts = {s.family.parts.part_of(n) for n, _ in policy.trainable()}
+    assert parts == {"language"}, f"expected adapters in the language model, found {parts}"
+    layers = {n.split(".lora_")[0].rsplit(".", 1)[-1] for n, _ in policy.trainable()}
+    with torch.no_grad():
+        ours = policy.evaluate([prompt], [answer]).logp_N
+        policy.save(s.folder / "lora")
+        policy.model = _reloaded(s.folder / "lora")
+        ids = [*prompt.ids_P.tolist(), *answer]
+        wanted = _naive(policy, s.processed(policy, 1), ids, prompt.kinds_P, len(answer))
+    return f"{', '.join(sorted(layers))}: merged {_near(ours, wanted, 'merged'):.1g} apart"
+
+
+def check_save(s: Subject) -> str:
+    """After a step, saved and read by transformers: every tensor bit for bit, and the processor's ids."""
+    from transformers import AutoProcessor
+
+    policy = s.policy()
+    _step(policy, s)
+    policy.save(s.folder / "saved")
+    theirs, ours = _reloaded(s.folder / "saved").state_dict(), policy.base.state_dict()
+    assert theirs.keys() == ours.keys(), f"other names: {sorted(theirs.keys() ^ ours.keys())[:3]}"
+    changed = [n for n in ours if not torch.equal(ours[n], theirs[n])]
+    assert not changed, f"other numbers: {changed[:3]}"
+    wanted = s.processed(policy, 1)["input_ids"]
+    policy.processor = AutoProcessor.from_pretrained(s.folder / "saved")
+    assert torch.equal(s.processed(policy, 1)["input_ids"], wanted), "another processor"
+    return f"{len(ours)} tensors bit-equal"
+
+
+def check_memory(s: Subject) -> str:
+    """The estimate's bytes of weights and gradients against those of the loaded model."""
+    from mmrl.diagnostics.memory_parameters import parameter_bytes
+
+    policy = s.plain
+    config = RunConfig(model=ModelConfig(path=s.path, device="cpu"))
+    found = parameter_bytes(config, policy.base.config, "cpu")
+    held = {id(p): p.numel() * p.element_size() for p in policy.model.parameters()}
+    assert found.weights == found.gradients == sum(held.values()), (
+        f"estimated {found.weights:,} and {found.gradients:,} bytes, held {sum(held.values()):,}"
+    )
+    return f"{found.weights:,} bytes of weights and of gradients"
+
+
+CHECKS: dict[str, Callable[[Subject], str]] = {
+    "prompt": check_prompt,
+    "logp": check_logp,
+    "gradient": check_gradient,
+    "video": check_clip,
+    "turns": check_turns,
+    "rollout": check_rollout,
+    "features": check_features,
+    "freeze": check_freeze,
+    "lora": check_lora,
+    "save": check_save,
+    "memory": check_memory,
+}
+"""Name -> check, in the order of the table; a name in `ModelFamily.refused` is not run and says why instead."""

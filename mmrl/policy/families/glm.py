@@ -1,0 +1,98 @@
+"""GLM-4.1V: grids and M-RoPE as in Qwen2.5-VL, other markup, and a picture's budget that counts its two equal frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mmrl.coords import CoordFrame
+from mmrl.policy.families.grid import GridFamily
+
+if TYPE_CHECKING:
+    from mmrl.policy.tiny import TinySpec
+
+__all__ = ["Glm4V"]
+
+_MARKUP = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>")
+_CHAT = """[gMASK]<sop>{%- for message in messages -%}
+<|{{ message['role'] }}|>
+{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
+{% if item['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>
+{%- elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+
+
+class Glm4V(GridFamily):
+    """GLM-4.1V, dense."""
+
+    name = "glm4v"
+    model_types = ("glm4v",)
+    processors = ("Glm4vProcessor",)
+    frame = CoordFrame.REL1000
+    source = "zai-org/GLM-V: boxes [x1, y1, x2, y2] normalised to 0..1000 (issue 25 says 0..999)"
+    frames_in_area = 2
+    media_tokens = (*_MARKUP, "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
+    refused: ClassVar[Mapping[str, str]] = {
+        "video": "GLM-4.1V writes a clip's frames as pictures with their seconds between them, which mmrl does not lay out yet; "
+        "use pictures, or a Qwen-VL for clips",
+        "vllm": "vLLM's inputs for it are not made yet; use engine.rollout: own",
+    }
+
+    def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
+        """See ModelFamily."""
+        import transformers as hf
+
+        from mmrl.policy import tiny
+
+        special = [
+            *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+            *self.media_tokens,
+        ]
+        tokenizer = tiny.make_tokenizer(spec.vocab_size, special, eos_token="<|user|>")
+        area = 2 * (2 * tiny.patch_size(spec)) ** 2
+        options: dict[str, Any] = {
+            "patch_size": tiny.patch_size(spec),
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {
+                "shortest_edge": spec.min_patches * area,
+                "longest_edge": spec.max_patches * area,
+            },
+        }
+        processor = hf.Glm4vProcessor(
+            image_processor=hf.Glm4vImageProcessor(**options),
+            tokenizer=tokenizer,
+            video_processor=hf.Glm4vVideoProcessor(**options),
+            chat_template=_CHAT,
+        )
+        ids = tokenizer.convert_tokens_to_ids
+        text = tiny.text_settings(spec, tokenizer)
+        # half of each head's width is rotated
+        half = spec.hidden // spec.heads // 4
+        text["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
+        }
+        config = hf.Glm4vConfig(
+            text_config=text,
+            vision_config={
+                "depth": spec.vision_layers,
+                "hidden_size": spec.vision_hidden,
+                "num_heads": spec.vision_heads,
+                "patch_size": tiny.patch_size(spec),
+                "out_hidden_size": spec.hidden,
+                "intermediate_size": 2 * spec.vision_hidden,
+            },
+            image_token_id=ids("<|image|>"),
+            video_token_id=ids("<|video|>"),
+            image_start_token_id=ids("<|begin_of_image|>"),
+            image_end_token_id=ids("<|end_of_image|>"),
+            video_start_token_id=ids("<|begin_of_video|>"),
+            video_end_token_id=ids("<|end_of_video|>"),
+            tie_word_embeddings=True,
+        )
+        return config, processor

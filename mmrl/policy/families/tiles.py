@@ -1,0 +1,187 @@
+"""Families that cut a picture into square tiles of one size and place tokens at plain rotary positions: InternVL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mmrl.coords import CoordFrame
+from mmrl.policy.families.contract import ModelFamily, Parts
+
+if TYPE_CHECKING:
+    import torch
+
+    from mmrl.policy.tiny import TinySpec
+    from mmrl.video.pictures import PictureReader
+    from mmrl.video.references import Features, Visual
+
+__all__ = ["InternVL", "TileFamily"]
+
+_CHAT = """\
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
+{% if item['type'] == 'image' %}<IMG_CONTEXT>
+{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor -%}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class TileFamily(ModelFamily):
+    """A grid (tiles, rows, columns) per picture, the thumbnail counted among the tiles; every tile becomes as many tokens. The
+    model is given features, never pixels: its own call would hand the language model's layout to the tower."""
+
+    parts = Parts(
+        vision=("vision_tower", "multi_modal_projector"),
+        projector=("multi_modal_projector",),
+        tower_blocks="vision_tower.encoder.layer",
+    )
+    tower_kernels: ClassVar[Mapping[str, str]] = {
+        "sdpa": "sdpa",
+        "eager": "eager",
+        "flash_attention_2": "flash_attention_2",
+        "flex": "sdpa",  # tiles are equally long: there is nothing to mask
+    }
+
+    def placeholders(self, processor: Any) -> dict[str, str]:
+        """See ModelFamily."""
+        return {processor.image_token: "image"}
+
+    def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
+        """See ModelFamily."""
+        return (ids_1P == processor.image_token_id).long()
+
+    def positions(
+        self,
+        processor: Any,
+        base: Any,
+        ids_1P: torch.Tensor,
+        kinds_1P: torch.Tensor,
+        visuals: Sequence[Visual],
+    ) -> torch.Tensor:
+        """See ModelFamily."""
+        import torch
+
+        return torch.arange(ids_1P.shape[1]).repeat(3, 1)
+
+    def text_inputs(
+        self, positions_3RT: torch.Tensor, kinds_RT: torch.Tensor | None
+    ) -> dict[str, Any]:
+        """See ModelFamily."""
+        return {"position_ids": positions_3RT[0]}
+
+    def pixel_inputs(
+        self, kind: str, pixels: Sequence[torch.Tensor], visuals: Sequence[Visual]
+    ) -> dict[str, Any] | None:
+        """See ModelFamily."""
+        return None
+
+    def features(
+        self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]
+    ) -> list[Features]:
+        """See ModelFamily."""
+        from mmrl.video.references import Features
+
+        height, width = base.config.vision_config.image_size
+        tiles = pixels_nD.view(len(pixels_nD), -1, height, width)
+        found = base.get_image_features(pixel_values=tiles, return_dict=True).pooler_output
+        return [Features(mine.flatten(0, 1)) for mine in found.split([g[0] for g in grids])]
+
+    def encoded(self, base: Any, features: Sequence[Features]) -> Any:
+        """See ModelFamily."""
+        import torch
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        return BaseModelOutputWithPooling(pooler_output=torch.cat([f.main for f in features]))
+
+    def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        """See ModelFamily."""
+        height, width = base.config.vision_config.image_size
+        return (1, base.config.vision_config.num_channels * height * width), (1, 1, 1)
+
+
+class InternVL(TileFamily):
+    """InternVL 3 and 3.5 in transformers' format ("-HF")."""
+
+    name = "internvl"
+    model_types = ("internvl",)
+    processors = ("InternVLProcessor",)
+    frame = CoordFrame.REL1000
+    source = "InternVL's documentation on grounding: `<box>[[x1, y1, x2, y2]]</box>` within 0..1000"
+    refused: ClassVar[Mapping[str, str]] = {
+        "video": "InternVL writes a clip's frames as pictures in lines of their own, which mmrl does not lay out yet; use "
+        "pictures, or a Qwen-VL for clips",
+        "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
+    }
+
+    def reader(self, processor: Any) -> PictureReader:
+        """See ModelFamily."""
+        from mmrl.video.pictures import TileReader
+
+        return TileReader(processor.image_processor, processor.image_seq_length)
+
+    def image_options(
+        self, processor: Any, low: int | None, high: int | None
+    ) -> tuple[dict[str, Any], tuple[int, int]]:
+        """See ModelFamily."""
+        part = processor.image_processor
+        area = part.size["height"] * part.size["width"]
+        least = part.min_patches if low is None else max(1, -(-low // area))
+        most = part.max_patches if high is None else max(1, high // area)
+        bounds = (least * area if low is None else low, most * area if high is None else high)
+        return {"min_patches": min(least, most), "max_patches": most}, bounds
+
+    def expand(self, processor: Any, visual: Visual) -> str:
+        """See ModelFamily."""
+        return processor.replace_image_token({"num_patches": [visual.grid_thw[0]]}, 0)
+
+    def banned(self, processor: Any) -> tuple[int, ...]:
+        """See ModelFamily."""
+        clip = processor.tokenizer.convert_tokens_to_ids(processor.video_token)
+        return tuple(sorted({*processor.image_token_ids, clip}))
+
+    def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
+        """See ModelFamily."""
+        import transformers as hf
+
+        from mmrl.policy import tiny
+
+        names = {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        }
+        special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *names.values()]
+        tokenizer = tiny.make_tokenizer(spec.vocab_size, special, names)
+        patch = tiny.patch_size(spec)
+        side = 4 * patch
+        processor = hf.InternVLProcessor(
+            image_processor=hf.GotOcr2ImageProcessor(
+                size={"height": side, "width": side}, max_patches=max(1, spec.max_patches // 4)
+            ),
+            tokenizer=tokenizer,
+            video_processor=hf.InternVLVideoProcessor(size={"height": side, "width": side}),
+            image_seq_length=4,
+            chat_template=_CHAT,
+        )
+        config = hf.InternVLConfig(
+            text_config={
+                "model_type": "qwen2",
+                **tiny.text_settings(spec, tokenizer),
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            vision_config={
+                "hidden_size": spec.vision_hidden,
+                "num_hidden_layers": spec.vision_layers,
+                "num_attention_heads": spec.vision_heads,
+                "intermediate_size": 2 * spec.vision_hidden,
+                "image_size": (side, side),
+                "patch_size": (patch, patch),
+            },
+            image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+            image_seq_length=4,
+            tie_word_embeddings=True,
+        )
+        return config, processor

@@ -1,0 +1,101 @@
+"""The table families x checks: `mmrl families check` on every family, into assets/results/families.json and docs/families.md.
+
+python -m scripts.family_table             # a quarter of an hour at most on two cores
+python -m scripts.family_table --page      # the page alone, from the recorded results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scripts._bench import ROOT, machine
+
+RESULTS = ROOT / "assets" / "results" / "families.json"
+PAGE = ROOT / "docs" / "families.md"
+_HEAD = """# Model families
+
+One record per family (`mmrl/policy/families/`) holds all that mmrl must know of it. `mmrl families list` names them,
+`mmrl families check NAME` holds one against transformers on a tiny random model of the family's own classes, and
+`mmrl families check FOLDER` does so with a model of yours. This page is written by `python -m scripts.family_table`.
+
+| check | what is compared |
+|---|---|
+| prompt | token ids and pixels with the processor's own call: text, 1 and 3 pictures |
+| logp | a group packed behind one prompt with transformers' forward of separate rows, at most 1e-5 apart |
+| gradient | gradients of all weights, packed and separate, at most 1e-5 of their norm apart |
+| video | as logp, behind a clip |
+| turns | as logp, two turns with a picture in each |
+| rollout | greedy answers with those of transformers' `generate`, their log-probs with the trainer's |
+| features | cached features of a frozen tower with the pixels' way; each picture is encoded once |
+| freeze | vision, projector or language frozen alone: nothing of it has a gradient, the others have |
+| lora | an adapter after two steps, merged and saved, in transformers |
+| save | after a step, read by transformers: every tensor bit for bit |
+| memory | estimated bytes of weights and gradients with those held |
+| vllm | whether vLLM's engine can sample for the family |
+
+Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.
+
+"""
+_OWN = """## Add a family
+
+1. A record in `mmrl/policy/families/`: a subclass of `GridFamily`, `TileFamily` or `ModelFamily`, whose members say what to
+   tell. The frame is what the family's checkpoints were trained to write, with the source; `None` where none says so.
+2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
+   `mmrl.families`.
+3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.
+"""
+
+
+def measure() -> dict[str, Any]:
+    """All cells of all families."""
+    from dataclasses import asdict
+
+    from mmrl.diagnostics.families import check_family
+    from mmrl.policy.families import BUILT_IN
+
+    cells = []
+    for family in BUILT_IN:
+        for cell in check_family(family.name):
+            print(f"{cell.family:14s} {cell.check:10s} {cell.verdict:8s} {cell.found}", flush=True)
+            cells.append(asdict(cell))
+    return {"machine": machine(), "cells": cells}
+
+
+def page(cells: Sequence[Mapping[str, str]]) -> str:
+    """docs/families.md."""
+    from mmrl.policy.families import BUILT_IN
+
+    checks = list(dict.fromkeys(c["check"] for c in cells))
+    verdicts = {(c["family"], c["check"]): c["verdict"] for c in cells}
+    lines = [f"| family | {' | '.join(checks)} |", "|---" * (len(checks) + 1) + "|"]
+    for family in BUILT_IN:
+        row = [verdicts[family.name, check] for check in checks]
+        lines.append(f"| {family.name} | {' | '.join(row)} |")
+    lines += ["", "| family | coordinates of its answers | says who |", "|---|---|---|"]
+    for family in BUILT_IN:
+        frame = "set model.frame" if family.frame is None else family.frame.value
+        lines.append(f"| {family.name} | {frame} | {family.source} |")
+    lines += ["", "What is not plainly ok, and why:", ""]
+    for c in cells:
+        if c["verdict"] != "ok":
+            lines.append(f"- {c['family']}, {c['check']}: {c['verdict']}. {c['found']}.")
+    return _HEAD + "\n".join(lines) + "\n\n" + _OWN
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    if not parser.parse_args().page:
+        RESULTS.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    PAGE.write_text(page(found["cells"]), encoding="utf-8")
+    failed = [c for c in found["cells"] if c["verdict"] == "failed"]
+    raise SystemExit(f"{len(failed)} checks failed" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Every family keeps its contract against transformers, and a record that tells something else is found out."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mmrl.cli.main import app
+from mmrl.coords import CoordFrame
+from mmrl.diagnostics.families import check_family, check_names
+from mmrl.errors import ConfigError
+from mmrl.policy import families as registry
+from mmrl.policy.families import BUILT_IN, families, family_of, family_of_processor
+from mmrl.policy.families.qwen import Qwen25VL
+from mmrl.policy.families.tiles import InternVL
+from mmrl.video.pixels import TileLayout
+from tests.kits.engine_kit import fresh_policy
+
+NAMES = tuple(f.name for f in BUILT_IN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_keeps_its_contract(name: str) -> None:
+    """What fails is named with its numbers; what is refused gives the family's own reason."""
+    cells = list(check_family(name))
+    assert [c.check for c in cells] == list(check_names())
+    assert not [c for c in cells if c.verdict == "failed"]
+    refused = {c.check: c.found for c in cells if c.verdict == "refused"}
+    assert refused == dict(next(f for f in BUILT_IN if f.name == name).refused)
+
+
+def test_a_wrong_record_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions, features and expansions of another kind fail the checks that they spoil."""
+    true = InternVL.positions
+    monkeypatch.setattr(InternVL, "positions", lambda *args: true(*args) * 2)
+    (cell,) = check_family("internvl", ["logp"])
+    assert cell.verdict == "failed" and "apart" in cell.found
+    monkeypatch.undo()
+    monkeypatch.setattr(InternVL, "expand", lambda self, processor, visual: "<IMG_CONTEXT>")
+    (cell,) = check_family("internvl", ["prompt"])
+    assert cell.verdict == "failed" and "token ids" in cell.found
+
+
+def test_a_package_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry point loads a record, found by model_type and by the processor's class; a taken name is refused."""
+
+    class Mine(Qwen25VL):
+        name = "mine"
+        model_types = ("mine",)
+        processors = ("MineProcessor",)
+
+    def offered(record: Any) -> None:
+        entry = EntryPoint("mine", "somewhere:Mine", registry.GROUP)
+        monkeypatch.setattr(type(entry), "load", lambda self: record)
+        monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+        families.cache_clear()
+
+    try:
+        offered(Mine)
+        assert family_of(SimpleNamespace(model_type="mine")).name == "mine"
+        assert family_of_processor(type("MineProcessor", (), {})()).name == "mine"
+        offered(Qwen25VL)
+        with pytest.raises(ConfigError, match="'qwen2_5_vl', which is taken"):
+            families()
+        offered(dict)
+        with pytest.raises(ConfigError, match="expected a ModelFamily"):
+            families()
+    finally:
+        monkeypatch.undo()
+        families.cache_clear()
+
+
+def test_an_unknown_model_and_an_unknown_frame_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the families; a frame is never guessed."""
+    with pytest.raises(ConfigError, match=r"internvl.*found 'kimi_k25'"):
+        family_of(SimpleNamespace(model_type="kimi_k25"))
+    monkeypatch.setattr(InternVL, "frame", None)
+    with pytest.raises(ConfigError, match=r"expected model\.frame"):
+        fresh_policy("internvl")
+    assert fresh_policy("internvl", frame=CoordFrame.REL1).template.frame is CoordFrame.REL1
+
+
+def test_a_mirrored_picture_of_tiles_is_that_of_the_mirrored_picture() -> None:
+    """Tiles change places within their row, and the thumbnail stays behind them."""
+    layout = TileLayout(4, 1, 1, per_tile=1)
+
+    def cut(picture_CHW: torch.Tensor) -> torch.Tensor:
+        tiles = [picture_CHW[:, r : r + 4, c : c + 4] for r in (0, 4) for c in (0, 4, 8)]
+        return torch.stack([*tiles, picture_CHW[:, ::2, ::3]]).flatten(1)
+
+    # so that every second row and third column mirrors onto itself
+    picture = torch.rand(3, 8, 4).repeat_interleave(3, 2)
+    found = layout.mirrored(cut(picture), (7, 2, 3))
+    assert torch.equal(found, cut(picture.flip(2)))
+
+
+def test_the_commands_list_and_check() -> None:
+    """list names all families with their refusals; check ends with status 0 and refuses an unknown name."""
+    run = CliRunner().invoke
+    listed = run(app, ["families", "list"]).output
+    assert all(name in listed for name in NAMES) and "mmrl does not lay out yet" in listed
+    found = run(app, ["families", "check", "glm4v", "--only", "prompt"])
+    assert found.exit_code == 0 and "ids and pixels equal" in found.output
+    assert isinstance(run(app, ["families", "check", "glm5v"]).exception, ConfigError)
