@@ -88,7 +88,7 @@ class EvalConfig(_Section):
     limit: int | None = Field(None, ge=1)
     """Held-out samples of each source used during training; before and after all are used. null: all."""
     gallery: int = Field(12, ge=0)
-    """Held-out prompts that the report follows through training."""
+    """Held-out prompts that the report follows through training; of those of environments, what each turn was shown is kept."""
     best_metric: str | None = None
     """What picks checkpoints/best: greedy/NAME or sampled/NAME. null: the headline of the task of data.eval (macro, the mean
     over sources, where there are several), sampled unless samples is 0."""

@@ -60,10 +60,12 @@ def evaluate(
     step: int = 0,
     world: World | None = None,
     first_key: int = 0,
+    pictures: Path | None = None,
 ) -> Evaluation:
     """Score the policy on all samples of `sources` (the first `limit` of each). The same on every process.
 
-    `first_key` is the number of the first source among the scorer's tasks.
+    `first_key` is the number of the first source among the scorer's tasks. What the first `gallery` samples of each source were
+    shown in an environment is kept in the folder `pictures`, where one is given.
     """
     rank, size = (world.rank, world.size) if world else (0, 1)
     rows: list[Judged] = []
@@ -76,7 +78,7 @@ def evaluate(
         ):
             with ExitStack() as begun:  # whatever ends the evaluation, no environment stays open
                 rows += _evaluate_chunk(
-                    policy, engine, scorer, key, source, part[start:end], settings, begun
+                    policy, engine, scorer, key, source, part[start:end], settings, begun, pictures
                 )
     rows = gathered(rows, world)
     plain, changed = (
@@ -151,6 +153,7 @@ def _evaluate_chunk(
     samples: Sequence[tuple[int, Sample]],
     settings: EvalSettings,
     begun: ExitStack,
+    pictures: Path | None,
 ) -> list[Judged]:
     rows: list[Judged] = []
     plain: list[_Asked] = []
@@ -159,10 +162,11 @@ def _evaluate_chunk(
     wanted = sum(count for _, count in _modes(settings))
     for order, sample in samples:
         if played and sum(len(episodes) for _, _, episodes in played) + wanted > _EPISODES:
-            rows += _played(policy, engine, key, source, played, settings)
+            rows += _played(policy, engine, key, source, played, settings, pictures)
             played.clear()
+        filmed = pictures is not None and order < settings.gallery
         try:
-            if opened := _begun(policy, sample, source.task, settings, begun):
+            if opened := _begun(policy, sample, source.task, settings, begun, filmed):
                 played += [(order, mode, episodes) for mode, episodes in opened]
                 continue
             prompt = policy.encoder(sample, source.task)
@@ -210,7 +214,7 @@ def _evaluate_chunk(
     # one after the other: the plain answers are those of an evaluation without views
     for asked in (plain, changed):
         rows += _answers(policy, engine, scorer, key, source, asked, settings)
-    return rows + _played(policy, engine, key, source, played, settings)
+    return rows + _played(policy, engine, key, source, played, settings, pictures)
 
 
 def _modes(settings: EvalSettings) -> list[tuple[str, int]]:
@@ -227,18 +231,37 @@ def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
 
 
 def _begun(
-    policy: Policy, sample: Sample, task: Task, settings: EvalSettings, begun: ExitStack
+    policy: Policy,
+    sample: Sample,
+    task: Task,
+    settings: EvalSettings,
+    begun: ExitStack,
+    filmed: bool,
 ) -> list[tuple[str, list[Episode]]]:
-    """The rollouts of each mode in the task's environment, closed by the end of `begun`; [] where it has none. Raises MediaError,
-    DataError, and ConfigError for views, which are about one prompt."""
+    """The rollouts of each mode in the task's environment, closed by the end of `begun`; [] where it has none. With `filmed` the
+    greedy one, else the first sampled one, keeps what it is shown. Raises MediaError, DataError, and
+    ConfigError for views, which are about one prompt."""
     if settings.views and turns_of(task, sample.task, policy.template) is not None:
         raise ConfigError(
             f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
             f"{', '.join(settings.views)}; leave them out"
         )
     key = _noise_key(sample, settings)
+    kept = ("greedy" if settings.greedy else "sampled") if filmed else ""
     found = [
-        (mode, begin(policy, sample, task, count, key, greedy=mode == "greedy", begun=begun))
+        (
+            mode,
+            begin(
+                policy,
+                sample,
+                task,
+                count,
+                key,
+                greedy=mode == "greedy",
+                begun=begun,
+                filmed=int(mode == kept),
+            ),
+        )
         for mode, count in _modes(settings)
     ]
     return [(mode, episodes) for mode, episodes in found if episodes]
@@ -251,6 +274,7 @@ def _played(
     source: LoadedSource,
     opened: Sequence[tuple[int, str, list[Episode]]],
     settings: EvalSettings,
+    pictures: Path | None,
 ) -> list[Judged]:
     """Rows of the rollouts in environments; their text is the last turn's."""
     rows: list[Judged] = []
@@ -274,9 +298,10 @@ def _played(
             )
             job = ScoreJob(key, episode.sample, last.text, ctx)
             turns = [t.text for t in rollout.turns]
-            rows.append(
-                _row(source, job, score, order, mode, number, environment=True, turns=turns)
-            )
+            more: dict[str, Any] = {"environment": True, "turns": turns}
+            if pictures is not None and episode.film is not None and episode.film.pictures:
+                more["film"] = episode.film.write(pictures, f"{key}_{order}")
+            rows.append(_row(source, job, score, order, mode, number, **more))
     return rows
 
 
@@ -403,7 +428,14 @@ def evaluate_model(
         verdicts=config.reward.verdicts,
     ) as scorer:
         settings = eval_settings(config, samples=samples, protocol=protocol)
-        found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)
+        found = evaluate(
+            policy,
+            PrefillOnceEngine(policy),
+            scorer,
+            sources,
+            settings,
+            pictures=None if folder is None else folder / "pictures",
+        )
     if folder is not None:
         run_benchmarks(found, sources, folder / "submissions")
         write_evaluation(found, folder)

@@ -29,6 +29,7 @@ class EvalSettings:
     on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
     # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
     views: Sequence[str] = ()
+    gallery: int = 0  # samples of each source whose turns in an environment are kept as pictures
 
 
 def protocol_of(config: RunConfig) -> dict[str, Any]:
@@ -65,4 +66,5 @@ def eval_settings(
         protocol={**protocol_of(config), **(protocol or {})},
         on_error=config.data.on_error,
         views=tuple(config.eval.views),
+        gallery=config.eval.gallery,
     )

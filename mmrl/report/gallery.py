@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mmrl.report.filmstrip import Figures, Layer, has_film
 from mmrl.report.load import EvalStep, Run
 from mmrl.report.rows import headline_of, is_right, metric_of, score_of, task_of, text_of, unit_of
 from mmrl.report.text import cut_text, esc, metric_name, plural
+from mmrl.report.turns import TurnStrips, has_turns
 
 __all__ = ["answer_texts", "card_class", "gallery", "parse_failures", "worst_cases"]
 
@@ -125,9 +127,14 @@ def _tag(row: Row, many: bool) -> str:
 
 
 def _state(
-    number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str
+    number: int,
+    last: int,
+    shot: Mapping[str, list[Row]] | None,
+    metric: str,
+    strip: Callable[[Row], str],
 ) -> tuple[Layer, str]:
-    """(answers to draw, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
+    """(answers to draw, HTML below) of one prompt at one evaluation; hidden unless it is the last. `strip` draws a row's
+    turns."""
     attrs = f'class="state" data-step="{number}"{"" if number == last else " hidden"}'
     if not shot or not any(shot.get(kind) for kind in ("greedy", "sampled")):
         return (
@@ -149,13 +156,28 @@ def _state(
         if text
         else '<p class="dim">empty answer</p>'
     )
-    words = f'<div {attrs}>{answer_texts(row, sampled)}<p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
+    words = f'<div {attrs}>{strip(row)}{answer_texts(row, sampled)}<p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
     return (attrs, drawn), words
 
 
+def _media(row: Row, figures: Figures, layers: Sequence[Layer]) -> str:
+    """The row's picture or clip; '' where it has none of its own, and what was seen is that of its turns."""
+    own = row.get("images") or row.get("videos")
+    return "" if has_turns(row) and not own else figures.drawing(row, layers)
+
+
+def _turns(strips: TurnStrips, evaluation: EvalStep, drawn: bool, row: Row) -> str:
+    """The row's filmstrip, of the first and the last evaluation: a page with all of them would be large."""
+    if not has_turns(row):
+        return ""
+    if not drawn:
+        return '<p class="note">the turns of this evaluation are shown by mmrl view</p>'
+    return strips.strip(row, evaluation.folder / "pictures")
+
+
 def card_class(row: Row) -> str:
-    """A clip's card is twice as wide as a picture's."""
-    return "card pic wide" if has_film(row) else "card pic"
+    """A clip's card, and that of a rollout of several turns, is twice as wide as a picture's."""
+    return "card pic wide" if has_film(row) or has_turns(row) else "card pic"
 
 
 def gallery(run: Run, figures: Figures, metric: str) -> str:
@@ -170,13 +192,19 @@ def gallery(run: Run, figures: Figures, metric: str) -> str:
     found = [(u, next(s[u] for s in reversed(shots) if u in s)) for u in units]
     rows = [(u, (modes.get("greedy") or modes.get("sampled") or [{}])[0]) for u, modes in found]
     many = len({(u[0], task_of(row)) for u, row in rows}) > 1
-    cards, last = [], len(evals) - 1
+    cards, last, strips = [], len(evals) - 1, TurnStrips(run.folder)
     for unit, row in rows:
         layers, texts = zip(
-            *(_state(i, last, s.get(unit), metric) for i, s in enumerate(shots)), strict=True
+            *(
+                _state(
+                    i, last, s.get(unit), metric, partial(_turns, strips, evals[i], i in (0, last))
+                )
+                for i, s in enumerate(shots)
+            ),
+            strict=True,
         )
         cards.append(
-            f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, layers)}'
+            f'<article class="{card_class(row)}">{_tag(row, many)}{_media(row, figures, layers)}'
             f"<h4 dir=auto>{cut_text(row.get('question', ''), 300)}</h4>{''.join(texts)}</article>"
         )
     steps = " ".join(str(e.step) for e in evals)
@@ -204,7 +232,14 @@ def gallery(run: Run, figures: Figures, metric: str) -> str:
     )
 
 
-def _case(row: Row, figures: Figures, metric: str, many: bool, extra: str = "") -> str:
+def _case(
+    row: Row,
+    figures: Figures,
+    metric: str,
+    many: bool,
+    strip: Callable[[Row], str],
+    extra: str = "",
+) -> str:
     kind = "greedy" if row.get("mode") == "greedy" else "sampled"
     text = row.get("text") or ""
     body = (
@@ -213,9 +248,9 @@ def _case(row: Row, figures: Figures, metric: str, many: bool, extra: str = "") 
         else '<p class="dim">empty answer</p>'
     )
     return (
-        f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, [("", [(row, kind)])])}<h4 '
+        f'<article class="{card_class(row)}">{_tag(row, many)}{_media(row, figures, [("", [(row, kind)])])}<h4 '
         f"dir=auto>{cut_text(row.get('question', ''), 300)}</h4>"
-        f'{answer_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>'
+        f'{strip(row)}{answer_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>'
     )
 
 
@@ -255,9 +290,10 @@ def worst_cases(run: Run, figures: Figures, metric: str, count: int = 8) -> str:
     many = len({(u[0], task_of(r)) for u, r in chosen.items()}) > 1
     each = " of each source" if len({u[0] for u in chosen}) > 1 else ""
     name = "scores" if metric == "headline" else _title(metric)
+    strip = partial(_turns, TurnStrips(run.folder), last, True)
     out = [
         f"<h3>Lowest {name}{each} among parsed {mode} answers, step {last.step:,}</h3>",
-        f'<div class="pics">{"".join(_case(r, figures, metric, many) for r in lowest)}</div>',
+        f'<div class="pics">{"".join(_case(r, figures, metric, many, strip) for r in lowest)}</div>',
     ]
     if last is not first and mode == _mode(first) == "greedy":
         before = {
@@ -272,6 +308,7 @@ def worst_cases(run: Run, figures: Figures, metric: str, count: int = 8) -> str:
                     figures,
                     metric,
                     many,
+                    strip,
                     f'<span class="badge soft">was {metric_of(r, metric) - d:.2f}</span>',
                 )
                 for d, r in worse

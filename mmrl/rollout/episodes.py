@@ -30,6 +30,7 @@ from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
+from mmrl.rollout.film import Film
 from mmrl.task import Task, Template
 from mmrl.types import Rollout, Sample, Score, StopReason, Turn
 from mmrl.video.media import image_overrides
@@ -44,7 +45,7 @@ _MOST_THREADS = 32
 
 @dataclass
 class Episode:
-    """A rollout under way: `prompt` is all that precedes its next turn."""
+    """A rollout under way: `prompt` is all that precedes its next turn; `film` keeps what is shown, where it is asked for."""
 
     sample: Sample
     task: Task
@@ -57,6 +58,7 @@ class Episode:
     failure: Exception | SystemExit | None = None
     parsed: bool = True
     closed: bool = False
+    film: Film | None = None
 
     @property
     def open(self) -> bool:
@@ -83,6 +85,8 @@ class Episode:
             visuals = _visuals(policy, first, self.sample)
             messages = [dict(m) for m in first.messages]
             self.prompt = policy.encoder.prompt_of(messages, visuals, self.sample.id)
+            if self.film is not None:
+                self.film.show(first)
             self.environment.shown([v.size for v in visuals])
         except (MediaError, DataError):
             raise
@@ -113,12 +117,16 @@ class Episode:
             )
             self.info = {str(name): float(value) for name, value in outcome.info.items()}
             self.parsed = outcome.parsed
+            if self.film is not None:
+                self.film.act(outcome)
             if self.open and outcome.observation is not None:
                 visuals = _visuals(policy, outcome.observation, self.sample)
                 messages = [dict(m) for m in outcome.observation.messages]
                 self.prompt = policy.encoder.extended(
                     self.prompt, turn.token_ids, messages, visuals, self.sample.id
                 )
+                if self.film is not None:
+                    self.film.show(outcome.observation)
                 if visuals:
                     self.environment.shown([v.size for v in visuals])
         except (Exception, SystemExit) as error:
@@ -175,9 +183,11 @@ def begin(
     *,
     greedy: bool = False,
     begun: ExitStack | None = None,
+    filmed: int = 0,
 ) -> list[Episode]:
     """`count` rollouts of `sample`, reset with one seed made of `key`; [] where the task ends after one turn. Equal first
-    observations share one prompt. Raises MediaError and DataError for pictures and prompts that cannot be used.
+    observations share one prompt. The first `filmed` keep what they are shown.
+    Raises MediaError and DataError for pictures and prompts that cannot be used.
 
     The end of `begun` closes those that were not played by then, whatever happened; when this raises, nothing is left open."""
     seed = int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
@@ -188,7 +198,8 @@ def begin(
             environment = task.member(sample.task).environment(policy.template)
             if environment is None:
                 return []
-            episodes.append(Episode(sample, task, environment, key, greedy))
+            film = Film(sample) if len(episodes) < filmed else None
+            episodes.append(Episode(sample, task, environment, key, greedy, film=film))
             stack.callback(episodes[-1].close)
         shown = _side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
         for episode, first in zip(episodes, shown, strict=True):

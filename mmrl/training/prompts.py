@@ -341,6 +341,7 @@ class PromptRollouts:
                 step=step,
                 world=self.world,
                 first_key=len(self.train_sources),
+                pictures=folder / "pictures",
             )
             (lost, why), limit = found.unjudged, self.config.reward.max_failure_share
             # else a table of zeros would pass for a result

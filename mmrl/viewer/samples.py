@@ -13,6 +13,7 @@ from mmrl.report.load import number
 from mmrl.report.rows import headline_of, metric_of, score_of
 from mmrl.report.stills import clip_of
 from mmrl.report.text import metric_name, plural
+from mmrl.report.turns import TurnStrips
 from mmrl.viewer.index import NAMED, Table, flat_row
 from mmrl.viewer.media import MediaPolicy, texts_of
 
@@ -148,7 +149,9 @@ def detail(
         "images": len(texts_of(row, "images")),
         "clip": clip_of(row) is not None,
         "episode": clip is not None,
-        "strip": episode_strip(clip, row, str(row.get("id", "")))[0] if clip is not None else "",
+        "strip": episode_strip(clip, row, str(row.get("id", "")))[0]
+        if clip is not None
+        else TurnStrips(folder).strip(row, table.folder_of(row_number) / "pictures"),
         "group": [_member(table, n) for n in members],
         "past": _past(table, facts.unit, facts.named["mode"]),
         "raw": raw[:_MOST_RAW],

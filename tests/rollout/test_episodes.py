@@ -390,6 +390,37 @@ def test_an_evaluation_opens_a_bounded_number_of_environments(
     assert max(most) == 6 and apart.predictions == together.predictions
 
 
+def test_an_evaluation_keeps_what_its_gallery_was_shown_and_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordinary = Counting.step
+    mark = mmrl.Mark("point", (12, 30), 0)
+
+    def step(self: Counting, turn: mmrl.Turn) -> mmrl.Outcome:
+        return replace(ordinary(self, turn), marks=[mark] if self.turns == 2 else [])
+
+    monkeypatch.setattr(Counting, "step", step)
+    samples = tuple(replace(sample(turns=3), id=str(i)) for i in range(2))
+    p, source = policy(), LoadedSource(DataSource(task="grounding", path="x"), Play(), samples)
+    with Scorer([("grounding", {})], [source.task], workers=0, timeout_s=1.0) as scorer:
+        settings = EvalSettings(SAMPLING, samples=2, gallery=1)
+        plain = evaluate(p, PrefillOnceEngine(p), scorer, [source], settings).predictions
+        found = evaluate(
+            p, PrefillOnceEngine(p), scorer, [source], settings, pictures=tmp_path
+        ).predictions
+    assert plain == [{k: v for k, v in row.items() if k != "film"} for row in found]
+    assert [(r["id"], r["mode"]) for r in found if "film" in r] == [("0", "greedy")]
+    film = next(r["film"] for r in found if "film" in r)
+    assert [kept["size"] for kept in film["pictures"]] == [[84, 56]] * 3
+    for number, kept in enumerate(film["pictures"]):
+        with Image.open(tmp_path / kept["file"]) as shown:
+            assert np.array_equal(np.asarray(shown), picture(number))
+    # the second turn's mark is on the first picture
+    assert [turn["picture"] for turn in film["turns"]] == [0, 0, 2]
+    assert [len(turn["marks"]) for turn in film["turns"]] == [0, 1, 0]
+    assert film["turns"][1]["marks"] == [{"kind": "point", "at": [12.0, 30.0]}]
+
+
 def test_a_reward_that_an_environment_paid_is_not_scored_again(tmp_path: Path) -> None:
     config, p, file = play_run(tmp_path, "log"), policy(), tmp_path / "log.jsonl"
     plays = LoadedSource(config.data.train[0], Play(), (sample(),))

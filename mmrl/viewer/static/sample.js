@@ -10,13 +10,14 @@ function media(key, table, found) {
       h("div", { class: "strip-place" }, fromServer(found.strip)));
     return figure;
   }
-  if (!found.images && !found.clip) return null;
+  if (!found.images && !found.clip) return found.strip ? h("div", { class: "figure-place" }, fromServer(found.strip)) : null;
   figure.append(fromServer(found.figure));
   openable(figure, (second) => (second === null ? address("/api/picture", { ...at, size: "full" }) : address("/api/frame", { ...at, t: second })));
   if (found.images > 1) {
     figure.append(h("div", { class: "others" }, Array.from({ length: Math.min(found.images, 16) }, (_, i) =>
       h("a", { href: address("/api/picture", { ...at, i, size: "full" }), target: "_blank", rel: "noopener" }, h("img", { src: address("/api/picture", { ...at, i }), alt: `picture ${i + 1} of ${found.images}`, loading: "lazy" })))));
   }
+  if (found.strip) figure.append(fromServer(found.strip));
   const others = found.group.length > 1;
   return h("div", { class: "figure-place" }, figure, h("p", { class: "note legend" },
     h("span", { class: "key box gold" }), "gold", h("span", { class: "key box greedy" }), "this answer",
