@@ -468,47 +468,32 @@ class Policy:
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """Save the base model with the adapter merged in, leaving the live model as it was, bit for bit."""
+    """Save the base model with the adapter merged in; the live model stays as it is."""
     base = model.get_base_model()
-    if any(isinstance(module, NF4Linear) for module in base.modules()):
-        base.save_pretrained(folder, state_dict=_merged_state(base))
-        return
-    # in host memory: a GPU that a LoRA run fits need not have room for the base twice
-    before = {
-        name: p.detach().to("cpu", copy=True)
-        for name, p in base.named_parameters()
-        if name.endswith("base_layer.weight")
-    }
-    model.merge_adapter()
-    try:
-        base.save_pretrained(folder, state_dict=_without_adapters(base.state_dict()))
-    finally:
-        model.unmerge_adapter()
-        with torch.no_grad():  # unmerging subtracts and so differs in the last bit: restore exactly
-            for name, p in base.named_parameters():
-                if name in before:
-                    p.copy_(before[name])
+    base.save_pretrained(folder, state_dict=_merged_state(base))
 
 
-def _without_adapters(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The base model's own tensors, by their own names."""
+@torch.no_grad()
+def _merged_state(base: Any) -> dict[str, torch.Tensor]:
+    """The weights by the base model's own names. What an adapter changes is computed in host memory: a GPU that a LoRA run fits
+    need not have room for the base twice."""
     adapters = (".lora_", "lora_magnitude", ".trainable_tokens_")
-    return {
+    state = {
         name.replace(".token_adapter", "").replace(".base_layer", ""): tensor
-        for name, tensor in state.items()
+        for name, tensor in base.state_dict().items()
         if not any(part in name for part in adapters)
     }
-
-
-def _merged_state(base: Any) -> dict[str, torch.Tensor]:
-    """Of a quantized base: its layers dequantized, with their adapters, in host memory."""
-    state = _without_adapters(base.state_dict())
     for name, module in base.named_modules():
         if isinstance(module, NF4Linear):
             state[f"{name.removesuffix('.base_layer')}.weight"] = whole_weight(module).cpu()
     for name, module in base.named_modules():
-        if hasattr(module, "lora_A") and "default" in module.lora_A:
-            delta = module.get_delta_weight("default").float().cpu()
-            whole = state[f"{name}.weight"]
-            state[f"{name}.weight"] = (whole.float() + delta).to(whole.dtype)
+        if "default" in getattr(module, "lora_A", ()):
+            whole = state[f"{name}.weight"].cpu()
+            delta = module.get_delta_weight("default").cpu()
+            state[f"{name}.weight"] = (whole.float() + delta.float()).to(whole.dtype)
+        elif "default" in getattr(module, "trainable_tokens_delta", ()):
+            key = f"{name.removesuffix('.token_adapter')}.weight"
+            state[key] = state[key].to("cpu", copy=True)
+            rows = module.trainable_tokens_delta["default"]
+            state[key][module.token_indices["default"]] = rows.to(state[key])
     return state
