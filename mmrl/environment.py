@@ -38,10 +38,15 @@ class Observation:
 
     The first observation is how the chat begins, with the system text where there is one; a later one is what answers the policy,
     usually one message of the role 'user' or 'tool'.
+
+    `tools`, of the first observation alone, are what the policy may call: function descriptions in JSON schema, as
+    transformers' `apply_chat_template(tools=...)` takes them. The model's own chat template writes them; one that has no place for
+    tools is given them in the system message as Qwen writes them there, and messages of the role 'tool' as the user's.
     """
 
     messages: Sequence[Mapping[str, Any]]
     images: Sequence[Any] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,8 @@ class Environment(abc.ABC):
 
     def scripted(self, rng: np.random.Generator) -> str | None:
         """The next turn of a player that knows the environment, wrong at times where `rng` says so; None: there is no such player.
-        For checks and demonstrations. Asked between `reset` or `step` and the next `step`."""
+        For checks, and for `mmrl sft`, which learns from it for a start that RL can improve. Asked between `reset` or `step` and
+        the next `step`."""
         return None
 
     def random(self, rng: np.random.Generator) -> str | None:

@@ -78,7 +78,10 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
 # around another task, which their parameters name: none of them can be made without parameters
 WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
 # played in an environment, whose rewards are the reward
-EPISODES: dict[str, str] = {"browser": "mmrl.tasks.browser.task:Browser"}
+EPISODES: dict[str, str] = {
+    "browser": "mmrl.tasks.browser.task:Browser",
+    "zoom": "mmrl.tasks.zoom:Zoom",
+}
 _SHIPPED = ChainMap(BUILT_IN, WRAPPERS, EPISODES)
 
 OFFERED = "python:"

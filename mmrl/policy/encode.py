@@ -23,6 +23,7 @@ import torch
 from mmrl.errors import ConfigError, DataError
 from mmrl.files import check_text
 from mmrl.policy.families import ModelFamily, family_of_processor
+from mmrl.policy.tool_messages import PROBE, with_tools, without_tool_role
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample, VideoSize
 from mmrl.video.media import image_overrides, orientation_of
@@ -192,9 +193,14 @@ class Encoder:
         )
 
     def prompt_of(
-        self, messages: list[dict[str, Any]], visuals: Sequence[Any], name: str = "prompt"
+        self,
+        messages: list[dict[str, Any]],
+        visuals: Sequence[Any],
+        name: str = "prompt",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Prompt:
-        """The prompt of chat messages whose media items are `visuals`, in their order. Raises DataError (`name` in its text)."""
+        """The prompt of chat messages whose media items are `visuals`, in their order, with the `tools` that may be called
+        (mmrl.environment.Observation). Raises DataError (`name` in its text)."""
         kinds = [v.kind for v in visuals]
         sample = Sample(
             name,
@@ -205,7 +211,21 @@ class Encoder:
             images=("",) * kinds.count("image"),
             videos=("",) * kinds.count("video"),
         )
-        return self._tokens(sample, self._checked_text(sample, "messages", messages), visuals)
+        if tools and not self._shows_tools:
+            messages, tools = with_tools(messages, tools), ()
+        return self._tokens(
+            sample, self._checked_text(sample, "messages", messages, tools), visuals
+        )
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the chat template has a place for tools."""
+        asked = [{"role": "user", "content": "?"}]
+        told = [
+            self.processor.apply_chat_template(asked, tokenize=False, tools=tools)
+            for tools in (None, [PROBE])
+        ]
+        return bool(told[0] != told[1])
 
     def extended(
         self,
@@ -233,6 +253,8 @@ class Encoder:
             images=("",) * kinds.count("image"),
             videos=("",) * kinds.count("video"),
         )
+        if not self._shows_tools:
+            messages = [without_tool_role(m) for m in messages]
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         text = self._checked_text(sample, "messages", [*before, *messages])
         if _ANSWER not in text:
@@ -282,7 +304,13 @@ class Encoder:
     def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
         return self._checked_text(sample, f"{type(task).__name__}.messages", messages)
 
-    def _checked_text(self, sample: Sample, origin: str, messages: list[dict[str, Any]]) -> str:
+    def _checked_text(
+        self,
+        sample: Sample,
+        origin: str,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         expected = {"image": len(sample.images), "video": len(sample.videos)}
         items = [
             item["type"]
@@ -298,7 +326,10 @@ class Encoder:
                     f"{count} {words}s; fix {origin} or the row's {kind}s"
                 )
         text = self.processor.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
+            messages,
+            add_generation_prompt=True,
+            tokenize=False,
+            **({"tools": [dict(tool) for tool in tools]} if tools else {}),
         )
         for token, kind in self.family.placeholders(self.processor).items():
             count = expected[kind]

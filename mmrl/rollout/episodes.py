@@ -27,6 +27,7 @@ from mmrl.config import RunConfig
 from mmrl.coords import CoordFrame
 from mmrl.environment import Environment, Observation, Outcome
 from mmrl.errors import ConfigError, DataError, MediaError
+from mmrl.files import check_text
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
@@ -36,7 +37,15 @@ from mmrl.types import Rollout, Sample, Score, StopReason, Turn
 from mmrl.video.media import image_overrides
 from mmrl.workers.scoring import checked, failed
 
-__all__ = ["Episode", "begin", "check_environments", "place_of", "play", "turns_of"]
+__all__ = [
+    "Episode",
+    "begin",
+    "check_environments",
+    "place_of",
+    "play",
+    "play_scripted",
+    "turns_of",
+]
 
 T = TypeVar("T")
 _PART = "reward"
@@ -84,7 +93,7 @@ class Episode:
         try:
             visuals = _visuals(policy, first, self.sample)
             messages = [dict(m) for m in first.messages]
-            self.prompt = policy.encoder.prompt_of(messages, visuals, self.sample.id)
+            self.prompt = policy.encoder.prompt_of(messages, visuals, self.sample.id, first.tools)
             if self.film is not None:
                 self.film.show(first)
             self.environment.shown([v.size for v in visuals])
@@ -92,6 +101,23 @@ class Episode:
             raise
         except (Exception, SystemExit) as error:
             self.failure = error
+
+    def script(self, policy: Policy, player: np.random.Generator) -> Turn | None:
+        """The next turn of the environment's scripted player; None where it fails, or has none, which fails the rollout."""
+        try:
+            text = self.environment.scripted(player)
+            if text is None:
+                raise DataError(
+                    f"expected an environment with a scripted player, found none in {type(self.environment).__name__}; "
+                    "give it the method `scripted`"
+                )
+            check_text(text, f"sample {self.sample.id}: a scripted turn")
+        except (Exception, SystemExit) as error:  # an environment is user code
+            self.failure = error
+            return None
+        ids = policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        written = (*ids, policy.eos_ids[0])
+        return Turn(written, text, (0.0,) * len(written), StopReason.EOS)
 
     def step(self, turn: Turn) -> Outcome | None:
         """What the environment answers; None where it fails."""
@@ -241,6 +267,28 @@ def play(
             for (episode, turn), outcome in zip(acting, outcomes, strict=True):
                 episode.take(policy, turn, outcome)
     return [tuple(e.rollout() for e in group) for group in groups]
+
+
+def play_scripted(
+    policy: Policy, episodes: Sequence[Episode], keys: Sequence[Sequence[int]]
+) -> list[Rollout]:
+    """Play episodes by their environments' own scripted players (Environment.scripted), each with random numbers of its key, and
+    close them. An environment without such a player fails its rollout."""
+    players = [np.random.default_rng([abs(int(k)) for k in key]) for key in keys]
+    with ExitStack() as stack:
+        for episode in episodes:
+            stack.callback(episode.close)
+        while acting := [
+            (e, t)
+            for e, player in zip(episodes, players, strict=True)
+            if e.open and (t := e.script(policy, player)) is not None
+        ]:
+            outcomes = _side_by_side(
+                [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
+            )
+            for (episode, turn), outcome in zip(acting, outcomes, strict=True):
+                episode.take(policy, turn, outcome)
+    return [e.rollout() for e in episodes]
 
 
 def _side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -1,9 +1,13 @@
-"""Supervised examples of data sets: each sample's prompt with the task's own gold answer, and the end-of-turn token behind it."""
+"""Supervised examples of data sets: each sample's prompt with the task's own gold answer, and the end-of-turn token behind it.
+
+Of a task that is played in an environment they are the turns of its scripted player (mmrl.Environment.scripted), shown what the
+policy would be shown; they may be wrong as often as the player is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from mmrl.distributed.world import World
 from mmrl.errors import DataError, MediaError
 from mmrl.files import check_text
 from mmrl.policy.loading import load_policy
-from mmrl.policy.pack import PackItem, idle_item, pack, packed_length
+from mmrl.policy.pack import PackItem, idle_item, pack, pack_turns, packed_length
 from mmrl.policy.policy import Policy
+from mmrl.rollout.episodes import Episode, begin, play_scripted
 from mmrl.task import Task
 from mmrl.training.sft import Failed, SupervisedSource
 from mmrl.types import RewardContext, Sample
@@ -42,6 +47,11 @@ def gold_ids(policy: Policy, sample: Sample, task: Task) -> tuple[int, ...]:
     check_text(text, f"sample {sample.id}: its gold answer")
     ids = policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     return (*ids, policy.eos_ids[0])
+
+
+def _row(step: int, sample: Sample, reason: str) -> dict[str, Any]:
+    """An example that could not be made, as failures.jsonl has it."""
+    return {"step": step, "source": sample.source, "id": sample.id, "reason": reason}
 
 
 class GoldAnswers:
@@ -95,21 +105,42 @@ class GoldAnswers:
         encoder.visuals.unpin()
         items: list[PackItem] = []
         failed: list[Failed] = []
-        for place, (sample, task) in enumerate(drawn):
-            try:
-                prompt = encoder(sample, task)
-                encoder.visuals.pin(prompt.visuals, self.policy.tower())
-                items.append(PackItem(prompt, (gold_ids(self.policy, sample, task),)))
-            except (MediaError, DataError) as error:
-                stop_at_broken_media(error, sample, self.config.data.on_error)
-                reason = f"{type(error).__name__}: {error}"
-                row = {"step": step, "source": sample.source, "id": sample.id, "reason": reason}
-                failed.append(Failed(place, row))
+        acting: dict[int, Episode] = {}
+        with ExitStack() as begun:
+            for place, (sample, task) in enumerate(drawn):
+                try:
+                    if episodes := begin(
+                        self.policy, sample, task, 1, self._key(step, place), begun=begun
+                    ):
+                        acting[place] = episodes[0]
+                        continue
+                    prompt = encoder(sample, task)
+                    encoder.visuals.pin(prompt.visuals, self.policy.tower())
+                    items.append(PackItem(prompt, (gold_ids(self.policy, sample, task),)))
+                except (MediaError, DataError) as error:
+                    stop_at_broken_media(error, sample, self.config.data.on_error)
+                    reason = f"{type(error).__name__}: {error}"
+                    failed.append(Failed(place, _row(step, sample, reason)))
+            keys = [self._key(step, place) for place in acting]
+            played = play_scripted(self.policy, list(acting.values()), keys)
+        for place, rollout in zip(acting, played, strict=True):
+            if rollout.error is None:
+                prompts, written = zip(
+                    *((t.prompt, t.token_ids) for t in rollout.turns), strict=True
+                )
+                items += pack_turns(prompts, written)
+            else:
+                failed.append(Failed(place, _row(step, drawn[place][0], rollout.error)))
         return items, failed
+
+    def _key(self, step: int, place: int) -> tuple[int, ...]:
+        """What the scripted rollout at this process's `place` of a step is made of."""
+        return self.config.seed, step, place * self.world.size + self.world.rank
 
     def size(self, example: PackItem) -> tuple[int, int]:
         """See SupervisedSource."""
-        return packed_length(example), len(example.completions[0])
+        written = sum(len(tokens) for branch in example.branches for _, tokens in branch)
+        return packed_length(example), written
 
     def idle(self) -> PackItem:
         """See SupervisedSource."""

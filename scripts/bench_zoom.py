@@ -1,0 +1,251 @@
+"""Learning to look again: a tiny model with the tool zoom against itself before, without the tool, and with permuted rewards.
+
+    python -m scripts.bench_zoom                      (one core, some minutes a seed; writes assets/results/zoom.json)
+    python -m scripts.bench_zoom --seeds 1 --steps 20
+
+The task is mmrl.tasks.zoom on generated pictures whose answer the whole picture does not show, bit by bit. For each seed a tiny
+Qwen2.5-VL of random weights learns from the task's scripted player (configs/zoom_warmstart.yaml), which guesses without a look in
+half of its rollouts, and looks at a wrong place at times. It is then trained by configs/zoom.yaml three times: with its rewards,
+with the rewards of each group permuted among its rollouts (reward.shuffle), and without the tool for as many seconds. Held-out
+pictures have a seed of their own. Exit status 1 where the claim of `verdict` does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts._bench import parse, print_table, write_results
+
+ROOT = Path(__file__).resolve().parent.parent
+HELD_OUT, TRAIN, PLAIN = 200, 2000, 200
+RUNS = ("real", "without", "shuffled")
+_GAIN, _DRIFT = 0.25, 0.10  # what rewards must gain at least, and permuted ones may at most
+_METRICS = ("correct", "looked", "found")
+_TOOLS = "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>\n{% endif -%}\n"
+_CALL = '{"name": "zoom", "arguments": {"bbox_2d":'
+
+
+def blank_model(folder: Path, seed: int, gain: float = 4.0) -> Path:
+    """A tiny Qwen2.5-VL of random weights whose chat template has a place for tools, as its family's later ones do, and whose
+    tokenizer has Qwen's tokens of a call and the start of one, as frequent words of its task. Weights begin `gain` times as large
+    as usual: so small a model otherwise says the same whatever it sees, and takes long to leave that."""
+    import torch
+
+    from mmrl.policy.tiny import TinySpec, build_tiny
+
+    torch.manual_seed(seed)
+    model, processor = build_tiny(
+        TinySpec(hidden=96, heads=3, kv=1, vision_hidden=64, vision_heads=2, seed=seed)
+    )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(gain if weight.ndim > 1 else 1.0)
+    processor.chat_template = _TOOLS + processor.chat_template
+    processor.tokenizer.chat_template = processor.chat_template
+    processor.tokenizer.add_tokens(["<tool_call>", "</tool_call>", _CALL])
+    model.resize_token_embeddings(64 * math.ceil(len(processor.tokenizer) / 64))
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def pictures(folder: Path, seed: int) -> tuple[Path, Path, Path]:
+    """Pictures of a seed: to train on, to learn guessing without a tool from, and held out."""
+    from mmrl.tasks.zoom_pictures import make_zoom_pictures
+
+    train, plain, held_out = (
+        Path(make_zoom_pictures(folder / name, count, number)).parent
+        for name, count, number in (
+            ("train", TRAIN, seed),
+            ("plain", PLAIN, seed + 2_000_000),
+            ("val", HELD_OUT, seed + 1_000_000),
+        )
+    )
+    return train, plain, held_out
+
+
+def warm_model(
+    blank: Path, train: Path, plain: Path, folder: Path, seed: int, overrides: Sequence[str] = ()
+) -> float:
+    """What `mmrl sft` makes of it, saved in `folder`; returns its seconds."""
+    from mmrl.cli.run import sft_command
+
+    began = time.time()
+    sft_command(
+        ROOT / "configs" / "zoom_warmstart.yaml",
+        [
+            f"model.path={blank}",
+            f"data.train.0.path={train}",
+            f"data.train.1.path={plain}",
+            f"seed={seed}",
+            *overrides,
+        ],
+        folder,
+        quiet=True,
+    )
+    return round(time.time() - began, 1)
+
+
+def trained(
+    name: str, start: Path, data: tuple[Path, Path], folder: Path, seed: int, steps: int
+) -> dict[str, Any]:
+    """One run of configs/zoom.yaml: held-out numbers before and after, mean rewards of its steps, seconds without evaluations."""
+    import mmrl
+
+    curve: list[float] = []
+    evaluations: list[dict[str, Any]] = []
+    marks: dict[str, float] = {}
+
+    def watch(kind: str, payload: Any) -> None:
+        if kind == "step":
+            curve.append(round(payload["train/reward/mean"], 4))
+            marks["end"] = time.time()
+        if kind == "eval":
+            evaluations.append(payload.results)
+            marks.setdefault("begin", time.time())
+
+    params = {"tools": [] if name == "without" else ["zoom"]}
+    mmrl.Trainer(
+        config=ROOT / "configs" / "zoom.yaml",
+        overrides={
+            "name": name,
+            "dir": str(folder),
+            "seed": seed,
+            "model.path": str(start),
+            "data.train.0.path": str(data[0]),
+            "data.eval.0.path": str(data[1]),
+            "train.steps": steps,
+            "reward.shuffle": name == "shuffled",
+            **{
+                f"data.{part}.0.params.{k}": v
+                for part in ("train", "eval")
+                for k, v in params.items()
+            },
+        },
+        overwrite=True,
+        quiet=True,
+        callbacks=[watch],
+    ).fit()
+    return {
+        "steps": steps,
+        "seconds": round(marks["end"] - marks["begin"], 1),
+        "before": _numbers(evaluations[0]),
+        "after": _numbers(evaluations[-1]),
+        "curve": curve,
+    }
+
+
+def _numbers(found: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Held-out means with their intervals: sampled and greedy."""
+    return {
+        mode: {
+            metric: [round(found[mode][metric][k], 4) for k in ("mean", "low", "high")]
+            for metric in _METRICS
+            if metric in found[mode]
+        }
+        for mode in ("sampled", "greedy")
+    }
+
+
+def one_seed(folder: Path, seed: int, steps: int) -> dict[str, Any]:
+    """The start of a seed and what its three runs make of it."""
+    train, plain, held_out = pictures(folder, seed)
+    data, start = (train, held_out), folder / "start"
+    warm_s = warm_model(blank_model(folder / "blank", seed), train, plain, start, seed)
+    found = {"seed": seed, "start_seconds": warm_s}
+    found["real"] = real = trained("real", start, data, folder, seed, steps)
+    pilot = trained("without", start, data, folder, seed, max(2, steps // 10))
+    # as many seconds as with the tool, whose rollouts take longer
+    same = math.ceil(real["seconds"] / (pilot["seconds"] / pilot["steps"]))
+    found["without"] = trained("without", start, data, folder, seed, same)
+    found["shuffled"] = trained("shuffled", start, data, folder, seed, steps)
+    return found
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What is wrong with the numbers; [] where every seed gained over its start and over the run without the tool, sampled and
+    greedy, with intervals apart, and permuted rewards did not."""
+    wrong = []
+    for row in rows:
+        for mode in ("sampled", "greedy"):
+            after = row["real"]["after"][mode]["correct"]
+            others = {
+                "its start": row["real"]["before"][mode]["correct"],
+                "the run without the tool": row["without"]["after"][mode]["correct"],
+            }
+            for words, other in others.items():
+                if after[0] - other[0] < _GAIN or after[1] <= other[2]:
+                    wrong.append(
+                        f"seed {row['seed']}, {mode}: {after} is not {_GAIN:+} over {words}, {other}"
+                    )
+        shuffled = row["shuffled"]
+        drift = (
+            shuffled["after"]["sampled"]["correct"][0] - shuffled["before"]["sampled"]["correct"][0]
+        )
+        if drift > _DRIFT:
+            wrong.append(f"seed {row['seed']}: permuted rewards gained {drift:+.3f}")
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "zoom_bench")
+    options = parse(parser, arguments, least=("seeds", "steps"))
+    rows = [
+        one_seed(options.folder / str(seed), seed, options.steps)
+        for seed in range(options.first, options.first + options.seeds)
+    ]
+    print_table(
+        (
+            "seed, run",
+            "sampled before",
+            "after",
+            "greedy before",
+            "after",
+            "looked",
+            "found",
+            "steps",
+            "s",
+        ),
+        [
+            (
+                f"{row['seed']}, {name}",
+                *(
+                    "{:.2f} [{:.2f}, {:.2f}]".format(*row[name][when][mode]["correct"])
+                    for mode in ("sampled", "greedy")
+                    for when in ("before", "after")
+                ),
+                *(row[name]["after"]["sampled"].get(m, [0.0])[0] for m in ("looked", "found")),
+                row[name]["steps"],
+                row[name]["seconds"],
+            )
+            for row in rows
+            for name in RUNS
+        ],
+    )
+    found = {
+        "held_out": HELD_OUT,
+        "pictures": TRAIN,
+        "prompts_per_step": 16,
+        "group_size": 8,
+        "seeds": rows,
+    }
+    print(f"recorded in {write_results('zoom', found, 'torch', 'transformers')}")
+    wrong = verdict(rows)
+    print("\n".join(wrong) or "looking again was learned, by its rewards alone")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,226 @@
+"""Tools with which a policy looks again at its picture: how they are described, called, and what picture they give.
+
+    call = read_call('<tool_call>{"name": "zoom", "arguments": {"bbox_2d": [10, 20, 60, 70]}}</tool_call>')
+    tools = PictureTools(pixels, ("zoom",), side=448)
+    closer = tools.use(call, frame, size)                  # uint8 (h, w, 3), its longer side 448 pixels
+
+A policy is offered them through its chat template (`mmrl.environment.Observation.tools`); calls are read in the format of Qwen's
+templates. Places are in the frame that the model's family points in, of the picture that it was shown first. What a model wrote is
+data: one call, whose arguments are checked; anything else is a BadCall, whose text says what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmrl.coords import CoordFrame, to_orig
+from mmrl.errors import ConfigError, did_you_mean
+from mmrl.rewards.parsing import load_json
+from mmrl.types import ImageSize
+
+__all__ = ["TOOLS", "BadCall", "PictureTools", "ToolCall", "described", "fitted", "read_call"]
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+_MOST_CHARS = 4_000
+_LEAST_SIDE = 4  # pixels of a region
+_MOST_ASPECT = 4  # a narrower region is widened around its middle: processors refuse strips
+_LINE = (255, 0, 255)
+
+
+class BadCall(ValueError):
+    """A call that cannot be followed; the text says why, for the policy."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool's name and arguments as the model wrote them."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def read_call(text: str) -> ToolCall | None:
+    """The one tool call of a turn, None where there is none; thoughts do not count. Raises BadCall for several or a broken one."""
+    said = text.rpartition("</think>")[2]
+    found = _CALL.findall(said)
+    if not found:
+        return None
+    if len(found) > 1:
+        raise BadCall(f"expected one tool call in a turn, found {len(found)}")
+    try:
+        value = load_json(found[0].strip()) if len(found[0]) <= _MOST_CHARS else None
+    except (ValueError, RecursionError):
+        value = None
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("name"), str)
+        or not isinstance(value.get("arguments"), dict)
+    ):
+        raise BadCall('expected {"name": ..., "arguments": {...}} as JSON in the tool call')
+    return ToolCall(value["name"], value["arguments"])
+
+
+def _box(arguments: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """The argument `bbox_2d`. Raises BadCall."""
+    box = arguments.get("bbox_2d")
+    if (
+        not isinstance(box, (list, tuple))
+        or len(box) != 4
+        or not all(type(v) in (int, float) and abs(v) < 1e7 for v in box)
+        or box[0] >= box[2]
+        or box[1] >= box[3]
+    ):
+        raise BadCall("expected bbox_2d as [x1, y1, x2, y2] with x1 < x2 and y1 < y2")
+    x1, y1, x2, y2 = (float(v) for v in box)
+    return x1, y1, x2, y2
+
+
+def fitted(pixels: np.ndarray, side: int) -> np.ndarray:
+    """`pixels` with a longer side of `side` pixels: averaged where they shrink (a whole number of times exactly), bicubic where
+    they grow."""
+    from PIL import Image
+
+    height, width = pixels.shape[:2]
+    longer = max(height, width)
+    if longer == side:
+        return pixels
+    picture = Image.fromarray(pixels)
+    factor, rest = divmod(longer, side)
+    if not rest and height % factor == 0 and width % factor == 0:
+        return np.array(picture.reduce(factor))
+    size = tuple(max(1, round(v * side / longer)) for v in (width, height))
+    filter_ = Image.Resampling.BOX if longer > side else Image.Resampling.BICUBIC
+    return np.array(picture.resize((size[0], size[1]), filter_))
+
+
+def _widened(low: float, high: float, least: float, most: float) -> tuple[int, int]:
+    """A stretch of at least `least` around the same middle, within [0, most], in whole pixels."""
+    middle, half = (low + high) / 2, max(high - low, min(least, most)) / 2
+    middle = min(max(middle, half), most - half)
+    return max(0, math.floor(middle - half + 0.5)), min(int(most), math.floor(middle + half + 0.5))
+
+
+class PictureTools:
+    """The picture of one rollout and what can be done with it. `side`: pixels of the longer side of what the tools show; None until
+    it is known. Raises ConfigError for names of no tool."""
+
+    def __init__(self, pixels: np.ndarray, names: Sequence[str], side: int | None = None) -> None:
+        for name in names:
+            if name not in TOOLS:
+                raise ConfigError(
+                    f"expected tools of {', '.join(TOOLS)}, found {name!r}.{did_you_mean(name, TOOLS)}"
+                )
+        self.pixels, self.names, self.side = pixels, tuple(names), side
+        self.regions: list[tuple[int, int, int, int]] = []
+        self.marks: list[tuple[int, int, int, int]] = []
+
+    def use(self, call: ToolCall, frame: CoordFrame, size: ImageSize) -> np.ndarray:
+        """What `call` shows, uint8 (h, w, 3); places are in `frame` of the picture shown first, whose size is `size`. Raises
+        BadCall."""
+        if call.name not in self.names:
+            raise BadCall(f"expected a call of {', '.join(self.names)}, found {call.name[:40]!r}")
+        shown = TOOLS[call.name].use(self, call.arguments, frame, size)
+        return fitted(shown, self.side or max(size.resized_wh))
+
+    def region(
+        self, arguments: Mapping[str, Any], frame: CoordFrame, size: ImageSize
+    ) -> tuple[int, int, int, int]:
+        """The box of a call in pixels of the picture, inside of it and no narrow strip. Raises BadCall."""
+        height, width = self.pixels.shape[:2]
+        # the picture that was shown first may have been a smaller one
+        orig = (size.orig_wh[0], size.orig_wh[1])
+        x1, y1, x2, y2 = to_orig(_box(arguments), frame, size.resized_wh, orig)
+        sx, sy = width / orig[0], height / orig[1]
+        x1, x2 = (min(max(v * sx, 0), width) for v in (x1, x2))
+        y1, y2 = (min(max(v * sy, 0), height) for v in (y1, y2))
+        if x2 - x1 < _LEAST_SIDE or y2 - y1 < _LEAST_SIDE:
+            raise BadCall(
+                "expected a bbox_2d inside the picture, found one outside or next to nothing"
+            )
+        left, right = _widened(x1, x2, max(_LEAST_SIDE, (y2 - y1) / _MOST_ASPECT), width)
+        top, bottom = _widened(y1, y2, max(_LEAST_SIDE, (x2 - x1) / _MOST_ASPECT), height)
+        return left, top, right, bottom
+
+
+def _zoom(
+    tools: PictureTools, arguments: Mapping[str, Any], frame: CoordFrame, size: ImageSize
+) -> np.ndarray:
+    left, top, right, bottom = region = tools.region(arguments, frame, size)
+    tools.regions.append(region)
+    return tools.pixels[top:bottom, left:right]
+
+
+def _rotate(
+    tools: PictureTools, arguments: Mapping[str, Any], frame: CoordFrame, size: ImageSize
+) -> np.ndarray:
+    degrees = arguments.get("degrees")
+    if type(degrees) is not int or degrees not in (90, 180, 270):
+        raise BadCall("expected degrees as 90, 180 or 270, clockwise")
+    return np.ascontiguousarray(np.rot90(tools.pixels, -(degrees // 90)))
+
+
+def _mark(
+    tools: PictureTools, arguments: Mapping[str, Any], frame: CoordFrame, size: ImageSize
+) -> np.ndarray:
+    tools.marks.append(tools.region(arguments, frame, size))
+    marked = tools.pixels.copy()
+    width = max(1, max(marked.shape) // 150)
+    for left, top, right, bottom in tools.marks:
+        inside = marked[top + width : bottom - width, left + width : right - width].copy()
+        marked[top:bottom, left:right] = _LINE
+        if inside.size:
+            marked[top + width : bottom - width, left + width : right - width] = inside
+    return marked
+
+
+@dataclass(frozen=True)
+class _Tool:
+    """A tool: what it is good for, its arguments in JSON schema, and its work."""
+
+    words: str
+    properties: Mapping[str, Any]
+    use: Callable[[PictureTools, Mapping[str, Any], CoordFrame, ImageSize], np.ndarray]
+
+
+_REGION = {
+    "bbox_2d": {
+        "type": "array",
+        "items": {"type": "number"},
+        "description": "The region as [x1, y1, x2, y2] of the first picture.",
+    }
+}
+TOOLS: Mapping[str, _Tool] = {
+    "zoom": _Tool("Look at a region of the picture, enlarged.", _REGION, _zoom),
+    "rotate": _Tool(
+        "Look at the whole picture, turned clockwise.",
+        {"degrees": {"type": "integer", "enum": [90, 180, 270]}},
+        _rotate,
+    ),
+    "mark": _Tool("Draw a box around a region and look at the picture.", _REGION, _mark),
+}
+"""Name -> tool."""
+
+
+def described(names: Sequence[str]) -> list[dict[str, Any]]:
+    """The tools as transformers' `apply_chat_template(tools=...)` takes them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": TOOLS[name].words,
+                "parameters": {
+                    "type": "object",
+                    "properties": dict(TOOLS[name].properties),
+                    "required": list(TOOLS[name].properties),
+                },
+            },
+        }
+        for name in names
+    ]

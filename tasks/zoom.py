@@ -1,0 +1,353 @@
+"""The task `zoom`: questions about large pictures, with tools to look closer before the answer.
+
+    {"id": "7", "image": "a.png", "question": "red sign", "answer": "cyan", "options": ["cyan", "white"], "region": [8, 16, 80, 88]}
+
+    python -m mmrl.tasks.zoom_pictures runs/zoom/train --count 2000 --seed 1
+    mmrl train zoom
+
+The policy is shown the picture as small as `view` says (or as its pixel budget makes it) and may call tools
+(mmrl.tasks.visual_tools), whose pictures are cut from the whole file, or answer between <answer> and </answer>. The reward is 1 for
+the right answer, whether tools were used or not: where to look, and that it pays, is learned from the answer alone. A call that
+cannot be followed is told why; a turn that is neither a call nor an answer ends the rollout with 0. `options` (what can be
+answered) and `region` (where the answer is to be seen, in pixels of the file) may be left out: they serve the metric `found` and
+the scripted player of `mmrl sft`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mmrl.coords import from_orig
+from mmrl.environment import Environment, Mark, Observation, Outcome
+from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.registry import register
+from mmrl.rewards.parsing import extract_answer
+from mmrl.task import Task, Template
+from mmrl.tasks.visual_tools import BadCall, PictureTools, described, fitted, read_call
+from mmrl.types import ImageSize, RewardContext, Sample, Score, Turn
+from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image, orientation_of
+
+__all__ = ["Zoom", "ZoomEnvironment"]
+
+_LOOK = "{question}\nLook closer with a tool where the picture does not show it. "
+_PROMPT = _LOOK + "Write the answer, one of: {options}, between <answer> and </answer>."
+_FREE_PROMPT = _LOOK + "Write the answer between <answer> and </answer>."
+_DEFAULTS: Mapping[str, Any] = {
+    "prompt": None,
+    "tools": ["zoom"],
+    "max_turns": 4,
+    "view": None,
+    "at_once": 0.0,
+    "astray": 0.0,
+}
+
+
+class ZoomEnvironment(Environment):
+    """One rollout; see the module."""
+
+    def __init__(self, template: Template, settings: Mapping[str, Any]) -> None:
+        self.template, self.settings = template, settings
+        self.max_turns = settings["max_turns"]  # type: ignore[misc]  # the task's setting
+        self.size: ImageSize | None = None
+        self.bad = 0
+
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """The whole picture and the question."""
+        self.sample = sample
+        pixels = _pixels(sample.images[0], orientation_of(sample))
+        view = self.settings["view"]
+        self.tools = PictureTools(pixels, self.settings["tools"], view)
+        system = (
+            [{"role": "system", "content": self.template.system}] if self.template.system else []
+        )
+        asked = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
+        self.whole = whole = fitted(pixels, view) if view and view < max(pixels.shape) else pixels
+        return Observation(
+            [*system, {"role": "user", "content": asked}], [whole], described(self.tools.names)
+        )
+
+    def shown(self, sizes: Any) -> None:
+        """See Environment.shown: places are those of the first picture."""
+        if self.size is None:
+            self.size = next(s for s in sizes if isinstance(s, ImageSize))
+
+    def step(self, turn: Turn) -> Outcome:
+        """Follow a call, or judge the answer."""
+        assert self.size is not None, "a rollout begins with reset and shown"
+        try:
+            call = read_call(turn.text)
+            if call is not None:
+                known = len(self.tools.regions)
+                picture = self.tools.use(call, self.template.frame, self.size)
+                scale = self.whole.shape[1] / self.tools.pixels.shape[1]
+                return Outcome(
+                    _answered({"type": "image"}, picture),
+                    info=self._info(0.0),
+                    marks=[
+                        Mark("box", tuple(v * scale for v in region), 0)
+                        for region in self.tools.regions[known:]
+                    ],
+                )
+        except BadCall as bad:
+            self.bad += 1
+            said = {"type": "text", "text": f"Error: {bad}."}
+            return Outcome(_answered(said), info=self._info(0.0), parsed=False)
+        right, reason = judged(self.sample, turn.text)
+        return Outcome(reward=right, terminated=True, info=self._info(right), parsed=reason is None)
+
+    def _info(self, right: float) -> dict[str, float]:
+        found = {
+            "correct": right,
+            "looked": float(bool(self.tools.regions)),
+            "bad_calls": float(self.bad),
+        }
+        if (region := self.sample.params.get("region")) is not None:
+            found["found"] = float(
+                any(_inside(region, seen) >= 0.75 for seen in self.tools.regions)
+            )
+        return found
+
+    def scripted(self, rng: np.random.Generator) -> str | None:
+        """Looks at the region, then answers what is written there. Of its rollouts the share `at_once` answers without a look, and
+        `astray` of the others look anywhere; both guess."""
+        region, truth = self.sample.params.get("region"), str(self.sample.answer)
+        options = self.sample.params.get("options") or [truth]
+        size = self.size
+        if region is None or size is None:
+            return None
+        looked = bool(self.tools.regions)
+        if looked or "zoom" not in self.tools.names or rng.random() < self.settings["at_once"]:
+            seen = looked and _inside(region, self.tools.regions[-1]) >= 0.75
+            return f"<answer>{truth if seen else rng.choice(options)}</answer>"
+        if rng.random() < self.settings["astray"]:
+            region = _elsewhere(rng, self.tools.pixels.shape)
+        return self._call(region, size)
+
+    def random(self, rng: np.random.Generator) -> str | None:
+        """Looks anywhere, or guesses."""
+        if self.size is None:
+            return None
+        if "zoom" in self.tools.names and rng.random() < 0.5:
+            return self._call(_elsewhere(rng, self.tools.pixels.shape), self.size)
+        options = self.sample.params.get("options") or [str(self.sample.answer)]
+        return f"<answer>{rng.choice(options)}</answer>"
+
+    def _call(self, region: Any, size: ImageSize) -> str:
+        """A turn that zooms into the cells around a region of the file."""
+        height, width = self.tools.pixels.shape[:2]
+        box = from_orig(
+            _whole_cells(region, self.tools.pixels.shape),
+            self.template.frame,
+            size.resized_wh,
+            (width, height),
+        )
+        call = {"name": "zoom", "arguments": {"bbox_2d": [round(v) for v in box]}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+_CELLS = 4  # of a side: where the scripted player looks
+
+
+def _whole_cells(region: Any, shape: Any) -> list[float]:
+    """The region rounded outward to quarters of the sides: what is looked at is larger than the thing itself."""
+    height, width = shape[:2]
+    x1, y1, x2, y2 = region
+    w, h = width / _CELLS, height / _CELLS
+    left, top = int(x1 // w), int(y1 // h)
+    right, bottom = max(left + 1, -int(-x2 // w)), max(top + 1, -int(-y2 // h))
+    return [left * w, top * h, right * w, bottom * h]
+
+
+def _elsewhere(rng: np.random.Generator, shape: Any) -> list[float]:
+    """A quarter of the sides, anywhere."""
+    height, width = shape[:2]
+    w, h = width / _CELLS, height / _CELLS
+    column, row = (int(rng.integers(_CELLS)) for _ in range(2))
+    return [column * w, row * h, (column + 1) * w, (row + 1) * h]
+
+
+def _inside(box: Any, seen: Any) -> float:
+    """Share of `box` that `seen` shows."""
+    w = min(box[2], seen[2]) - max(box[0], seen[0])
+    h = min(box[3], seen[3]) - max(box[1], seen[1])
+    return max(w, 0) * max(h, 0) / ((box[2] - box[0]) * (box[3] - box[1]))
+
+
+def _answered(content: dict[str, Any], picture: np.ndarray | None = None) -> Observation:
+    images = [] if picture is None else [picture]
+    return Observation([{"role": "tool", "content": [content]}], images)
+
+
+def _asked(sample: Sample, settings: Mapping[str, Any]) -> str:
+    options = sample.params.get("options")
+    prompt = str(settings["prompt"] or (_PROMPT if options else _FREE_PROMPT))
+    return prompt.replace("{question}", sample.question).replace(
+        "{options}", ", ".join(options or ())
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _pixels(path: str, orientation: Orientation) -> np.ndarray:
+    """The file's picture, uint8 (H, W, 3): all rollouts of a group read it. Raises MediaError."""
+    return np.array(open_image(path, orientation=orientation))
+
+
+def judged(sample: Sample, text: str) -> tuple[float, str | None]:
+    """Whether the answer is right, and why there is none."""
+    found = extract_answer(text)
+    if found.answer is None:
+        return 0.0, found.reason
+    return float(found.answer.casefold() == str(sample.answer).strip().casefold()), None
+
+
+@register("zoom")
+class Zoom(Task):
+    """Questions about what a look at the whole picture does not show. Parameters, all optional:
+
+    prompt      text with {question}, and {options} for the answers there are
+    tools       what is offered: of zoom, rotate, mark (default [zoom]; [] for none: the same questions at one look)
+    max_turns   turns at most, the answer's included (default 4)
+    view        pixels of the longer side of each picture shown; null: the whole as the model's pixel budget makes it, and what the
+                tools show as large
+    at_once     share of the scripted player's rollouts that guess without a look (default 0)
+    astray      share of its looks that go anywhere (default 0)
+    """
+
+    headline: ClassVar[str] = "correct"
+    part_names = ("reward",)
+    metric_names: ClassVar[tuple[str, ...]] = ("correct", "looked")
+
+    def __init__(self, **params: Any) -> None:
+        unknown = sorted(set(params) - set(_DEFAULTS))
+        if unknown:
+            raise ConfigError(
+                f"task zoom: unknown parameter '{unknown[0]}'; expected {', '.join(_DEFAULTS)}."
+                f"{did_you_mean(unknown[0], _DEFAULTS)}"
+            )
+        super().__init__(**params)
+        self.settings = given = {**_DEFAULTS, **params}
+        for name, least in (("max_turns", 1), ("view", 28)):
+            value = given[name]
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(
+                    f"expected zoom.{name} as a whole number of at least {least}, found {value!r}"
+                )
+        for name in ("at_once", "astray"):
+            if type(given[name]) not in (int, float) or not 0 <= given[name] <= 1:
+                raise ConfigError(
+                    f"expected zoom.{name} as a number from 0 to 1, found {given[name]!r}"
+                )
+        if not isinstance(given["tools"], (list, tuple)):
+            raise ConfigError(
+                f"expected zoom.tools as a list such as [zoom], found {given['tools']!r}"
+            )
+        PictureTools(np.zeros((1, 1, 3), np.uint8), given["tools"])  # refuses unknown names
+        prompt = given["prompt"]
+        if prompt is not None and (not isinstance(prompt, str) or "{question}" not in prompt):
+            raise ConfigError(
+                f"expected a zoom.prompt that contains {{question}}, found {prompt!r}"
+            )
+
+    def environment(self, template: Template) -> Environment:
+        """A rollout; the picture is read when it is reset."""
+        return ZoomEnvironment(template, self.settings)
+
+    def load(self, path: str) -> Iterable[Sample]:
+        """Rows of `mmrl.tasks.zoom_pictures`, or one's own in that form. Raises DataError."""
+        file = Path(path) / "data.jsonl" if os.path.isdir(path) else Path(path)
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip():
+                yield _read_as(_sample(line, file, number), self.orientation)
+
+    def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
+        """How the chat begins, without the tools."""
+        asked = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
+        system = [{"role": "system", "content": template.system}] if template.system else []
+        return [*system, {"role": "user", "content": asked}]
+
+    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
+        """Of an answer alone."""
+        right, reason = judged(sample, text)
+        if reason is not None:
+            return Score.failure(f"parse_error: {reason}", self.part_names)
+        return Score.combine(
+            {"reward": right},
+            {"reward": 1.0},
+            parsed=True,
+            metrics={"correct": right, "looked": 0.0},
+        )
+
+    def gold(self, sample: Sample, ctx: RewardContext) -> str:
+        """The right answer."""
+        return f"<answer>{sample.answer}</answer>"
+
+    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
+        """Another one."""
+        options = sample.params.get("options") or (f"not {sample.answer}",)
+        return f"<answer>{next(o for o in options if o != sample.answer)}</answer>"
+
+    def example_data(self, folder: str) -> str:
+        """Four pictures."""
+        from mmrl.tasks.zoom_pictures import make_zoom_pictures
+
+        return make_zoom_pictures(folder, 4, 0)
+
+
+def _read_as(sample: Sample, orientation: Orientation) -> Sample:
+    """The sample, noted with how its picture is read."""
+    if orientation == "displayed":
+        return sample
+    return replace(sample, params={**sample.params, ORIENTATION_PARAM: orientation})
+
+
+def _sample(line: str, file: Path, number: int) -> Sample:
+    where = f"{file}:{number}"
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{where}: expected a JSON object, found {line[:80]!r} ({error})"
+        ) from error
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(key), str) for key in ("image", "question", "answer")
+    ):
+        raise DataError(
+            f'{where}: expected {{"image": "a.png", "question": "...", "answer": "..."}}, found {line[:80]!r}'
+        )
+    options, region = row.get("options"), row.get("region")
+    if options is not None and (
+        not isinstance(options, list)
+        or not all(isinstance(o, str) for o in options)
+        or row["answer"] not in options
+        or len(set(options)) < 2
+    ):
+        raise DataError(
+            f"{where}: expected options as a list of texts with the answer {row['answer']!r} among them, found {options!r:.80}"
+        )
+    if region is not None and (
+        not isinstance(region, list)
+        or len(region) != 4
+        or not all(type(v) in (int, float) for v in region)
+        or region[0] >= region[2]
+        or region[1] >= region[3]
+    ):
+        raise DataError(
+            f"{where}: expected region as [x1, y1, x2, y2] in pixels of the picture, found {region!r:.80}"
+        )
+    return Sample(
+        str(row.get("id", f"{file.stem}-{number}")),
+        "zoom",
+        str(row.get("source", "zoom")),
+        row["question"],
+        row["answer"],
+        images=(str(file.parent / row["image"]),),
+        params={k: v for k, v in (("options", options), ("region", region)) if v is not None},
+    )

@@ -1,0 +1,172 @@
+"""Large pictures with marks too fine for a look at the whole: generated questions for the task `zoom`.
+
+    python -m mmrl.tasks.zoom_pictures runs/zoom/train --count 2000 --seed 1         # pictures of 448 pixels
+    python -m mmrl.tasks.zoom_pictures runs/zoom/val --count 200 --seed 2
+    python -m mmrl.tasks.zoom_pictures runs/large --size 3584 --marks digits         # for released models
+
+Signs with coloured frames stand on a graded ground; one colour is asked for. Inside a frame are stripes of two colours that average
+to the same grey whichever they are: a quarter of the picture's size, in which each pixel is the mean of 4 x 4, is the same picture
+for all answers, bit by bit, so that nothing but looking closer tells them apart. `digits` are small print instead. Row i depends
+on (seed, i) alone; different seeds share no picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.errors import ConfigError
+from mmrl.tasks.examples import write_rows
+
+__all__ = ["MARKS", "SIGNS", "STRIPES", "draw_signs", "make_zoom_pictures"]
+
+SIGNS = {
+    "red": (216, 40, 40),
+    "green": (30, 150, 40),
+    "blue": (40, 60, 220),
+    "yellow": (235, 215, 30),
+}
+"""Colours of frames."""
+STRIPES = {
+    "cyan": (64, 232, 232),
+    "purple": (232, 64, 232),
+    "orange": (232, 148, 64),
+    "white": (226, 226, 226),
+}
+"""Name of the stripes -> their first colour; the second one is what makes both average to `_GREY`."""
+MARKS = ("stripes", "digits")
+_GREY = 148
+_UNIT = 448  # lengths below are those of a picture of this size
+_SIGN, _FRAME, _STEP = 72, 12, 4  # side of a sign, width of its frame, the grid that it stands on
+
+
+def draw_signs(
+    rng: np.random.Generator, signs: Sequence[tuple[str, str]], size: int = _UNIT, cells: int = 4
+) -> tuple[np.ndarray, list[list[int]]]:
+    """A picture, uint8 (size, size, 3), of signs (frame, mark) in different cells of a grid, and their boxes [x1, y1, x2, y2].
+    Marks are names of STRIPES or digits."""
+    scale = size // _UNIT
+    ramp = np.linspace(70, 210, size // (_STEP * scale)).repeat(_STEP * scale)
+    picture = np.empty((size, size, 3), np.uint8)
+    picture[:, :, 0], picture[:, :, 1], picture[:, :, 2] = ramp[None, :], 120, ramp[:, None]
+    cell, side = size // cells, _SIGN * scale
+    boxes = []
+    for place, (frame, mark) in zip(rng.permutation(cells * cells), signs, strict=False):
+        room = (cell - side) // (_STEP * scale) + 1
+        dx, dy = (int(rng.integers(room)) * _STEP * scale for _ in range(2))
+        x, y = int(place % cells) * cell + dx, int(place // cells) * cell + dy
+        picture[y : y + side, x : x + side] = SIGNS[frame]
+        a = _FRAME * scale
+        inside = picture[y + a : y + side - a, x + a : x + side - a]
+        inside[:] = (
+            _stripes(mark, side - 2 * a, scale) if mark in STRIPES else _print(mark, side - 2 * a)
+        )
+        boxes.append([x, y, x + side, y + side])
+    return picture, boxes
+
+
+def _stripes(mark: str, side: int, scale: int) -> np.ndarray:
+    first = np.array(STRIPES[mark])
+    # two pixels: the same in each patch of a model, so that a small one can learn to read them
+    columns = np.arange(side) % (2 * scale) < scale
+    return np.where(columns[None, :, None], first, 2 * _GREY - first).astype(np.uint8)
+
+
+def _print(mark: str, side: int) -> np.ndarray:
+    from PIL import Image, ImageDraw, ImageFont
+
+    picture = Image.new("RGB", (side, side), (_GREY,) * 3)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(side // 3)
+    draw.text((side // 2, side // 2), mark, fill=(0, 0, 0), font=font, anchor="mm")
+    return np.asarray(picture)
+
+
+def make_zoom_pictures(
+    out_dir: str | os.PathLike[str],
+    count: int,
+    seed: int,
+    *,
+    size: int = _UNIT,
+    cells: int = 4,
+    signs: int = 2,
+    marks: str = "stripes",
+) -> str:
+    """Write `count` rows to `out_dir`/data.jsonl (pictures in `out_dir`/images); returns that path. data.jsonl is written last.
+    Raises ConfigError for impossible numbers."""
+    from PIL import Image
+
+    if (
+        count < 1
+        or size < _UNIT
+        or size % _UNIT
+        or size > 16 * _UNIT
+        or cells not in (1, 2, 4)
+        or not 1 <= signs <= min(len(SIGNS), cells * cells)
+        or marks not in MARKS
+    ):
+        raise ConfigError(
+            f"expected count >= 1, a size of {_UNIT} times 1 to 16, 1, 2 or 4 cells a side, 1 to {len(SIGNS)} signs that fit into "
+            f"them and marks of {', '.join(MARKS)}, found count={count}, size={size}, cells={cells}, signs={signs}, marks={marks!r}"
+        )
+    folder = Path(out_dir)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    options = list(STRIPES) if marks == "stripes" else list("0123456789")
+    rows: list[dict[str, Any]] = []
+    for index in range(count):
+        rng = np.random.default_rng([abs(seed), index])
+        frames = [str(v) for v in rng.permutation(list(SIGNS))[:signs]]
+        shown = [(frame, str(rng.choice(options))) for frame in frames]
+        pixels, boxes = draw_signs(rng, shown, size, cells)
+        name = f"images/{seed}-{index:06d}.png"
+        Image.fromarray(pixels).save(folder / name, compress_level=1)
+        rows.append(
+            {
+                "id": f"zoom-{seed}-{index:06d}",
+                "image": name,
+                "question": f"{frames[0]} sign",
+                "answer": shown[0][1],
+                "options": options,
+                "region": boxes[0],
+            }
+        )
+    return write_rows(folder, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mmrl.tasks.zoom_pictures",
+        description="Write pictures with marks that a look at the whole does not show.",
+    )
+    parser.add_argument("out", help="folder to write")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=int, default=_UNIT, help=f"side in pixels, times {_UNIT}")
+    parser.add_argument("--cells", type=int, default=4, help="places of signs along a side")
+    parser.add_argument("--signs", type=int, default=2)
+    parser.add_argument("--marks", choices=MARKS, default="stripes")
+    args = parser.parse_args(argv)
+    try:
+        print(
+            make_zoom_pictures(
+                args.out,
+                args.count,
+                args.seed,
+                size=args.size,
+                cells=args.cells,
+                signs=args.signs,
+                marks=args.marks,
+            )
+        )
+    except ConfigError as err:
+        parser.error(str(err))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
