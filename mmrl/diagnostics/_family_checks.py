@@ -316,7 +316,8 @@ def check_save(s: Subject) -> str:
 
 
 def check_memory(s: Subject) -> str:
-    """The estimate's bytes of weights and gradients against those of the loaded model."""
+    """The estimate's bytes of weights and gradients against those of the loaded model, and that the whole estimate can be made."""
+    from mmrl.diagnostics.memory import estimate
     from mmrl.diagnostics.memory_parameters import parameter_bytes
 
     policy = s.plain
@@ -326,6 +327,7 @@ def check_memory(s: Subject) -> str:
     assert found.weights == found.gradients == sum(held.values()), (
         f"estimated {found.weights:,} and {found.gradients:,} bytes, held {sum(held.values()):,}"
     )
+    assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
     return f"{found.weights:,} bytes of weights and of gradients"
 
 

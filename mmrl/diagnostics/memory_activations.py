@@ -151,7 +151,8 @@ def vision_update_bytes(vision: Any, p: Precision, patches: float, *, checkpoint
         + 8 * H
         + p.half * (5 * H + (4 if gated else 2) * F)
     )
-    kept = vision.depth * (p.full * H if checkpointing else block)
+    depth = vision.depth if hasattr(vision, "depth") else vision.num_hidden_layers
+    kept = depth * (p.full * H if checkpointing else block)
     return patches * (kept + (block + 3 * p.half * F if checkpointing else 0))
 
 

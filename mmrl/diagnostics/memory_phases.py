@@ -16,6 +16,7 @@ from mmrl.diagnostics.memory_activations import (
     vision_update_bytes,
 )
 from mmrl.diagnostics.memory_parameters import ParameterBytes, storage
+from mmrl.policy.families import family_of
 
 __all__ = ["Held", "held_by", "micro_batch", "phases_of", "prompt_tokens_of", "samples_apart"]
 
@@ -100,7 +101,8 @@ def samples_apart(config: RunConfig) -> bool:
 
 def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
     """Tokens of the longest prompt that `data` leads to: a picture or clip at its largest, and text."""
-    area = (shape.vision_config.patch_size * shape.vision_config.spatial_merge_size) ** 2
+    patch, merge = family_of(shape).patches(shape)
+    area = (patch * merge) ** 2
     picture = config.data.max_pixels / area if config.data.max_pixels else _PICTURE_TOKENS
     video = config.data.video
     clip = 0.0
@@ -111,7 +113,7 @@ def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
             video.max_pixels
             / area
             * (video.num_frames or video.max_frames)
-            / shape.vision_config.temporal_patch_size
+            / getattr(shape.vision_config, "temporal_patch_size", 1)
         )
     return int(min(max(picture, clip) + _TEXT_TOKENS, config.model.max_prompt_tokens))
 
@@ -154,7 +156,8 @@ def _update(
         checkpointing=checkpointing,
     )
     if p.trained_vision:
-        patches = micro.groups * (prompt - _TEXT_TOKENS) * shape.vision_config.spatial_merge_size**2
+        _, merge = family_of(shape).patches(shape)
+        patches = micro.groups * (prompt - _TEXT_TOKENS) * merge**2
         kept += vision_update_bytes(
             shape.vision_config, precision, max(0.0, patches), checkpointing=checkpointing
         )

@@ -169,5 +169,9 @@ class ModelFamily(abc.ABC):
         """Shape (n, D) of the smallest pixels there are, and their grid."""
 
     @abc.abstractmethod
+    def patches(self, config: Any) -> tuple[int, int]:
+        """(side of the tower's patch in pixels, such patches on each side of one token), by the model's configuration."""
+
+    @abc.abstractmethod
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """(configuration, processor) of a tiny model, made of the family's own classes without a network."""

@@ -158,6 +158,10 @@ class GridFamily(ModelFamily):
         deep = [tuple(f.deep[layer] for f in features) for layer in range(len(features[0].deep))]
         return BaseModelOutputWithDeepstackFeatures(pooler_output=main, deepstack_features=deep)
 
+    def patches(self, config: Any) -> tuple[int, int]:
+        """See ModelFamily."""
+        return config.vision_config.patch_size, config.vision_config.spatial_merge_size
+
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """See ModelFamily."""
         side, patch = base.visual.spatial_merge_size, base.visual.patch_embed

@@ -95,6 +95,10 @@ class TileFamily(ModelFamily):
 
         return BaseModelOutputWithPooling(pooler_output=torch.cat([f.main for f in features]))
 
+    def patches(self, config: Any) -> tuple[int, int]:
+        """See ModelFamily."""
+        return config.vision_config.patch_size[0], round(1 / config.downsample_ratio)
+
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """See ModelFamily."""
         height, width = base.config.vision_config.image_size
