@@ -77,7 +77,8 @@ class AlarmBoard:
                 "error",
             )
         entropy = row.get("train/entropy")
-        if entropy is not None and entropy < self.config.entropy_floor:
+        # that of numbers (actions of a flow) may be negative by more than rounding
+        if entropy is not None and -1e-3 < entropy < self.config.entropy_floor:
             found["entropy_collapse"] = Alarm(
                 step,
                 "entropy_collapse",

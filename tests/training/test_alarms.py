@@ -52,6 +52,12 @@ def test_an_alarm_fires_once_until_it_has_cleared(changes: dict[str, float], exp
     assert names(board, 4, **changes) == [expected]
 
 
+def test_a_density_may_have_a_negative_entropy_and_rounding_a_collapsed_one() -> None:
+    board = AlarmBoard(AlarmConfig())
+    assert names(board, 1, entropy=-0.76) == []
+    assert names(board, 2, entropy=-1e-8) == ["entropy_collapse"]
+
+
 def test_a_critic_that_predicts_nothing_is_named_where_there_is_something_to_predict() -> None:
     off = {"critic/explained_variance": -1.5, "critic/value": 3.0, "critic/return": 0.4}
     board = AlarmBoard(AlarmConfig(steps=2))
