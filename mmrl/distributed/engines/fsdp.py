@@ -121,14 +121,11 @@ class FSDPEngine(TrainEngine):
         state: dict[int, dict[str, Any]] = {}
         with self.collective_section():
             for number, entries in found["state"].items():
-                whole = {name: _whole(value) for name, value in entries.items()}
-                if self.world.is_main if mine is None else mine(number):
-                    state[number] = {
-                        name: value.to("cpu", copy=True)
-                        if isinstance(value, torch.Tensor)
-                        else value
-                        for name, value in whole.items()
-                    }
+                kept = self.world.is_main if mine is None else mine(number)
+                for name, value in entries.items():
+                    whole = _whole(value)
+                    if kept:
+                        state.setdefault(number, {})[name] = _on_host(whole, value)
         return {**found, "state": state} if self.world.is_main or mine is not None else None
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
@@ -175,6 +172,15 @@ def _shard(root: Root, mesh: DeviceMesh, dtype: torch.dtype | None) -> Root:
 def _whole(value: Any) -> Any:
     """The whole tensor of a shard; anything else as it is. Collective."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _on_host(whole: Any, value: Any) -> Any:
+    """`whole`, gathered from `value`, in host memory that nobody else has: it is written while training goes on."""
+    if not isinstance(whole, torch.Tensor):
+        return whole
+    shard = value.to_local() if isinstance(value, DTensor) else value
+    shared = whole.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
+    return whole.to("cpu", copy=shared)
 
 
 def _like(value: Any, parameter: torch.Tensor) -> Any:
