@@ -5,7 +5,7 @@
     python -m mmrl.tasks.zoom_pictures runs/large --size 3584 --marks digits         # for released models
 
 Signs with coloured frames stand on a graded ground; one colour is asked for. Inside a frame are stripes of two colours that average
-to the same grey whichever they are: a quarter of the picture's size, in which each pixel is the mean of 4 x 4, is the same picture
+to the same grey whichever they are: shown at 112 pixels, where each pixel is the mean of 4 x 4 of 448, it is the same picture
 for all answers, bit by bit, so that nothing but looking closer tells them apart. `digits` are small print instead. Row i depends
 on (seed, i) alone; different seeds share no picture.
 """

@@ -42,8 +42,9 @@ class LoraSettings(_Section):
     """Seed of the adapter's initial weights."""
     quantize: Literal["nf4"] | None = None
     """nf4: the language model's frozen linear layers in 4 bits (QLoRA, Dettmers et al. 2023, by bitsandbytes; extra nf4), 4.13 bits
-    a number; slower, as they are dequantized in every product. The adapter fits the quantized model: checkpoints' merged weights
-    are what was trained, the adapter on the model at model.path is not quite. null: in model.dtype."""
+    a number; slower, as they are dequantized in every product. Not for mixtures of experts, whose experts are no linear layers. The
+    adapter fits the quantized model: checkpoints' merged weights are what was trained, the adapter on the model at model.path is
+    not quite. null: in model.dtype."""
 
 
 class ModelConfig(_Section):

@@ -47,7 +47,8 @@ class OptimConfig(_Section):
     a GPU, its offloaded moments included."""
     states: Literal["fp32", "int8"] = "fp32"
     """Bits of AdamW's moments. int8: 8 each, with a scale per block of 256 (Dettmers et al. 2022, by torchao; extra int8): a
-    quarter of their memory. Not with DeepSpeed, whose optimizer is its own. Checkpoints hold them in fp32 either way."""
+    quarter of their memory. Not with DeepSpeed, whose optimizer is its own. Checkpoints hold them in fp32 either way. Where
+    gradients are all below about 1e-6, levels are lost and steps become longer than those of fp32."""
 
     @model_validator(mode="after")
     def _one_kernel(self) -> OptimConfig:
@@ -213,8 +214,8 @@ class TrainConfig(_Section):
     tensorboard: bool = False
     """Also log to TensorBoard (extra: tensorboard)."""
     trackio: bool = False
-    """Also log to Trackio (extra: trackio), by default into a database of this machine (`trackio show`); a resumed run goes on in
-    the run of its name."""
+    """Also log to Trackio (extra: trackio), by default into a database of this machine (`trackio show`); a resumed run goes on
+    in the same one, where no other run has taken its name since."""
     wandb: bool = False
     """Also log to Weights & Biases (extra: wandb); a resumed run goes on in the same W&B run."""
     tracking: TrackingConfig = TrackingConfig()

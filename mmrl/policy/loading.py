@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -119,6 +120,8 @@ def add_adapter(
 ) -> Any:
     """The model with an adapter; rows of new tokens, in the embedding and the output layer (one table where they are tied), are
     trained whole: no adapter reaches them."""
+    # where it is installed, peft asks for it, and it says of each of its kernels for other GPUs that it cannot be loaded
+    logging.getLogger("torchao").setLevel(logging.ERROR)
     try:
         from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
     except ImportError as error:

@@ -496,4 +496,8 @@ def _merged_state(base: Any) -> dict[str, torch.Tensor]:
             state[key] = state[key].to("cpu", copy=True)
             rows = module.trainable_tokens_delta["default"]
             state[key][module.token_indices["default"]] = rows.to(state[key])
+    if getattr(base.config, "tie_word_embeddings", False):
+        # one table, written once
+        table = next(key for key in state if key.endswith("embed_tokens.weight"))
+        state["lm_head.weight"] = state[table]
     return state

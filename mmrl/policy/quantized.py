@@ -10,12 +10,13 @@ What is trained is the adapter over the dequantized weight, and that sum is what
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import nn
 
-from mmrl.errors import MissingExtraError, install_command
+from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.policy.families import family_of
 
 __all__ = ["BYTES_PER_NUMBER", "NF4Linear", "quantize_language", "whole_weight"]
@@ -27,6 +28,8 @@ BYTES_PER_NUMBER = 0.5 + 1 / _BLOCK + 4 / (_BLOCK * 256)
 
 
 def _bitsandbytes() -> Any:
+    # it asks for kernels of its own layer, which is not used here
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes
     except ImportError as error:
@@ -92,8 +95,19 @@ class NF4Linear(nn.Linear):
 
 def quantize_language(model: Any, device: torch.device) -> None:
     """Quantize the linear layers of the language model's blocks in place, one after the other, on `device`: it never holds the
-    model whole. Raises MissingExtraError."""
-    for block in family_of(model.config).parts.decoder_layers(model.model):
+    model whole.
+
+    Raises MissingExtraError, and ConfigError for a model whose weights are mostly in other layers (a mixture's experts)."""
+    blocks = list(family_of(model.config).parts.decoder_layers(model.model))
+    linear = {id(m.weight) for block in blocks for m in block.modules() if type(m) is nn.Linear}
+    sizes = {id(p): p.numel() for block in blocks for p in block.parameters()}
+    share = sum(size for key, size in sizes.items() if key in linear) / sum(sizes.values())
+    if share < 0.5:
+        raise ConfigError(
+            f"model.lora.quantize nf4 quantizes linear layers, found {share:.0%} of the blocks' weights in them (experts are "
+            "stored together in another kind of layer); set model.lora.quantize: null"
+        )
+    for block in blocks:
         for parent in list(block.modules()):
             for name, layer in list(parent.named_children()):
                 if type(layer) is nn.Linear:

@@ -2,7 +2,8 @@
 
 Dettmers et al. 2022 (8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861): each moment is stored as one byte of a
 dynamic map per number and one scale per block of 256, and computed with in fp32. The optimizer is torchao's, which also knows
-FSDP2's shards; like bitsandbytes it leaves tensors of fewer than 4,096 numbers in fp32.
+FSDP2's shards; like bitsandbytes it leaves tensors of fewer than 4,096 numbers in fp32, and those that 256 does not divide. It
+takes no block's scale below 1e-12: where all gradients of a block are below about 1e-6, levels are lost, and steps become longer.
 
 Checkpoints hold moments in fp32, as any other engine writes and reads them. From there the same bytes are found again, so that a
 resumed run equals the uninterrupted one.

@@ -5,15 +5,18 @@
 metrics.jsonl and eval/ are always written and remain the source of every number. A resumed run goes on in the same run of
 Weights & Biases, whose id RUN/trackers.json holds; steps that a killed run had told of and did again stand there twice, so that
 curves are drawn over the metric `step` and show the later value. Trackio keeps its runs in a database of this machine, or of the
-Space that TRACKIO_SPACE_ID names; there a resumed run goes on by its name.
+Space that TRACKIO_SPACE_ID names. It finds a run that is resumed by its name: where another run has taken the name since, the
+resumed one begins anew there.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -154,24 +157,34 @@ class _WandB:
 class _Trackio:
     name = "Trackio"
 
-    def __init__(self, module: Any, config: RunConfig, *, resumed: bool) -> None:
+    def __init__(self, module: Any, config: RunConfig, run_id: str | None) -> None:
         self._trackio, t = module, config.train.tracking
         settings = config.model_dump(mode="json")
-        # an unusable project's name: ValueError; no folder for its database, or a Space out of reach: whatever it likes
+        # a project's name that it does not take: ValueError; a Space out of reach: whatever it likes
         try:
-            self._run = module.init(
+            _check_writable(os.environ.get("TRACKIO_DIR"))
+            start = functools.partial(
+                module.init,
                 project=t.project or os.environ.get("TRACKIO_PROJECT") or "mmrl",
                 name=config.name,
                 group=t.group,
                 config={**settings, "tags": list(t.tags)} if t.tags else settings,
-                resume="allow" if resumed else "never",
                 embed=False,
             )
+            self._run = start(resume="allow" if run_id else "never")
+            if run_id and str(self._run.id) != run_id:
+                # the newest of its name is another folder's
+                self._run.finish()
+                self._run = start(resume="never")
         except Exception as error:
             raise ConfigError(
                 f"train.trackio: Trackio did not start the run: {type(error).__name__}: {error}; mend train.tracking.project, "
                 "TRACKIO_DIR or TRACKIO_SPACE_ID, or set train.trackio: false"
             ) from error
+
+    @property
+    def run_id(self) -> str:
+        return str(self._run.id)
 
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -184,6 +197,14 @@ class _Trackio:
 
     def close(self, *, failed: bool) -> None:
         self._run.finish()
+
+
+def _check_writable(folder: str | None) -> None:
+    """Trackio itself only warns, at every row, that it has lost it."""
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 class Trackers:
@@ -205,14 +226,20 @@ class Trackers:
         if "tensorboard" in modules:
             with optional("the log for TensorBoard"):
                 self.open.append(_TensorBoard(modules["tensorboard"], config, folder))
+        ids = {}
         if "trackio" in modules:
-            self.open.append(_Trackio(modules["trackio"], config, resumed=resumed))
+            known = _known_id(folder, "trackio") if resumed else None
+            trackio = _Trackio(modules["trackio"], config, known)
+            self.open.append(trackio)
+            ids["trackio"] = trackio.run_id
         if "wandb" in modules:
-            known = _known_id(folder) if resumed else None
-            tracker = _WandB(modules["wandb"], config, folder, known)
-            self.open.append(tracker)
-            with optional("the id of the run of Weights & Biases"):
-                write_json(folder / _IDS, {"wandb": tracker.run_id})
+            known = _known_id(folder, "wandb") if resumed else None
+            wandb = _WandB(modules["wandb"], config, folder, known)
+            self.open.append(wandb)
+            ids["wandb"] = wandb.run_id
+        if ids:
+            with optional("the ids of the run of its trackers"):
+                write_json(folder / _IDS, ids)
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Send every number of a step's row."""
@@ -259,8 +286,8 @@ class Trackers:
                 )
 
 
-def _known_id(folder: Path) -> str | None:
+def _known_id(folder: Path, tracker: str) -> str | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((folder / _IDS).read_text(encoding="utf-8"))["wandb"]
+        found = json.loads((folder / _IDS).read_text(encoding="utf-8"))[tracker]
         return found if isinstance(found, str) else None
     return None

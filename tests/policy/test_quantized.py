@@ -13,6 +13,7 @@ from mmrl.diagnostics.memory import parameter_bytes
 from mmrl.diagnostics.shapes import config_of
 from mmrl.distributed.engines.local import LocalEngine
 from mmrl.distributed.world import World
+from mmrl.errors import ConfigError
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.quantized import NF4Linear, whole_weight
 from mmrl.registry import resolve_task
@@ -106,6 +107,13 @@ def test_the_estimate_counts_its_bytes() -> None:
     assert parameter_bytes(config, config_of(folder), "cpu").weights == pytest.approx(
         held, rel=0.01
     )
+
+
+def test_a_mixture_of_experts_is_refused() -> None:
+    """Its experts would stay as they are, without a word."""
+    folder = tiny_folder("qwen3_vl_moe")
+    with pytest.raises(ConfigError, match="experts are stored together"):
+        fresh_policy(path=folder, lora=LORA)
 
 
 def test_sharded_engines_are_refused() -> None:

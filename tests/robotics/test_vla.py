@@ -199,7 +199,12 @@ def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(
 ) -> None:
     """Rows of action and query tokens change, no other; the merged folder and base + adapter both act like the live policy."""
     base = model if tied else untied(model, tmp_path / "untied")
-    lora = ("model.lora={r: 4, target_modules: [q_proj, v_proj]}", f"vla.decode={decode}")
+    # one pairing with a base in 4 bits
+    quantize = ", quantize: nf4" if tied == (decode == "parallel") else ""
+    lora = (
+        f"model.lora={{r: 4, target_modules: [q_proj, v_proj]{quantize}}}",
+        f"vla.decode={decode}",
+    )
     vla = make_vla(base, *lora)
     layers = vla.core.base.get_input_embeddings(), vla.core.base.lm_head
     before = [layer.weight.detach().clone() for layer in layers]

@@ -103,6 +103,22 @@ def test_moments_of_8_bits_take_nearly_the_steps_of_fp32() -> None:
     assert moments["exp_avg"].codes.nbytes == WIDE * WIDE, "one byte per number"
 
 
+@pytest.mark.parametrize(("size", "most"), [(1e-3, 1.01), (1e-6, 1.05)])
+def test_steps_of_tiny_gradients_are_a_little_longer(size: float, most: float) -> None:
+    """torchao takes no scale below 1e-12, which squares of such gradients reach."""
+    named, optimizer = eight_bits()
+    plain = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in named]
+    start = named[0][1].detach().clone()
+    for these, theirs in ((named, optimizer), (plain, build_optimizer(plain, CONFIG))):
+        for update in range(20):
+            generator = torch.Generator().manual_seed(update)
+            for _, parameter in these:
+                parameter.grad = size * torch.randn(parameter.shape, generator=generator)
+            take_step(theirs, these, CONFIG, 1.0, update, 100, str)
+    moved, expected = ((n[0][1] - start).norm() for n in (named, plain))
+    assert 0.99 * expected < moved < most * expected
+
+
 def test_moments_of_8_bits_go_on_bit_for_bit_from_a_file_and_under_other_optimizers(
     tmp_path: Path,
 ) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from mmrl.cli.demo import make_data
 from mmrl.config import load_config
+from mmrl.errors import ConfigError
 from mmrl.report.samples import cells_of, drawn, shown_samples
 from mmrl.training.trackers import Trackers
 from mmrl.training.trainer import Trainer
@@ -140,6 +141,28 @@ def test_both_trackers_hold_every_number_of_the_metrics_file(run: Path) -> None:
             assert point.value == pytest.approx(float(value), rel=1e-6), name
     [start] = [r for r in told if r["step"] == 0]
     assert "eval/selection" in start, "the evaluation before training"
+
+
+def test_trackio_goes_on_in_no_other_run_of_the_name(
+    tmp_path: Path, trackio_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tmp_path, 1, tensorboard=False, wandb=False)
+    ids = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        trackers = Trackers(config, tmp_path / name)
+        trackers.log(1, {"x": 0.0})
+        trackers.close()
+        ids.append(json.loads((tmp_path / name / "trackers.json").read_text())["trackio"])
+    for name in ("second", "first"):
+        trackers = Trackers(config, tmp_path / name, resumed=True)
+        trackers.log(2, {"x": 1.0})
+        trackers.close()
+        ids.append(json.loads((tmp_path / name / "trackers.json").read_text())["trackio"])
+    assert ids[2] == ids[1] and ids[3] not in ids[:3]
+    monkeypatch.setenv("TRACKIO_DIR", "/proc/nowhere")
+    with pytest.raises(ConfigError, match="TRACKIO_DIR"):
+        Trackers(config, tmp_path / "first")
 
 
 def test_trackio_holds_every_number_and_picture_of_one_run(run: Path, trackio_folder: Path) -> None:
