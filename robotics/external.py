@@ -73,6 +73,7 @@ class ExternalAction:
     logprobs: tuple[float, ...] = ()
     values_V: tuple[float, ...] = (0.0,)
     prompt: None = None
+    decision: None = None
 
 
 @dataclass(frozen=True)

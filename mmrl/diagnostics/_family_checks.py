@@ -277,7 +277,9 @@ def _step(policy: Policy, s: Subject) -> None:
 def _reloaded(folder: Path) -> Any:
     from transformers import AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
 
 
 def check_lora(s: Subject) -> str:
@@ -310,7 +312,7 @@ def check_save(s: Subject) -> str:
     changed = [n for n in ours if not torch.equal(ours[n], theirs[n])]
     assert not changed, f"other numbers: {changed[:3]}"
     wanted = s.processed(policy, 1)["input_ids"]
-    policy.processor = AutoProcessor.from_pretrained(s.folder / "saved")
+    policy.processor = AutoProcessor.from_pretrained(s.folder / "saved", trust_remote_code=False)
     assert torch.equal(s.processed(policy, 1)["input_ids"], wanted), "another processor"
     return f"{len(ours)} tensors bit-equal"
 

@@ -477,9 +477,9 @@ def test_action_settings_that_make_no_sense_are_refused_before_anything_starts(
             ["MMRL_LIBERO_ASSETS: expected a folder with LIBERO's assets", "found /nowhere"],
         ),
         pytest.param(
-            ["env.suite=libero", "env.tasks=[libero_goal/2]", "env.options={assets: stand-in}"],
+            ["env.suite=libero", "env.tasks=[libero_goal/2]", "env.options={assets: official}"],
             {},
-            ["libero_goal needs LIBERO's official meshes", "MMRL_LIBERO_ASSETS=FOLDER"],
+            ["official meshes are not on this machine", "MMRL_LIBERO_ASSETS=FOLDER"],
         ),
         pytest.param(
             ["env.suite=libero", "env.tasks=[libero_object/10]"],
