@@ -14,7 +14,7 @@ V values of a decision: one, or one per action step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from mmrl.distributed.engines.base import Trained
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
 from mmrl.policy.value_head import ValueHead
@@ -56,8 +57,8 @@ class Cloned:
     values_M: torch.Tensor
 
 
-class ActingPolicy(Protocol):
-    """A policy that acts. It is also what an engine trains (mmrl.distributed.engines.base.Trained)."""
+class ActingPolicy(Trained, Protocol):
+    """A policy that acts; it is also what an engine trains."""
 
     codec: ActionCodec
     settings: VLAConfig
@@ -66,34 +67,6 @@ class ActingPolicy(Protocol):
     """N."""
     version: int
     """Number of the published weights."""
-    lockstep: bool
-    """See Trained."""
-
-    @property
-    def model(self) -> Any:
-        """See Trained."""
-
-    @property
-    def reference_model(self) -> Any:
-        """See Trained."""
-
-    @property
-    def heads(self) -> Mapping[str, torch.nn.Module]:
-        """See Trained."""
-
-    @property
-    def device(self) -> torch.device:
-        """See Trained."""
-
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """See Trained."""
-
-    def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """See Trained."""
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """See Trained."""
 
     def prompt(self, observation: Observation, /) -> Prompt:
         """The encoded observation. Raises ConfigError for a camera or proprioception that it lacks."""

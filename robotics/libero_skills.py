@@ -325,7 +325,7 @@ class Pull(Skill):
         low, high = model.jnt_range[self.joint]
         out = np.array(data.xaxis[self.joint]) * (1 if abs(high) > abs(low) else -1)
         shapes = self.scene.solids(int(model.jnt_bodyid[self.joint]))
-        reach = [float((shapes._surface(i) @ out).max()) for i in range(len(shapes.kind))]
+        reach = [float((shapes.surface(i) @ out).max()) for i in range(len(shapes.kind))]
         return np.array(shapes.position[int(np.argmax(reach))]), out
 
     def _pulled(self) -> float:

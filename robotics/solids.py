@@ -81,7 +81,7 @@ class Solids:
         keep = np.linalg.norm(self.position - middle, axis=1) <= radius + reach
         return Solids(self.kind[keep], self.size[keep], self.position[keep], self.axes[keep])
 
-    def _surface(self, i: int) -> np.ndarray:
+    def surface(self, i: int) -> np.ndarray:
         """Points (n, 3) whose convex hull is the shape, or holds it (spheres, capsules)."""
         kind, (a, b, c) = self.kind[i], self.size[i]
         if kind == _SPHERE:
@@ -97,7 +97,7 @@ class Solids:
     @property
     def points(self) -> np.ndarray:
         """Corners of all shapes, (n, 3)."""
-        return np.concatenate([self._surface(i) for i in range(len(self.kind))])
+        return np.concatenate([self.surface(i) for i in range(len(self.kind))])
 
     @property
     def low(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class Solids:
     @property
     def boxes(self) -> tuple[np.ndarray, np.ndarray]:
         """The box around each shape in world axes: low, high, both (G, 3)."""
-        surfaces = [self._surface(i) for i in range(len(self.kind))]
+        surfaces = [self.surface(i) for i in range(len(self.kind))]
         empty = np.zeros((0, 3))
         if not surfaces:
             return empty, empty

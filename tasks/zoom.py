@@ -27,10 +27,11 @@ import numpy as np
 
 from mmrl.coords import from_orig
 from mmrl.environment import Environment, Mark, Observation, Outcome
-from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.errors import ConfigError, DataError
 from mmrl.registry import register
 from mmrl.rewards.parsing import extract_answer
 from mmrl.task import Task, Template
+from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.tasks.visual_tools import BadCall, PictureTools, described, fitted, read_call
 from mmrl.types import ImageSize, RewardContext, Sample, Score, Turn
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image, orientation_of
@@ -226,25 +227,14 @@ class Zoom(Task):
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "looked")
 
     def __init__(self, **params: Any) -> None:
-        unknown = sorted(set(params) - set(_DEFAULTS))
-        if unknown:
-            raise ConfigError(
-                f"task zoom: unknown parameter '{unknown[0]}'; expected {', '.join(_DEFAULTS)}."
-                f"{did_you_mean(unknown[0], _DEFAULTS)}"
-            )
+        check_known("zoom", params, _DEFAULTS)
         super().__init__(**params)
         self.settings = given = {**_DEFAULTS, **params}
         for name, least in (("max_turns", 1), ("view", 28)):
-            value = given[name]
-            if value is not None and (type(value) is not int or value < least):
-                raise ConfigError(
-                    f"expected zoom.{name} as a whole number of at least {least}, found {value!r}"
-                )
+            if given[name] is not None:
+                check_whole(f"zoom.{name}", given[name], least)
         for name in ("at_once", "astray"):
-            if type(given[name]) not in (int, float) or not 0 <= given[name] <= 1:
-                raise ConfigError(
-                    f"expected zoom.{name} as a number from 0 to 1, found {given[name]!r}"
-                )
+            check_number(f"zoom.{name}", given[name], 0, 1)
         if not isinstance(given["tools"], (list, tuple)):
             raise ConfigError(
                 f"expected zoom.tools as a list such as [zoom], found {given['tools']!r}"

@@ -24,7 +24,7 @@ from rich.table import Table
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.errors import CacheError, ConfigError, MediaError, MMRLError
 from mmrl.files import json_line, write_text
-from mmrl.operations.console import Console
+from mmrl.operations.console import Console, quiet_transformers
 
 if TYPE_CHECKING:
     from mmrl.data.sources import LoadedSource
@@ -87,10 +87,7 @@ def _settings(config: Path, overrides: list[str], workers: int | None) -> RunCon
         )
     # what is there is counted by its header; training compares checksums as it reads
     settings.data.cache.verify = "never"
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet_transformers()
     return settings
 
 

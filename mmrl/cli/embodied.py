@@ -15,6 +15,7 @@ from mmrl.cli.suites import print_rows
 from mmrl.config import RunConfig, effective_threads
 from mmrl.errors import ConfigError
 from mmrl.evaluation.places import evaluation_folder, suites_name
+from mmrl.operations.console import quiet_transformers
 
 if TYPE_CHECKING:
     from mmrl.evaluation.suite_book import Suite
@@ -86,10 +87,8 @@ def play_command(
 
 def _quiet(config: RunConfig) -> None:
     import torch
-    import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet_transformers()
     if (threads := effective_threads(config)) is not None:
         torch.set_num_threads(threads)
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.config import load_config, parse_overrides
-from mmrl.operations.console import Console
+from mmrl.operations.console import Console, quiet_transformers
 
 if TYPE_CHECKING:
     from mmrl.diagnostics.environments import EnvironmentReport
@@ -33,12 +33,9 @@ def check_environment_command(
 ) -> None:
     """Play and check an environment; status 1 when a check failed."""
     settings = load_config(config) if config is not None else None
-    import transformers
-
     from mmrl.diagnostics.environments import check_environment
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet_transformers()
     report = check_environment(
         name,
         data,

@@ -17,7 +17,7 @@ from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
 from mmrl.evaluation.places import data_name, evaluation_folder, suites_name
-from mmrl.operations.console import Console
+from mmrl.operations.console import Console, quiet_transformers
 from mmrl.policy.manifest import check_loadable
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def settings_of(
     base = checkpoint_settings(
         RunConfig, checkpoint, overrides, config, trust_code=trust_code, say=typer.echo
     )
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet_transformers()
     import torch
 
     if (threads := effective_threads(base)) is not None:

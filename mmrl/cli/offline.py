@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.config import load_config, parse_overrides
-from mmrl.operations.console import Console
+from mmrl.operations.console import Console, quiet_transformers
 
 if TYPE_CHECKING:
     from mmrl.diagnostics.conformance import Conformance
@@ -68,12 +68,9 @@ def check_command(
 ) -> None:
     """Check a task, print one line per check, and exit with status 1 when one failed."""
     settings = load_config(config) if config is not None else None
-    import transformers
-
     from mmrl.diagnostics.conformance import check_task
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet_transformers()
     result = check_task(
         name,
         data,

@@ -22,7 +22,7 @@ from mmrl.config.presets import read_preset
 from mmrl.diagnostics.diagnosis import trained
 from mmrl.errors import MMRLError
 from mmrl.files import optional
-from mmrl.operations.console import Console
+from mmrl.operations.console import Console, quiet_transformers
 from mmrl.operations.restart import resume_command_of
 from mmrl.report.beside import ReportBeside
 
@@ -254,10 +254,7 @@ def _eval_note(results: Mapping[str, Any], watched: str) -> str:
 
 def quieten(settings: RunConfig) -> None:
     """Keep transformers' and datasets' progress bars off our display."""
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet_transformers()
 
 
 def results_table(run: Path) -> None:

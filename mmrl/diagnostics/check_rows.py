@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.data.sources import data_name
-from mmrl.diagnostics.conformance import load_encoder, source_of
+from mmrl.diagnostics.conformance import load_encoder, settings_of
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.files import json_line, write_text
 from mmrl.registry import task_from_spec
@@ -75,12 +75,9 @@ def check_rows(
     `model`, `params` and `config` as in mmrl.diagnostics.conformance.check_task. Raises ConfigError or RegistryError for a task,
     model or parameter that does not exist, DataError for a file that cannot be read at all.
     """
-    from mmrl.config import merge
 
-    folder, settings = Path(out), dict(params or {})
-    source = source_of(config, spec, data) if config is not None else None
-    if source is not None:
-        settings, data = merge(dict(source.params), settings), source.path if data is None else data
+    folder = Path(out)
+    settings, data = settings_of(config, spec, data, params)
     if data is None:
         raise ConfigError(
             "expected --data FILE or a --config with data for --all, found neither; give one of them"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mmrl.config import DataSource, RunConfig
     from mmrl.policy.encode import Encoder
 
-__all__ = ["Conformance", "Finding", "check_task", "load_encoder", "source_of"]
+__all__ = ["Conformance", "Finding", "check_task", "load_encoder", "settings_of", "source_of"]
 
 _SHOWN = 3  # problems quoted per check
 _PICTURES = 12
@@ -145,6 +145,20 @@ def source_of(config: RunConfig, spec: str, data: str | Path | None) -> DataSour
     )
 
 
+def settings_of(
+    config: RunConfig | None, spec: str, data: str | Path | None, params: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], str | Path | None]:
+    """(parameters, data) to check the task with: those of the run's source with this task, see `source_of`, over which what is
+    given here goes."""
+    from mmrl.config import merge
+
+    settings = dict(params or {})
+    if config is None:
+        return settings, data
+    source = source_of(config, spec, data)
+    return merge(dict(source.params), settings), source.path if data is None else data
+
+
 def check_task(
     spec: str,
     data: str | Path | None = None,
@@ -164,13 +178,10 @@ def check_task(
     up to 12 pictures with boxes into `out`. Raises RegistryError or ConfigError for a task, model or parameter that
     does not exist; everything the task itself does wrong is a finding.
     """
-    from mmrl.config import merge
     from mmrl.training.runlog import write_json
 
-    folder, settings = Path(out), dict(params or {})
-    source = source_of(config, spec, data) if config is not None else None
-    if source is not None:
-        settings, data = merge(dict(source.params), settings), source.path if data is None else data
+    folder = Path(out)
+    settings, data = settings_of(config, spec, data, params)
     task = task_from_spec(spec, settings)
     if config is not None:
         task.on_error, task.orientation = config.data.on_error, config.data.image.orientation

@@ -25,7 +25,7 @@ import numpy as np
 from mmrl.diagnostics._environment_checks import CHECKS, JUNK, Check, Table
 from mmrl.diagnostics._environment_play import Played, Player, Stage
 from mmrl.diagnostics._environment_strips import draw_played
-from mmrl.diagnostics.conformance import Finding, load_encoder, source_of
+from mmrl.diagnostics.conformance import Finding, load_encoder, settings_of
 from mmrl.environment import Environment
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
@@ -79,13 +79,10 @@ def check_environment(
     seconds is a finding. Writes environment.json and a filmstrip per episode into `out`. Raises RegistryError or ConfigError for a
     name, model or parameter that does not exist; everything the environment itself does wrong is a finding.
     """
-    from mmrl.config import merge
     from mmrl.training.runlog import write_json
 
-    folder, settings = Path(out), dict(params or {})
-    source = source_of(config, spec, data) if config is not None else None
-    if source is not None:
-        settings, data = merge(dict(source.params), settings), source.path if data is None else data
+    folder = Path(out)
+    settings, data = settings_of(config, spec, data, params)
     task = task_from_spec(spec, settings)
     folder.mkdir(parents=True, exist_ok=True)
     path = str(data) if data is not None else task.example_data(str(folder / "examples"))

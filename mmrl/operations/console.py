@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mmrl.operations.terminal import unwrapped, visible
 
-__all__ = ["Console"]
+__all__ = ["Console", "quiet_transformers"]
 
 
 class Console(rich.console.Console):
@@ -38,3 +38,11 @@ class Console(rich.console.Console):
             if isinstance(found, Text):
                 found.plain = visible(found.plain)
         super().print(*objects, **options)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' warnings and progress bars off the display."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

@@ -102,12 +102,13 @@ def _kept(image: Any, sample: Sample) -> _Kept | None:
         return None
     picture, size = picture.convert("RGB"), picture.size
     picture.thumbnail((_LONG_SIDE, _LONG_SIDE))
-    out = {kind: io.BytesIO() for kind in ("png", "jpeg")}
-    picture.save(out["png"], "PNG")
-    picture.save(out["jpeg"], "JPEG", quality=88)
-    small = picture.size[0] * picture.size[1] <= _LOSSLESS
-    kind = "png" if small or out["png"].tell() < 2 * out["jpeg"].tell() else "jpeg"
-    return _Kept(out[kind].getvalue(), kind, size)
+    exact, small = io.BytesIO(), io.BytesIO()
+    picture.save(exact, "PNG")
+    if picture.size[0] * picture.size[1] > _LOSSLESS:
+        picture.save(small, "JPEG", quality=88)
+        if exact.tell() >= 2 * small.tell():
+            return _Kept(small.getvalue(), "jpeg", size)
+    return _Kept(exact.getvalue(), "png", size)
 
 
 def _words_of(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -30,10 +30,8 @@ _MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 
 def adamw_8bit(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     """AdamW over these parameter groups. Raises MissingExtraError."""
-    log = logging.getLogger("torchao")
-    level = log.level
     # it says of each of its kernels for other GPUs that it cannot be loaded
-    log.setLevel(logging.ERROR)
+    logging.getLogger("torchao").setLevel(logging.ERROR)
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -41,8 +39,6 @@ def adamw_8bit(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim
             f"optim.states int8 needs torchao, whose import fails with {type(error).__name__}: {error}; "
             f"{install_command('int8')}, or set optim.states: fp32"
         ) from error
-    finally:
-        log.setLevel(level)
 
     class Optimizer(AdamW8bit):
         """It compiles its step, which pays on a GPU; on a CPU a compiler may not be there."""

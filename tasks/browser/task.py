@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.environment import Environment
-from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean
+from mmrl.errors import ConfigError, DataError, MissingExtraError
 from mmrl.files import write_text
 from mmrl.registry import register
 from mmrl.task import Task, Template
@@ -31,6 +31,7 @@ from mmrl.tasks.browser.actions import SPELLINGS, BadAction, read_action, words_
 from mmrl.tasks.browser.environment import BrowserEnvironment, Rules
 from mmrl.tasks.browser.pool import Browsers
 from mmrl.tasks.browser.sites import find_site, site_names
+from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["Browser", "write_rows"]
@@ -76,32 +77,17 @@ class Browser(Task):
     metric_names: ClassVar[tuple[str, ...]] = ("success",)
 
     def __init__(self, **params: Any) -> None:
-        unknown = sorted(set(params) - set(_DEFAULTS))
-        if unknown:
-            raise ConfigError(
-                f"task browser: unknown parameter '{unknown[0]}'; expected {', '.join(_DEFAULTS)}."
-                f"{did_you_mean(unknown[0], _DEFAULTS)}"
-            )
+        check_known("browser", params, _DEFAULTS)
         super().__init__(**params)
         self.settings = given = {**_DEFAULTS, **params}
         if given["actions"] not in SPELLINGS:
             raise ConfigError(
                 f"expected browser.actions to be one of {', '.join(SPELLINGS)}, found {given['actions']!r}"
             )
-        for name, least in (("max_turns", 1), ("processes", 1)):
-            if (
-                not isinstance(given[name], int)
-                or isinstance(given[name], bool)
-                or given[name] < least
-            ):
-                raise ConfigError(
-                    f"expected browser.{name} as a whole number of at least {least}, found {given[name]!r}"
-                )
+        for name in ("max_turns", "processes"):
+            check_whole(f"browser.{name}", given[name], 1)
         for name, low, high in (("milestones", 0.0, 1.0), ("limit_s", 1.0, 600.0)):
-            if type(given[name]) not in (int, float) or not low <= given[name] <= high:
-                raise ConfigError(
-                    f"expected browser.{name} as a number from {low:g} to {high:g}, found {given[name]!r}"
-                )
+            check_number(f"browser.{name}", given[name], low, high)
         prompt = given["prompt"] or (_POINT_PROMPT if given["actions"] == "point" else _PROMPT)
         if not isinstance(prompt, str) or "{goal}" not in prompt:
             raise ConfigError(f"expected a browser.prompt that contains {{goal}}, found {prompt!r}")
