@@ -10,6 +10,7 @@ not in the truth is a false positive, shared evenly among the true labels.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -47,16 +48,15 @@ def check_rule(rule: str) -> str:
     return rule
 
 
-def _coco_hits(iou_NM: Floats, thresholds_T: Floats) -> npt.NDArray[np.bool_]:
+def _coco_hits(iou_NM: Floats, levels_T: Floats) -> npt.NDArray[np.bool_]:
     """(T, N): which boxes, taken in order, find a truth that is still free; the best one, the last among equals."""
-    (count, true), levels = iou_NM.shape, np.minimum(thresholds_T, 1 - 1e-10)
-    free_TM = np.ones((len(levels), true), dtype=bool)
-    hits_TN = np.zeros((len(levels), count), dtype=bool)
-    for i in range(count):
-        usable_TM = np.where(free_TM & (iou_NM[i] >= levels[:, None]), iou_NM[i], -1.0)
-        best_T = true - 1 - np.argmax(usable_TM[:, ::-1], axis=1)
-        hits_TN[:, i] = usable_TM[np.arange(len(levels)), best_T] >= 0
-        free_TM[np.nonzero(hits_TN[:, i])[0], best_T[hits_TN[:, i]]] = False
+    last, rows_T = iou_NM.shape[1] - 1, np.arange(len(levels_T))
+    hits_TN = np.zeros((len(levels_T), len(iou_NM)), dtype=bool)
+    left_TNM = np.where(iou_NM >= levels_T[:, None, None], iou_NM, -1.0)
+    for i in range(len(iou_NM)):
+        best_T = last - left_TNM[:, i, ::-1].argmax(1)
+        hits_TN[:, i] = taken_T = left_TNM[rows_T, i, best_T] >= 0
+        left_TNM[rows_T[taken_T], :, best_T[taken_T]] = -1.0
     return hits_TN
 
 
@@ -65,14 +65,19 @@ def _coco_ap(iou_NM: Floats, thresholds_T: Floats) -> float:
     count, true = iou_NM.shape
     if not count:
         return 0.0
-    found_TN = np.cumsum(_coco_hits(iou_NM, thresholds_T), axis=1)
+    levels_T = np.minimum(thresholds_T, 1 - 1e-10)
+    pairs_T = (iou_NM >= levels_T[:, None, None]).sum((1, 2)).tolist()
+    # levels between which no IoU lies have the same pairs, and so the same AP; without pairs it is 0
+    times = Counter(pairs for pairs in pairs_T if pairs)
+    if not times:
+        return 0.0
+    found_TN = np.cumsum(_coco_hits(iou_NM, levels_T[[pairs_T.index(p) for p in times]]), axis=1)
     precision_TN = found_TN / (np.arange(1, count + 1) + np.spacing(1.0))
     envelope_TN = np.maximum.accumulate(precision_TN[:, ::-1], axis=1)[:, ::-1]
-    total = 0.0
-    for found_N, envelope_N in zip(found_TN, envelope_TN, strict=True):
-        places = np.searchsorted(found_N / true, _RECALLS, side="left")
-        total += float(envelope_N[places[places < count]].sum()) / len(_RECALLS)
-    return total / len(thresholds_T)
+    # each of the 101 recalls is read at the first box with which it is reached
+    reached_TN = np.searchsorted(_RECALLS, found_TN / true, side="right")
+    per_level_T = (envelope_TN * np.diff(reached_TN, axis=1, prepend=0)).sum(1) / len(_RECALLS)
+    return float(per_level_T @ np.array(list(times.values()))) / len(levels_T)
 
 
 def _order_free_ap(iou_NM: Floats, thresholds_T: Floats, strangers: float) -> float:

@@ -110,16 +110,19 @@ def compare(predicted: Labelled, true: Labelled) -> Comparison:
     codes_N, codes_M = values[: len(predicted)], values[len(predicted) :]
     boxes_N = np.array([box for _, box in predicted], dtype=np.float64).reshape(-1, 4)
     boxes_M = np.array([box for _, box in true], dtype=np.float64).reshape(-1, 4)
-    plain_NM = pairwise_iou(boxes_N, boxes_M)
+    # one call for the pairs of both lists: with a few boxes most of the time goes into numpy's calls
+    boxes = np.concatenate([boxes_N, boxes_M])
+    iou, count = pairwise_iou(boxes, boxes), len(boxes_N)
+    iou_NN, plain_NM, iou_MM = iou[:count, :count], iou[:count, count:], iou[count:, count:]
     keys = [(label, *box) for label, (_, box) in zip(labels, predicted, strict=False)]
-    any_NM, iou_MM = plain_NM, pairwise_iou(boxes_M, boxes_M)
+    any_NM = plain_NM
     if len(set(keys)) < len(keys):
         twins_M = ((iou_MM >= TWIN_IOU) & (codes_M[:, None] == codes_M[None, :])).sum(1) - 1
         any_NM = forbid_copies(plain_NM, keys, twins_M)
     bare_NM = np.where(codes_N[:, None] == codes_M[None, :], any_NM, 0.0)
     if min(plain_NM.shape) < 2:  # nothing to share out among copies
         return Comparison(codes_N, codes_M, boxes_N, boxes_M, any_NM, bare_NM, plain_NM, bare_NM)
-    copies = near_copies(pairwise_iou(boxes_N, boxes_N), iou_MM, plain_NM > 0, codes_N, codes_M)
+    copies = near_copies(iou_NN, iou_MM, plain_NM > 0, codes_N, codes_M)
     return Comparison(
         codes_N,
         codes_M,
@@ -286,14 +289,14 @@ def _size_penalty(case: _Case, level: float, base: float, hardened: bool) -> flo
 def _label_ap(case: _Case, levels: Sequence[float], rule: str = "order_free") -> float:
     """Mean AP over the true labels."""
     pair = case.pair
-    true_codes = np.unique(pair.codes_M)
-    strangers = float(np.count_nonzero(~np.isin(pair.codes_N, true_codes))) / len(true_codes)
+    true_codes = set(pair.codes_M.tolist())
+    strangers = sum(code not in true_codes for code in pair.codes_N.tolist()) / len(true_codes)
     iou_NM = pair.plain_NM if rule == "coco" else pair.right_NM
     total = 0.0
-    for code in true_codes.tolist():
+    for code in sorted(true_codes):
         rows, columns = np.nonzero(pair.codes_N == code)[0], np.nonzero(pair.codes_M == code)[0]
         if len(rows):
-            total += class_ap(iou_NM[np.ix_(rows, columns)], levels, rule, strangers)
+            total += class_ap(iou_NM[rows[:, None], columns], levels, rule, strangers)
     return total / len(true_codes)
 
 
