@@ -19,7 +19,7 @@ from mmrl.video.pixels import PatchLayout, TileLayout, run_part
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GridReader", "PictureReader", "TileReader"]
+__all__ = ["GridReader", "PictureReader", "SquareReader", "TileReader"]
 
 Read = tuple["torch.Tensor", tuple[int, int, int], tuple[int, int]]
 """float32 rows (n, D), their grid, and the size (width, height) in pixels that they show."""
@@ -106,3 +106,31 @@ class TileReader:
             height, width, {"crop_to_patches": True, **options}
         )
         return tiles * self.layout.per_tile
+
+
+class SquareReader:
+    """An image processor that resizes every picture to one square, as Gemma 3's does: a single tile of `tokens_per_tile` tokens.
+    `always`: options of each call."""
+
+    def __init__(
+        self, part: Any, tokens_per_tile: int, always: Mapping[str, Any] | None = None
+    ) -> None:
+        self.part, self.always = part, dict(always or {})
+        self.layout = TileLayout(part.size["height"], 1, 1, per_tile=tokens_per_tile)
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        out = self.part(images=[picture], return_tensors="pt", **self.always, **options)
+        side = self.layout.patch
+        return out["pixel_values"].reshape(1, -1), (1, 1, 1), (side, side)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        out = self.part(
+            images=[frames_TCHW[0]], do_resize=False, return_tensors="pt", **self.always
+        )
+        return out["pixel_values"].reshape(1, -1)
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        return self.layout.per_tile

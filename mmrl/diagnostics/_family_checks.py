@@ -72,7 +72,7 @@ class Subject:
 
     def words(self, policy: Policy, text: str) -> tuple[int, ...]:
         """Tokens of a text."""
-        return tuple(policy.processor.tokenizer(text)["input_ids"])
+        return tuple(policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def answers(self, policy: Policy) -> list[tuple[int, ...]]:
         """A group of completions of several lengths."""
@@ -81,11 +81,18 @@ class Subject:
 
     def processed(self, policy: Policy, count: int) -> dict[str, Any]:
         """What the processor itself makes of the question about the first `count` pictures."""
-        text = policy.processor.apply_chat_template(
-            self.messages(count), add_generation_prompt=True, tokenize=False
+        (message,) = self.messages(count)
+        shown = [{"type": "image", "image": picture} for picture in self.pictures[:count]]
+        message["content"] = [*shown, message["content"][-1]]
+        return dict(
+            policy.processor.apply_chat_template(
+                [message],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            )
         )
-        pictures = self.pictures[:count]
-        return dict(policy.processor(text=[text], images=pictures or None, return_tensors="pt"))
 
 
 def _naive(
@@ -94,11 +101,10 @@ def _naive(
     """Log-probs of the last `last` tokens by transformers' own forward of one row, with positions and masks of its making."""
     inputs = {"input_ids": torch.tensor([list(ids)])}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if "mm_token_type_ids" in policy.family.text_inputs(torch.zeros(3, 1, 1), kinds[None]):
-        inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(ids) - len(kinds)))[
-            None
-        ]
-    known = ("input_ids", "attention_mask", "mm_token_type_ids")
+    known = ["input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"]
+    taken = policy.family.text_inputs(torch.zeros(3, 1, 1), kinds[None])
+    for name in set(known[2:]) & set(taken):
+        inputs[name] = torch.nn.functional.pad(kinds, (0, len(ids) - len(kinds)))[None]
     inputs |= {k: v for k, v in media.items() if k not in known}
     logits = policy.base(**inputs).logits[0, -last - 1 : -1].float()
     logits = logits.index_fill(-1, policy.banned, float("-inf"))
@@ -147,6 +153,15 @@ def check_logp(s: Subject) -> str:
             )
             for n in (0, 1, 3)
         ]
+        seen = [
+            s.plain.evaluate([p], [s.answers(s.plain)[1]]).logp_N
+            for p in (
+                s.plain.encoder.prompt_of(s.messages(1), s.frames(s.plain, [i]), "check")
+                for i in (1, 2)
+            )
+        ]
+    moved = float((seen[0] - seen[1]).abs().max())
+    assert moved > 100 * LOGP, f"another picture moves no log-prob: {moved:.2g}"
     return f"text, 1 and 3 pictures: {max(apart):.1g} apart"
 
 

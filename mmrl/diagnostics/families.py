@@ -81,8 +81,12 @@ def _model(target: str, work: Path) -> tuple[ModelFamily, str]:
 
     spec = TinySpec(arch=target, hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2)
     model, processor = build_tiny(spec)
+    noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
+            if parameter.ndim > 1 and not parameter.any():
+                # Gemma 3's projector begins at zero: its pictures would not be seen
+                parameter.normal_(0, 0.02, generator=noise)
             if parameter.ndim > 1:
                 parameter.mul_(_GAIN)
     model.save_pretrained(work / "model")

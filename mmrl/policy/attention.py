@@ -27,11 +27,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mmrl.errors import ConfigError
 from mmrl.policy.attention_flash import check_flash, padded_flash, prefix_flash, vision_flash
 from mmrl.policy.attention_flex import flex, padded_block_mask, vision_flex
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.attention_windows import vision_sdpa
-from mmrl.policy.families import family_of
+from mmrl.policy.families import ModelFamily, family_of
 from mmrl.policy.sequence_parallel import over_heads
 
 __all__ = [
@@ -86,9 +87,11 @@ def prefix_attention(
     scaling: float | None = None,
     *,
     eager: bool = False,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D) under the visibility rules of `layout`."""
-    blocks = layout.blocks
+    """query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D) under the visibility rules of `layout`; a token sees at most
+    `window` tokens back, itself counted (None: all)."""
+    blocks = layout.visible(window)
     heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
     (M, P), (B, C), groups = blocks.prompt_MP.shape, blocks.completion_BC.shape, heads // kv_heads
     # one gather for all three: forward and backward of a gather cost more than their bytes suggest
@@ -106,9 +109,9 @@ def prefix_attention(
         q_M,
         k_M.repeat_interleave(groups, 1),
         v_M.repeat_interleave(groups, 1),
-        None,
+        blocks.mask_MPP,
         scaling,
-        causal=True,
+        causal=blocks.mask_MPP is None,
         eager=eager,
     )
     # under autocast sdpa's own type is not that of its inputs
@@ -172,12 +175,14 @@ def _sdpa_interface(
     prefix_layout: PrefixLayout | None = None,
     scaling: float | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     if cu_seq_lens_q is not None:  # the vision tower is handed the language model's layout too
         return vision_sdpa(query, key, value, cu_seq_lens_q, scaling), None
     if prefix_layout is not None:
-        return prefix_attention(query, key, value, prefix_layout, scaling), None
+        out = prefix_attention(query, key, value, prefix_layout, scaling, window=sliding_window)
+        return out, None
     return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
 
 
@@ -189,10 +194,14 @@ def _eager_interface(
     attention_mask: torch.Tensor | None,
     prefix_layout: PrefixLayout | None = None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     if prefix_layout is not None:
-        return prefix_attention(query, key, value, prefix_layout, scaling, eager=True), None
+        out = prefix_attention(
+            query, key, value, prefix_layout, scaling, eager=True, window=sliding_window
+        )
+        return out, None
     if query.shape[2] == 1:
         return _whole_mask(module, query, key, value, attention_mask, scaling, **kwargs), None
     groups = query.shape[1] // key.shape[1]
@@ -292,7 +301,7 @@ def register_attention() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    interfaces = {
+    interfaces: dict[str, tuple[Callable[..., tuple[torch.Tensor, None]], Any]] = {
         "sdpa": (_sdpa_interface, sdpa_mask),
         "eager": (_eager_interface, sdpa_mask),
         "flash_attention_2": (_flash_interface, _padding_mask),
@@ -305,8 +314,13 @@ def register_attention() -> None:
                 AttentionMaskInterface.register(name, mask)
 
 
-def choose_attention(attn: str, device: torch.device, autocast: torch.dtype | None) -> str:
-    """What `model.attn: auto` means for a policy on `device` that computes in `autocast`; every other setting is itself.
+def choose_attention(
+    attn: str,
+    device: torch.device,
+    autocast: torch.dtype | None,
+    family: ModelFamily | None = None,
+) -> str:
+    """What `model.attn: auto` means for a policy of `family` on `device` that computes in `autocast`; others are themselves.
 
     Dense scores of a packed row or a long prompt would fill a GPU, and both kernels compute in 16 bits what they skip no block of.
     """
@@ -314,14 +328,26 @@ def choose_attention(attn: str, device: torch.device, autocast: torch.dtype | No
         return attn
     if device.type != "cuda" or autocast is None:
         return "sdpa"
-    if importlib.util.find_spec("flash_attn") is not None:
+    known = ATTENTIONS if family is None else family.tower_kernels
+    if "flash_attention_2" in known and importlib.util.find_spec("flash_attn") is not None:
         return "flash_attention_2"
     # what torch compiles flex attention with
-    return "flex" if importlib.util.find_spec("triton") is not None else "sdpa"
+    triton = "flex" in known and importlib.util.find_spec("triton") is not None
+    return "flex" if triton else "sdpa"
 
 
-def check_attention(attn: str, device: torch.device, autocast: torch.dtype | None) -> None:
-    """Raises ConfigError or MissingExtraError where `attn` cannot run on `device`."""
+def check_attention(
+    attn: str,
+    device: torch.device,
+    autocast: torch.dtype | None,
+    family: ModelFamily | None = None,
+) -> None:
+    """Raises ConfigError or MissingExtraError where `attn` cannot run on `device`, or for `family`."""
+    if family is not None and attn not in family.tower_kernels:
+        raise ConfigError(
+            f"expected model.attn of {', '.join(family.tower_kernels)} or auto for a model of family {family.name}, found "
+            f"{attn}, which cannot show it what it sees (sliding windows, pictures that see themselves)"
+        )
     if attn == "flash_attention_2":
         check_flash(device, autocast)
 

@@ -28,7 +28,8 @@ class PaddedBlocks:
     """Prompts and completions as padded blocks.
 
     prompt_MP and completion_BC index the packed row (right padding points at token 0 and is never looked at); mask_BCK (B, 1, C,
-    P + C) is True where a completion token may look; slot_T finds each packed token in the concatenation of the flattened blocks.
+    P + C) is True where a completion token may look, mask_MPP (M, 1, P, P) where a prompt's may (None: at what precedes it);
+    slot_T finds each packed token in the concatenation of the flattened blocks.
     """
 
     prompt_MP: torch.Tensor
@@ -36,6 +37,7 @@ class PaddedBlocks:
     owner_B: torch.Tensor
     mask_BCK: torch.Tensor
     slot_T: torch.Tensor
+    mask_MPP: torch.Tensor | None = None
     _added: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict, init=False)
 
     def added_mask(self, groups: int, dtype: torch.dtype) -> torch.Tensor:
@@ -74,7 +76,8 @@ class PrefixLayout:
     """Start and length of every prompt (M) and completion (B) in a packed row, and the prompt of each completion; on the CPU.
 
     Prompts are causal. A completion's tokens see its whole prompt and, of the completion, what precedes them; without `causal` all
-    of it. What the properties build is on `device`. `sequence`: the processes that compute the row together, each a slice of it
+    of it. `pictures_T` gives tokens of one picture one number, -1 to all others: tokens of a picture see all of it (Gemma 3). What
+    the properties build is on `device`. `sequence`: the processes that compute the row together, each a slice of it
     (mmrl.policy.sequence_parallel).
     """
 
@@ -86,6 +89,8 @@ class PrefixLayout:
     causal: bool = True
     device: torch.device = _CPU
     sequence: SequenceGroup | None = None
+    pictures_T: torch.Tensor | None = None
+    _restricted: dict[int | None, PaddedBlocks] = field(default_factory=dict, init=False)
 
     def to(self, device: torch.device) -> PrefixLayout:
         """The same layout for tensors on `device`."""
@@ -117,6 +122,40 @@ class PrefixLayout:
         slots = torch.cat([prompt_valid.flatten(), completion_valid.flatten()]).nonzero()[:, 0]
         found = (prompt_MP, completion_BC, self.owner_B, mask_BCK, _inverse(rows[slots], slots))
         return PaddedBlocks(*(self._moved(x) for x in found))
+
+    def visible(self, window: int | None = None) -> PaddedBlocks:
+        """`blocks` for a layer in which a token sees at most `window` tokens back, itself counted, and pictures see themselves."""
+        longest = int((self.prompt_length_M[self.owner_B] + self.completion_length_B).max())
+        if window is not None and window >= longest:
+            window = None
+        if window is None and self.pictures_T is None:
+            return self.blocks
+        if window not in self._restricted:
+            self._restricted[window] = self._shown(window)
+        return self._restricted[window]
+
+    def _shown(self, window: int | None) -> PaddedBlocks:
+        blocks, device = self.blocks, self.blocks.owner_B.device
+        (M, P), (B, C) = blocks.prompt_MP.shape, blocks.completion_BC.shape
+        length_M, length_B = (
+            self._moved(x) for x in (self.prompt_length_M, self.completion_length_B)
+        )
+        place_P, place_C = torch.arange(P, device=device), torch.arange(C, device=device)
+        valid_MP, valid_BC = place_P < length_M[:, None], place_C < length_B[:, None]
+        prompt_MPP = (place_P[:, None] >= place_P).expand(M, P, P)
+        own_BCC = blocks.mask_BCK[:, 0, :, P:]
+        if self.pictures_T is not None:
+            number_T = self._moved(self.pictures_T)
+            prompt_MPP = prompt_MPP | _same(number_T[blocks.prompt_MP], valid_MP)
+            own_BCC = own_BCC | _same(number_T[blocks.completion_BC], valid_BC)
+        mask_BCK = torch.cat([blocks.mask_BCK[:, 0, :, :P], own_BCC], -1)
+        if window is not None:
+            start_B1 = length_M[blocks.owner_B][:, None]
+            keys_BK = torch.cat([place_P.expand(B, P), start_B1 + place_C], 1)
+            far_BCK = keys_BK[:, None] <= (start_B1 + place_C)[:, :, None] - window
+            mask_BCK = mask_BCK & ~far_BCK
+            prompt_MPP = prompt_MPP & (place_P > place_P[:, None] - window)
+        return replace(blocks, mask_BCK=mask_BCK[:, None], mask_MPP=prompt_MPP[:, None])
 
     @cached_property
     def varlen(self) -> VarlenIndex:
@@ -170,6 +209,12 @@ class PrefixLayout:
         from mmrl.policy.attention_flex import span_block_mask
 
         return span_block_mask(self.spans_4T[:, None], self.num_tokens)
+
+
+def _same(number: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """(rows, width) numbers of pictures -> (rows, width, width), True between tokens of one picture."""
+    number = torch.where(valid, number, -1)
+    return (number[:, :, None] == number[:, None]) & (number >= 0)[:, :, None]
 
 
 def _padded_index(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -262,7 +262,9 @@ class Encoder:
                 "expected a chat template that shows the assistant's answers in the middle of a chat, found one that "
                 "drops them; conversations of several turns need another"
             )
-        shown = self._tokens(sample, text[text.index(_ANSWER) + len(_ANSWER) :], visuals)
+        shown = self._tokens(
+            sample, text[text.index(_ANSWER) + len(_ANSWER) :], visuals, begins=False
+        )
         ended = int(shown.ids_P[0] == written[-1])  # the policy wrote the end of its message itself
         start = prompt.next_position + len(written)
         pieces = [
@@ -357,10 +359,18 @@ class Encoder:
 
         return re.sub("|".join(map(re.escape, tokens)), placeholder, text), ordered
 
-    def _tokens(self, sample: Sample, text: str, visuals: Sequence[Any]) -> Prompt:
+    def _tokens(
+        self, sample: Sample, text: str, visuals: Sequence[Any], *, begins: bool = True
+    ) -> Prompt:
+        """`text` and `visuals` as a prompt, or without `begins` as what stands in the middle of one."""
         check_text(text, f"sample {sample.id}")
         text, visuals = self._expand(text, visuals)
-        ids_1P = self.processor.tokenizer([text], return_tensors="pt")["input_ids"]
+        tokenizer = self.processor.tokenizer
+        # as apply_chat_template does: a template that writes the beginning itself is given no second one
+        written = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+        ids_1P = tokenizer([text], return_tensors="pt", add_special_tokens=begins and not written)[
+            "input_ids"
+        ]
         kinds_1P = self.family.kinds(self.processor, ids_1P)
         self._check_length(sample, kinds_1P[0])
         positions_3P = self.family.positions(self.processor, self._base, ids_1P, kinds_1P, visuals)

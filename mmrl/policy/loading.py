@@ -300,10 +300,12 @@ def load_policy(
 
     # `weights` are those of a checkpoint that was compared when it was chosen
     check_loadable(config.path)
-    template = template_for(_model_type(config.path), config)
+    model_type = _model_type(config.path)
+    template = template_for(model_type, config)
+    family = family_of(SimpleNamespace(model_type=model_type))
     device, dtype, autocast = device_and_precision(config, device)
-    attn = choose_attention(config.attn, device, autocast)
-    check_attention(attn, device, autocast)
+    attn = choose_attention(config.attn, device, autocast, family)
+    check_attention(attn, device, autocast, family)
     config = config.model_copy(update={"attn": attn})
     lora = config.lora is not None and trainable
     model = _load_model(

@@ -13,7 +13,7 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.policy.families import family_of
 from mmrl.policy.output_layer import OutputLayer, TokenScores
-from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
+from mmrl.policy.pack import Batch, PrefixLayout, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.quantized import NF4Linear, whole_weight
 from mmrl.policy.sequence_parallel import Rows, SequenceGroup, slice_media
 from mmrl.policy.value_head import ValueHead
@@ -175,7 +175,9 @@ class Policy:
         together, those of this one's slice."""
         # transformers checkpoints activations only in training mode, and ignores KV caches there; no family's dropout is on
         self.model.train(torch.is_grad_enabled() and self.base.is_gradient_checkpointing)
-        extra: dict[str, Any] = {"prefix_layout": batch.layout} if batch.layout is not None else {}
+        extra: dict[str, Any] = {}
+        if batch.layout is not None:
+            extra["prefix_layout"] = self._layout(batch, batch.layout)
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
         idle, seen = None, (batch.ids, batch.positions_3, batch.kinds)
         if batch.sequence is not None:
@@ -198,6 +200,14 @@ class Policy:
         )
         hidden = out.last_hidden_state.flatten(0, 1)
         return hidden if idle is None else hidden + idle.to(hidden.dtype)
+
+    def _layout(self, batch: Batch, layout: PrefixLayout) -> PrefixLayout:
+        """With the numbers of the pictures, where the family's see themselves."""
+        if not self.family.pictures_see_themselves:
+            return layout
+        shown_T = batch.kinds[0] == 1
+        begins_T = shown_T & ~torch.nn.functional.pad(shown_T, (1, 0))[:-1]
+        return replace(layout, pictures_T=torch.where(shown_T, begins_T.cumsum(0), -1))
 
     def _slice_media(
         self, batch: Batch, group: SequenceGroup
@@ -488,9 +498,10 @@ def _merged_state(base: Any) -> dict[str, torch.Tensor]:
             state[f"{name.removesuffix('.base_layer')}.weight"] = whole_weight(module).cpu()
     for name, module in base.named_modules():
         if "default" in getattr(module, "lora_A", ()):
-            whole = state[f"{name}.weight"].cpu()
-            delta = module.get_delta_weight("default").cpu()
-            state[f"{name}.weight"] = (whole.float() + delta.float()).to(whole.dtype)
+            # of experts each parameter has an adapter, one wrapped around the other
+            key = f"{name.replace('.base_layer', '')}.{getattr(module, 'parameter_name', 'weight')}"
+            whole, delta = state[key].cpu(), module.get_delta_weight("default").cpu()
+            state[key] = (whole.float() + delta.float()).to(whole.dtype)
         elif "default" in getattr(module, "trainable_tokens_delta", ()):
             key = f"{name.removesuffix('.token_adapter')}.weight"
             state[key] = state[key].to("cpu", copy=True)

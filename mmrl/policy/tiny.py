@@ -102,9 +102,10 @@ def make_tokenizer(
     special: Sequence[str] = _SPECIAL,
     named: Mapping[str, str] | None = None,
     eos_token: str = "<|im_end|>",
+    bos_token: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer with `special` tokens (Qwen's), trained on a page of text (deterministic). `named`: attribute of
-    the tokenizer -> which of them it is."""
+    the tokenizer -> which of them it is. A `bos_token` is put before every text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -128,6 +129,7 @@ def make_tokenizer(
         additional_special_tokens=list(special),
         model_max_length=8192,
         **({"extra_special_tokens": dict(named)} if named else {}),
+        **({"bos_token": bos_token, "add_bos_token": True} if bos_token else {}),
     )
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in _TAGS])
     tokenizer.padding_side = "left"

@@ -265,12 +265,14 @@ class Slots:
     def _next_token(self) -> None:
         cache = self.cache
         places_K = torch.arange(cache.visible, device=self.policy.device)
-        out = self.policy.base.model(
+        base, family = self.policy.base.model, self.policy.family
+        ago_RK = cache.place_R[:, None] - places_K
+        out = base(
             input_ids=self.token_R[:, None],
             use_cache=True,
             past_key_values=cache,
-            attention_mask=(places_K <= cache.place_R[:, None])[:, None, None],
-            **self.policy.family.text_inputs(self.position_R[None, :, None].expand(3, -1, 1), None),
+            attention_mask=family.step_mask(base, (ago_RK >= 0)[:, None, None], ago_RK),
+            **family.text_inputs(self.position_R[None, :, None].expand(3, -1, 1), None),
         )
         cache.place_R += self.alive_R
         self.position_R += self.alive_R

@@ -15,7 +15,10 @@ from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
 from mmrl.errors import ConfigError
 from mmrl.policy import families as registry
+from mmrl.policy.attention import check_attention, choose_attention
+from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.families import BUILT_IN, families, family_of, family_of_processor
+from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.qwen import Qwen25VL
 from mmrl.policy.families.tiles import InternVL
 from mmrl.video.pixels import TileLayout
@@ -45,6 +48,33 @@ def test_a_wrong_record_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InternVL, "expand", lambda self, processor, visual: "<IMG_CONTEXT>")
     (cell,) = check_family("internvl", ["prompt"])
     assert cell.verdict == "failed" and "token ids" in cell.found
+
+
+@pytest.mark.parametrize("told", ["pictures_see_themselves", "step_mask", "window"])
+def test_gemma_3_needs_what_its_record_tells(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the sight of a picture's tokens of each other, or of windows in decoding or packed rows, other numbers come out."""
+    if told == "step_mask":
+        monkeypatch.delattr(Gemma3, told)
+    elif told == "window":
+        true = PrefixLayout.visible
+        monkeypatch.setattr(PrefixLayout, "visible", lambda self, window=None: true(self))
+    else:
+        monkeypatch.setattr(Gemma3, told, False)
+    (cell,) = check_family("gemma3", ["rollout" if told == "step_mask" else "logp"])
+    assert cell.verdict == "failed" and ("apart" in cell.found or "not [" in cell.found)
+
+
+def test_gemma_3_refuses_what_cannot_act() -> None:
+    """Kernels without its masks, and bounds on pictures of one size."""
+    cpu = torch.device("cpu")
+    for attn in ("flex", "flash_attention_2"):
+        with pytest.raises(ConfigError, match=r"expected model\.attn of sdpa, eager or auto"):
+            check_attention(attn, cpu, None, Gemma3())
+    gpu = torch.device("cuda")
+    assert choose_attention("auto", gpu, torch.bfloat16, Gemma3()) == "sdpa"
+    processor = SimpleNamespace(image_processor=SimpleNamespace(size={"height": 896, "width": 896}))
+    with pytest.raises(ConfigError, match="resizes every picture to 896 x 896"):
+        Gemma3().image_options(processor, None, 1 << 16)
 
 
 def test_a_package_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:

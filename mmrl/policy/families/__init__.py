@@ -14,7 +14,8 @@ from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.policy.families.contract import PARTS, ModelFamily, Parts
-from mmrl.policy.families.glm import Glm4V
+from mmrl.policy.families.gemma import Gemma3
+from mmrl.policy.families.glm import Glm4V, Glm4VMoe
 from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL
 from mmrl.policy.families.tiles import InternVL
 
@@ -37,7 +38,9 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     Qwen3VL(),
     Qwen3VLMoe(),
     Glm4V(),
+    Glm4VMoe(),
     InternVL(),
+    Gemma3(),
 )
 
 

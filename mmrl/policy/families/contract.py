@@ -50,9 +50,13 @@ class Parts:
     tower_blocks: str = "visual.blocks"
     language: str = "language_model"
     layers: str = "language_model.layers"
+    loose: tuple[str, ...] = ()
+    """Parameters of the base model itself that belong to the projector."""
 
     def part_of(self, parameter: str) -> str:
         """ "vision", "projector" or "language", by the name of a parameter."""
+        if parameter.rsplit(".", 1)[-1] in self.loose:
+            return "projector"
         if not any(f".{name}." in f".{parameter}." for name in self.vision):
             return "language"
         return "projector" if any(name in parameter for name in self.projector) else "vision"
@@ -63,7 +67,8 @@ class Parts:
 
     def vision_parameters(self, base: Any) -> list[Any]:
         """Parameters of the tower and the projector."""
-        return [p for m in self.vision_modules(base).values() for p in m.parameters()]
+        modules = [p for m in self.vision_modules(base).values() for p in m.parameters()]
+        return [*modules, *(getattr(base, name) for name in self.loose)]
 
     def blocks(self, base: Any) -> list[Any]:
         """The tower's repeated blocks."""
@@ -97,7 +102,9 @@ class ModelFamily(abc.ABC):
     parts: ClassVar[Parts] = Parts()
     vllm: ClassVar[str] = ""
     tower_kernels: ClassVar[Mapping[str, str]]
-    """model.attn -> what transformers calls the tower's attention."""
+    """model.attn -> what transformers calls the tower's attention; settings that are not here are refused."""
+    pictures_see_themselves: ClassVar[bool] = False
+    """Whether a picture's tokens see the whole picture, not only what precedes them."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     # prompts
@@ -147,6 +154,11 @@ class ModelFamily(abc.ABC):
         self, positions_3RT: torch.Tensor, kinds_RT: torch.Tensor | None
     ) -> dict[str, Any]:
         """Arguments of the base model's forward beside ids, mask and media; `kinds_RT` is None while decoding."""
+
+    def step_mask(self, base: Any, seen_R11K: torch.Tensor, ago_RK: torch.Tensor) -> Any:
+        """attention_mask of the base model's forward for one new token per row: `seen_R11K` is True where it may look, `ago_RK`
+        counts how many tokens ago each place was written."""
+        return seen_R11K
 
     @abc.abstractmethod
     def pixel_inputs(

@@ -1,4 +1,4 @@
-"""GLM-4.1V: grids and M-RoPE as in Qwen2.5-VL, other markup, and a picture's budget that counts its two equal frames."""
+"""GLM-4.1V and GLM-4.5V: grids and M-RoPE as in Qwen2.5-VL, other markup, a picture's budget that counts its two equal frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmrl.policy.families.grid import GridFamily
 if TYPE_CHECKING:
     from mmrl.policy.tiny import TinySpec
 
-__all__ = ["Glm4V"]
+__all__ = ["Glm4V", "Glm4VMoe"]
 
 _MARKUP = ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>")
 _CHAT = """[gMASK]<sop>{%- for message in messages -%}
@@ -39,6 +39,15 @@ class Glm4V(GridFamily):
         "use pictures, or a Qwen-VL for clips",
         "vllm": "vLLM's inputs for it are not made yet; use engine.rollout: own",
     }
+
+    def _config_class(self) -> Any:
+        from transformers import Glm4vConfig
+
+        return Glm4vConfig
+
+    def _experts(self, spec: TinySpec) -> dict[str, Any]:
+        """What a mixture of experts adds to a tiny text configuration."""
+        return {}
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""
@@ -77,8 +86,8 @@ class Glm4V(GridFamily):
             "partial_rotary_factor": 0.5,
             "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
         }
-        config = hf.Glm4vConfig(
-            text_config=text,
+        config = self._config_class()(
+            text_config=text | self._experts(spec),
             vision_config={
                 "depth": spec.vision_layers,
                 "hidden_size": spec.vision_hidden,
@@ -96,3 +105,23 @@ class Glm4V(GridFamily):
             tie_word_embeddings=True,
         )
         return config, processor
+
+
+class Glm4VMoe(Glm4V):
+    """GLM-4.5V, a mixture of experts. A LoRA adapter reaches attention and experts; routers stay as they are."""
+
+    name = "glm4v_moe"
+    model_types = ("glm4v_moe",)
+
+    def _config_class(self) -> Any:
+        from transformers import Glm4vMoeConfig
+
+        return Glm4vMoeConfig
+
+    def _experts(self, spec: TinySpec) -> dict[str, Any]:
+        return {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": spec.hidden,
+            "first_k_dense_replace": 1,
+        }

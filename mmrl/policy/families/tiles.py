@@ -28,6 +28,12 @@ _CHAT = """\
 {% endif %}"""
 
 
+def _size(base: Any) -> tuple[int, int]:
+    """Height and width of a tile in pixels."""
+    size = base.config.vision_config.image_size
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
 class TileFamily(ModelFamily):
     """A grid (tiles, rows, columns) per picture, the thumbnail counted among the tiles; every tile becomes as many tokens. The
     model is given features, never pixels: its own call would hand the language model's layout to the tower."""
@@ -83,7 +89,7 @@ class TileFamily(ModelFamily):
         """See ModelFamily."""
         from mmrl.video.references import Features
 
-        height, width = base.config.vision_config.image_size
+        height, width = _size(base)
         tiles = pixels_nD.view(len(pixels_nD), -1, height, width)
         found = base.get_image_features(pixel_values=tiles, return_dict=True).pooler_output
         return [Features(mine.flatten(0, 1)) for mine in found.split([g[0] for g in grids])]
@@ -101,7 +107,7 @@ class TileFamily(ModelFamily):
 
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """See ModelFamily."""
-        height, width = base.config.vision_config.image_size
+        height, width = _size(base)
         return (1, base.config.vision_config.num_channels * height * width), (1, 1, 1)
 
 
