@@ -219,6 +219,7 @@ class Rollout:
     `info`: what an environment says at the end (success_once, success_at_end).
     `final`: the encoded last observation, where a critic's value of it is wanted. `frames`: pictures, where asked for.
     `final_value`: what a critic expects after the last turn, where training has computed it (mmrl.training.answer_critic).
+    `film`: what its turns were shown (mmrl.rollout.film.Film), where people are to see it.
     """
 
     turns: tuple[Turn, ...]
@@ -229,6 +230,7 @@ class Rollout:
     final: Any = None
     frames: tuple[Any, ...] = ()
     final_value: float = 0.0
+    film: Any = None
 
     @property
     def num_tokens(self) -> int:

@@ -342,7 +342,7 @@ class EpisodeRollouts:
             for f in failed
         ]
 
-    def logged(self, limit: int) -> list[dict[str, Any]]:
+    def logged(self, limit: int, pictures: Path) -> list[dict[str, Any]]:
         """See RolloutSource."""
         return [episode_row(e) for g in self._record.groups[:limit] for e in g]
 

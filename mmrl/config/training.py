@@ -208,7 +208,8 @@ class TrainConfig(_Section):
     sharded: every process a share of both, in the background while training goes on. Both are Hugging Face folders, and resume
     under any engine with any number of processes. Adapters (model.lora) are small: whole."""
     log_rollouts: int = Field(2, ge=0)
-    """Groups per step that are written to rollouts/."""
+    """Groups per step that are written to rollouts/. Of those of environments, in the first step, the last one and some between,
+    what the turns of one rollout were shown is kept, too."""
     log_reflection: bool = False
     """Log the share of completions with words of reflection (wait, re-check ...), per source."""
     tensorboard: bool = False

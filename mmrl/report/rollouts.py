@@ -7,7 +7,7 @@ its relatives) carries `view`, the name of the change, and `contrast` true where
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mmrl.report.gallery import answer_texts, card_class
 from mmrl.report.load import Run, own_file, parse_line
 from mmrl.report.rows import metric_of, score_of
 from mmrl.report.text import cut_text, esc, plural
+from mmrl.report.turns import TurnStrips, has_turns
 
 __all__ = ["rollouts"]
 
@@ -24,15 +25,19 @@ MAX_STEPS, MAX_GROUPS, MAX_ANSWERS = 4, 2, 8  # steps shown, groups of each, ans
 _MAX_LINES = 512  # of a file that are read
 _TEXT = 400
 Row = dict[str, Any]
+Strip = Callable[[Row], str]
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """(step, file) of at most MAX_STEPS logged steps, evenly spread, with the first and the last."""
+    """(step, file) of at most MAX_STEPS logged steps, evenly spread, with the first and the last: of those with pictures of turns
+    where there are any."""
     found = sorted(
         (int(m.group(1)), path)
         for path in folder.glob("step_*.jsonl")
         if (m := re.fullmatch(r"step_(\d+)\.jsonl", path.name)) and own_file(path, folder.parent)
     )
+    kept = {path.name.partition("_")[0] for path in folder.glob("pictures/*_*.*")}
+    found = [(step, path) for step, path in found if str(step) in kept] or found
     if len(found) <= MAX_STEPS:
         return found
     return [found[round(i * (len(found) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)]
@@ -85,7 +90,7 @@ def _answers(rows: Sequence[Row]) -> str:
     return f'<ul class="answers">{"".join(_answer(r) for r in rows[:MAX_ANSWERS])}{left_out}</ul>'
 
 
-def _group(step: int, rows: Sequence[Row], figures: Figures) -> str:
+def _group(step: int, rows: Sequence[Row], figures: Figures, strip: Strip) -> str:
     """One card: the media with all answers on the plain input, texts, and the contrast group below."""
     plain, changed = (
         [r for r in rows if (r.get("contrast") is True) is side] for side in (False, True)
@@ -102,13 +107,18 @@ def _group(step: int, rows: Sequence[Row], figures: Figures) -> str:
         if view and not changed
         else []
     )
-    drawn = figures.drawing(first, [("", [(r, "sampled") for r in plain])])
+    filmed = next((r for r in plain if has_turns(r)), None)
+    drawn = (
+        figures.drawing(first, [("", [(r, "sampled") for r in plain])])
+        if filmed is None
+        else f"{strip(filmed)}{_which(plain.index(filmed), len(plain))}"
+    )
     below = f"<h5>On {esc(name)}, never trained on</h5>{_answers(changed)}" if changed else ""
     gold = answer_texts(
         {**first, "score": {**score_of(first), "parsed": False, "detail": _gold(first)}}
     )
     return (
-        f'<article class="{card_class(first)}"><p class="tag">{esc(tag)}</p>{drawn}'
+        f'<article class="{card_class(filmed or first)}"><p class="tag">{esc(tag)}</p>{drawn}'
         f'<h4 dir=auto>{cut_text(first.get("question", ""), 300)}</h4>{gold}<p class="note">{esc("; ".join(means))}</p>'
         f"{_answers(plain) if plain else ''}{below}</article>"
     )
@@ -124,10 +134,15 @@ def _gold(row: Row) -> dict[str, Any]:
     )
 
 
+def _which(place: int, count: int) -> str:
+    return f'<p class="note">turns of answer {place + 1} of {count}</p>'
+
+
 def rollouts(run: Run, figures: Figures, max_groups: int = MAX_GROUPS) -> str:
     """Groups of a few steps of the run; '' when none were logged."""
+    strips, pictures = TurnStrips(run.folder), run.folder / "rollouts" / "pictures"
     cards = [
-        _group(step, rows, figures)
+        _group(step, rows, figures, lambda row: strips.strip(row, pictures))
         for step, path in _files(run.folder / "rollouts")
         for rows in _groups(path, max_groups)
         if rows

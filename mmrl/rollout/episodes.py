@@ -184,11 +184,11 @@ class Episode:
                     ),
                     task.value_range,
                 )
-                return Rollout(turns, score, info=self.info)
+                return Rollout(turns, score, info=self.info, film=self.film)
             except ValueError as wrong:  # a reward outside the task's range, info without an end
                 error = wrong
         score = failed(f"reward_error: environment{place_of(error)}", error, (_PART,))
-        return Rollout(turns, score, error=score.reason, info=self.info)
+        return Rollout(turns, score, error=score.reason, info=self.info, film=self.film)
 
 
 def place_of(error: BaseException) -> str:

@@ -35,6 +35,8 @@ from mmrl.workers.scoring import ScoreJob, Scorer
 
 __all__ = ["GroupGenerator", "StepTally", "sampling_settings"]
 
+_FILMED_STEPS = 16  # of a run, about, from which the pictures of some rollouts are kept
+
 
 def sampling_settings(config: RunConfig) -> SamplingSettings:
     """The rollout section as the engine wants it."""
@@ -159,6 +161,7 @@ class GroupGenerator:
                 self.demonstrations.rollouts(0),
                 (self.config.seed, 3, *ticket.key),
                 begun=begun,
+                filmed=int(self._filmed(ticket)),
             )
             prompt = next(
                 (e.prompt for e in episodes if e.prompt is not None), None
@@ -179,6 +182,13 @@ class GroupGenerator:
             self._demonstrations(sample, task, prompt, ticket),
             episodes,
         )
+
+    def _filmed(self, ticket: Ticket) -> bool:
+        """Whether the first rollout of this group keeps what it is shown: of the first ones that a step asks for, in the first, the
+        last and some steps between, which are drawn in the report."""
+        t = self.config.train
+        some = self.step in (1, t.steps) or self.step % max(1, t.steps // _FILMED_STEPS) == 0
+        return some and ticket.key[1] < t.log_rollouts
 
     def _demonstrations(
         self, sample: Sample, task: Task, prompt: Prompt, ticket: Ticket

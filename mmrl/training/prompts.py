@@ -307,12 +307,18 @@ class PromptRollouts:
         """The groups of the step just trained that could be rolled out, also those not trained on."""
         return [g for g in self._tally.groups if g.error is None]
 
-    def logged(self, limit: int) -> list[dict[str, Any]]:
+    def logged(self, limit: int, pictures: Path) -> list[dict[str, Any]]:
         """See RolloutSource: groups that were trained on; where no group was, those that taught nothing are the more to look at."""
-        return self.rows_of((self._tally.trained or self.answered())[:limit])
+        groups = (self._tally.trained or self.answered())[:limit]
+        return self.rows_of(groups, pictures=pictures)
 
     def rows_of(
-        self, groups: list[RolloutGroup], steps: int | None = None, max_tokens: int | None = None
+        self,
+        groups: list[RolloutGroup],
+        steps: int | None = None,
+        max_tokens: int | None = None,
+        *,
+        pictures: Path | None = None,
     ) -> list[dict[str, Any]]:
         """Rows of rollouts/ of groups of the step just trained; `steps` and `max_tokens` of another run's settings than these."""
         return rollout_rows(
@@ -322,6 +328,7 @@ class PromptRollouts:
             max_tokens or self.config.rollout.max_new_tokens,
             self._tally.origins,
             versions=self.config.schedule.kind == "async",
+            pictures=pictures,
         )
 
     def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:

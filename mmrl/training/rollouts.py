@@ -135,8 +135,9 @@ class RolloutSource(Protocol):
     def failures(self) -> list[dict[str, Any]]:
         """Rows of failures.jsonl of the step just trained, or of one that failed, on this process."""
 
-    def logged(self, limit: int) -> list[dict[str, Any]]:
-        """Rows of rollouts/step_*.jsonl of the step just trained: those of its first `limit` groups."""
+    def logged(self, limit: int, pictures: Path) -> list[dict[str, Any]]:
+        """Rows of rollouts/step_*.jsonl of the step just trained: those of its first `limit` groups. What their turns were shown,
+        where that was kept, is written to the folder `pictures`. Raises StorageError."""
 
     def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:
         """Roll out the held-out samples: all of them, with clips below `folder`, or with `full` False the first eval.limit. None

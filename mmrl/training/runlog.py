@@ -47,10 +47,13 @@ def rollout_rows(
     origins: Mapping[tuple[int, int, int], Mapping[str, Any]],
     *,
     versions: bool = False,
+    pictures: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally.
 
     With `versions` each names the weights that wrote its turns: the number of steps these were trained for.
+
+    What rollouts in environments were shown is written below `pictures`, of those that kept it; not without that folder.
 
     Demonstrations are marked `offline`: the policy did not write them. Of a group with a changed view (T-GRPO and the like)
     all rows name the `view`, and those written on the changed input are marked `contrast`.
@@ -58,10 +61,15 @@ def rollout_rows(
     rows = []
     for group in groups:
         view = {"view": group.view} if group.view else {}
-        for trajectory, contrast in (
-            *((t, False) for t in group.rollouts),
-            *((t, True) for t in group.contrast),
+        for number, (trajectory, contrast) in enumerate(
+            (
+                *((t, False) for t in group.rollouts),
+                *((t, True) for t in group.contrast),
+            )
         ):
+            kept = trajectory.film if pictures is not None else None
+            film = kept if kept is not None and kept.pictures else None
+            name = "_".join(str(v) for v in (*group.key, number))
             turn, score = trajectory.turns[-1], score_of(trajectory)
             several = (
                 {"turns": [t.text for t in trajectory.turns]} if len(trajectory.turns) > 1 else {}
@@ -86,6 +94,7 @@ def rollout_rows(
                     **({"offline": True} if trajectory.offline else {}),
                     **view,
                     **({"contrast": True} if contrast else {}),
+                    **({"film": film.write(pictures, name)} if film is not None else {}),
                     **origins.get(group.key, {}),
                     "score": dataclasses.asdict(score),
                 }

@@ -394,7 +394,10 @@ class Trainer:
 
     def _log_rollouts(self, step: int) -> None:
         self.folder.append(
-            f"rollouts/step_{step:06d}.jsonl", self.rollouts.logged(self.config.train.log_rollouts)
+            f"rollouts/step_{step:06d}.jsonl",
+            self.rollouts.logged(
+                self.config.train.log_rollouts, self.folder.path / "rollouts" / "pictures"
+            ),
         )
 
     def _raise_alarms(self, alarms: list[Alarm]) -> None:

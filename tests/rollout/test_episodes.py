@@ -24,6 +24,7 @@ from mmrl.evaluation.evaluate import evaluate
 from mmrl.evaluation.rescore import rescore
 from mmrl.evaluation.settings import EvalSettings
 from mmrl.registry import task_from_spec
+from mmrl.report.build import build_report
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
 from mmrl.rollout.prompt_rollouter import PromptRollouter
@@ -610,6 +611,16 @@ def test_a_run_trains_on_all_turns_and_packing_changes_no_number(
     assert logged and all(
         len(row["turns"]) == 2 and row["turns"][-1] == row["text"] for row in logged
     )
+    # the first rollout of each group that is logged keeps what it was shown, and the report draws it
+    films = [row.get("film") for row in logged]
+    assert [film is not None for film in films] == [True, False, False] * 2
+    with Image.open(
+        tmp_path / "shared/rollouts/pictures" / films[0]["pictures"][1]["file"]
+    ) as kept:
+        assert np.array_equal(np.asarray(kept), picture(1))
+    page = build_report(tmp_path / "shared").read_text(encoding="utf-8")
+    drawn = page[page.index('id="rollouts"') :]
+    assert drawn.count('class="stills turns"') == 4 and "turns of answer 1 of 3" in drawn
     evaluated = read_jsonl(tmp_path / "shared" / "eval" / "step_000002" / "predictions.jsonl")
     assert len(evaluated) == 4 * (1 + 2) and all(len(row["turns"]) == 2 for row in evaluated)
     assert len({row["turns"][0] for row in evaluated if row["mode"] == "sampled"}) > 1
