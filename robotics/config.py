@@ -101,7 +101,7 @@ class ActionConfig(_Section):
 
 
 class FlowConfig(_Section):
-    """How a policy with a flow head (SmolVLA) makes its noise into actions, and which part of that is its decision; see
+    """How a policy with a flow head (SmolVLA, pi0) makes its noise into actions, and which part of that is its decision; see
     mmrl.robotics.flow. A run's own: a checkpoint may be trained with another."""
 
     denoising_steps: int = Field(4, ge=1)

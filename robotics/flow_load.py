@@ -1,9 +1,9 @@
-"""Make a policy with a flow head: a SmolVLA that lerobot or mmrl saved.
+"""Make a policy with a flow head: a SmolVLA, pi0 or pi0.5 that lerobot, openpi or mmrl saved.
 
     policy = load_vla(config)              # asks `is_flow(config.model.path)`
 
-lerobot's folder names its VLM (vlm_model_name) and holds neither that configuration nor the tokenizer: they are read from the
-folder's own vlm/ where it has one, else by that name (a folder, or the hub).
+The originals' folders hold neither the VLM's configuration nor its tokenizer: they are read from the folder's own vlm/ where it has
+one, else from the model that SmolVLA's config.json names (a folder, or the hub), or PaliGemma's tokenizer from the hub.
 """
 
 from __future__ import annotations
@@ -23,23 +23,39 @@ from mmrl.policy.manifest import check_loadable
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import EmbodiedConfig, VLAConfig
+from mmrl.robotics.flow_model import FlowModel, FlowShape
 from mmrl.robotics.flow_policy import FlowPolicy
+from mmrl.robotics.pi0 import TOKENIZER, Pi0, Pi0Shape, paligemma_config
 from mmrl.robotics.smolvla import SmolVLA, SmolVLAShape
 
-__all__ = ["is_flow", "load_flow", "load_smolvla"]
+__all__ = ["is_flow", "load_flow", "read_shape"]
 
 
 def is_flow(folder: str | Path) -> bool:
-    """Whether a folder holds a SmolVLA."""
+    """Whether a folder holds a policy with a flow head."""
     file = Path(folder) / "config.json"
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False  # what it is instead is for others to say
-    return isinstance(known, dict) and known.get("type") == "smolvla"
+    if not isinstance(known, dict):
+        return False
+    openpi = {"paligemma_variant", "action_horizon", "action_dim"} <= set(known)
+    return openpi or known.get("type") in ("smolvla", "pi0", "pi05")
 
 
-def _check(config: EmbodiedConfig, shape: SmolVLAShape, codec: ActionCodec) -> None:
+def read_shape(folder: str | Path) -> SmolVLAShape | Pi0Shape:
+    """Of a folder with a policy with a flow head. Raises CheckpointError and ConfigError."""
+    try:
+        known = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: expected the settings of a policy, found: {error}"
+        ) from error
+    return SmolVLAShape.read(folder) if known.get("type") == "smolvla" else Pi0Shape.read(folder)
+
+
+def _check(config: EmbodiedConfig, shape: FlowShape, codec: ActionCodec) -> None:
     """Raises ConfigError for what a policy with a flow head cannot do."""
     m, width = config.model, shape.max_action_dim
     for wrong, text in (
@@ -73,57 +89,58 @@ def _check(config: EmbodiedConfig, shape: SmolVLAShape, codec: ActionCodec) -> N
         ),
     ):
         if wrong:
-            raise ConfigError(f"{m.path} is a SmolVLA: {text}")
+            raise ConfigError(f"{m.path} is a policy with a flow head: {text}")
 
 
-def _freeze(model: SmolVLA, parts: list[str], *, critic: bool) -> None:
+def _freeze(model: FlowModel, parts: list[str], *, critic: bool) -> None:
     """Freeze the named parts, and what no output depends on."""
     known = model.parts()
-    vlm = model.vlm_with_expert.vlm
-    idle: list[Any] = [vlm.lm_head]
     for part in parts:
         if part not in known:
             raise ConfigError(
                 f"expected model.freeze entries of {', '.join(known)}, found '{part}'.{did_you_mean(part, known)}"
             )
-        idle.append(known[part])
-    if not critic:  # the last layer's keys and values are all that the expert reads of it
-        last = known["language"].layers[-1]
-        idle += [
-            last.self_attn.q_proj,
-            last.self_attn.o_proj,
-            last.mlp,
-            last.post_attention_layernorm,
-            known["language"].norm,
-        ]
-    for module in idle:
+        known[part].requires_grad_(False)
+    for module in model.idle(critic=critic):
         module.requires_grad_(False)
 
 
-def load_smolvla(folder: Path, home: Path, *, learned_noise: bool) -> tuple[SmolVLA, Any]:
-    """The model with the weights of `folder`, and its tokenizer; shape, VLM configuration and tokenizer are those of `home`.
-    `learned_noise`: with a head for the noise of its steps, new where the weights have none. Raises CheckpointError."""
-    from safetensors.torch import load_file
+def _architecture(home: Path) -> tuple[FlowModel, Any]:
+    """The model that config.json of `home` describes, with weights that are nothing yet, and its tokenizer."""
     from transformers import AutoConfig, AutoTokenizer
 
-    shape = SmolVLAShape.read(home)
-    vlm = str(home / "vlm") if (home / "vlm").is_dir() else shape.vlm_model_name
+    shape = read_shape(home)
+    named = shape.vlm_model_name if isinstance(shape, SmolVLAShape) else TOKENIZER
+    vlm = str(home / "vlm") if (home / "vlm").is_dir() else named
     try:
-        config = AutoConfig.from_pretrained(vlm, trust_remote_code=False)
+        if isinstance(shape, Pi0Shape) and vlm == TOKENIZER:
+            config = paligemma_config()
+        else:
+            config = AutoConfig.from_pretrained(vlm, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(vlm, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{home}: expected the VLM's configuration and tokenizer in its folder vlm/, or as {shape.vlm_model_name}, "
+            f"{home}: expected the VLM's configuration and tokenizer in its folder vlm/, or as {named}, "
             f"found: {error}; download that model's config.json and tokenizer files into {home / 'vlm'}"
         ) from error
-    model = SmolVLA(shape, config)
+    model = SmolVLA(shape, config) if isinstance(shape, SmolVLAShape) else Pi0(shape, config)
+    return model, tokenizer
+
+
+def _load(folder: Path, home: Path, *, learned_noise: bool) -> tuple[FlowModel, Any]:
+    """The model with the weights of `folder`, and its tokenizer; shape, VLM configuration and tokenizer are those of `home`.
+    `learned_noise`: with a head for the noise of its steps, new where the weights have none. Raises CheckpointError."""
+    from safetensors.torch import load_file
+
+    model, tokenizer = _architecture(home)
     file = folder / "model.safetensors"
     try:
-        state = {n.removeprefix("model."): t.float() for n, t in load_file(str(file)).items()}
+        read = load_file(str(file))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{file}: expected the weights of a SmolVLA, found: {error}"
+            f"{file}: expected the weights of a {model.name}, found: {error}"
         ) from error
+    state = {n: t.float() for n, t in model.from_files(read).items()}
     if learned_noise:
         model.add_noise_head()
     else:
@@ -134,10 +151,7 @@ def load_smolvla(folder: Path, home: Path, *, learned_noise: bool) -> tuple[Smol
         raise CheckpointError(
             f"{file}: expected weights of this shape (config.json): {error}"
         ) from error
-    # tied or unused: an output layer of words that are never written
-    missing = [
-        n for n in missing if not n.startswith(("noise_head.", "vlm_with_expert.vlm.lm_head."))
-    ]
+    missing = [n for n in missing if not model.may_lack(n)]
     if missing or unexpected:
         raise CheckpointError(
             f"{file}: expected the weights that config.json describes, found {len(missing)} missing "
@@ -159,18 +173,19 @@ def load_flow(
     """See mmrl.robotics.load.load_vla."""
     home = Path(config.model.path)
     check_loadable(config.model.path)
-    _check(config, SmolVLAShape.read(home), codec)
+    _check(config, read_shape(home), codec)
     settings = settings.model_copy(update={"decode": "flow", "flow": config.vla.flow})
     device, _, autocast = device_and_precision(config.model, device)
     learned = settings.flow.noise == "learned"
-    model, tokenizer = load_smolvla(weights or home, home, learned_noise=learned)
+    model, tokenizer = _load(weights or home, home, learned_noise=learned)
     reference = None
     if trainable and needs_reference:
-        reference = load_smolvla(home, home, learned_noise=learned)[0].requires_grad_(False)
+        reference = _load(home, home, learned_noise=learned)[0].requires_grad_(False)
     head = None
     if settings.value_head:
-        width = model.config.text_config.hidden_size
-        head = ValueHead(width, settings.value_hidden, settings.value_steps, config.seed)
+        head = ValueHead(
+            model.critic_width, settings.value_hidden, settings.value_steps, config.seed
+        )
     if trainable:
         _freeze(model, config.model.freeze, critic=head is not None)
     else:

@@ -1,13 +1,15 @@
-"""A policy that acts by flow matching: SmolVLA with the noise that gives its decisions log-probs.
+"""A policy that acts by flow matching: SmolVLA, pi0 or pi0.5 with the noise that gives its decisions log-probs.
 
-    policy = load_vla(config)                       # model.path: a SmolVLA, of lerobot or of mmrl
+    policy = load_vla(config)                       # model.path: a policy of lerobot, openpi or mmrl
     outputs = policy.act(observations, keys)        # chains from noise to actions, with the log-probs of their noisy steps
 
-What a decision is, and its log-prob, is mmrl.robotics.flow's; vla.flow of the configuration says which noise. Actions are causal in
-SmolVLA, so that the action.chunk steps that are executed do not depend on the rest of chunk_size, which is not computed. Numbers
-that only fill up max_action_dim are never noisy and count in no log-prob. Greedy: the ODE, from noise that belongs to the key.
+What a decision is, and its log-prob, is mmrl.robotics.flow's; vla.flow of the configuration says which noise. Where actions are
+causal (SmolVLA), the action.chunk steps that are executed do not depend on the rest of chunk_size, which is not computed; else all
+are. Steps that are not executed, and numbers that only fill up max_action_dim, are never noisy and count in no log-prob. Greedy:
+the ODE, from noise that belongs to the key.
 
-Legend: D decisions, U different prompts, S denoising steps, K action steps, A action dimensions, W max_action_dim, N = K * A.
+Legend: D decisions, U different prompts, S denoising steps, K action steps that are executed, R that are computed, A action
+dimensions, W max_action_dim, N = K * A.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from mmrl.robotics.acting import ActingPolicy, ActionOutput, Cloned
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import VLAConfig
 from mmrl.robotics.contract import Observation
-from mmrl.robotics.smolvla import Seen, SmolVLA
+from mmrl.robotics.flow_model import FlowModel, Seen
 from mmrl.types import Turn
 
 __all__ = ["FlowPolicy", "FlowPrompt"]
@@ -43,7 +45,7 @@ __all__ = ["FlowPolicy", "FlowPrompt"]
 
 @dataclass(frozen=True)
 class FlowPrompt(Prompt):
-    """An observation as SmolVLA sees it: word ids, uint8 pictures (H, W, 3), the state in units of its bounds, the length of the
+    """An observation as the model sees it: word ids, uint8 pictures (H, W, 3), the state in units of its bounds, the length of the
     encoded prefix."""
 
     pictures: tuple[np.ndarray, ...] = ()
@@ -69,7 +71,7 @@ class FlowPolicy:
 
     def __init__(
         self,
-        model: SmolVLA,
+        model: FlowModel,
         tokenizer: Any,
         codec: ActionCodec,
         settings: VLAConfig,
@@ -77,7 +79,7 @@ class FlowPolicy:
         *,
         device: torch.device,
         autocast: torch.dtype | None = None,
-        reference: SmolVLA | None = None,
+        reference: FlowModel | None = None,
         files: Mapping[str, Any] | None = None,
     ) -> None:
         self._model, self.tokenizer, self.codec, self.settings = model, tokenizer, codec, settings
@@ -86,7 +88,11 @@ class FlowPolicy:
         self.tokens_per_decision = codec.tokens
         self.version, self.lockstep = 0, False
         self._words: dict[str, torch.Tensor] = {}
-        self._free_W = torch.arange(model.shape.max_action_dim, device=device) < codec.dim
+        self._rows = codec.chunk if model.causal else model.shape.chunk_size
+        executed_R1 = torch.arange(self._rows, device=device)[:, None] < codec.chunk
+        self._free_RW = executed_R1 & (
+            torch.arange(model.shape.max_action_dim, device=device) < codec.dim
+        )
 
     # what a training engine asks for: mmrl.distributed.engines.base.Trained
 
@@ -168,23 +174,25 @@ class FlowPolicy:
                 f"expected pictures of cameras {', '.join(s.cameras)}, found {', '.join(observation.images)}; add "
                 f"{', '.join(lacking)} to env.cameras or drop it from vla.cameras"
             )
-        text = s.prompt.replace("{instruction}", observation.instruction)
-        if text not in self._words:
-            # lerobot ends every instruction so
-            ids = self.tokenizer(text + "\n", add_special_tokens=True)["input_ids"]
-            self._words[text] = torch.tensor(ids)
-        ids_L = self._words[text]
-        return self._prompt_of(
-            ids_L, tuple(observation.images[c] for c in s.cameras), self._state(observation.proprio)
-        )
+        state = self._state(observation.proprio)
+        text = self._model.text(s.prompt.replace("{instruction}", observation.instruction), state)
+        pictures = tuple(observation.images[c] for c in s.cameras)
+        return self._prompt_of(self._ids(text), pictures, state)
+
+    def _ids(self, text: str) -> torch.Tensor:
+        """Its tokens."""
+        known = self._words.get(text)
+        if known is None:
+            known = torch.tensor(self.tokenizer(text, add_special_tokens=True)["input_ids"])
+            if not self._model.state_is_text:  # else hardly any comes again
+                self._words[text] = known
+        return known
 
     def _prompt_of(
         self, ids_L: torch.Tensor, pictures: tuple[np.ndarray, ...], state: tuple[float, ...]
     ) -> FlowPrompt:
-        config = self._model.config
-        side = config.vision_config.patch_size * config.scale_factor
-        width, height = self._model.shape.resize_imgs_with_padding
-        prefix = len(pictures) * (width // side) * (height // side) + len(ids_L) + 1
+        model = self._model
+        prefix = len(pictures) * model.picture_tokens + len(ids_L) + model.state_tokens
         nothing = torch.zeros_like(ids_L)
         return FlowPrompt(
             ids_L, nothing, nothing.expand(3, -1), len(ids_L), (), pictures, state, prefix
@@ -215,7 +223,9 @@ class FlowPolicy:
         for n, p in enumerate(chosen):
             ids[n, : len(p.ids_P)], words[n, : len(p.ids_P)] = p.ids_P, True
             state.append([*p.state, *[0.0] * (self._model.shape.max_state_dim - len(p.state))])
-        pixels = torch.stack([torch.stack([self._pixels(x) for x in p.pictures]) for p in chosen])
+        pixels = torch.stack(
+            [torch.stack([self._model.pixels(x) for x in p.pictures]) for p in chosen]
+        )
         context = (
             contextlib.nullcontext()
             if self._autocast is None
@@ -226,23 +236,7 @@ class FlowPolicy:
                 *(x.to(self._device) for x in (pixels, ids, words, torch.tensor(state)))
             )
         # the suffix is computed in fp32: rounded to 16 bits, log-ratios of a chunk move by hundredths
-        seen = Seen(
-            tuple(k.float() for k in seen.keys),
-            tuple(v.float() for v in seen.values),
-            seen.there_DP,
-            seen.state_DH.float(),
-        )
-        return seen, torch.tensor(owner, device=self._device)
-
-    def _pixels(self, picture: np.ndarray) -> torch.Tensor:
-        """(3, height, width) in [-1, 1]: resized without distortion, black to the left and above."""
-        width, height = self._model.shape.resize_imgs_with_padding
-        x = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].float() / 255
-        ratio = max(x.shape[3] / width, x.shape[2] / height)
-        size = (int(x.shape[2] / ratio), int(x.shape[3] / ratio))
-        x = torch.nn.functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
-        x = torch.nn.functional.pad(x, (width - size[1], 0, height - size[0], 0))
-        return x[0] * 2 - 1
+        return seen.float(), torch.tensor(owner, device=self._device)
 
     # decisions
 
@@ -275,8 +269,8 @@ class FlowPolicy:
         """See ActingPolicy; `decisions` are FlowDecision. There is no temperature but 1."""
         seen, owner_D = self._see(prompts)
         logp_DN, entropy_DN = self._scores(seen, owner_D, decisions)
-        state_UH = seen.state_DH.detach() if detach_values else seen.state_DH
-        values_D = self._values(state_UH)[owner_D]
+        read_UC = seen.critic_DC.detach() if detach_values else seen.critic_DC
+        values_D = self._values(read_UC)[owner_D]
         if not entropy_gradient:
             entropy_DN = entropy_DN.detach()
         return Evaluated(
@@ -303,16 +297,16 @@ class FlowPolicy:
         )
         share = 1.0 / len(decisions[0].noisy) if f.logprob == "mean" else 1.0
         logp, entropy = (
-            x[..., : self.codec.dim].flatten(1) * share
+            x[:, : self.codec.chunk, : self.codec.dim].flatten(1) * share
             for x in (flow.log_density(found, after), flow.gaussian_entropy(found))
         )
         empty = logp.new_zeros(len(decisions), self.tokens_per_decision)
         return empty.index_add(0, of, logp), empty.index_add(0, of, entropy)
 
-    def _values(self, state_UH: torch.Tensor) -> torch.Tensor:
+    def _values(self, read_UC: torch.Tensor) -> torch.Tensor:
         if self.value_head is None:
-            return state_UH.new_zeros(len(state_UH), 1)
-        return self.value_head(state_UH)
+            return read_UC.new_zeros(len(read_UC), 1)
+        return self.value_head(read_UC)
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Any]) -> list[float]:
@@ -320,7 +314,7 @@ class FlowPolicy:
         if self.value_head is None or not prompts:
             return [0.0] * len(prompts)
         seen, owner_D = self._see(prompts)
-        return self._values(seen.state_DH)[owner_D][:, 0].tolist()
+        return self._values(seen.critic_DC)[owner_D][:, 0].tolist()
 
     @torch.no_grad()
     def act(
@@ -339,7 +333,7 @@ class FlowPolicy:
         seen, owner_D = self._see(prompts)
         rngs = [np.random.default_rng([abs(int(k)) for k in key]) for key in keys]
         noisy = [() if greedy else flow.noisy_steps(f, rng) for rng in rngs]
-        size = (f.denoising_steps + 1, self.codec.chunk, shape.max_action_dim)
+        size = (f.denoising_steps + 1, self._rows, shape.max_action_dim)
         noise = torch.from_numpy(np.stack([r.standard_normal(size, np.float32) for r in rngs]))
         steps_DS = torch.tensor([[s in n for s in range(f.denoising_steps)] for n in noisy])
         mine = seen.at(owner_D)
@@ -348,13 +342,13 @@ class FlowPolicy:
             noise.to(self._device),
             steps_DS.to(self._device),
             f,
-            self._free_W,
+            self._free_RW,
         ).cpu()
         decisions = [flow.FlowDecision(c, n) for c, n in zip(chain.numpy(), noisy, strict=True)]
-        unit_DKA = chain[:, -1, :, : self.codec.dim]
+        unit_DKA = chain[:, -1, : self.codec.chunk, : self.codec.dim]
         # times 0: NaN stays NaN, for those who check
         logp_DN = 0.0 * unit_DKA.flatten(1) if greedy else self._scores(seen, owner_D, decisions)[0]
-        values = self._values(seen.state_DH)[owner_D].tolist()
+        values = self._values(seen.critic_DC)[owner_D].tolist()
         return [
             ActionOutput(self._bins(u), tuple(lp), tuple(v), p, d)
             for u, lp, v, p, d in zip(
@@ -371,7 +365,8 @@ class FlowPolicy:
     def actions(self, output: ActionOutput) -> np.ndarray:
         """See ActingPolicy."""
         chain: np.ndarray = output.decision.chain
-        return self.codec.from_unit(chain[-1, :, : self.codec.dim].astype(np.float64))
+        executed = chain[-1, : self.codec.chunk, : self.codec.dim]
+        return self.codec.from_unit(executed.astype(np.float64))
 
     def token_mask(self, turn: Turn) -> np.ndarray:
         """See ActingPolicy."""
@@ -379,13 +374,15 @@ class FlowPolicy:
 
     def idle_turn(self) -> tuple[FlowPrompt, flow.FlowDecision]:
         """See ActingPolicy."""
-        shape = self._model.shape
-        width, height = shape.resize_imgs_with_padding
+        width, height = self._model.picture_size
         pictures = (np.zeros((height, width, 3), np.uint8),) * len(self.settings.cameras)
         prompt = self._prompt_of(torch.zeros(1, dtype=torch.long), pictures, ())
-        chain = np.zeros(
-            (self.settings.flow.denoising_steps + 1, self.codec.chunk, shape.max_action_dim)
+        size = (
+            self.settings.flow.denoising_steps + 1,
+            self._rows,
+            self._model.shape.max_action_dim,
         )
+        chain = np.zeros(size)
         return prompt, flow.FlowDecision(chain.astype(np.float32), (0,))
 
     # cloning
@@ -398,7 +395,13 @@ class FlowPolicy:
     def clone(
         self, prompts: Sequence[Any], targets_DN: Sequence[Any], keys: Sequence[tuple[int, ...]]
     ) -> Cloned:
-        """See ActingPolicy: flow matching at a time drawn from Beta(1.5, 1), as SmolVLA was trained."""
+        """See ActingPolicy: flow matching at a time drawn from Beta(1.5, 1), as these models were trained. Raises ConfigError where
+        not all actions that are computed are known."""
+        if self._rows != self.codec.chunk:
+            raise ConfigError(
+                f"{self._model.name} sees all of its chunk_size {self._rows} actions, a demonstrated decision has action.chunk "
+                f"{self.codec.chunk}: make them equal (chunk_size in config.json; no weight depends on it)"
+            )
         seen, owner_D = self._see(prompts)
         shape, dim = (self.codec.chunk, self._model.shape.max_action_dim), self.codec.dim
         rngs = [np.random.default_rng([abs(int(k)) for k in key]) for key in keys]
@@ -413,18 +416,18 @@ class FlowPolicy:
         v, _ = self._velocity(seen.at(owner_D), t * noise + (1 - t) * action, time_D)
         loss_N = (noise - action - v)[..., :dim].square().flatten()
         return Cloned(
-            loss_N, loss_N.detach() < 0.25, self._values(seen.state_DH)[owner_D].flatten()
+            loss_N, loss_N.detach() < 0.25, self._values(seen.critic_DC)[owner_D].flatten()
         )
 
     # files
 
     def save(self, folder: str | Path) -> None:
-        """lerobot's files (config.json, model.safetensors), the VLM's configuration and tokenizer (vlm/), vla.json, a critic's."""
+        """The original's files (config.json, model.safetensors), vlm/ (configuration and tokenizer), vla.json, a critic's."""
         from safetensors.torch import save_file
 
         folder = Path(folder)
         (folder / "vlm").mkdir(parents=True, exist_ok=True)
-        weights = {f"model.{n}": t.contiguous().cpu() for n, t in self._model.state_dict().items()}
+        weights = {n: t.contiguous().cpu() for n, t in self._model.to_files().items()}
         shared = {t.data_ptr(): n for n, t in reversed(weights.items())}
         kept = {n: t if shared[t.data_ptr()] == n else t.clone() for n, t in weights.items()}
         save_file(kept, str(folder / "model.safetensors"), metadata={"format": "pt"})

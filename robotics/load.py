@@ -182,11 +182,11 @@ def load_vla(
         )
     if config.vla.flow != FlowConfig():
         raise ConfigError(
-            f"vla.flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA"
+            f"vla.flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA or pi0"
         )
     if settings.decode == "flow":
         raise ConfigError(
-            f"vla.decode flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA"
+            f"vla.decode flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA or pi0"
         )
     core = load_policy(
         config.model,

@@ -18,17 +18,28 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 
 from mmrl.errors import CheckpointError, ConfigError
+from mmrl.robotics.flow_model import (
+    FlowModel,
+    Seen,
+    attended,
+    heads,
+    resized,
+    rotated,
+    time_embedding,
+)
 
-__all__ = ["Seen", "SmolVLA", "SmolVLAShape"]
+__all__ = ["SmolVLA", "SmolVLAShape"]
 
 
 @dataclass(frozen=True)
@@ -73,57 +84,9 @@ class SmolVLAShape:
         return cls(**values)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Encoded observations: of each layer keys (rotated) and values (D, P, heads, width); which of the P tokens are there, (D, P)
-    bool; the VLM's last hidden state of the state token (D, H), which has seen everything."""
-
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
-    there_DP: torch.Tensor
-    state_DH: torch.Tensor
-
-    def at(self, rows: torch.Tensor) -> Seen:
-        """Those of these observations, repeated where a number is."""
-        return Seen(
-            tuple(k[rows] for k in self.keys),
-            tuple(v[rows] for v in self.values),
-            self.there_DP[rows],
-            self.state_DH[rows],
-        )
-
-
-def _rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """(D, T, heads, width) rotated by positions (D, T), in fp32: halves are the pairs' first and second numbers."""
-    half = x.shape[-1] // 2
-    frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = positions[:, :, None, None].float() * frequency
-    sine, cosine = angle.sin(), angle.cos()
-    first, second = x.float().split(half, -1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1).to(
-        x.dtype
-    )
-
-
-def _attended(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Attention of (D, T, heads, width) over (D, U, kv heads, width) where `mask` (D, T, U) holds; (D, T, heads * width)."""
-    groups = query.shape[2] // key.shape[2]
-    key, value = (x.repeat_interleave(groups, 2).transpose(1, 2) for x in (key, value))
-    found = scaled_dot_product_attention(
-        query.transpose(1, 2), key.to(query), value.to(query), attn_mask=mask[:, None]
-    )
-    return found.transpose(1, 2).flatten(2)
-
-
-def _heads(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (-1, layer.head_dim))
-
-
-def _completed(layer: Any, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+def _completed(layer: Any, residual: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The rest of a Llama layer behind its attention."""
-    x = residual + layer.self_attn.o_proj(attended)
+    x = residual + layer.self_attn.o_proj(found)
     return x + layer.mlp(layer.post_attention_layernorm(x))
 
 
@@ -159,8 +122,12 @@ class _WithExpert(nn.Module):
                     setattr(layer.self_attn, name, nn.Linear(width, width, bias=c.attention_bias))
 
 
-class SmolVLA(nn.Module):
+class SmolVLA(FlowModel):
     """See the module. `vlm_config`: transformers' SmolVLMConfig."""
+
+    name = "SmolVLA"
+    causal = True
+    shape: SmolVLAShape
 
     def __init__(self, shape: SmolVLAShape, vlm_config: Any) -> None:
         super().__init__()
@@ -175,25 +142,73 @@ class SmolVLA(nn.Module):
         self.noise_head: nn.Linear | None = None
         self.eval()
 
-    def add_noise_head(self) -> None:
-        """A head for the noise of denoising steps (mmrl.robotics.flow). It begins at 0: the middle of its range."""
-        self.noise_head = nn.Linear(self.expert_width, self.shape.max_action_dim)
-        nn.init.zeros_(self.noise_head.weight)
-        nn.init.zeros_(self.noise_head.bias)
-
     @property
     def expert_width(self) -> int:
-        """E."""
+        """See FlowModel."""
         return int(self.vlm_with_expert.lm_expert.config.hidden_size)
 
+    @property
+    def critic_width(self) -> int:
+        """See FlowModel: of the VLM's last hidden state of the state token, which has seen everything."""
+        return int(self.config.text_config.hidden_size)
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        """See FlowModel."""
+        return self.shape.resize_imgs_with_padding
+
+    @property
+    def picture_tokens(self) -> int:
+        """See FlowModel."""
+        side = self.config.vision_config.patch_size * self.config.scale_factor
+        width, height = self.picture_size
+        return int((width // side) * (height // side))
+
+    @property
+    def state_tokens(self) -> int:
+        """See FlowModel."""
+        return 1
+
+    def text(self, instruction: str, state: Sequence[float]) -> str:
+        """See FlowModel: lerobot ends every instruction with a line break."""
+        return instruction + "\n"
+
+    def pixels(self, picture: np.ndarray) -> torch.Tensor:
+        """See FlowModel."""
+        return resized(picture, self.picture_size, centred=False)
+
+    def to_files(self) -> dict[str, torch.Tensor]:
+        """See FlowModel."""
+        return {f"model.{n}": t for n, t in self.state_dict().items()}
+
+    def from_files(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See FlowModel."""
+        return {n.removeprefix("model."): t for n, t in tensors.items()}
+
+    def may_lack(self, name: str) -> bool:
+        """See FlowModel: also an output layer of words that are never written."""
+        return super().may_lack(name) or name.startswith("vlm_with_expert.vlm.lm_head.")
+
     def parts(self) -> dict[str, Any]:
-        """What model.freeze names."""
+        """See FlowModel."""
         vlm = self.vlm_with_expert.vlm
         return {
             "vision": vlm.model.vision_model,
             "projector": vlm.model.connector,
             "language": vlm.model.text_model,
         }
+
+    def idle(self, *, critic: bool) -> list[nn.Module]:
+        """See FlowModel."""
+        vlm = self.vlm_with_expert.vlm
+        if critic:
+            return [vlm.lm_head]
+        # the last layer's keys and values are all that the expert reads of it
+        text = vlm.model.text_model
+        last = text.layers[-1]
+        attention = last.self_attn
+        unused = [attention.q_proj, attention.o_proj, last.mlp, last.post_attention_layernorm]
+        return [vlm.lm_head, *unused, text.norm]
 
     def see(
         self,
@@ -202,7 +217,7 @@ class SmolVLA(nn.Module):
         words_DL: torch.Tensor,
         state_DS: torch.Tensor,
     ) -> Seen:
-        """Encode observations: pixels (D, I, 3, height, width) in [-1, 1], words with their mask, states padded with zeros."""
+        """See FlowModel."""
         x, there = self._prefix(pixels, ids_DL, words_DL, state_DS)
         text = self.vlm_with_expert.vlm.model.text_model
         position = there.long().cumsum(1) - 1
@@ -213,13 +228,14 @@ class SmolVLA(nn.Module):
         keys, values = [], []
         for layer in text.layers:
             a, normed = layer.self_attn, layer.input_layernorm(x)
-            key = _rotated(_heads(a, a.k_proj(normed)), position)
-            value = _heads(a, a.v_proj(normed))
-            query = _rotated(_heads(a, a.q_proj(normed)), position)
-            x = _completed(layer, x, _attended(query, key, value, mask))
+            key = rotated(heads(a, a.k_proj(normed)), position)
+            value = heads(a, a.v_proj(normed))
+            query = rotated(heads(a, a.q_proj(normed)), position)
+            x = _completed(layer, x, attended(query, key, value, mask))
             keys.append(key)
             values.append(value)
-        return Seen(tuple(keys), tuple(values), there, text.norm(x[:, -1]))
+        first = x.new_zeros(len(x), 0, self.expert_width)
+        return Seen(tuple(keys), tuple(values), there, text.norm(x[:, -1]), first)
 
     def _prefix(
         self,
@@ -241,7 +257,7 @@ class SmolVLA(nn.Module):
         return x, there
 
     def suffix(self, seen: Seen, x_DKA: torch.Tensor, time_D: torch.Tensor) -> torch.Tensor:
-        """The expert's last hidden states (D, K, E) of noisy actions at these times."""
+        """See FlowModel."""
         expert, every = self.vlm_with_expert.lm_expert, self.shape.self_attn_every_n_layers
         h = self._embedded(x_DKA, time_D)
         count, there = h.shape[1], seen.there_DP
@@ -254,31 +270,24 @@ class SmolVLA(nn.Module):
             zip(expert.layers, seen.keys, seen.values, strict=True)
         ):
             a, normed = layer.self_attn, layer.input_layernorm(h)
-            query = _heads(a, a.q_proj(normed))
+            query = heads(a, a.q_proj(normed))
             if every > 0 and number % every == 0:
-                own = _rotated(_heads(a, a.k_proj(normed)), position)
-                value = torch.cat((value, _heads(a, a.v_proj(normed))), 1)
-                key, mask, query = torch.cat((key, own), 1), whole, _rotated(query, position)
+                own = rotated(heads(a, a.k_proj(normed)), position)
+                value = torch.cat((value, heads(a, a.v_proj(normed))), 1)
+                key, mask, query = torch.cat((key, own), 1), whole, rotated(query, position)
             else:
                 key, value = (
-                    _heads(a, project(kept.flatten(2).to(project.weight.dtype)))
+                    heads(a, project(kept.flatten(2).to(project.weight.dtype)))
                     for project, kept in ((a.k_proj, key), (a.v_proj, value))
                 )
-                mask, query = prefix, _rotated(query, place)
-            h = _completed(layer, h, _attended(query, key, value, mask))
+                mask, query = prefix, rotated(query, place)
+            h = _completed(layer, h, attended(query, key, value, mask))
         return expert.norm(h)
 
     def _embedded(self, x_DKA: torch.Tensor, time_D: torch.Tensor) -> torch.Tensor:
         """Noisy actions with their time, whose periods lie between min_period and max_period."""
-        s, half = self.shape, self.expert_width // 2
-        share = torch.linspace(0, 1, half, dtype=torch.float64, device=x_DKA.device)
-        period = s.min_period * (s.max_period / s.min_period) ** share
-        angle = (2 * math.pi / period) * time_D[:, None].double()
-        time = torch.cat((angle.sin(), angle.cos()), 1).to(x_DKA)
+        s = self.shape
+        time = time_embedding(time_D, self.expert_width, s.min_period, s.max_period).to(x_DKA)
         action = self.action_in_proj(x_DKA)
         both = torch.cat((action, time[:, None].expand_as(action)), -1)
         return self.action_time_mlp_out(silu(self.action_time_mlp_in(both)))
-
-    def velocity(self, seen: Seen, x_DKA: torch.Tensor, time_D: torch.Tensor) -> torch.Tensor:
-        """v(x, t), the predicted noise - action, (D, K, A)."""
-        return self.action_out_proj(self.suffix(seen, x_DKA, time_D).float())

@@ -7,6 +7,8 @@ from them equal those the hub displays, see tests/diagnostics/test_memory.py).
 from __future__ import annotations
 
 import copy
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,21 @@ def shape_config(name: str) -> Any:
     )
 
 
+def _numbers_of_own(folder: Path) -> int | None:
+    """Parameters of a folder whose config.json is of another library (lerobot's SmolVLA, openpi's pi0), from its weights' header;
+    None where it is transformers', or has no weights."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(known, dict) or "model_type" in known:
+            return None
+        with safe_open(str(folder / "model.safetensors"), "pt") as file:
+            return sum(math.prod(file.get_slice(n).get_shape()) for n in file.keys())  # noqa: SIM118
+    except (OSError, ValueError, SafetensorError):
+        return None  # what is wrong with it is for AutoConfig to say
+
+
 def config_of(path: str) -> Any:
     """The transformers configuration of a folder or hub name, without weights; of a model of SHAPES without the hub, too.
 
@@ -142,6 +159,12 @@ def config_of(path: str) -> Any:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     if name in SHAPES and not Path(path).exists():
         return shape_config(name)
+    if (numbers := _numbers_of_own(Path(path))) is not None:
+        raise ConfigError(
+            f"{path} is no model of transformers (its config.json has no model_type), so its activations are not estimated: "
+            f"{numbers / 1e6:.1f} M parameters, {4 * numbers / 2**30:.2f} GiB in fp32, with gradients and AdamW's moments "
+            f"{16 * numbers / 2**30:.2f} GiB where all are trained"
+        )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
