@@ -14,12 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.video.pixels import PatchLayout, TileLayout, run_part
+from mmrl.video.pixels import CanvasLayout, PatchLayout, TileLayout, run_part
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GridReader", "PictureReader", "SquareReader", "TileReader"]
+__all__ = [
+    "CanvasReader",
+    "GridReader",
+    "PictureReader",
+    "SplitReader",
+    "SquareReader",
+    "TileReader",
+]
 
 Read = tuple["torch.Tensor", tuple[int, int, int], tuple[int, int]]
 """float32 rows (n, D), their grid, and the size (width, height) in pixels that they show."""
@@ -134,3 +141,70 @@ class SquareReader:
     def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
         """See PictureReader."""
         return self.layout.per_tile
+
+
+class SplitReader:
+    """An image processor that resizes the longer side of a picture to some tiles and splits it, a whole view behind them, as those
+    of Idefics3 and SmolVLM do. The grid is (tiles, rows, columns), the whole view counted; (1, 1, 1) is a picture that is not
+    split."""
+
+    def __init__(self, part: Any, tokens_per_tile: int) -> None:
+        self.part = part
+        self.layout = TileLayout(
+            part.max_image_size["longest_edge"], 1, 1, per_tile=tokens_per_tile
+        )
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        out = self.part(
+            images=[[picture]], return_row_col_info=True, return_tensors="pt", **options
+        )
+        tiles, side = out["pixel_values"][0], self.layout.patch
+        rows, columns = (max(1, int(out[name][0][0])) for name in ("rows", "cols"))
+        grid = (len(tiles), rows, columns)
+        return tiles.reshape(len(tiles), -1), grid, (columns * side, rows * side)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        out = self.part(
+            images=[[frames_TCHW[0]]],
+            do_resize=False,
+            do_image_splitting=False,
+            return_tensors="pt",
+        )
+        return out["pixel_values"].reshape(1, -1)
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        tiles, _, _ = self.part.get_number_of_image_patches(height, width, dict(options))
+        return max(1, tiles) * self.layout.per_tile
+
+
+class CanvasReader:
+    """An image processor that puts a picture in the middle of the canvas that suits it best and cuts that into tiles, a whole view
+    before them, as LLaVA-OneVision's does. The grid is (tiles, height, width), of the picture in pixels."""
+
+    def __init__(self, processor: Any) -> None:
+        self.part = processor.image_processor
+        self.layout = CanvasLayout(self.part.size["height"], 1, 1, processor=processor)
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        out = self.part(images=[picture], return_tensors="pt", **options)
+        tiles, (height, width) = out["pixel_values"][0], map(int, out["image_sizes"][0])
+        grid, side = (len(tiles), height, width), self.layout.patch
+        rows, columns = self.layout.canvas(grid)
+        scale = min(rows * side / height, columns * side / width)
+        shown = (round(width * scale), round(height * scale))
+        return tiles.reshape(len(tiles), -1), grid, shown
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        # of two pictures neither is cut into tiles
+        both = [frames_TCHW[0], frames_TCHW[0]]
+        out = self.part(images=[both], do_resize=False, return_tensors="pt")
+        return out["pixel_values"][0].reshape(1, -1)
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        return self.layout.tokens((1, height, width))

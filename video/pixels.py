@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ByteCodec",
+    "CanvasLayout",
     "PatchLayout",
     "TileLayout",
     "permute_frames",
@@ -80,6 +81,39 @@ class TileLayout(PatchLayout):
         tiles = patches_nD.view(n, self.channels, self.patch, self.patch).flip(3)
         shown = tiles[: rows * columns].unflatten(0, (rows, columns)).flip(1).flatten(0, 1)
         return torch.cat([shown, tiles[rows * columns :]]).reshape(patches_nD.shape)
+
+
+@dataclass(frozen=True)
+class CanvasLayout(TileLayout):
+    """A whole view, then the tiles of the canvas in whose middle the picture lies, row by row: grid (tiles, height, width of the
+    picture). `processor` (LLaVA-OneVision's) knows the canvases, and how many tokens are left when their padding is cut off."""
+
+    processor: Any = field(default=None, compare=False, repr=False)
+
+    def canvas(self, grid_thw: Sequence[int]) -> tuple[int, int]:
+        """Tiles of the canvas: rows, columns."""
+        from transformers.image_processing_utils import select_best_resolution
+
+        canvases = self.processor.image_processor.image_grid_pinpoints
+        height, width = select_best_resolution(list(grid_thw[1:]), canvases)
+        return height // self.patch, width // self.patch
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """See PatchLayout."""
+        import torch
+
+        tile = torch.empty(1, 1, self.patch, self.patch, device="meta")
+        shown = {"batch_num_images": [1], "image_sizes": [list(grid_thw[1:])]}
+        text = self.processor.replace_image_token({**shown, "pixel_values": tile}, 0)
+        return int(text.count(self.processor.image_token))
+
+    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+        """See PatchLayout. A padding that is a pixel wider on one side changes sides."""
+        import torch
+
+        tiles = patches_nD.view(-1, self.channels, self.patch, self.patch).flip(3)
+        shown = tiles[1:].unflatten(0, self.canvas(grid_thw)).flip(1).flatten(0, 1)
+        return torch.cat([tiles[:1], shown]).reshape(patches_nD.shape)
 
 
 def permute_frames(

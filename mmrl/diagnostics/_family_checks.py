@@ -55,6 +55,12 @@ class Subject:
             for c, size in zip(coarse, _SIZES, strict=True)
         ]
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many pictures the checks' prompts have."""
+        most = self.family.most_pictures
+        return tuple(n for n in (0, 1, 3) if most is None or n <= most)
+
     def messages(self, count: int, question: str = _QUESTION) -> list[dict[str, Any]]:
         """A question about `count` pictures."""
         items = [{"type": "image"}] * count
@@ -129,10 +135,14 @@ def _near(found: torch.Tensor, wanted: torch.Tensor, what: str, most: float = LO
     return apart
 
 
+def _counted(s: Subject) -> str:
+    return "text, 1 and 3 pictures" if len(s.counts) > 2 else "text and 1 picture"
+
+
 def check_prompt(s: Subject) -> str:
     """Ids and pixels of text alone, one picture and three."""
     policy = s.plain
-    for count in (0, 1, 3):
+    for count in s.counts:
         prompt, wanted = s.prompt(policy, count), s.processed(policy, count)
         assert prompt.ids_P.tolist() == wanted["input_ids"][0].tolist(), (
             f"{count} pictures: other token ids than the processor's call"
@@ -141,7 +151,7 @@ def check_prompt(s: Subject) -> str:
             pixels = torch.cat([policy.encoder.visuals.pixels(v) for v in prompt.visuals])
             theirs = wanted["pixel_values"].reshape(pixels.shape)
             assert torch.equal(pixels, theirs), f"{count} pictures: other pixels"
-    return "text, 1 and 3 pictures: ids and pixels equal"
+    return f"{_counted(s)}: ids and pixels equal"
 
 
 def check_logp(s: Subject) -> str:
@@ -151,7 +161,7 @@ def check_logp(s: Subject) -> str:
             _near(
                 *_group(s, s.plain, s.prompt(s.plain, n), s.processed(s.plain, n)), f"{n} pictures"
             )
-            for n in (0, 1, 3)
+            for n in s.counts
         ]
         seen = [
             s.plain.evaluate([p], [s.answers(s.plain)[1]]).logp_N
@@ -162,13 +172,14 @@ def check_logp(s: Subject) -> str:
         ]
     moved = float((seen[0] - seen[1]).abs().max())
     assert moved > 100 * LOGP, f"another picture moves no log-prob: {moved:.2g}"
-    return f"text, 1 and 3 pictures: {max(apart):.1g} apart"
+    return f"{_counted(s)}: {max(apart):.1g} apart"
 
 
 def check_gradient(s: Subject) -> str:
     """Gradients of all weights from a packed group against separate rows."""
     policy = s.policy()
-    prompt, media = s.prompt(policy, 2), s.processed(policy, 2)
+    count = min(2, s.counts[-1])
+    prompt, media = s.prompt(policy, count), s.processed(policy, count)
     found = []
     for logp in _group(s, policy, prompt, media):
         policy.model.zero_grad()
@@ -179,7 +190,7 @@ def check_gradient(s: Subject) -> str:
     norm = torch.stack([g.norm() for g in alone.values()]).norm()
     apart = float(torch.stack([(packed[n] - g).norm() for n, g in alone.items()]).norm() / norm)
     assert apart <= GRADIENT, f"expected at most {GRADIENT:g} of the norm apart, found {apart:.2g}"
-    return f"2 pictures: {apart:.1g} of the norm apart"
+    return f"{count} picture{'s' * (count > 1)}: {apart:.1g} of the norm apart"
 
 
 def check_clip(s: Subject) -> str:
@@ -233,13 +244,13 @@ def check_rollout(s: Subject) -> str:
     from mmrl.rollout.engine import PrefillOnceEngine, Request, SamplingSettings
 
     policy, tokens = s.plain, 12
-    prompts = [s.prompt(policy, n) for n in (0, 1, 3)]
+    prompts = [s.prompt(policy, n) for n in s.counts]
     settings = SamplingSettings(max_new_tokens=tokens)
     turns = PrefillOnceEngine(policy).generate(
         [Request(p, 1, greedy=True) for p in prompts], settings
     )
     apart = 0.0
-    for n, prompt, (turn,) in zip((0, 1, 3), prompts, turns, strict=True):
+    for n, prompt, (turn,) in zip(s.counts, prompts, turns, strict=True):
         with torch.no_grad():
             whole = policy.base.generate(
                 **s.processed(policy, n),
@@ -258,14 +269,15 @@ def check_features(s: Subject) -> str:
     """Cached features of a frozen tower against the pixels' way, and encoded once."""
     policy = s.policy(freeze=["vision", "projector"])
     assert policy.tower() is not None, "the tower does not count as frozen"
+    count = s.counts[-1]
     with torch.no_grad():
-        found, wanted = _group(s, policy, s.prompt(policy, 3), s.processed(policy, 3))
-        again = policy.evaluate([s.prompt(policy, 3)], [s.answers(policy)[0]]).logp_N
+        found, wanted = _group(s, policy, s.prompt(policy, count), s.processed(policy, count))
+        again = policy.evaluate([s.prompt(policy, count)], [s.answers(policy)[0]]).logp_N
     apart = _near(found, wanted, "features")
     _near(again, found[: len(again)], "features taken from the cache")
     encoded = policy.encoder.visuals.stats.encoded
-    assert encoded == 3, f"expected 3 pictures encoded once, found {encoded}"
-    return f"{apart:.1g} apart; 3 pictures encoded once"
+    assert encoded == count, f"expected {count} pictures encoded once, found {encoded}"
+    return f"{apart:.1g} apart; {count} picture{'s' * (count > 1)} encoded once"
 
 
 def check_freeze(s: Subject) -> str:

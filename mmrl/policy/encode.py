@@ -277,6 +277,7 @@ class Encoder:
             [prompt.kinds_P, torch.zeros(len(written), dtype=torch.long), shown.kinds_P[ended:]]
         )
         self._check_length(sample, kinds_P)
+        self._check_pictures(sample, [*prompt.visuals, *visuals])
         positions_3P = torch.cat(pieces, 1)
         return Prompt(
             ids_P,
@@ -364,6 +365,7 @@ class Encoder:
     ) -> Prompt:
         """`text` and `visuals` as a prompt, or without `begins` as what stands in the middle of one."""
         check_text(text, f"sample {sample.id}")
+        self._check_pictures(sample, visuals)
         text, visuals = self._expand(text, visuals)
         tokenizer = self.processor.tokenizer
         # as apply_chat_template does: a template that writes the beginning itself is given no second one
@@ -377,6 +379,14 @@ class Encoder:
         return Prompt(
             ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, tuple(visuals)
         )
+
+    def _check_pictures(self, sample: Sample, visuals: Sequence[Any]) -> None:
+        most, found = self.family.most_pictures, sum(v.kind == "image" for v in visuals)
+        if most is not None and found > most:
+            raise DataError(
+                f"sample {sample.id}: expected at most {most} picture{'s' * (most > 1)} in a prompt, found {found}: "
+                f"{self.family.refused['pictures']}"
+            )
 
     def _check_length(self, sample: Sample, kinds_P: torch.Tensor) -> None:
         if len(kinds_P) > self.max_prompt_tokens:

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from mmrl.cli.main import app
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, DataError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
@@ -21,6 +22,7 @@ from mmrl.policy.families import BUILT_IN, families, family_of, family_of_proces
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.qwen import Qwen25VL
 from mmrl.policy.families.tiles import InternVL
+from mmrl.video.pictures import CanvasReader
 from mmrl.video.pixels import TileLayout
 from tests.kits.engine_kit import fresh_policy
 
@@ -35,7 +37,9 @@ def test_a_family_keeps_its_contract(name: str) -> None:
     assert [c.check for c in cells] == list(check_names())
     assert not [c for c in cells if c.verdict == "failed"]
     refused = {c.check: c.found for c in cells if c.verdict == "refused"}
-    assert refused == dict(next(f for f in BUILT_IN if f.name == name).refused)
+    told = dict(next(f for f in BUILT_IN if f.name == name).refused)
+    assert (told.pop("pictures", None) is None) == ("3 pictures" in cells[0].found)
+    assert refused == told
 
 
 def test_a_wrong_record_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +132,55 @@ def test_a_mirrored_picture_of_tiles_is_that_of_the_mirrored_picture() -> None:
     picture = torch.rand(3, 8, 4).repeat_interleave(3, 2)
     found = layout.mirrored(cut(picture), (7, 2, 3))
     assert torch.equal(found, cut(picture.flip(2)))
+
+
+def test_llava_onevision_takes_one_picture_per_prompt() -> None:
+    """A second one, in the same question or in a later turn, is refused with the reason; its newline is the projector's."""
+    policy = fresh_policy("llava_onevision", frame=CoordFrame.REL1)
+    encoder = policy.encoder
+    picture = encoder.visuals.frame(np.zeros((40, 60, 3), np.uint8))
+
+    def asked(count: int) -> list[dict[str, Any]]:
+        items = [{"type": "image"}] * count + [{"type": "text", "text": "yes or no"}]
+        return [{"role": "user", "content": items}]
+
+    with pytest.raises(DataError, match=r"at most 1 picture in a prompt, found 2: .*tiles"):
+        encoder.prompt_of(asked(2), [picture, picture])
+    first = encoder.prompt_of(asked(1), [picture])
+    with pytest.raises(DataError, match="found 2"):
+        encoder.extended(first, policy.eos_ids[:1], asked(1), [picture])
+    assert encoder.extended(first, policy.eos_ids[:1], asked(0)).length > first.length
+    newline = policy.base.model.image_newline
+    assert any(p is newline for p in policy.family.parts.vision_parameters(policy.base.model))
+    assert policy.family.parts.part_of("model.image_newline") == "projector"
+
+
+def test_a_mirrored_canvas_is_that_of_the_mirrored_picture() -> None:
+    """The whole view stays before the tiles, which change places within their row."""
+    processor = fresh_policy("llava_onevision", frame=CoordFrame.REL1).processor
+    reader = CanvasReader(processor)
+    # its shape is a canvas's: nothing is resized or padded, and the whole view is resized evenly
+    side = reader.layout.patch
+    picture = torch.randint(0, 256, (3, side, 2 * side), dtype=torch.uint8)
+    tiles, grid, shown = reader.read(picture, {})
+    assert grid == (3, side, 2 * side) and shown == (2 * side, side)
+    wanted, _, _ = reader.read(picture.flip(2), {})
+    assert torch.equal(reader.layout.mirrored(tiles, grid), wanted)
+
+
+def test_idefics_keeps_pictures_within_their_budget() -> None:
+    """data.max_pixels says how many tiles the longer side becomes; what cannot act is refused."""
+    encoder = fresh_policy("idefics3", frame=CoordFrame.REL1).encoder
+    processor, family = encoder.processor, encoder.family
+    tile = processor.image_processor.max_image_size["longest_edge"]
+    options, (low, high) = family.image_options(processor, None, tile * tile * 9)
+    assert (low, high) == (0, tile * tile * 9)
+    reader = family.reader(processor)
+    _, grid, shown = reader.read(torch.zeros(3, 200, 100, dtype=torch.uint8), options)
+    assert grid == (7, 3, 2) and shown == (2 * tile, 3 * tile)
+    assert reader.tokens(200, 100, options) == reader.layout.tokens(grid)
+    with pytest.raises(ConfigError, match=r"expected no data\.min_pixels"):
+        family.image_options(processor, 1000, None)
 
 
 def test_the_commands_list_and_check() -> None:

@@ -16,6 +16,8 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.policy.families.contract import PARTS, ModelFamily, Parts
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.glm import Glm4V, Glm4VMoe
+from mmrl.policy.families.idefics import Idefics3
+from mmrl.policy.families.llava import LlavaOneVision
 from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL
 from mmrl.policy.families.tiles import InternVL
 
@@ -41,6 +43,8 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     Glm4VMoe(),
     InternVL(),
     Gemma3(),
+    Idefics3(),
+    LlavaOneVision(),
 )
 
 

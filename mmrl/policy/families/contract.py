@@ -90,7 +90,7 @@ class ModelFamily(abc.ABC):
     its processors. `frame` is the coordinate frame that released checkpoints were trained to emit, None where no source says so
     (model.frame must then be set); `source` is that source. `system` is the template's system text. `vllm` is the class that vLLM
     answers with, "" where mmrl's prompts cannot be handed to it. `refused` says what the family cannot do here, and why: keys are
-    "video", "vllm", "lora" or names of checks.
+    "video", "pictures", "vllm", "lora" or names of checks.
     """
 
     name: ClassVar[str]
@@ -105,6 +105,8 @@ class ModelFamily(abc.ABC):
     """model.attn -> what transformers calls the tower's attention; settings that are not here are refused."""
     pictures_see_themselves: ClassVar[bool] = False
     """Whether a picture's tokens see the whole picture, not only what precedes them."""
+    most_pictures: ClassVar[int | None] = None
+    """Of one prompt, where there is a limit; `refused["pictures"]` says why."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     # prompts
