@@ -1,6 +1,6 @@
 """Generation beside training: `mmrl train` with a generator process against the serial run, stage by stage.
 
-    python -m scripts.bench_decoupled            (about ten minutes, writes assets/results/bench_decoupled.json)
+    python -m scripts.bench_decoupled            (half an hour, most of it sleep; writes assets/results/bench_decoupled.json)
     python -m scripts.bench_decoupled --quick    (about two minutes, writes nothing that stands for a record)
 
 Every row is a run of `mmrl train`'s own trainer. `serial` rolls a step out and then trains it; `decoupled` sets
