@@ -128,6 +128,7 @@ class Turn:
 
     `decision` is what a policy chose that is no token (the denoising chain of a flow, mmrl.robotics.flow): the policy's own
     `evaluate` takes it in the place of token_ids, which then name the nearest bins, for people. None: the tokens are it.
+    `parsed`: whether the environment could read it.
     """
 
     token_ids: tuple[int, ...]
@@ -142,6 +143,7 @@ class Turn:
     terminated: bool = False
     truncated: bool = False
     decision: Any = None
+    parsed: bool = True
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -216,6 +218,7 @@ class Rollout:
 
     With `error` it could not be finished: it counts, and nothing is learned from it.
     `offline` marks a demonstration: somebody else wrote it, and its log-probs are theirs (0 where unknown).
+    `replayed` marks a success of older weights (mmrl.algorithms.replay), with their log-probs.
     `info`: what an environment says at the end (success_once, success_at_end).
     `final`: the encoded last observation, where a critic's value of it is wanted. `frames`: pictures, where asked for.
     `final_value`: what a critic expects after the last turn, where training has computed it (mmrl.training.answer_critic).
@@ -231,6 +234,7 @@ class Rollout:
     frames: tuple[Any, ...] = ()
     final_value: float = 0.0
     film: Any = None
+    replayed: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -270,7 +274,7 @@ class RolloutGroup:
     `contrast` holds rollouts on a changed input (T-GRPO's shuffled frames and the like); they are never trained on.
     `view` names the change; '' where none applies. A group with a view and no contrast was one where it could not matter.
     `probe` marks groups whose contrast was rolled out whether or not it matters: an unbiased sample of them all.
-    `replaced` holds rollouts whose places demonstrations took: they count in metrics and are not trained on.
+    `replaced` holds rollouts whose places demonstrations or past successes took: they count in metrics and are not trained on.
     `key` orders groups and seeds their sampling: (step, position in the step, attempt).
     """
 

@@ -247,6 +247,8 @@ class ScheduleConfig(_ScheduleConfig):
 _OF_PROMPTS = {
     "algorithm.contrast": "there is no changed view of a simulator to roll out on",
     "algorithm.offline": "demonstrations of a simulator are cloned beforehand (mmrl sft), none belongs to the state of a group",
+    "algorithm.replay": "an episode of a simulator is not played again for its observations",
+    "algorithm.mask_rollouts": "an episode has no words to read, and is cut off at env.horizon, which is part of its task",
     "algorithm.overlong": "an episode is cut off at env.horizon, which is part of its task",
     "algorithm.overlong_buffer": "an episode is cut off at env.horizon, which is part of its task",
     "algorithm.overlong_weight": "an episode is cut off at env.horizon, which is part of its task",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -65,14 +65,20 @@ class OverlongSettings:
             )
 
 
-def trajectory_in_loss(trajectory: Rollout, mode: Overlong) -> bool:
+def trajectory_in_loss(trajectory: Rollout, mode: Overlong, masked: Collection[str] = ()) -> bool:
     """Whether a trajectory's tokens belong to the loss.
 
     Never when its rollout failed or wrote nothing: those tokens are not the policy's choice. With mode 'mask' also
     not when any turn was cut by the length limit (overlong filtering, DAPO section 3.4): its reward judges half an
-    answer. Either way its reward stays in the group's mean, so the others' advantages do not change.
+    answer. `masked` (algorithm.mask_rollouts): 'unparsed' leaves out those with a turn that their environment could not read (void
+    turns; SimpleTIR, Xue et al. 2025, arXiv 2509.02479), 'truncated' those that were cut off. Either way
+    its reward stays in the group's mean, so the others' advantages do not change.
     """
     if trajectory.error is not None or trajectory.num_tokens == 0:
+        return False
+    if "truncated" in masked and trajectory.truncated:
+        return False
+    if "unparsed" in masked and not all(turn.parsed for turn in trajectory.turns):
         return False
     stops = {turn.stop for turn in trajectory.turns}
     return StopReason.ERROR not in stops and not (mode == "mask" and StopReason.LENGTH in stops)

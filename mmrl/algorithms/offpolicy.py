@@ -1,6 +1,7 @@
 """Tokens whose log-probs at rollout are not those of the weights being trained: what is done about them, and what of it is counted.
 
-Two kinds. Stale tokens were written with older weights (schedule.kind async; schedule.correction). Sampled ones were written by
+Two kinds. Stale tokens were written with older weights (schedule.kind async, schedule.correction; or past successes of the
+experience pool, algorithm.replay). Sampled ones were written by
 another engine with the weights of now, whose kernels round differently (engine.rollout vllm; engine.vllm.correction). Either way
 the old policy of the ratio becomes the trainer's own before the update, and the token counts w = trainer / sampler, bounded:
 decoupled PPO, `mmrl.algorithms.behave_weights`. For tokens of the second kind that is truncated importance sampling.
@@ -20,7 +21,7 @@ from mmrl.distributed.world import World
 
 __all__ = ["OffPolicy"]
 
-_KINDS = {"stale": "train/offpolicy", "sampled": "train/sampler"}
+_KINDS = ("stale", "sampled")
 _COUNTS = (
     "tokens",
     "stale",
@@ -32,11 +33,18 @@ class OffPolicy:
     """The corrections of a run and the counts of a step."""
 
     def __init__(self, config: RunConfig) -> None:
-        s, v = config.schedule, config.engine.vllm
-        self.asynchronous = s.kind == "async"
+        s, v, pool = config.schedule, config.engine.vllm, config.algorithm.replay
+        self.asynchronous, self.replays = s.kind == "async", pool.per_group > 0
+        self.names = {
+            "stale": "train/replay" if self.replays else "train/offpolicy",
+            "sampled": "train/sampler",
+        }
         other = config.engine.rollout == "vllm"
         self.settings = {
-            "stale": CorrectionSettings(
+            # not both: runs with a pool are not asynchronous
+            "stale": CorrectionSettings(mode="truncate", threshold=pool.cap)
+            if self.replays
+            else CorrectionSettings(
                 mode=s.correction if self.asynchronous else "none",
                 threshold=s.threshold,
                 level=s.correction_level,
@@ -98,17 +106,17 @@ class OffPolicy:
         self._counts["stale"] += float((mask_N & stale_N).sum())
 
     def metrics(self, world: World | None = None) -> dict[str, float]:
-        """Of async runs the share of tokens that older weights wrote; of each kind that was corrected the mean weight and the
-        share masked. Over all processes of `world`: collective."""
+        """Of async runs, and of those with a pool, the share of tokens that older weights wrote; of each kind that was corrected
+        the mean weight and the share masked. Over all processes of `world`: collective."""
         found = {name: self._counts[name] for name in _COUNTS}
-        if world is not None and (self.asynchronous or self.corrects_sampler):
+        if world is not None and (self.asynchronous or self.replays or self.corrects_sampler):
             found = dict(zip(_COUNTS, world.sum(list(found.values())), strict=True))
         shares = (
-            {"train/offpolicy/share": found["stale"] / max(found["tokens"], 1.0)}
-            if self.asynchronous
+            {f"{self.names['stale']}/share": found["stale"] / max(found["tokens"], 1.0)}
+            if self.asynchronous or self.replays
             else {}
         )
-        for kind, name in _KINDS.items():
+        for kind, name in self.names.items():
             if tokens := found[f"{kind}/tokens"]:
                 shares |= {
                     f"{name}/weight": found[f"{kind}/weight"] / tokens,

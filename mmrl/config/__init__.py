@@ -29,6 +29,7 @@ from mmrl.config.algorithm import (
     FilterConfig,
     KLConfig,
     OfflineConfig,
+    ReplayConfig,
 )
 from mmrl.config.data import (
     CacheConfig,
@@ -86,6 +87,7 @@ __all__ = [
     "LoraSettings",
     "ModelConfig",
     "OfflineConfig",
+    "ReplayConfig",
     "OperationsConfig",
     "OptimConfig",
     "PassRateConfig",

@@ -21,6 +21,7 @@ __all__ = [
     "FilterConfig",
     "KLConfig",
     "OfflineConfig",
+    "ReplayConfig",
 ]
 
 ADVANTAGE_SCALES = {
@@ -181,6 +182,24 @@ class OfflineConfig(_Section):
     """Share of train.steps after which none are added."""
 
 
+class ReplayConfig(_Section):
+    """Experience pool (mmrl/algorithms/replay.py): a group in which no rollout succeeded gets a past success of the policy's own on
+    its prompt, with the log-probs of the weights that wrote it. For prompts, of one turn or several; an environment plays it again.
+
+    Serial and pipelined runs. Not with advantage gae or pass_k, algorithm.contrast, algorithm.offline or rewards of a whole group.
+    """
+
+    per_group: int = Field(0, ge=0)
+    """Most past successes in a group that has none, in the place of its last rollouts; 0: off. ARPO: 1 of 8."""
+    max_age: int = Field(50, ge=1)
+    """Steps after which a success is forgotten: its importance weights are far from 1 by then."""
+    cap: float = Field(2.0, ge=1, allow_inf_nan=False)
+    """Bound of the importance weights pi_now / pi_then of their tokens (truncated importance sampling). The clip is around the
+    weights of now (decoupled PPO): around those of then it would stop at 1 + clip_high times the old probability, for good."""
+    size: int = Field(1000, ge=1)
+    """Most rollouts kept; beyond it the oldest go."""
+
+
 class CriticConfig(_Section):
     """PPO's critic, with algorithm.advantage gae: a value head judges what the policy writes, and generalised advantage estimation
     (mmrl/algorithms/gae.py) makes advantages of its values; its loss is added to the policy's (mmrl/algorithms/ppo.py)."""
@@ -239,6 +258,7 @@ class AlgorithmConfig(_Section):
     sum."""
     contrast: ContrastConfig = ContrastConfig()
     offline: OfflineConfig = OfflineConfig()
+    replay: ReplayConfig = ReplayConfig()
     difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"] = "none"
     """Multiply a group's advantages by a weight that falls with its mean accuracy, of episodes their success rate
     (mmrl/algorithms/difficulty.py)."""
@@ -275,6 +295,9 @@ class AlgorithmConfig(_Section):
     overlong: Literal["none", "mask", "soft"] = "none"
     """Completions cut at the length limit: judged as they are, left out of the loss (mask), or punished from overlong_buffer
     tokens before the limit on (soft; DAPO)."""
+    mask_rollouts: list[Literal["unparsed", "truncated"]] = []
+    """Rollouts of several turns that are left out of the loss, and still count in their group: those with a turn that the
+    environment could not read (unparsed: SimpleTIR's void turns), those that it or its max_turns cut off (truncated)."""
     overlong_buffer: int = Field(0, ge=0)
     """soft: tokens before the limit where the penalty begins."""
     overlong_weight: float = Field(1.0, ge=0)

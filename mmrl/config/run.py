@@ -121,6 +121,7 @@ class RunConfig(_Section):
         self._check_advantages()
         self._check_critic()
         self._check_offline()
+        self._check_replay()
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(
                 f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
@@ -292,6 +293,44 @@ class RunConfig(_Section):
             raise ValueError(
                 f"algorithm.offline.per_group ({o.per_group}) with replace true leaves no rollouts: it must be below "
                 f"rollout.group_size ({self.rollout.group_size})"
+            )
+
+    def _check_replay(self) -> None:
+        a, number = self.algorithm, self.algorithm.replay.per_group
+        if not number:
+            return
+        why = {
+            "advantage gae": (
+                a.advantage == "gae",
+                "a critic judges each answer by itself, so that no group is without signal",
+            ),
+            "advantage pass_k": (
+                a.advantage == "pass_k",
+                "it counts what the policy of now gets right",
+            ),
+            "contrast": (a.contrast.kind != "none", "a success of before has no changed view"),
+            "offline.per_group": (
+                a.offline.per_group > 0,
+                "demonstrations fill the same places; keep one of both",
+            ),
+            "schedule.kind async": (
+                self.schedule.kind == "async",
+                "the pool changes between steps, which overlap there; set schedule.kind: pipelined",
+            ),
+            "engine.generator.kind process": (
+                self.engine.generator.kind == "process",
+                "the pool changes between steps, which overlap there; set engine.generator.kind: inline",
+            ),
+        }
+        for key, (used, reason) in why.items():
+            if used:
+                raise ValueError(
+                    f"expected algorithm.replay.per_group 0 with {key}, found {number}: {reason}"
+                )
+        if number >= self.rollout.group_size:
+            raise ValueError(
+                f"algorithm.replay.per_group ({number}) leaves no rollouts of now: it must be below rollout.group_size "
+                f"({self.rollout.group_size})"
             )
 
     def _build_algorithm_settings(self) -> None:

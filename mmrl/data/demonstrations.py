@@ -66,8 +66,8 @@ class RefusedRow:
 
 
 def on_policy(trajectories: Sequence[Rollout]) -> list[Rollout]:
-    """Those the policy wrote."""
-    return [t for t in trajectories if not t.offline]
+    """Those the policy of the step wrote."""
+    return [t for t in trajectories if not (t.offline or t.replayed)]
 
 
 def is_right(score: Score) -> bool:

@@ -44,6 +44,7 @@ __all__ = [
     "place_of",
     "play",
     "play_scripted",
+    "play_written",
     "turns_of",
 ]
 
@@ -140,6 +141,7 @@ class Episode:
                 rewards=(float(outcome.reward),),
                 terminated=outcome.terminated,
                 truncated=outcome.truncated or over,
+                parsed=outcome.parsed,
             )
             self.info = {str(name): float(value) for name, value in outcome.info.items()}
             self.parsed = outcome.parsed
@@ -275,13 +277,35 @@ def play_scripted(
     """Play episodes by their environments' own scripted players (Environment.scripted), each with random numbers of its key, and
     close them. An environment without such a player fails its rollout."""
     players = [np.random.default_rng([abs(int(k)) for k in key]) for key in keys]
+    return _played_by(policy, episodes, lambda e, number: e.script(policy, players[number]))
+
+
+def play_written(
+    policy: Policy, episodes: Sequence[Episode], written: Sequence[Sequence[Turn]]
+) -> list[Rollout]:
+    """Play episodes by turns that were written before, of each its own, and close them. One that ends before its turns do has
+    fewer."""
+
+    def turn(episode: Episode, number: int) -> Turn | None:
+        done = len(episode.turns)
+        return written[number][done] if done < len(written[number]) else None
+
+    return _played_by(policy, episodes, turn)
+
+
+def _played_by(
+    policy: Policy,
+    episodes: Sequence[Episode],
+    turn_of: Callable[[Episode, int], Turn | None],
+) -> list[Rollout]:
+    """Episodes played until they are over or there is no turn (of an episode, and its number), and closed."""
     with ExitStack() as stack:
         for episode in episodes:
             stack.callback(episode.close)
         while acting := [
             (e, t)
-            for e, player in zip(episodes, players, strict=True)
-            if e.open and (t := e.script(policy, player)) is not None
+            for number, e in enumerate(episodes)
+            if e.open and (t := turn_of(e, number)) is not None
         ]:
             outcomes = _side_by_side(
                 [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
@@ -351,6 +375,11 @@ def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]
                 "environment's rewards are the reward: `score_in_group` would never be asked; leave one of them out"
             )
     a = config.algorithm
+    if a.mask_rollouts and not played:
+        raise ConfigError(
+            "expected a task with an environment for algorithm.mask_rollouts, whose rollouts take several turns, found none; for "
+            "answers cut by rollout.max_new_tokens there is algorithm.overlong: mask; set algorithm.mask_rollouts: []"
+        )
     why = {
         "algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),
         "algorithm.offline.per_group": (a.offline.per_group > 0, "demonstrations of one answer"),

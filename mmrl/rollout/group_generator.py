@@ -28,6 +28,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.episodes import Episode, begin, play
+from mmrl.rollout.replaying import Replaying
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
@@ -115,6 +116,7 @@ class GroupGenerator:
         self._task_key = {id(s.task): i for i, s in enumerate(sources)}
         self._config_of = {id(s.task): s.config for s in sources}
         self.demonstrations = Demonstrations(config, policy, sources)
+        self.replaying = Replaying(config, policy, sources)
         self.exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.timeline = Timeline()
         self.step, self.tally = 0, StepTally()
@@ -142,7 +144,7 @@ class GroupGenerator:
                 ready, [self.demonstrations.rollouts(len(o.demonstrations)) for o in ready], 3
             )
         closed = [replace(o.group, rollouts=found) for o, found in zip(ready, written, strict=True)]
-        closed = self._mixed(closed, ready)
+        closed = self._filled(self._mixed(closed, ready), ready)
         for group, opened in zip(closed, ready, strict=True):
             self.tally.origins[group.key] = score_origin(
                 self._config_of[id(opened.task)], opened.prompt.images, opened.prompt.videos
@@ -218,6 +220,24 @@ class GroupGenerator:
         )
         for i, scores in zip(asked, scored, strict=True):
             groups[i] = self.demonstrations.mix(groups[i], ready[i].demonstrations, scores)
+        return groups
+
+    def _filled(self, closed: Sequence[RolloutGroup], ready: Sequence[_Open]) -> list[RolloutGroup]:
+        """The groups, those without a success with past ones from the pool (algorithm.replay)."""
+        groups = list(closed)
+        wanted = {i: found for i, g in enumerate(closed) if (found := self.replaying.wanted(g))}
+        plain = [i for i in wanted if not ready[i].episodes]
+        jobs = [self._jobs(ready[i], [t for s in wanted[i] for t in s.turns]) for i in plain]
+        for i, scores in zip(plain, self._scores(jobs) if jobs else [], strict=True):
+            groups[i] = self.replaying.answered(groups[i], wanted[i], scores)
+        for i in sorted(wanted.keys() - set(plain)):
+            # begun as the group was: its rollouts were closed when they were over
+            seed = (self.config.seed, 3, *groups[i].key)
+            with self.exclusive(), ExitStack() as begun:
+                again = begin(
+                    self.policy, groups[i].sample, ready[i].task, len(wanted[i]), seed, begun=begun
+                )
+                groups[i] = self.replaying.played(groups[i], wanted[i], again)
         return groups
 
     def _record(self, sample: Sample, reasons: Sequence[str | None]) -> None:

@@ -90,9 +90,11 @@ class PromptRollouter:
         if self.stream.begin_step(step, self.config.train.steps):
             self.sampler.retain(self.stream.allows)
         self.sampler.begin_step(step)
+        replaying = self.generator.replaying
+        replaying.pool.begin_step(step)
         if self.selection is not None:
             self.selection.begin_step(step, self.config.train.prompts_per_step)
-        draw = self._next
+        draw, closed = self._next, list[RolloutGroup]()
         while tickets := self.sampler.request(draw):
             draw = self._replacement
             local = [t for t in tickets if t.key[1] % self.world.size == self.world.rank]
@@ -106,10 +108,13 @@ class PromptRollouter:
                 # others count what is known
                 told = {g.key for g in again}
                 tally.groups += made
+                closed += made
                 tally.trained += [g for g in kept if g.key not in told]
                 yield from kept
         tally.report = self.sampler.end_step()
         tally.notes = self._notes()
+        if replaying.pool.active:
+            tally.notes |= replaying.gathered(closed, self.world.gather)
         # the next step begins before this one is trained and saved
         if self.keeps_states:
             self.states[step] = copy.deepcopy(self.state_dict())
@@ -194,11 +199,13 @@ class PromptRollouter:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Stream position, carry-over queue and replay memory, as JSON values."""
+        """Stream position, carry-over queue, replay memory and experience pool, as JSON values."""
+        pool = self.generator.replaying.pool
         return {
             "stream": self.stream.state_dict(),
             "sampler": self.sampler.state_dict(),
             "selection": self.selection.state_dict() if self.selection is not None else None,
+            **({"replay": pool.state_dict()} if pool.active else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -207,3 +214,4 @@ class PromptRollouter:
         self.sampler.load_state_dict(state["sampler"])
         if self.selection is not None:
             self.selection.load_state_dict(state["selection"])
+        self.generator.replaying.pool.load_state_dict(state.get("replay", ()))

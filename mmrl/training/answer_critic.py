@@ -144,7 +144,11 @@ class AnswerAdvantages:
                 if (
                     good
                     and trainable(rollout)
-                    and trajectory_in_loss(rollout, self.config.algorithm.overlong)
+                    and trajectory_in_loss(
+                        rollout,
+                        self.config.algorithm.overlong,
+                        self.config.algorithm.mask_rollouts,
+                    )
                 ):
                     columns[group.key, number] = _column(rollout, rewards[number])
         if self.config.reward.shuffle:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.config import CriticConfig, EntropyConfig, RunConfig
+from mmrl.config import CriticConfig, EntropyConfig, ReplayConfig, RunConfig
 from mmrl.config.renamed import flat_with_new_names
 from mmrl.errors import ConfigError
 from mmrl.training.optim import learning_rate
@@ -64,13 +64,18 @@ _MAY_CHANGE = (
 _LENGTH = "train.steps"
 _BEFORE = {
     "algorithm.filter.key": "reward",
+    "algorithm.mask_rollouts": [],
     "optim.states": "fp32",
     "data.image.orientation": "displayed",
     "train.balance_batch": False,
     "schedule.correction_level": "token",
     **{
         f"algorithm.{section}.{name}": value
-        for section, kind in (("entropy", EntropyConfig), ("critic", CriticConfig))
+        for section, kind in (
+            ("entropy", EntropyConfig),
+            ("critic", CriticConfig),
+            ("replay", ReplayConfig),
+        )
         for name, value in kind().model_dump(mode="json").items()
     },
 }

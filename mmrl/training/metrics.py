@@ -60,7 +60,7 @@ def completion_records(
 ) -> list[dict[str, Any]]:
     """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words.
 
-    Demonstrations are marked `offline`, rollouts whose places they took are records like any other.
+    Demonstrations are marked `offline`, past successes `replayed`, rollouts whose places they took are records like any other.
     """
     records = []
     for group in sorted(groups, key=lambda g: g.key):
@@ -86,6 +86,7 @@ def completion_records(
                     "broken": is_reward_failure(score),
                     "right": is_right(score),
                     "offline": trajectory.offline,
+                    "replayed": trajectory.replayed,
                     **view,
                     "length": trajectory.num_tokens,
                     "clipped": turn.stop is StopReason.LENGTH,
@@ -283,7 +284,7 @@ def step_metrics(
     row: dict[str, Any] = {}
     told, records = (
         [r for r in records if r.get("offline")],
-        [r for r in records if not r.get("offline")],
+        [r for r in records if not (r.get("offline") or r.get("replayed"))],
     )
     by_source: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:

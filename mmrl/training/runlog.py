@@ -92,6 +92,7 @@ def rollout_rows(
                         else {}
                     ),
                     **({"offline": True} if trajectory.offline else {}),
+                    **({"replayed": True} if trajectory.replayed else {}),
                     **view,
                     **({"contrast": True} if contrast else {}),
                     **({"film": film.write(pictures, name)} if film is not None else {}),

@@ -30,7 +30,8 @@ class SampleBuilder:
     """Rollouts of a group -> TrainingSample.
 
     `prompt_of(group)` encodes the sample of a group whose turns have no prompt of their own; what it gave is kept until `begin`.
-    `longest`: the most tokens of a rollout, for loss_aggregation dr_grpo. `asynchronous`: turns of older weights are marked stale.
+    `longest`: the most tokens of a rollout, for loss_aggregation dr_grpo. `asynchronous`: turns of older weights are
+    marked stale; past successes always are.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class SampleBuilder:
                 continue
             if prompt is None and any(t.prompt is None for t in rollout.turns):
                 prompt = self._encoded(group)
-            in_loss = good and rollout_in_loss(rollout, self._config.algorithm.overlong)
+            a = self._config.algorithm
+            in_loss = good and rollout_in_loss(rollout, a.overlong, a.mask_rollouts)
             yield self._sample(group, number, rollout, targets, prompt, in_loss)
 
     def tokens_of(self, group: RolloutGroup) -> int:
@@ -118,7 +120,7 @@ class SampleBuilder:
                     in_loss,
                     "" if turn.prompt is not None else group.fingerprint,
                     rollout.offline,
-                    self._asynchronous
+                    (self._asynchronous or rollout.replayed)
                     and not rollout.offline
                     and turn.policy_version < self._version,
                     tuple(values),
