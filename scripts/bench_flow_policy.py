@@ -1,10 +1,11 @@
-"""A flow-matching policy learns from success alone: SmolVLA, tiny, cloned and then trained on the tiny simulator.
+"""A flow-matching policy learns from success alone: SmolVLA or pi0, tiny, cloned and then trained on the tiny simulator.
 
     python -m scripts.bench_flow_policy                               # Flow-SDE with GRPO, one seed: a quarter of an hour
     python -m scripts.bench_flow_policy --kinds sde_grpo noise_ppo --seeds 3 --record
 
 Each seed trains the same cloned policy (configs/robot_flow.yaml). Success on 100 fresh initial states before and after, sampled
-(with the noise) and greedy (the ODE), with 95 % intervals. `--record` writes assets/results/bench_flow_policy_KIND.json.
+(with the noise) and greedy (the ODE), with 95 % intervals. `--record` writes assets/results/bench_flow_policy_KIND.json (of pi0:
+bench_flow_policy_pi0_KIND.json).
 """
 
 from __future__ import annotations
@@ -30,16 +31,27 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Noise and algorithm -> what is changed in the recipe."""
 WHEN = ("before", "after")
+POLICIES = {
+    "smolvla": ["mmrl.robotics.tiny_smolvla"],
+    "pi0": ["mmrl.robotics.tiny_pi0"],
+    "pi05": ["mmrl.robotics.tiny_pi0", "--pi05"],
+}
+"""Policy -> the module that builds it, and its options."""
 
 
-def cloned(folder: Path) -> Path:
+def _named(policy: str, name: str) -> str:
+    """`name` with the policy's before it; SmolVLA's has none."""
+    return name if policy == "smolvla" else f"{policy}_{name}"
+
+
+def cloned(policy: str, folder: Path) -> Path:
     """The cloned policy, made where it is not there yet."""
-    clone = folder / "flow_clone"
+    clone = folder / _named(policy, "flow_clone")
     if not (clone / "vla.json").is_file():
-        tiny = str(folder / "tiny_smolvla")
-        subprocess.run([sys.executable, "-m", "mmrl.robotics.tiny_smolvla", tiny], check=True)
+        tiny = str(folder / f"tiny_{policy}")
+        subprocess.run([sys.executable, "-m", *POLICIES[policy], tiny], check=True)
         command = ["sft", str(CONFIG), "--out", str(clone), f"model.path={tiny}"]
-        command += ["name=flow_clone", f"dir={folder}"]
+        command += [f"name={clone.name}", f"dir={folder}"]
         subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
     return clone
 
@@ -49,7 +61,8 @@ def run(kind: str, seed: int, clone: Path, folder: Path, overrides: list[str]) -
     from mmrl.cli.run import train_command
 
     began = time.time()
-    changes = [f"model.path={clone}", f"seed={seed}", f"name=flow_{kind}_{seed}", f"dir={folder}"]
+    name = clone.name.removesuffix("clone") + f"{kind}_{seed}"
+    changes = [f"model.path={clone}", f"seed={seed}", f"name={name}", f"dir={folder}"]
     done = train_command(
         CONFIG,
         [*KINDS[kind], *changes, *overrides],
@@ -66,12 +79,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kinds", nargs="+", default=["sde_grpo"], choices=tuple(KINDS))
+    parser.add_argument("--policy", default="smolvla", choices=tuple(POLICIES))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="of models and runs")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
-    clone, fell = cloned(options.folder), False
+    clone, fell = cloned(options.policy, options.folder), False
     for kind in options.kinds:
         runs = [
             run(kind, seed, clone, options.folder, options.overrides)
@@ -79,7 +93,7 @@ def main() -> int:
         ]
         rows = [
             (
-                kind,
+                _named(options.policy, kind),
                 r["seed"],
                 mode,
                 *(f"{table['success_once'][when]['mean']:.2f}" for when in WHEN),
@@ -90,7 +104,8 @@ def main() -> int:
         print_table(("kind", "seed", "mode", *WHEN), rows)
         if options.record:
             facts = {"overrides": [*KINDS[kind], *options.overrides], "runs": runs}
-            print(write_results(f"bench_flow_policy_{kind}", facts, "torch", "transformers"))
+            name = f"bench_flow_policy_{_named(options.policy, kind)}"
+            print(write_results(name, facts, "torch", "transformers"))
         sampled = [r["held_out"]["sampled"]["success_once"] for r in runs]
         fell |= any(s["after"]["mean"] < s["before"]["mean"] for s in sampled)
     return int(fell)

@@ -17,6 +17,7 @@ from typing import Any
 from mmrl.config.peers import PEERS
 from scripts._readme_apart import balance, judges, sequence, staleness, syncs
 from scripts._readme_docs import install, peer_table, users
+from scripts._readme_flow import flow_policies
 from scripts._readme_scale import devices, engines, gap, memory, presets, sizes
 from scripts._readme_turns import turns, turns_cost
 
@@ -551,6 +552,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "tgrpo": tgrpo,
     "robots": robots,
     "robot_algorithms": robot_algorithms,
+    "flow_policies": flow_policies,
     "experts": experts,
     "schedule": schedule,
     "simulated": simulated,

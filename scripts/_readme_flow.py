@@ -1,0 +1,53 @@
+"""The pages' table of policies with a flow head; scripts/update_readme.py puts it in its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["flow_policies"]
+
+_RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
+_NOISE = {"sde": "Flow-SDE", "noise": "Flow-Noise"}
+_POLICIES = {"smolvla": "SmolVLA", "pi0": "pi0", "pi05": "pi0.5"}
+
+
+def _rows(found: dict[str, Any], policy: str, kind: str) -> list[str]:
+    noise, algorithm = kind.split("_")
+    rows = []
+    for run in found["runs"]:
+        cells = [
+            "{mean:.2f} [{low:.2f}, {high:.2f}]".format(
+                **run["held_out"][mode]["success_once"][when]
+            )
+            for mode in ("sampled", "greedy")
+            for when in ("before", "after")
+        ]
+        what = f"{_POLICIES[policy]}, {_NOISE[noise]}, {algorithm.upper()}"
+        rows.append(f"| {what} | {run['seed']} | {' | '.join(cells)} |")
+    return rows
+
+
+def flow_policies() -> str:
+    """What success alone taught cloned policies, one row for each seed."""
+    rows, loads = [], []
+    for policy in _POLICIES:
+        for kind in ("sde_grpo", "noise_grpo", "sde_ppo", "noise_ppo"):
+            name = kind if policy == "smolvla" else f"{policy}_{kind}"
+            file = _RESULTS / f"bench_flow_policy_{name}.json"
+            if file.exists():
+                found = json.loads(file.read_text(encoding="utf-8"))
+                rows += _rows(found, policy, kind)
+                loads.append(found["machine"]["load_1min"])
+    if not rows:
+        return "No number has been recorded yet; `python -m scripts.bench_flow_policy --record` measures."
+    return "\n".join(
+        [
+            "| policy, noise, algorithm | seed | sampled, before | after | greedy, before | after |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            f"\n30 steps each, 100 held-out states, on two CPU cores beside other work (load {min(loads):.0f} to "
+            f"{max(loads):.0f}). All seeds of a policy train one and the same clone.",
+        ]
+    )
