@@ -14,169 +14,46 @@ dimensions, W max_action_dim, N = K * A.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmrl.algorithms import token_mask
 from mmrl.errors import ConfigError
-from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
-from mmrl.policy.value_head import ValueHead
 from mmrl.robotics import flow
 from mmrl.robotics.acting import ActingPolicy, ActionOutput, Cloned
-from mmrl.robotics.actions import ActionCodec
-from mmrl.robotics.config import VLAConfig
 from mmrl.robotics.contract import Observation
 from mmrl.robotics.flow_model import FlowModel, Seen
-from mmrl.types import Turn
+from mmrl.robotics.module_policy import ModulePolicy, SeenPrompt
 
-__all__ = ["FlowPolicy", "FlowPrompt"]
-
-
-@dataclass(frozen=True)
-class FlowPrompt(Prompt):
-    """An observation as the model sees it: word ids, uint8 pictures (H, W, 3), the state in units of its bounds, the length of the
-    encoded prefix."""
-
-    pictures: tuple[np.ndarray, ...] = ()
-    state: tuple[float, ...] = ()
-    prefix: int = 0
-
-    @property
-    def length(self) -> int:
-        """Tokens of the prefix."""
-        return self.prefix
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """BLAKE2b hash of words, pictures and state."""
-        digest = hashlib.blake2b(repr((self.ids_P.tolist(), self.state)).encode(), digest_size=16)
-        for picture in self.pictures:
-            digest.update(repr(picture.shape).encode() + np.ascontiguousarray(picture).tobytes())
-        return digest.hexdigest()
+__all__ = ["FlowPolicy"]
 
 
-class FlowPolicy:
-    """An ActingPolicy with a flow-matching head. `files`: what is saved beside the weights, by name."""
+class FlowPolicy(ModulePolicy):
+    """An ActingPolicy with a flow-matching head."""
 
-    def __init__(
-        self,
-        model: FlowModel,
-        tokenizer: Any,
-        codec: ActionCodec,
-        settings: VLAConfig,
-        value_head: ValueHead | None = None,
-        *,
-        device: torch.device,
-        autocast: torch.dtype | None = None,
-        reference: FlowModel | None = None,
-        files: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._model, self.tokenizer, self.codec, self.settings = model, tokenizer, codec, settings
-        self.value_head, self._reference, self._files = value_head, reference, dict(files or {})
-        self._device, self._autocast = device, autocast
-        self.tokens_per_decision = codec.tokens
-        self.version, self.lockstep = 0, False
-        self._words: dict[str, torch.Tensor] = {}
+    _model: FlowModel
+
+    def __init__(self, model: FlowModel, *arguments: Any, **options: Any) -> None:
+        super().__init__(model, *arguments, **options)
+        codec, device = self.codec, self._device
         self._rows = codec.chunk if model.causal else model.shape.chunk_size
         executed_R1 = torch.arange(self._rows, device=device)[:, None] < codec.chunk
         self._free_RW = executed_R1 & (
             torch.arange(model.shape.max_action_dim, device=device) < codec.dim
         )
 
-    # what a training engine asks for: mmrl.distributed.engines.base.Trained
-
-    @property
-    def model(self) -> Any:
-        """See Trained."""
-        return self._model
-
-    @property
-    def reference_model(self) -> Any:
-        """See Trained."""
-        return self._reference
-
-    @property
-    def heads(self) -> Mapping[str, torch.nn.Module]:
-        """See Trained."""
-        return {} if self.value_head is None else {"value_head": self.value_head}
-
-    @property
-    def device(self) -> torch.device:
-        """See Trained."""
-        return self._device
-
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """See Trained."""
-        return self._autocast
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """See Trained."""
-        yield from self._model.named_parameters()
-        for name, head in self.heads.items():
-            yield from ((f"{name}.{n}", p) for n, p in head.named_parameters())
-
-    def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """See Trained."""
-        return [(n, p) for n, p in self.named_parameters() if p.requires_grad]
-
-    def publish(self) -> int:
-        """See ActingPolicy."""
-        self.version += 1
-        return self.version
-
-    def full_replica(self, device: torch.device | None = None) -> FlowPolicy:
-        """See Policy."""
-        other = copy.copy(self)
-        other._model, other.value_head, other._reference = (
-            copy.deepcopy(self._model),
-            copy.deepcopy(self.value_head),
-            None,
-        )
-        return other
-
-    def adopt_replica(self, replica: FlowPolicy) -> None:
-        """See Policy."""
-        self._model, self.value_head, self.lockstep = replica._model, replica.value_head, False
-
-    @contextlib.contextmanager
-    def reference(self) -> Iterator[FlowPolicy]:
-        """The policy before training, without its critic."""
-        if self._reference is None:
-            raise ConfigError(
-                "expected a reference model for the KL term, found none; set algorithm.kl.coef > 0 before loading the policy"
-            )
-        current, head = self._model, self.value_head
-        self._model, self.value_head = self._reference, None
-        try:
-            yield self
-        finally:
-            self._model, self.value_head = current, head
-
     # observations
 
-    def prompt(self, observation: Observation) -> FlowPrompt:
+    def prompt(self, observation: Observation) -> SeenPrompt:
         """See ActingPolicy."""
-        s = self.settings
-        if lacking := [c for c in s.cameras if c not in observation.images]:
-            raise ConfigError(
-                f"expected pictures of cameras {', '.join(s.cameras)}, found {', '.join(observation.images)}; add "
-                f"{', '.join(lacking)} to env.cameras or drop it from vla.cameras"
-            )
+        pictures = self._shown(observation)
         state = self._state(observation.proprio)
-        text = self._model.text(s.prompt.replace("{instruction}", observation.instruction), state)
-        pictures = tuple(observation.images[c] for c in s.cameras)
+        words = self.settings.prompt.replace("{instruction}", observation.instruction)
+        text = self._model.text(words, state)
         return self._prompt_of(self._ids(text), pictures, state)
 
     def _ids(self, text: str) -> torch.Tensor:
@@ -190,48 +67,24 @@ class FlowPolicy:
 
     def _prompt_of(
         self, ids_L: torch.Tensor, pictures: tuple[np.ndarray, ...], state: tuple[float, ...]
-    ) -> FlowPrompt:
+    ) -> SeenPrompt:
         model = self._model
         prefix = len(pictures) * model.picture_tokens + len(ids_L) + model.state_tokens
         nothing = torch.zeros_like(ids_L)
-        return FlowPrompt(
+        return SeenPrompt(
             ids_L, nothing, nothing.expand(3, -1), len(ids_L), (), pictures, state, prefix
         )
 
-    def _state(self, proprio_S: np.ndarray) -> tuple[float, ...]:
-        """Proprioception in units of its bounds, -1 to 1, none without vla.proprio."""
-        s = self.settings
-        if not s.proprio:
-            return ()
-        if len(proprio_S) != s.proprio_dim:
-            raise ConfigError(
-                f"expected {s.proprio_dim} proprioception values, found {len(proprio_S)}; the policy was made for "
-                "another robot or suite"
-            )
-        low, high = np.asarray(s.proprio_low), np.asarray(s.proprio_high)
-        unit_S = 2 * (np.asarray(proprio_S, np.float64) - low) / np.maximum(high - low, 1e-9) - 1
-        return tuple(unit_S.tolist())
-
-    def _see(self, prompts: Sequence[FlowPrompt]) -> tuple[Seen, torch.Tensor]:
+    def _see(self, prompts: Sequence[SeenPrompt]) -> tuple[Seen, torch.Tensor]:
         """The different ones among `prompts`, encoded, and which of them each prompt is."""
-        known: dict[str, tuple[int, FlowPrompt]] = {}
-        owner = [known.setdefault(p.fingerprint, (len(known), p))[0] for p in prompts]
-        chosen = [p for _, p in known.values()]
-        longest = max(len(p.ids_P) for p in chosen)
-        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
-        words, state = torch.zeros(len(chosen), longest, dtype=torch.bool), []
-        for n, p in enumerate(chosen):
-            ids[n, : len(p.ids_P)], words[n, : len(p.ids_P)] = p.ids_P, True
-            state.append([*p.state, *[0.0] * (self._model.shape.max_state_dim - len(p.state))])
+        chosen, owner = self._distinct(prompts)
+        ids, words = self._padded(chosen)
+        wide = self._model.shape.max_state_dim
+        state = [[*p.state, *[0.0] * (wide - len(p.state))] for p in chosen]
         pixels = torch.stack(
             [torch.stack([self._model.pixels(x) for x in p.pictures]) for p in chosen]
         )
-        context = (
-            contextlib.nullcontext()
-            if self._autocast is None
-            else torch.autocast(self._device.type, self._autocast, cache_enabled=False)
-        )
-        with context:
+        with self._autocasting():
             seen = self._model.see(
                 *(x.to(self._device) for x in (pixels, ids, words, torch.tensor(state)))
             )
@@ -303,11 +156,6 @@ class FlowPolicy:
         empty = logp.new_zeros(len(decisions), self.tokens_per_decision)
         return empty.index_add(0, of, logp), empty.index_add(0, of, entropy)
 
-    def _values(self, read_UC: torch.Tensor) -> torch.Tensor:
-        if self.value_head is None:
-            return read_UC.new_zeros(len(read_UC), 1)
-        return self.value_head(read_UC)
-
     @torch.no_grad()
     def values(self, prompts: Sequence[Any]) -> list[float]:
         """See ActingPolicy."""
@@ -368,11 +216,7 @@ class FlowPolicy:
         executed = chain[-1, : self.codec.chunk, : self.codec.dim]
         return self.codec.from_unit(executed.astype(np.float64))
 
-    def token_mask(self, turn: Turn) -> np.ndarray:
-        """See ActingPolicy."""
-        return np.array(token_mask(turn.valid, len(turn.token_ids), self.codec.dim))
-
-    def idle_turn(self) -> tuple[FlowPrompt, flow.FlowDecision]:
+    def idle_turn(self) -> tuple[SeenPrompt, flow.FlowDecision]:
         """See ActingPolicy."""
         width, height = self._model.picture_size
         pictures = (np.zeros((height, width, 3), np.uint8),) * len(self.settings.cameras)
@@ -423,27 +267,10 @@ class FlowPolicy:
 
     def save(self, folder: str | Path) -> None:
         """The original's files (config.json, model.safetensors), vlm/ (configuration and tokenizer), vla.json, a critic's."""
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        (folder / "vlm").mkdir(parents=True, exist_ok=True)
-        weights = {n: t.contiguous().cpu() for n, t in self._model.to_files().items()}
-        shared = {t.data_ptr(): n for n, t in reversed(weights.items())}
-        kept = {n: t if shared[t.data_ptr()] == n else t.clone() for n, t in weights.items()}
-        save_file(kept, str(folder / "model.safetensors"), metadata={"format": "pt"})
-        (folder / "config.json").write_text(
-            json.dumps(self._files, indent=1) + "\n", encoding="utf-8"
-        )
+        (Path(folder) / "vlm").mkdir(parents=True, exist_ok=True)
+        folder = self._save(folder, self._model.to_files())
         self._model.config.save_pretrained(folder / "vlm")
         self.tokenizer.save_pretrained(folder / "vlm")
-        described = {
-            "format": 1,
-            "vla": self.settings.model_dump(mode="json"),
-            "action": self.codec.to_dict(),
-        }
-        (folder / "vla.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        if self.value_head is not None:
-            self.value_head.save(folder)
 
 
 # for type checkers

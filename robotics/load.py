@@ -22,6 +22,7 @@ from mmrl.robotics.actions import ActionCodec, ActionStatistics
 from mmrl.robotics.config import EmbodiedConfig, FlowConfig, VLAConfig
 from mmrl.robotics.contract import ActionSpace
 from mmrl.robotics.flow_load import is_flow, load_flow
+from mmrl.robotics.oft_load import is_oft, load_oft, oft_codec
 from mmrl.robotics.vla import VLAPolicy, add_action_tokens
 
 __all__ = ["codec_for", "load_vla", "read_description"]
@@ -147,7 +148,7 @@ def load_vla(
     action tokens and must be trained before it acts well; a LoRA adapter then trains the rows of the new tokens as well. Raises
     ConfigError and CheckpointError.
     """
-    flow = is_flow(config.model.path)
+    flow, oft = is_flow(config.model.path), is_oft(config.model.path)
     known = read_description(weights or config.model.path) or read_description(config.model.path)
     if known is not None:
         settings, codec = _agree(config, *known, trainable), known[1]
@@ -157,7 +158,7 @@ def load_vla(
             "one with mmrl sft and this configuration"
         )
     else:
-        codec = codec_for(config, space)
+        codec = oft_codec(config, space) if oft else codec_for(config, space)
         settings = config.vla.model_copy(
             update={"value_steps": codec.chunk if config.algorithm.critic.level == "action" else 1}
         )
@@ -172,6 +173,16 @@ def load_vla(
             )
     if flow:
         return load_flow(
+            config,
+            settings,
+            codec,
+            trainable=trainable,
+            needs_reference=needs_reference,
+            device=device,
+            weights=weights,
+        )
+    if oft and config.vla.flow == FlowConfig():
+        return load_oft(
             config,
             settings,
             codec,

@@ -198,8 +198,8 @@ def prompt_of(instruction: str) -> str:
     return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
 
 
-def picture(picture_HWC: Any) -> Any:
-    """A uint8 picture as the policies see it: JPEG there and back, Lanczos to 224, the middle 0.9 of its area back to 224."""
+def picture(picture_HWC: Any, side: int = _SIDE) -> Any:
+    """A uint8 picture as the policies see it: JPEG there and back, Lanczos to `side`, the middle 0.9 of its area back to it."""
     import numpy as np
     from PIL import Image
 
@@ -208,13 +208,13 @@ def picture(picture_HWC: Any) -> Any:
     small = (
         Image.open(buffer, formats=["JPEG"])
         .convert("RGB")
-        .resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        .resize((side, side), Image.Resampling.LANCZOS)
     )
     pixels = np.asarray(small).astype(np.float64)
     # corners are pixel centres
-    at = (_SIDE - 1) * np.linspace((1 - _CROP**0.5) / 2, (1 + _CROP**0.5) / 2, _SIDE)
+    at = (side - 1) * np.linspace((1 - _CROP**0.5) / 2, (1 + _CROP**0.5) / 2, side)
     first = np.floor(at).astype(int)
-    second, share = np.minimum(first + 1, _SIDE - 1), at - first
+    second, share = np.minimum(first + 1, side - 1), at - first
     rows = pixels[first] * (1 - share)[:, None, None] + pixels[second] * share[:, None, None]
     out = rows[:, first] * (1 - share)[None, :, None] + rows[:, second] * share[None, :, None]
     return np.clip(np.round(out), 0, 255).astype(np.uint8)

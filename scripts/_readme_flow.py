@@ -9,12 +9,12 @@ from typing import Any
 __all__ = ["flow_policies"]
 
 _RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
-_NOISE = {"sde": "Flow-SDE", "noise": "Flow-Noise"}
-_POLICIES = {"smolvla": "SmolVLA", "pi0": "pi0", "pi05": "pi0.5"}
+_NOISE = {"sde": "Flow-SDE", "noise": "Flow-Noise", "": "action tokens"}
+_POLICIES = {"smolvla": "SmolVLA", "pi0": "pi0", "pi05": "pi0.5", "oft": "OpenVLA-OFT"}
 
 
 def _rows(found: dict[str, Any], policy: str, kind: str) -> list[str]:
-    noise, algorithm = kind.split("_")
+    noise, _, algorithm = kind.rpartition("_")
     rows = []
     for run in found["runs"]:
         cells = [
@@ -33,7 +33,7 @@ def flow_policies() -> str:
     """What success alone taught cloned policies, one row for each seed."""
     rows, loads = [], []
     for policy in _POLICIES:
-        for kind in ("sde_grpo", "noise_grpo", "sde_ppo", "noise_ppo"):
+        for kind in ("sde_grpo", "noise_grpo", "sde_ppo", "noise_ppo", "grpo", "ppo"):
             name = kind if policy == "smolvla" else f"{policy}_{kind}"
             file = _RESULTS / f"bench_flow_policy_{name}.json"
             if file.exists():

@@ -1,7 +1,8 @@
-"""A flow-matching policy learns from success alone: SmolVLA or pi0, tiny, cloned and then trained on the tiny simulator.
+"""A VLA's architecture learns from success alone: SmolVLA, pi0 or OpenVLA-OFT, tiny, cloned and then trained on the tiny simulator.
 
     python -m scripts.bench_flow_policy                               # Flow-SDE with GRPO, one seed: a quarter of an hour
     python -m scripts.bench_flow_policy --kinds sde_grpo noise_ppo --seeds 3 --record
+    python -m scripts.bench_flow_policy --policy oft --kinds grpo ppo  # action tokens: their noise is the choice among them
 
 Each seed trains the same cloned policy (configs/robot_flow.yaml). Success on 100 fresh initial states before and after, sampled
 (with the noise) and greedy (the ODE), with 95 % intervals. `--record` writes assets/results/bench_flow_policy_KIND.json (of pi0:
@@ -28,13 +29,16 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sde_ppo": _PPO,
     "noise_grpo": _NOISE,
     "noise_ppo": (*_NOISE, *_PPO),
+    "grpo": (),
+    "ppo": _PPO,
 }
-"""Noise and algorithm -> what is changed in the recipe."""
+"""Noise and algorithm (of action tokens: algorithm) -> what is changed in the recipe."""
 WHEN = ("before", "after")
 POLICIES = {
     "smolvla": ["mmrl.robotics.tiny_smolvla"],
     "pi0": ["mmrl.robotics.tiny_pi0"],
     "pi05": ["mmrl.robotics.tiny_pi0", "--pi05"],
+    "oft": ["mmrl.robotics.tiny_oft", "--proprio", "2"],
 }
 """Policy -> the module that builds it, and its options."""
 
@@ -49,7 +53,9 @@ def cloned(policy: str, folder: Path) -> Path:
     clone = folder / _named(policy, "flow_clone")
     if not (clone / "vla.json").is_file():
         tiny = str(folder / f"tiny_{policy}")
-        subprocess.run([sys.executable, "-m", *POLICIES[policy], tiny], check=True)
+        subprocess.run(
+            [sys.executable, "-m", POLICIES[policy][0], tiny, *POLICIES[policy][1:]], check=True
+        )
         command = ["sft", str(CONFIG), "--out", str(clone), f"model.path={tiny}"]
         command += [f"name={clone.name}", f"dir={folder}"]
         subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
@@ -85,6 +91,10 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
+    if wrong := [k for k in options.kinds if (k in ("grpo", "ppo")) != (options.policy == "oft")]:
+        parser.error(
+            f"{', '.join(wrong)}: grpo and ppo are of --policy oft, the others of policies with a flow head"
+        )
     clone, fell = cloned(options.policy, options.folder), False
     for kind in options.kinds:
         runs = [

@@ -138,13 +138,17 @@ def _numbers_of_own(folder: Path) -> int | None:
     """Parameters of a folder whose config.json is of another library (lerobot's SmolVLA, openpi's pi0), from its weights' header;
     None where it is transformers', or has no weights."""
     from safetensors import SafetensorError, safe_open
+    from transformers import CONFIG_MAPPING
 
     try:
         known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(known, dict) or "model_type" in known:
+        if not isinstance(known, dict) or known.get("model_type") in CONFIG_MAPPING:
             return None
-        with safe_open(str(folder / "model.safetensors"), "pt") as file:
-            return sum(math.prod(file.get_slice(n).get_shape()) for n in file.keys())  # noqa: SIM118
+        count = 0
+        for path in sorted(folder.glob("model*.safetensors")):
+            with safe_open(str(path), "pt") as file:
+                count += sum(math.prod(file.get_slice(n).get_shape()) for n in file.keys())  # noqa: SIM118
+        return count or None
     except (OSError, ValueError, SafetensorError):
         return None  # what is wrong with it is for AutoConfig to say
 
@@ -161,7 +165,7 @@ def config_of(path: str) -> Any:
         return shape_config(name)
     if (numbers := _numbers_of_own(Path(path))) is not None:
         raise ConfigError(
-            f"{path} is no model of transformers (its config.json has no model_type), so its activations are not estimated: "
+            f"{path} is no model of transformers (by the model_type of its config.json), so its activations are not estimated: "
             f"{numbers / 1e6:.1f} M parameters, {4 * numbers / 2**30:.2f} GiB in fp32, with gradients and AdamW's moments "
             f"{16 * numbers / 2**30:.2f} GiB where all are trained"
         )
