@@ -104,7 +104,7 @@ def child(folder: Path, name: str) -> dict[str, Any]:
     import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401
 
     from mmrl.distributed.engines import build_actor, build_train_engine
-    from mmrl.distributed.engines.build import held_on_host
+    from mmrl.distributed.engines.build import held_back
     from mmrl.distributed.world import World
     from mmrl.policy.loading import load_policy
     from mmrl.policy.pack import PackItem, pack
@@ -118,7 +118,7 @@ def child(folder: Path, name: str) -> dict[str, Any]:
 
     def start() -> tuple[Any, Any, Any]:
         # as a run does, see PromptRollouts.load_policy
-        hold = held_on_host(config, world.size)
+        hold = held_back(config, world.size)
         policy = load_policy(config.model, config.data, hold=hold)
         optimizer = build_policy_optimizer(policy, config.optim)
         actor = build_actor(config, world, policy)

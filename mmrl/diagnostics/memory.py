@@ -172,7 +172,7 @@ def estimate(
     Raises ConfigError where the model's configuration cannot be read, or the training engine does not go with the run.
     """
     from mmrl.diagnostics.shapes import config_of
-    from mmrl.distributed.engines.build import held_on_host, train_engine_name
+    from mmrl.distributed.engines.build import held_back, train_engine_name
 
     config = with_choice(config, rollout_engine(config, kind))
     shape = config_of(config.model.path)
@@ -213,7 +213,7 @@ def estimate(
         else:
             host += p.gradients
     # given back with the last whole weight where they are shared out
-    if kind == "cpu" and not held_on_host(config, processes):
+    if kind == "cpu" and not held_back(config, processes):
         parts["weights' file"] = 4.0 * p.stored
     parts["libraries"] = _LIBRARIES[kind]
     return MemoryEstimate(

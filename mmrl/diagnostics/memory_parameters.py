@@ -19,8 +19,8 @@ class ParameterBytes:
     weights: all; tower: a vision tower in which nothing is trained; block: the largest decoder layer or vision block; root: what is
     in neither; head: (bytes per number, trained) of the output layer; largest: the largest trained tensor; products: trained
     weights of matrix products, which autocast casts; tied: whether the output layer is the embedding;
-    numbers: parameters of the model; stored: how many of them are cast after they were read;
-    merged: the weights that adapters are merged into.
+    numbers: parameters of the model; stored: how many of them are cast after they were read; vision: how many are in the vision
+    tower; reference_tower: of the reference's bytes those of its tower; merged: the weights that adapters are merged into.
     """
 
     weights: int
@@ -38,6 +38,8 @@ class ParameterBytes:
     tied: bool
     numbers: int
     stored: int
+    vision: int
+    reference_tower: int
     merged: int
 
 
@@ -71,12 +73,13 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     model = meta_model(shape, dtype)
     freeze_parts(model, config.model.freeze)
     numbers, stored = sum(p.numel() for p in model.parameters()), 0
-    reference, lora = 0, config.model.lora
+    reference, reference_tower, lora = 0, 0, config.model.lora
     if lora is None and config.algorithm.kl.coef > 0:
         other = meta_model(shape, dtype).requires_grad_(False)
         if autocast is not None:
             store_frozen(other, autocast)
         reference = _size(other.parameters())
+        reference_tower = _size(family_of(shape).parts.vision_parameters(other.model))
     if lora is not None:
         model = add_adapter(model, config.model, None, ())
     elif autocast is not None:
@@ -113,6 +116,8 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         base.lm_head.weight is base.get_input_embeddings().weight,
         numbers,
         stored,
+        sum(p.numel() for p in parts.vision_parameters(base.model)),
+        reference_tower,
         _size(m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")),
     )
 

@@ -62,7 +62,7 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
             scale = 0.5 if storage(config, kind)[1] is not None else 1.0
             embeddings = p.root / 2 if p.head[1] and not p.tied else 0.0
             gathered = scale * (2 * p.block + p.root) + p.block + embeddings
-            parts["reference"] = p.reference / n
+            parts["reference"] = p.reference_tower + (p.reference - p.reference_tower) / n
         else:
             gathered = min(4 * config.engine.deepspeed.max_live, split)
         # vLLM or a generator process samples: the copy lies in host memory (engines/build.py)
@@ -197,8 +197,6 @@ def phases_of(
     available: float | None,
 ) -> tuple[dict[str, dict[str, float]], Micro]:
     """The parts of each phase, and the micro-batch of the update."""
-    import torch
-
     text, (dtype, autocast) = shape.text_config, storage(config, kind)
     precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
     update, micro = _update(config, shape, p, kind, prompt)
@@ -232,14 +230,7 @@ def phases_of(
         "checkpoint": {"merged weights": 2.0 * p.merged if kind == "cpu" else 0.0},
     }
     if engine in ("fsdp2", "deepspeed_zero3"):
-        # they come from host memory, group by group (held_on_host of engines/build.py)
-        phases["start-up"] = {"being shared out": 2.0 * max(p.block, p.root)}
-        if kind == "cpu":
-            # given back when the last shard is made; the tower is copied out of the file
-            phases["start-up"] = {
-                "whole weights": float(p.weights),
-                "whole reference": float(p.reference),
-            }
+        phases["start-up"] = _sharing_out(shape, p, engine, kind, n)
         gathered = {"gathered tensor": 2.0 * max(p.largest, p.root)}
         if engine == "deepspeed_zero3":
             gathered = {"gathered tensors": 4.0 * (1 << 26) + p.largest}
@@ -250,15 +241,37 @@ def phases_of(
         # one after the other
         larger = gathered if sum(gathered.values()) > moments["whole optimizer"] else moments
         phases["checkpoint"] |= larger
-    if kind == "cpu":
+    if kind == "cpu" and engine != "fsdp2" and _file_bytes(shape) != dtype.itemsize:
         # a file read as another type is mapped meanwhile; one of the same type stays so, with what was cast since
-        file = (getattr(shape, "dtype", None) or torch.float32).itemsize
-        if file != dtype.itemsize:
-            phases["start-up"]["weights' file"] = float(file * p.numbers)
+        phases["start-up"]["weights' file"] = float(_file_bytes(shape) * p.numbers)
     return {
         title: {name: size for name, size in phase.items() if size}
         for title, phase in phases.items()
     }, micro
+
+
+def _file_bytes(shape: Any) -> int:
+    """Of one number in the model's files."""
+    import torch
+
+    return int((getattr(shape, "dtype", None) or torch.float32).itemsize)
+
+
+def _sharing_out(shape: Any, p: ParameterBytes, engine: str, kind: str, n: int) -> dict[str, float]:
+    """What a process holds beside its share of the weights until they have been shared out (held_back of engines/build.py)."""
+    if engine == "fsdp2":
+        if kind == "cuda":
+            return {"being shared out": max(p.largest, p.root) / n}
+        # the pages that it read: of a tower in which nothing is trained all, of the rest its own rows
+        whole = p.vision if p.tower else 0
+        read = whole + (p.numbers - whole) / n
+        if p.reference:
+            read += p.vision + (p.numbers - p.vision) / n
+        return {"weights' file": _file_bytes(shape) * read}
+    if kind == "cuda":  # from host memory, tensor by tensor
+        return {"being shared out": 2.0 * max(p.block, p.root)}
+    # given back when the last shard is made; the tower is copied out of the file
+    return {"whole weights": float(p.weights), "whole reference": float(p.reference)}
 
 
 def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | None) -> float:

@@ -10,7 +10,7 @@ import torch
 
 from mmrl.errors import CheckpointError, NonFiniteError
 
-__all__ = ["check_loaded", "check_saved", "non_finite"]
+__all__ = ["check_loaded", "check_saved", "non_finite", "refuse_loaded"]
 
 
 @torch.no_grad()
@@ -39,7 +39,12 @@ def _which(found: list[str]) -> str:
 
 def check_loaded(named: Iterable[tuple[str, Any]], source: str | Path) -> None:
     """Raise CheckpointError when weights read from `source` are not finite."""
-    if found := non_finite(named):
+    refuse_loaded(non_finite(named), source)
+
+
+def refuse_loaded(found: list[str], source: str | Path) -> None:
+    """Raise CheckpointError for weights of these names, read from `source`, that are not finite; none, no error."""
+    if found:
         raise CheckpointError(
             f"expected finite weights in {source}, found {_which(found)}; take another checkpoint, or copy this "
             "one again from where it came from"

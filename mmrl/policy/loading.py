@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from mmrl.policy.families import (
     family_of_processor,
 )
 from mmrl.policy.finite import check_loaded
+from mmrl.policy.in_file import in_file, leave_in_file, recast, stored_type
 from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.quantized import quantize_language
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
 __all__ = [
+    "Hold",
     "add_adapter",
     "add_value_head",
     "assemble_policy",
@@ -45,6 +47,10 @@ __all__ = [
     "store_frozen",
     "template_for",
 ]
+
+Hold = Literal["host", "file"]
+"""Where weights wait for a training engine that shares them out over devices, none of which could hold them whole: in host memory,
+or in the file that they are read from (mmrl.policy.in_file)."""
 
 
 def template_for(model_type: str, config: ModelConfig) -> Template:
@@ -110,7 +116,7 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
     for module in model.modules():
         for parameter in module.parameters(recurse=False) if isinstance(module, kinds) else ():
             if not parameter.requires_grad and id(parameter) not in shared:
-                parameter.data = parameter.data.to(dtype)
+                recast(parameter, dtype)
                 stored += parameter.numel()
     return stored
 
@@ -203,14 +209,28 @@ def device_and_precision(
     return device, *storage_types(config)
 
 
-def _load_model(path: str, config: ModelConfig, dtype: torch.dtype) -> Any:
+def _load_model(
+    path: str, config: ModelConfig, dtype: torch.dtype, hold: Hold | None = None
+) -> tuple[Any, torch.dtype | None]:
+    """The model in `dtype`; with `hold` "file" in the type of its file, which is returned, too, where it has one."""
     from transformers import AutoModelForImageTextToText
 
+    stored = stored_type(path) if hold == "file" else None
     model = AutoModelForImageTextToText.from_pretrained(
-        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+        path,
+        dtype=stored or dtype,
+        attn_implementation="sdpa",
+        trust_remote_code=False,
+        use_safetensors=True,
     )
     set_attention(model, config.attn)
-    return model
+    return model, stored
+
+
+def _frozen_tower(model: Any) -> set[int]:
+    """The ids of the parameters of a vision tower (with its projector) in which nothing is trained."""
+    found = list(family_of(model.config).parts.vision_parameters(model.model))
+    return set() if any(p.requires_grad for p in found) else {id(p) for p in found}
 
 
 def _model_type(path: str) -> str:
@@ -284,14 +304,14 @@ def load_policy(
     device: torch.device | None = None,
     weights: Path | None = None,
     prepare: Callable[[Any, Any], Sequence[int]] | None = None,
-    hold: Collection[str] = (),
+    hold: Mapping[str, Hold] | None = None,
 ) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
     a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
-    add tokens to a model just read and returns their ids. What `hold` names, "model" and "reference", stays in host memory (but for
-    a frozen tower and buffers) for a training engine that shares it out over devices, none of which could hold it whole.
+    add tokens to a model just read and returns their ids. `hold` names what waits for a training engine that shares it out, "model"
+    and "reference", and where; a frozen tower and buffers are on the device at once.
 
     Raises ConfigError for an unknown architecture, path, part or template, CheckpointError for a checkpoint of mmrl that is not as
     it was saved, and for weights that are not finite.
@@ -308,20 +328,32 @@ def load_policy(
     check_attention(attn, device, autocast, family)
     config = config.model_copy(update={"attn": attn})
     lora = config.lora is not None and trainable
-    model = _load_model(
-        str(weights) if weights is not None and not lora else config.path, config, dtype
-    )
+    hold = dict(hold or {})
+    if prepare is not None:
+        # rows of new tokens begin with numbers of the table
+        hold = dict.fromkeys(hold, "host")
+    source = str(weights) if weights is not None and not lora else config.path
+    model, stored = _load_model(source, config, dtype, hold.get("model"))
     processor = AutoProcessor.from_pretrained(config.path, trust_remote_code=False)
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
     if trainable:
         freeze_parts(model, config.freeze)
+        if lora and config.lora is not None and not config.lora.vision:
+            # the adapter would freeze it later: what waits for a training engine must know now
+            for parameter in family_of(model.config).parts.vision_parameters(model.model):
+                parameter.requires_grad_(False)
     else:
         model.requires_grad_(False)
+    if stored is not None:
+        leave_in_file(model, dtype, source, _frozen_tower(model))
     if trainable and needs_reference and not lora:
-        reference = _load_model(config.path, config, dtype).requires_grad_(False).eval()
+        reference, stored = _load_model(config.path, config, dtype, hold.get("reference"))
+        reference.requires_grad_(False).eval()
         if prepare is not None:
             prepare(reference, processor)
+        if stored is not None:
+            leave_in_file(reference, dtype, config.path, _frozen_tower(reference))
     return assemble_policy(
         model,
         processor,
@@ -366,7 +398,7 @@ def assemble_policy(
     trainable: bool = True,
     weights: Path | None = None,
     new_tokens: Sequence[int] = (),
-    hold: Collection[str] = (),
+    hold: Mapping[str, Hold] | None = None,
 ) -> Policy:
     """A Policy of a model with its parts frozen already: storage types, device, adapter (continued from `weights`), gradient
     checkpointing, encoder. `hold`: see load_policy."""
@@ -377,6 +409,7 @@ def assemble_policy(
             store_frozen(one, autocast)
     if lora and config.lora is not None and config.lora.quantize is not None:
         quantize_language(model, device)
+    hold = hold or {}
     model = _placed(model, device, hold="model" in hold)
     if reference is not None:
         reference = _placed(reference, device, hold="reference" in hold)
@@ -396,7 +429,9 @@ def assemble_policy(
             # vision tower's patches count among them, so that a frozen tower would be differentiated for nothing
             base.disable_input_require_grads()
     model.eval()
-    check_loaded(model.named_parameters(), weights or config.path)
+    # those that wait are looked at as they are read
+    here = ((name, p) for name, p in model.named_parameters() if in_file(p) is None)
+    check_loaded(here, weights or config.path)
     encoder = build_encoder(processor, base.model, template, data, config.max_prompt_tokens)
     return Policy(
         model, processor, template, encoder, device=device, autocast=autocast, reference=reference

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.policy.families import family_of
+from mmrl.policy.in_file import in_file, replica_of
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, PrefixLayout, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.quantized import NF4Linear, whole_weight
@@ -401,17 +402,19 @@ class Policy:
 
         It shares processor, template, encoder and a frozen vision tower; every other tensor is its own, on `device` where one is
         given (what is only saved may stay in host memory). Parameters keep their requires_grad: a tower whose weights still
-        change must not count as frozen there.
+        change must not count as frozen there. What still waits in its file (mmrl.policy.in_file) is filled by the training
+        engine's first `gather_into`.
         """
         tower = self.tower()
         shared = {} if tower is None else self.family.parts.vision_modules(tower.model)
         memo: dict[int, Any] = {id(module): module for module in shared.values()}
         # tensors are moved one by one instead of being copied where they are
+        memo |= {
+            id(p): replica_of(p, device)
+            for p in self.model.parameters()
+            if device is not None or in_file(p) is not None
+        }
         if device is not None:
-            memo |= {
-                id(p): torch.nn.Parameter(p.detach().to(device, copy=True), p.requires_grad)
-                for p in self.model.parameters()
-            }
             memo |= {id(b): b.to(device, copy=True) for b in self.model.buffers()}
         model = copy.deepcopy(self.model, memo)
         other = Policy(

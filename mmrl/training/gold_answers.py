@@ -15,7 +15,7 @@ import torch
 
 from mmrl.config import RunConfig
 from mmrl.data.sources import load_sources, prompt_stream, stop_at_broken_media
-from mmrl.distributed.engines import TrainEngine, held_on_host
+from mmrl.distributed.engines import TrainEngine, held_back
 from mmrl.distributed.world import World
 from mmrl.errors import DataError, MediaError
 from mmrl.files import check_text
@@ -76,7 +76,7 @@ class GoldAnswers:
                 self.config.model,
                 self.config.data,
                 device=self.world.device,
-                hold=held_on_host(self.config, self.world.size),
+                hold=held_back(self.config, self.world.size),
             )
         self.world.barrier()
         return policy

@@ -18,7 +18,7 @@ from mmrl.distributed.cluster.run import (
     run_rollouts,
     run_scorer,
 )
-from mmrl.distributed.engines import held_on_host, train_engine_name
+from mmrl.distributed.engines import held_back, train_engine_name
 from mmrl.distributed.world import World
 from mmrl.errors import RewardError
 from mmrl.evaluation.evaluate import evaluate
@@ -109,7 +109,7 @@ class PromptRollouts:
             needs_reference=self.config.algorithm.kl.coef > 0,
             device=self.world.device,
             weights=weights,
-            hold=held_on_host(self.config, self.world.size),
+            hold=held_back(self.config, self.world.size),
         )
         return add_critic(policy, self.config, weights, self.config.model.path)
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
-from mmrl.distributed.engines import held_on_host
+from mmrl.distributed.engines import held_back
 from mmrl.errors import ConfigError, DataError, MediaError, MismatchError
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.families import families
@@ -381,12 +381,12 @@ def test_what_is_shared_out_waits_in_host_memory() -> None:
     """On the device are a frozen tower and the buffers; torch and DeepSpeed take the rest there as they share it out."""
     settings = ModelConfig(path=tiny_folder(), freeze=["vision", "projector"])
     config = RunConfig.model_validate({"engine": {"train": "fsdp2"}})
-    assert held_on_host(config, 2) == ("model", "reference")
+    assert held_back(config, 2) == {"model": "file", "reference": "file"}
     policy = load_policy(
         settings,
         needs_reference=True,
         device=torch.device("meta"),
-        hold=held_on_host(config, 2),
+        hold=held_back(config, 2),
     )
     for model in (policy.model, policy.reference_model):
         assert model is not None
@@ -395,4 +395,4 @@ def test_what_is_shared_out_waits_in_host_memory() -> None:
             assert tensor.device.type == ("meta" if moved else "cpu"), name
     optimizer = build_optimizer(policy.trainable(), config.optim, torch.device("cuda"))
     assert all(group["fused"] for group in optimizer.param_groups)
-    assert held_on_host(RunConfig(), 2) == ()
+    assert held_back(RunConfig(), 2) == {}

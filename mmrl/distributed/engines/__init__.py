@@ -5,7 +5,7 @@ from mmrl.distributed.engines.build import (
     accelerator_options,
     build_actor,
     build_train_engine,
-    held_on_host,
+    held_back,
     train_engine_name,
 )
 
@@ -14,6 +14,6 @@ __all__ = [
     "accelerator_options",
     "build_actor",
     "build_train_engine",
-    "held_on_host",
+    "held_back",
     "train_engine_name",
 ]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from mmrl.errors import NonFiniteError
+from mmrl.policy.in_file import is_hollow, mark_filled
 from mmrl.policy.sequence_parallel import SequenceGroup
 
 __all__ = ["Named", "TrainEngine", "Trained", "head_parameters"]
@@ -125,11 +126,13 @@ class TrainEngine(abc.ABC):
     @torch.no_grad()
     def gather_into(self, replica: Named) -> None:
         """Copy the trained weights into `replica`, a full replica of the policy or, where that has no heads, of its model (on any
-        device)."""
+        device); the first time all weights, where the replica was made before they had been read."""
         theirs = dict(replica.named_parameters())
+        trainable = not any(map(is_hollow, theirs.values()))
         with self.collective_section():
-            for name, tensor in self.parameters(trainable=True):
+            for name, tensor in self.parameters(trainable=trainable):
                 theirs[name].copy_(tensor)
+                mark_filled(theirs[name])
 
     @abc.abstractmethod
     def optimizer_state(self, mine: Callable[[int], bool] | None = None) -> dict[str, Any] | None:

@@ -18,13 +18,14 @@ from mmrl.distributed.engines.base import TrainEngine
 from mmrl.distributed.engines.local import LocalEngine
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
+from mmrl.policy.loading import Hold
 from mmrl.policy.sequence_parallel import SequenceGroup, check_heads
 
 __all__ = [
     "accelerator_options",
     "build_actor",
     "build_train_engine",
-    "held_on_host",
+    "held_back",
     "train_engine_name",
 ]
 
@@ -123,12 +124,16 @@ def _check_sequence_parallel(parts: int, processes: int, config: RunConfig) -> N
         )
 
 
-def held_on_host(config: RunConfig, processes: int) -> tuple[str, ...]:
-    """What load_policy is to leave in host memory: FSDP2 and ZeRO-3 take weights to the device as they share them out, so that no
-    device ever holds the model whole. ZeRO-3 leaves the reference alone."""
-    held = {"fsdp2": ("model", "reference"), "deepspeed_zero3": ("model",)}
+def held_back(config: RunConfig, processes: int) -> dict[str, Hold]:
+    """What load_policy is to leave where it is, so that no device ever holds the model whole: under FSDP2 in its file, of which
+    each process reads its share; under ZeRO-3, which shares out what it is given, in host memory. ZeRO-3 leaves the reference
+    alone."""
+    held: dict[str, dict[str, Hold]] = {
+        "fsdp2": {"model": "file", "reference": "file"},
+        "deepspeed_zero3": {"model": "host"},
+    }
     # neither is what `auto` means; whether the schedule goes with it is not asked here: a supervised run has none
-    return held.get(config.engine.train, ()) if processes > 1 else ()
+    return held.get(config.engine.train, {}) if processes > 1 else {}
 
 
 def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:

@@ -13,6 +13,9 @@ layer is called, which mmrl does not do (mmrl/distributed/engines/root.py).
 
 fully_shard averages gradients over processes. Losses here are sums, so the division is switched off.
 
+Weights are read when they are shared out: each process reads its own rows of the model's files (mmrl.policy.in_file), so that none
+holds the whole model, nor a whole reference, in host memory.
+
 Where the run computes in bf16 (policy.autocast_dtype), weights are gathered in bf16 and gradients reduced in fp32 (FSDP2's
 MixedPrecisionPolicy): shards, gradients and moments stay fp32. Autocast over weights gathered in fp32 would keep a bf16 copy of
 each until the forward ends, so that every process held the whole model, and would send twice the bytes. Heads, which compute in
@@ -26,13 +29,20 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmrl.config import RunConfig
 from mmrl.distributed.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.distributed.engines.root import Root
 from mmrl.distributed.world import World
+from mmrl.policy.finite import non_finite, refuse_loaded
+from mmrl.policy.in_file import InFile, in_file
 from mmrl.training.optim import adamw_state, load_adamw, take_step
 
 __all__ = ["FSDPEngine"]
@@ -61,11 +71,20 @@ class FSDPEngine(TrainEngine):
             torch.distributed.init_process_group(backend, rank=0, world_size=1, store=store)
         mesh = init_device_mesh(policy.device.type, (world.size,))
         whole = dict(policy.named_parameters())
+        waiting = _Waiting(policy.model)
         dtype = policy.autocast_dtype
-        self._roots = {id(policy.model): _shard(Root(policy.model, policy.heads), mesh, dtype)}
+        root = _shard(Root(policy.model, policy.heads), mesh, dtype)
+        self._roots = {id(policy.model): root}
+        damaged = waiting.fill(root, mesh)
         if policy.reference_model is not None:
+            waiting = _Waiting(policy.reference_model)
             other = _shard(Root(policy.reference_model), mesh, dtype)
             self._roots[id(policy.reference_model)] = other
+            damaged += waiting.fill(other, mesh)
+        # all processes end, whose ever share it was
+        found = sorted(set(world.gather(damaged)))
+        if found:
+            refuse_loaded([name for name, _ in found], found[0][1])
         shards = dict(policy.named_parameters())
         moved = {whole[name]: shards[name] for name in whole}
         for group in optimizer.param_groups:
@@ -144,11 +163,64 @@ class FSDPEngine(TrainEngine):
         )
 
 
-def _shard(root: Root, mesh: DeviceMesh, dtype: torch.dtype | None) -> Root:
-    """`root` sharded, its weights gathered in `dtype` where one is given."""
+class _Waiting:
+    """The weights of a model that wait in their file (mmrl.policy.in_file), which become meta tensors: `fully_shard` splits those
+    without numbers, and each process reads what it was given."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self._found: dict[str, InFile] = {}
+        for name, parameter in model.named_parameters():
+            if (found := in_file(parameter)) is not None:
+                self._found[name] = found
+        made: dict[int, torch.nn.Parameter] = {}
+        for module in model.modules() if self._found else ():
+            for name, held in module._parameters.items():
+                if held is not None and in_file(held) is not None:
+                    meta = torch.empty(held.shape, dtype=held.dtype, device="meta")
+                    # tied ones stay one
+                    made.setdefault(id(held), torch.nn.Parameter(meta, held.requires_grad))
+                    module._parameters[name] = made[id(held)]
+
+    @torch.no_grad()
+    def fill(self, root: Root, mesh: DeviceMesh) -> list[tuple[str, str]]:
+        """Read this process's shards, when `root` has been sharded; (name, file) of those with NaN or infinity."""
+        if not self._found:
+            return []
+        device = torch.device("cpu" if _offloads() else mesh.device_type)
+        # FSDP2 looks for its shards again in _apply, as after to_empty
+        root._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
+        parameters = dict(self.model.named_parameters())
+        shards = []
+        for name, found in self._found.items():
+            shard = parameters[name]
+            if isinstance(shard, DTensor):
+                local = shard.to_local()
+                local.copy_(found.rows(mesh.get_local_rank(), mesh.size()))
+            else:  # of no part that is shared out
+                local = found.tensor.to(device, shard.dtype, copy=True)
+                owner, _, leaf = name.rpartition(".")
+                made = torch.nn.Parameter(local, shard.requires_grad)
+                self.model.get_submodule(owner)._parameters[leaf] = made
+            shards.append((name, local))
+        sources = {name: found.source for name, found in self._found.items()}
+        self._found.clear()
+        return [(name, sources[name]) for name in non_finite(shards)]
+
+
+def _plugin() -> Any:
     from accelerate import FullyShardedDataParallelPlugin
 
-    settings = FullyShardedDataParallelPlugin(fsdp_version=2)
+    return FullyShardedDataParallelPlugin(fsdp_version=2)
+
+
+def _offloads() -> bool:
+    return isinstance(_plugin().cpu_offload, CPUOffloadPolicy)
+
+
+def _shard(root: Root, mesh: DeviceMesh, dtype: torch.dtype | None) -> Root:
+    """`root` sharded, its weights gathered in `dtype` where one is given."""
+    settings = _plugin()
     options: dict[str, Any] = {"mesh": mesh}
     if settings.cpu_offload:
         options["offload_policy"] = settings.cpu_offload

@@ -5,6 +5,7 @@ All runs of two processes are made in one launch, which ends with a resumed run 
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Found:
     fsdp: dict[str, Any]
     held: list[dict[str, Any]]  # by process
     int8: list[dict[str, Any]]  # by process
+    files: list[dict[str, Any]]  # by process
     said: str
 
 
@@ -107,6 +109,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     processor.save_pretrained(folder / "wide")
     jobs.insert(3, ["tests.distributed.engines.fsdp_worker:held", str(folder / "wide")])
     jobs.insert(4, ["tests.distributed.engines.fsdp_worker:int8", str(folder / "wide")])
+    processor.save_pretrained(folder / "half")
+    wide.to(torch.bfloat16).save_pretrained(folder / "half")
+    shutil.copytree(folder / "half", folder / "damaged")
+    with torch.no_grad():  # in the rows of the second process
+        wide.get_input_embeddings().weight[-1, -1] = float("nan")
+    wide.save_pretrained(folder / "damaged")
+    files = ["tests.distributed.engines.fsdp_worker:in_files", str(folder / "half")]
+    jobs.insert(5, [*files, str(folder / "damaged")])
     jobs += [
         [TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
         [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
@@ -121,8 +131,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume"
     )
     two = {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE}
-    held, int8 = ([rank[n] for rank in ranks] for n in (3, 4))
-    return Found(full, lora, one, two, ranks[0][2], held, int8, said)
+    held, int8, files = ([rank[n] for rank in ranks] for n in (3, 4, 5))
+    return Found(full, lora, one, two, ranks[0][2], held, int8, files, said)
 
 
 def test_full_training_equals_one_process(found: Found) -> None:
@@ -229,3 +239,13 @@ def test_the_engine_alone(kind: str, found: Found) -> None:
             < (0.03 if rounded else 1e-3)
             * torch.stack([value.norm() for value in a.values()]).norm()
         )
+
+
+def test_each_process_reads_its_share_of_the_files(found: Found) -> None:
+    """Of weights in bf16 files, with fp32 shards, a reference and a copy that samples: bit for bit what reading all gives."""
+    for rank in found.files:
+        assert not rank["apart"], rank["apart"][:4]
+        # a number of each parameter, and the file, which is given back
+        assert all(held <= 4 for held in rank["held"].values()), rank["held"]
+        assert all(mapped == [True, False] for mapped in rank["mapped"].values()), rank["mapped"]
+        assert "expected finite weights" in rank["said"] and "embed_tokens" in rank["said"]
