@@ -1,6 +1,7 @@
 """The table families x checks: `mmrl families check` on every family, into assets/results/families.json and docs/families.md.
 
 python -m scripts.family_table             # a quarter of an hour at most on two cores
+python -m scripts.family_table --only internvl gemma3      # these anew, the others as they are recorded
 python -m scripts.family_table --page      # the page alone, from the recorded results
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from scripts._bench import ROOT, machine
 
@@ -49,8 +49,8 @@ _OWN = """## Add a family
 """
 
 
-def measure() -> dict[str, Any]:
-    """All cells of all families."""
+def measure(only: Sequence[str]) -> list[dict[str, str]]:
+    """All cells of these families."""
     from dataclasses import asdict
 
     from mmrl.diagnostics.families import check_family
@@ -58,10 +58,10 @@ def measure() -> dict[str, Any]:
 
     cells = []
     for family in BUILT_IN:
-        for cell in check_family(family.name):
+        for cell in check_family(family.name) if family.name in only else ():
             print(f"{cell.family:14s} {cell.check:10s} {cell.verdict:8s} {cell.found}", flush=True)
             cells.append(asdict(cell))
-    return {"machine": machine(), "cells": cells}
+    return cells
 
 
 def page(cells: Sequence[Mapping[str, str]]) -> str:
@@ -89,8 +89,17 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", action="store_true", help="write the page alone")
-    if not parser.parse_args().page:
-        RESULTS.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+    from mmrl.policy.families import BUILT_IN
+
+    names = [f.name for f in BUILT_IN]
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    options = parser.parse_args()
+    if not options.page:
+        kept = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"]
+        cells = [c for c in kept if c["family"] not in options.only] + measure(options.only)
+        cells.sort(key=lambda c: names.index(c["family"]))
+        record = {"machine": machine(), "cells": cells}
+        RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
     PAGE.write_text(page(found["cells"]), encoding="utf-8")
     failed = [c for c in found["cells"] if c["verdict"] == "failed"]

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError, MediaError
-from mmrl.video.budget import frame_pixels, smart_resize
+from mmrl.video.clips import ClipReader, GridClips
 from mmrl.video.decode import measure, read_clip
 from mmrl.video.media import Orientation, image_size, open_image
 from mmrl.video.pictures import GridReader, PictureReader
-from mmrl.video.pixels import ByteCodec, PatchLayout, run_part, run_video_processor
+from mmrl.video.pixels import ByteCodec
 from mmrl.video.references import VideoSettings
 from mmrl.video.sampling import FrameSampling, sample_rate
 
@@ -70,7 +70,8 @@ def pixel_digest(tensor: torch.Tensor) -> str:
 
 class Processing:
     """The picture and video parts of one processor with their options; `image_options` are those of its pictures' call, and
-    `reader` makes it (None: that of a processor that cuts patches). `no_clips`: why clips are refused, "" where they are not."""
+    `reader` makes it, `clips` that of its clips (None: those of a processor that cuts patches). `no_clips`: why clips are refused,
+    "" where they are not."""
 
     def __init__(
         self,
@@ -79,11 +80,12 @@ class Processing:
         settings: VideoSettings | None = None,
         reader: PictureReader | None = None,
         no_clips: str = "",
+        clips: ClipReader | None = None,
     ) -> None:
         self.processor, self.settings = processor, settings or VideoSettings()
         self.image_options = dict(image_options or {})
         self.reader = reader or GridReader(processor.image_processor)
-        self.no_clips = no_clips
+        self.no_clips, self.own_clips = no_clips, clips
         self._codecs: dict[str, ByteCodec] = {}
         self._prints: dict[str, str] = {}
         self._check_bounds()
@@ -92,25 +94,12 @@ class Processing:
         """Raises ConfigError for bounds on frames that no frame can meet."""
         if self.no_clips:
             return
-        part = self._part("video")
-        low, high, total = self.settings.bounds(part.patch_size * part.merge_size)
-        if low > high:
-            names = [
-                f"data.video.{name} ({'default of this model' if given is None else 'configured'})"
-                for name, given in (
-                    ("min_pixels", self.settings.min_pixels),
-                    ("max_pixels", self.settings.max_pixels),
-                )
-            ]
-            raise ConfigError(
-                f"expected data.video.min_pixels <= data.video.max_pixels, found {low} > {high}: {names[0]} against "
-                f"{names[1]}; set both"
-            )
-        if total < low:
-            raise ConfigError(
-                f"expected data.video.total_pixels of at least data.video.min_pixels, found {total} < {low}; set "
-                "both"
-            )
+        self.clips.check(self.settings)
+
+    @functools.cached_property
+    def clips(self) -> ClipReader:
+        """How clips are read."""
+        return self.own_clips or GridClips(self.processor.video_processor)
 
     def _part(self, kind: str) -> Any:
         return self.processor.image_processor if kind == "image" else self.processor.video_processor
@@ -121,8 +110,7 @@ class Processing:
             part = self._part(kind)
             layout, normalise = self.reader.layout, self.reader.normalise
             if kind == "video":
-                layout = PatchLayout(part.patch_size, part.temporal_patch_size, part.merge_size)
-                normalise = functools.partial(run_part, part, video=True)
+                layout, normalise = self.clips.layout, self.clips.normalise
             self._codecs[kind] = ByteCodec(part, layout, normalise)
         return self._codecs[kind]
 
@@ -169,8 +157,8 @@ class Processing:
         )
         T, new_height, new_width, _ = clip.rgb_THWC.shape
         frames_TCHW = torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
-        out = run_video_processor(self.processor.video_processor, frames_TCHW)
-        packed = codec.pack(out["pixel_values_videos"])
+        values, grid = self.clips.read(frames_TCHW)
+        packed = codec.pack(values)
         start = sampling.start or 0.0
         end = (
             clip.info.duration_s
@@ -183,7 +171,7 @@ class Processing:
         )
         meta = {
             "kind": "video",
-            "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
+            "grid_thw": list(grid),
             "orig_wh": [clip.info.width, clip.info.height],
             "resized_wh": [new_width, new_height],
             "frames": T,
@@ -198,14 +186,8 @@ class Processing:
 
     def _frame_size(self, path: str, count: int, height: int, width: int) -> tuple[int, int]:
         """(height, width) to which `count` frames of a clip are resized. Raises MediaError."""
-        layout = self.codec("video").layout
-        factor = layout.patch * layout.merge
-        least, most, total = self.settings.bounds(factor)
-        low, high = frame_pixels(
-            count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor
-        )
         try:
-            return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+            return self.clips.frame_size(self.settings, count, height, width)
         except MediaError as err:
             raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
 
@@ -220,6 +202,5 @@ class Processing:
         count, info = measure(path, sampling)
         height, width = self._frame_size(path, count, info.height, info.width)
         pairs = -(-count // layout.temporal)
-        return count * info.width * info.height, pairs * height * width // (
-            layout.patch * layout.merge
-        ) ** 2
+        grid = (pairs, height // layout.patch, width // layout.patch)
+        return count * info.width * info.height, layout.tokens(grid)

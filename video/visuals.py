@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import CacheError, MediaError, MismatchError
+from mmrl.video.clips import ClipReader
 from mmrl.video.decode import read_clip
 from mmrl.video.media import Orientation, open_image
 from mmrl.video.memory import Memory
@@ -90,8 +91,9 @@ class VisualCache(Processing):
         open_entries: int = 1024,
         reader: PictureReader | None = None,
         no_clips: str = "",
+        clips: ClipReader | None = None,
     ) -> None:
-        super().__init__(processor, image_options, settings, reader, no_clips)
+        super().__init__(processor, image_options, settings, reader, no_clips, clips)
         self.store, self.keep_features = store, keep_features
         # told of every file that was read: path, digest of its bytes
         self.witness: Callable[[str, str], None] | None = None

@@ -195,20 +195,40 @@ def check_gradient(s: Subject) -> str:
 
 def check_clip(s: Subject) -> str:
     """A packed group behind a clip against separate rows."""
+    from mmrl.video.decode import read_clip
     from mmrl.video.encode import write_video
 
     rng, path = np.random.default_rng(1), s.folder / "clip.mp4"
     write_video(path, rng.integers(0, 256, (8, 64, 96, 3), dtype=np.uint8), fps=4)
     policy = s.plain
-    visual = policy.encoder.visuals.video(str(path))
+    visuals = policy.encoder.visuals
+    visual = visuals.video(str(path))
     text = {"type": "text", "text": _QUESTION}
     messages = [{"role": "user", "content": [{"type": "video"}, text]}]
     prompt = policy.encoder.prompt_of(messages, [visual], "check")
-    media = {
-        "pixel_values_videos": policy.encoder.visuals.pixels(visual),
-        "video_grid_thw": torch.tensor([visual.grid_thw]),
-    }
-    if s.family.name == "qwen2_5_vl":
+    clip = read_clip(
+        str(path),
+        visuals.settings.sampling,
+        size=lambda *shape: visuals.clips.frame_size(visuals.settings, *shape),
+    )
+    seconds = list(visual.timestamps_s)
+    known = {"fps": 1.0, "frames_indices": seconds, "total_num_frames": len(seconds)}
+    written = policy.processor.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False
+    )
+    media = policy.processor(
+        text=[written],
+        videos=[torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)],
+        video_metadata=[known],
+        do_sample_frames=False,
+        do_resize=False,
+        return_tensors="pt",
+    )
+    assert prompt.ids_P.tolist() == media["input_ids"][0].tolist(), "clip: other token ids"
+    pixels = media["pixel_values_videos" if "pixel_values_videos" in media else "pixel_values"]
+    ours = visuals.pixels(visual)
+    assert torch.equal(ours, pixels.reshape(ours.shape)), "clip: other pixels"
+    if "second_per_grid_ts" in media:
         pair = policy.processor.video_processor.temporal_patch_size
         media["second_per_grid_ts"] = torch.tensor([pair / visual.sample_fps])
     with torch.no_grad():

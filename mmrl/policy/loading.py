@@ -262,6 +262,7 @@ def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
         settings=settings,
         reader=family.reader(processor),
         no_clips=family.refused.get("video", ""),
+        clips=family.clips(processor),
         store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify)
         if cache.dir
         else None,

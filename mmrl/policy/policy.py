@@ -214,6 +214,8 @@ class Policy:
         self, batch: Batch, group: SequenceGroup
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         model = self.base.model
+        if self.family.clips_are_pictures:
+            batch = replace(batch, kinds=batch.kinds.clamp(max=1))
         return slice_media(
             batch,
             lambda mine: feature_rows(model, self.encoder.visuals, mine, self.device, self.tower()),

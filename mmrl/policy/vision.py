@@ -82,8 +82,8 @@ def media_inputs(
     model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None
 ) -> dict[str, Any]:
     """Arguments of model.forward for `visuals` (in order of their tokens): features with a frozen `tower`, else pixels."""
-    kinds = {kind: [v for v in visuals if v.kind == kind] for kind in ("image", "video")}
     family = family_of(model.config)
+    kinds = family.grouped(visuals, [v.kind for v in visuals])
     if tower is not None and visuals:
         found = dict(zip(visuals, cache.features(visuals, tower, device), strict=True))
         return {
@@ -122,14 +122,8 @@ def joint_media_inputs(
             [part.float().sum() for f in idle for part in (f.main, *f.deep)]
         ).sum() * 0.0
     pixels_nD = torch.cat([cache.pixels(v, device) for v in visuals])
-    found = list(
-        zip(
-            visuals,
-            family.features(model, "image", pixels_nD, [v.grid_thw for v in visuals]),
-            strict=True,
-        )
-    )
-    kinds = {kind: [f for v, f in found if v.kind == kind] for kind in ("image", "video")}
+    found = family.features(model, "image", pixels_nD, [v.grid_thw for v in visuals])
+    kinds = family.grouped(found, [v.kind for v in visuals])
     return {
         "mm_encoder_outputs": {
             kind: family.encoded(model, features) for kind, features in kinds.items() if features

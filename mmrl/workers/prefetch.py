@@ -95,6 +95,7 @@ def _portable(visuals: Any) -> bytes:
         settings=visuals.settings,
         reader=visuals.reader,
         no_clips=visuals.no_clips,
+        clips=visuals.own_clips,
         store=visuals.store,
         memory_bytes=0,
         keep_features=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from mmrl.cli.main import app
+from mmrl.config import DataConfig, VideoConfig
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
 from mmrl.errors import ConfigError, DataError
@@ -22,6 +24,8 @@ from mmrl.policy.families import BUILT_IN, families, family_of, family_of_proces
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.qwen import Qwen25VL
 from mmrl.policy.families.tiles import InternVL
+from mmrl.policy.loading import build_visuals
+from mmrl.video.encode import write_video
 from mmrl.video.pictures import CanvasReader
 from mmrl.video.pixels import TileLayout
 from tests.kits.engine_kit import fresh_policy
@@ -183,11 +187,47 @@ def test_idefics_keeps_pictures_within_their_budget() -> None:
         family.image_options(processor, 1000, None)
 
 
+@pytest.mark.parametrize("name", ["internvl", "glm4v"])
+def test_a_clip_and_a_picture_share_a_batch(name: str, tmp_path: Path) -> None:
+    """Both are the pictures' token to these models: packed beside each other they have the numbers that they have alone."""
+    write_video(
+        tmp_path / "clip.mp4",
+        np.random.default_rng(1).integers(0, 256, (4, 48, 48, 3), dtype=np.uint8),
+        fps=2,
+    )
+    policy = fresh_policy(name)
+    cache = policy.encoder.visuals
+    shown = [cache.video(str(tmp_path / "clip.mp4")), cache.frame(np.zeros((60, 60, 3), np.uint8))]
+    text = {"type": "text", "text": "yes or no"}
+    prompts = [
+        policy.encoder.prompt_of([{"role": "user", "content": [{"type": v.kind}, text]}], [v])
+        for v in shown
+    ]
+    for prompt, visual in zip(prompts, shown, strict=True):
+        assert int((prompt.kinds_P > 0).sum()) == visual.tokens
+    answer = tuple(policy.processor.tokenizer("yes", add_special_tokens=False)["input_ids"])
+    with torch.no_grad():
+        alone = torch.cat([policy.evaluate([p], [answer]).logp_N for p in prompts])
+        both = policy.evaluate(prompts, [answer, answer]).logp_N
+        policy.lockstep = True
+        joint = policy.evaluate(prompts, [answer, answer]).logp_N
+    torch.testing.assert_close(both, alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(joint, alone, atol=1e-5, rtol=0)
+
+
+def test_bounds_on_frames_of_one_size_are_refused() -> None:
+    """InternVL resizes every frame to a square: no bound of data.video can act."""
+    processor = fresh_policy("internvl").processor
+    video = VideoConfig(max_pixels=1 << 16)
+    with pytest.raises(ConfigError, match="resizes every frame to 56 x 56, found max_pixels 65536"):
+        build_visuals(processor, DataConfig(video=video))
+
+
 def test_the_commands_list_and_check() -> None:
     """list names all families with their refusals; check ends with status 0 and refuses an unknown name."""
     run = CliRunner().invoke
     listed = run(app, ["families", "list"]).output
-    assert all(name in listed for name in NAMES) and "mmrl does not lay out yet" in listed
+    assert all(name in listed for name in NAMES) and "inputs for tiles are not made yet" in listed
     found = run(app, ["families", "check", "glm4v", "--only", "prompt"])
     assert found.exit_code == 0 and "ids and pixels equal" in found.output
     assert isinstance(run(app, ["families", "check", "glm5v"]).exception, ConfigError)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mmrl.coords import CoordFrame
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     import torch
 
     from mmrl.policy.tiny import TinySpec
+    from mmrl.video.clips import ClipReader
     from mmrl.video.pictures import PictureReader
     from mmrl.video.references import Features, Visual
 
 __all__ = ["PARTS", "ModelFamily", "Parts"]
+
+T = TypeVar("T")
 
 PARTS = ("vision", "projector", "language")
 """What model.freeze names."""
@@ -105,6 +108,8 @@ class ModelFamily(abc.ABC):
     """model.attn -> what transformers calls the tower's attention; settings that are not here are refused."""
     pictures_see_themselves: ClassVar[bool] = False
     """Whether a picture's tokens see the whole picture, not only what precedes them."""
+    clips_are_pictures: ClassVar[bool] = False
+    """Whether the model takes the features of clips as those of pictures, by the pictures' token."""
     most_pictures: ClassVar[int | None] = None
     """Of one prompt, where there is a limit; `refused["pictures"]` says why."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -114,6 +119,10 @@ class ModelFamily(abc.ABC):
     @abc.abstractmethod
     def reader(self, processor: Any) -> PictureReader:
         """How the processor's pictures are read, see mmrl.video.pictures."""
+
+    def clips(self, processor: Any) -> ClipReader | None:
+        """How the processor's clips are read, see mmrl.video.clips; None: as Qwen-VL's."""
+        return None
 
     @abc.abstractmethod
     def image_options(
@@ -150,6 +159,14 @@ class ModelFamily(abc.ABC):
         """Rotary positions (3, P): temporal, height, width; equal rows where the family knows one alone."""
 
     # the forward
+
+    def grouped(self, visuals: Sequence[T], kinds: Sequence[str]) -> dict[str, list[T]]:
+        """`visuals`, or what was made of them, by the kind that the model takes them for; `kinds` are their own."""
+        taken = ["image" if self.clips_are_pictures else kind for kind in kinds]
+        return {
+            name: [v for v, kind in zip(visuals, taken, strict=True) if kind == name]
+            for name in ("image", "video")
+        }
 
     @abc.abstractmethod
     def text_inputs(

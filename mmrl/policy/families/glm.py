@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
+    import torch
+
     from mmrl.policy.tiny import TinySpec
+    from mmrl.video.references import Features, Visual
 
 __all__ = ["Glm4V", "Glm4VMoe"]
 
@@ -18,6 +21,7 @@ _CHAT = """[gMASK]<sop>{%- for message in messages -%}
 <|{{ message['role'] }}|>
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
 {% if item['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>
+{%- elif item['type'] == 'video' %}<|begin_of_video|><|video|><|end_of_video|>
 {%- elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}
 {%- endfor -%}
 {%- if add_generation_prompt %}<|assistant|>
@@ -33,12 +37,37 @@ class Glm4V(GridFamily):
     frame = CoordFrame.REL1000
     source = "zai-org/GLM-V: boxes [x1, y1, x2, y2] normalised to 0..1000 (issue 25 says 0..999)"
     frames_in_area = 2
+    clips_are_pictures = True
     media_tokens = (*_MARKUP, "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
     refused: ClassVar[Mapping[str, str]] = {
-        "video": "GLM-4.1V writes a clip's frames as pictures with their seconds between them, which mmrl does not lay out yet; "
-        "use pictures, or a Qwen-VL for clips",
         "vllm": "vLLM's inputs for it are not made yet; use engine.rollout: own",
     }
+
+    def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
+        """See ModelFamily. A clip's frames have the pictures' token, between tokens that say where it begins and ends."""
+        import torch
+
+        return torch.tensor(processor.create_mm_token_type_ids(ids_1P.numpy()))
+
+    def pixel_inputs(
+        self, kind: str, pixels: Sequence[torch.Tensor], visuals: Sequence[Visual]
+    ) -> dict[str, Any] | None:
+        """See ModelFamily. The model's own call takes no clip beside a picture: of clips it is given features."""
+        if any(v.kind == "video" for v in visuals):
+            return None
+        return super().pixel_inputs(kind, pixels, visuals)
+
+    def features(
+        self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]
+    ) -> list[Features]:
+        """See ModelFamily. The tower is shown each pair of a clip's frames as a picture."""
+        import torch
+
+        from mmrl.video.references import Features
+
+        frames = [(1, h, w) for t, h, w in grids for _ in range(t)]
+        found = iter(super().features(base, "image", pixels_nD, frames))
+        return [Features(torch.cat([next(found).main for _ in range(t)])) for t, _, _ in grids]
 
     def _config_class(self) -> Any:
         from transformers import Glm4vConfig

@@ -62,7 +62,8 @@ class GridFamily(ModelFamily):
         if visual.kind == "image":
             return processor.replace_image_token(grid, 0)
         # Qwen3-VL writes index / fps as text: with the seconds themselves and one frame per second that is exact
-        times = SimpleNamespace(fps=1.0, frames_indices=list(visual.timestamps_s))
+        seconds = list(visual.timestamps_s)
+        times = SimpleNamespace(fps=1.0, frames_indices=seconds, timestamps=seconds)
         return processor.replace_video_token({**grid, "video_metadata": [times]}, 0)
 
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:

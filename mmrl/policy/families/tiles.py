@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from mmrl.policy.tiny import TinySpec
+    from mmrl.video.clips import ClipReader
     from mmrl.video.pictures import PictureReader
     from mmrl.video.references import Features, Visual
 
@@ -22,6 +23,7 @@ _CHAT = """\
 <|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for item in message['content'] -%}
 {% if item['type'] == 'image' %}<IMG_CONTEXT>
+{% elif item['type'] == 'video' %}<video>
 {% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
 {% endfor -%}
 {% if add_generation_prompt %}<|im_start|>assistant
@@ -118,10 +120,9 @@ class InternVL(TileFamily):
     model_types = ("internvl",)
     processors = ("InternVLProcessor",)
     frame = CoordFrame.REL1000
+    clips_are_pictures = True
     source = "InternVL's documentation on grounding: `<box>[[x1, y1, x2, y2]]</box>` within 0..1000"
     refused: ClassVar[Mapping[str, str]] = {
-        "video": "InternVL writes a clip's frames as pictures in lines of their own, which mmrl does not lay out yet; use "
-        "pictures, or a Qwen-VL for clips",
         "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
     }
 
@@ -130,6 +131,16 @@ class InternVL(TileFamily):
         from mmrl.video.pictures import TileReader
 
         return TileReader(processor.image_processor, processor.image_seq_length)
+
+    def clips(self, processor: Any) -> ClipReader:
+        """See ModelFamily."""
+        from mmrl.video.clips import SquareClips
+
+        return SquareClips(processor.video_processor, processor.image_seq_length)
+
+    def placeholders(self, processor: Any) -> dict[str, str]:
+        """See ModelFamily."""
+        return {processor.image_token: "image", processor.video_token: "video"}
 
     def image_options(
         self, processor: Any, low: int | None, high: int | None
@@ -144,6 +155,11 @@ class InternVL(TileFamily):
 
     def expand(self, processor: Any, visual: Visual) -> str:
         """See ModelFamily."""
+        if visual.kind == "video":
+            import torch
+
+            frames = {"pixel_values_videos": [torch.empty(visual.grid_thw[0], 0)]}
+            return processor.replace_video_token(frames, 0)
         return processor.replace_image_token({"num_patches": [visual.grid_thw[0]]}, 0)
 
     def banned(self, processor: Any) -> tuple[int, ...]:
