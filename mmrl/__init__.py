@@ -17,22 +17,7 @@ if not (_tasks := Path(__file__).parent / "tasks").is_dir():
     )
 
 from mmrl import _torchvision_cpu
-from mmrl.coords import CoordFrame
-from mmrl.environment import Environment, Mark, Observation, Outcome
-from mmrl.errors import DataError
-from mmrl.operations.versions import VERSION as __version__
-from mmrl.registry import register
-from mmrl.task import Task, Template
-from mmrl.types import (
-    ImageSize,
-    RewardContext,
-    Rollout,
-    RolloutGroup,
-    Sample,
-    Score,
-    StopReason,
-    Turn,
-)
+from mmrl.operations.startup import quick_transformers
 
 # On Intel CPUs MKL rounds a row of a matrix product differently in batches of different size, unless it is asked for strict
 # reproducibility. A rollout's log-probs would then depend on which requests happened to be answered together, and a pipelined,
@@ -43,11 +28,28 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # logits. Read by torch at its first allocation on a CPU; changes no number.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 _torchvision_cpu.install()  # before anything imports torchvision; does nothing on a CUDA build of torch
+quick_transformers()  # before anything imports transformers
 
 if TYPE_CHECKING:
     from mmrl.config import RunConfig, load_config
+    from mmrl.coords import CoordFrame
+    from mmrl.environment import Environment, Mark, Observation, Outcome
+    from mmrl.errors import DataError
     from mmrl.evaluation.result import Evaluation
     from mmrl.library import Trainer, evaluate, reward
+    from mmrl.operations.versions import VERSION as __version__
+    from mmrl.registry import register
+    from mmrl.task import Task, Template
+    from mmrl.types import (
+        ImageSize,
+        RewardContext,
+        Rollout,
+        RolloutGroup,
+        Sample,
+        Score,
+        StopReason,
+        Turn,
+    )
 
 __all__ = [
     "CoordFrame",
@@ -75,14 +77,31 @@ __all__ = [
     "register",
     "reward",
 ]
-_LATER = {
-    "Trainer": "mmrl.library",
-    "evaluate": "mmrl.library",
-    "reward": "mmrl.library",
-    "RunConfig": "mmrl.config",
-    "load_config": "mmrl.config",
-    "Evaluation": "mmrl.evaluation.result",
+# Nothing of ours is imported until it is asked for: a process that plays a simulator or checks an expression needs its own room,
+# and of its 0.3 seconds of start the rest of these was the greater part.
+_HOMES = {
+    "mmrl.config": ("RunConfig", "load_config"),
+    "mmrl.coords": ("CoordFrame",),
+    "mmrl.environment": ("Environment", "Mark", "Observation", "Outcome"),
+    "mmrl.errors": ("DataError",),
+    "mmrl.evaluation.result": ("Evaluation",),
+    "mmrl.library": ("Trainer", "evaluate", "reward"),
+    "mmrl.registry": ("register",),
+    "mmrl.task": ("Task", "Template"),
+    "mmrl.types": (
+        "ImageSize",
+        "RewardContext",
+        "Rollout",
+        "RolloutGroup",
+        "Sample",
+        "Score",
+        "StopReason",
+        "Turn",
+    ),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ("config", "coords", "environment", "errors", "registry", "task", "types")
+"""Modules of these names: `import mmrl; mmrl.errors.DataError` works without an import of their own."""
 
 _RENAMED = {"Completion": "Turn", "Trajectory": "Rollout", "Group": "RolloutGroup"}
 """Former names, for one release."""
@@ -97,9 +116,20 @@ def __getattr__(name: str) -> Any:
             DeprecationWarning,
             stacklevel=2,
         )
-        return globals()[_RENAMED[name]]
-    if name not in _LATER:
-        raise AttributeError(f"module 'mmrl' has no attribute '{name}'")
+        name = _RENAMED[name]
     import importlib
 
-    return getattr(importlib.import_module(_LATER[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"mmrl.{name}")
+    if name == "__version__":
+        found: Any = importlib.import_module("mmrl.operations.versions").VERSION
+    elif name in _HOME:
+        found = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'mmrl' has no attribute '{name}'")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

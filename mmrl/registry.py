@@ -27,7 +27,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmrl.config.trust import check_code
 from mmrl.data.environment_rows import task_around
 from mmrl.environment import Environment
 from mmrl.errors import ConfigError, RegistryError, did_you_mean
@@ -41,7 +40,9 @@ __all__ = [
     "WRAPPERS",
     "adopt",
     "carried",
+    "check_code",
     "current_target",
+    "no_new_code",
     "offer",
     "register",
     "resolve_task",
@@ -89,6 +90,37 @@ OFFERED = "python:"
 _registered: dict[str, type[Task]] = {}
 _used: Counter[str] = Counter()
 TaskClass = TypeVar("TaskClass", bound=type[Task])
+
+
+# where the settings at hand were found, the innermost last; empty: the user's own
+_without_new_code: list[str] = []
+
+
+@contextlib.contextmanager
+def no_new_code(where: str, *, trust_code: bool = False) -> Iterator[None]:
+    """Within it a name `file.py:Name` resolves only if that file was loaded before, because the user named it.
+
+    `where` is the file the names were found in, for the error. With `trust_code` nothing is refused. It holds for all threads of
+    the process; reward workers rebuild only tasks that were made here before.
+    """
+    if trust_code:
+        yield
+        return
+    _without_new_code.append(where)
+    try:
+        yield
+    finally:
+        _without_new_code.remove(where)
+
+
+def check_code(name: str) -> None:
+    """Raise RegistryError for code that would be loaded because found settings name it."""
+    if _without_new_code:
+        raise RegistryError(
+            f"{_without_new_code[-1]}: expected the name of a built-in task or of an installed package "
+            f"(package/name), found '{name}', which is code to run; name that task yourself on the command line, "
+            "or say --trust-code when the file is yours"
+        )
 
 
 def register(name: str) -> Callable[[TaskClass], TaskClass]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from pydantic import BaseModel
 
 from mmrl.config.model import RolloutConfig
 from mmrl.config.read import load_config_as
-from mmrl.errors import RegistryError
+from mmrl.registry import check_code, no_new_code
 
 __all__ = [
     "ALL",
@@ -123,37 +122,6 @@ class Found:
 
     kept: dict[str, Any]
     left_out: tuple[str, ...] = ()
-
-
-# where the settings at hand were found, the innermost last; empty: the user's own
-_without_new_code: list[str] = []
-
-
-@contextmanager
-def no_new_code(where: str, *, trust_code: bool = False) -> Iterator[None]:
-    """Within it a name `file.py:Name` resolves only if that file was loaded before, because the user named it.
-
-    `where` is the file the names were found in, for the error. With `trust_code` nothing is refused. It holds for all threads of
-    the process; reward workers rebuild only tasks that were made here before.
-    """
-    if trust_code:
-        yield
-        return
-    _without_new_code.append(where)
-    try:
-        yield
-    finally:
-        _without_new_code.remove(where)
-
-
-def check_code(name: str) -> None:
-    """Raise RegistryError for code that would be loaded because found settings name it."""
-    if _without_new_code:
-        raise RegistryError(
-            f"{_without_new_code[-1]}: expected the name of a built-in task or of an installed package "
-            f"(package/name), found '{name}', which is code to run; name that task yourself on the command line, "
-            "or say --trust-code when the file is yours"
-        )
 
 
 def is_place(value: Any) -> bool:
