@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, RewardError
+from mmrl.operations.startup import loaded, loading
 from mmrl.workers.process import ChildError
 from mmrl.workers.program import Program
 
@@ -319,6 +320,7 @@ def _serve(target: str) -> int:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
+    loading()
     try:
         module, _, function = target.partition(":")
         verify = getattr(importlib.import_module(module), function)
@@ -328,6 +330,7 @@ def _serve(target: str) -> int:
     except Exception as error:
         send({"failed": f"{type(error).__name__}: {error}"[:500]})
         return 1
+    loaded()
     _limit_memory()
     send({"ready": True})
     for line in sys.stdin:

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.errors import DataError, MMRLError
+from mmrl.operations.startup import loaded, loading
 from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
@@ -270,6 +271,7 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
         # .. the parent finishes its step with us and ends us in its own order
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
+    loading()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks where a worker hangs
     plan = WorkerPlan(**plan_fields)
     for fd in (connection_fd, *plan.areas.values()):
@@ -289,6 +291,7 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
             except Exception as error:
                 answer = _failed(slot, command, started, error)
             connection.send(answer)
+            loaded()  # the first command has made the first simulator
     for slot in slots.values():
         slot.drop()
     sys.stderr.flush()

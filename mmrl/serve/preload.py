@@ -5,12 +5,15 @@ The fork server runs no thread and no code of a request; see mmrl/serve/pool.py.
 
 from __future__ import annotations
 
+import gc
 import importlib
 
-import mmrl.policy.loading  # noqa: F401  for its imports
+from mmrl.operations.startup import loaded, loading
 from mmrl.policy.families import BUILT_IN
 
+loading()
 for _name in (
+    "mmrl.policy.loading",
     "mmrl.serve.preparing",
     "mmrl.video.visuals",
     "av",
@@ -26,3 +29,6 @@ for _name in (
         importlib.import_module(_name)
     except ImportError:  # without it a request that needs it is told so
         continue
+# what is here stays, in every process that is forked from this one: to look through it would also copy its pages
+gc.freeze()
+loaded()

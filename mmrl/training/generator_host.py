@@ -31,6 +31,7 @@ from mmrl.diagnostics.timeline import Span
 from mmrl.distributed.engines.local import LocalEngine
 from mmrl.distributed.world import World
 from mmrl.errors import MMRLError
+from mmrl.operations.startup import loaded, loading
 from mmrl.registry import adopt
 from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.media_record import MediaRecord
@@ -126,6 +127,7 @@ def serve(connection: Connection, progress: Any, start: Start, device: str) -> N
     sender = threading.Thread(
         target=_send, args=(connection, outbox), daemon=True, name="mmrl-send"
     )
+    loading()
     try:
         with ExitStack() as stack:
             try:
@@ -134,6 +136,7 @@ def serve(connection: Connection, progress: Any, start: Start, device: str) -> N
             except Exception as error:
                 connection.send(f"{type(error).__name__}: {error}")
                 raise
+            loaded()
             connection.send(None)
             sender.start()
             host.run()

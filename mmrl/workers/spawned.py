@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from mmrl.operations.startup import loaded, loading
 from mmrl.workers.process import END_S, Child
 
 __all__ = [
@@ -94,7 +95,15 @@ def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
                 sys.stderr.flush()
 
 
+class _Loading:
+    """First of a worker's arguments: when it is read, `loading` is called, before the others import what they are made of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return loading, ()
+
+
 def _main(
+    _loading: None,
     target: Callable[..., None],
     connection: Connection,
     progress: Any,
@@ -110,6 +119,7 @@ def _main(
         # .. the parent finishes its step with us and ends us in its own order
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
+    loaded()
     # the parent is gone: so are we
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         target(connection, progress, *args)
@@ -171,7 +181,7 @@ class Worker(Child):
         reader, output = context.Pipe(duplex=False)
         self.process = context.Process(
             target=_main,
-            args=(self.target, child, self.progress, output, self.args),
+            args=(_Loading(), self.target, child, self.progress, output, self.args),
             daemon=self.daemon,
             name=self.name,
         )
