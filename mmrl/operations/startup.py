@@ -35,11 +35,19 @@ def loaded() -> None:
         gc.set_threshold(*_USUAL)
 
 
+_LATER = "ImportedWhenCalled"
 _LOADERS = {
     "transformers.utils.import_utils": "ImportUtils",
     "transformers.configuration_utils": "Configurations",
+    "transformers.quantizers.quantizer_torchao": _LATER,
+    "transformers.loss.loss_deformable_detr": _LATER,
+    "transformers.loss.loss_for_object_detection": _LATER,
+    "transformers.loss.loss_grounding_dino": _LATER,
+    "transformers.loss.loss_lw_detr": _LATER,
+    "transformers.loss.loss_rf_detr": _LATER,
+    "transformers.loss.loss_rt_detr": _LATER,
 }
-"""Modules of transformers that do too much, and what loads them in mmrl/operations/transformers_start.py."""
+"""Modules that do too much when they are imported, and what loads them in mmrl/operations/transformers_start.py."""
 
 
 class _Finder:

@@ -13,6 +13,9 @@ own, are asked with less to read:
 And each configuration that is read (three times for a model) is written out for a log message that nobody asked for, which took as
 long as building a tiny model: it is written out where messages of level INFO are shown.
 
+Others import a library for one function that most programs never call: scipy for the losses of detectors, torchao to save models
+that it quantized. There the function is imported when it is called. Loading a tiny model took 4.6 s with its imports, and 3.3 now.
+
 After `import mmrl` Python finds these modules of transformers through mmrl/operations/startup.py, whoever imports it:
 
     python -X importtime -c "import mmrl, transformers"
@@ -22,6 +25,7 @@ A transformers in which one of these functions has gone is imported as it is.
 
 from __future__ import annotations
 
+import ast
 import functools
 import logging
 import os
@@ -35,13 +39,16 @@ from typing import Any
 __all__ = [
     "Configurations",
     "ImportUtils",
+    "ImportedWhenCalled",
     "by_folder",
     "one_of_each",
     "packages_distributions",
     "tail_of_names",
+    "when_called",
     "written_for_readers",
 ]
 
+_TORCHAO = "torchao.prototype.safetensors.safetensors_support"
 _usual = metadata.packages_distributions
 
 
@@ -167,3 +174,34 @@ class Configurations(SourceFileLoader):
         config, logger = getattr(module, "PreTrainedConfig", None), getattr(module, "logger", None)
         if hasattr(config, "from_dict") and isinstance(logger, logging.Logger):
             written_for_readers(config, logger)
+
+
+def when_called(source: str | bytes, module: str, path: str = "<source>") -> ast.Module:
+    """The program `source`, in which each `from MODULE import NAME` is a function NAME that imports it and calls it."""
+
+    class Later(ast.NodeTransformer):
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+            if node.module != module or node.level or any(name.asname for name in node.names):
+                return node
+            functions = [
+                f"def {name.name}(*arguments, **settings):\n"
+                f"    from {module} import {name.name} as function\n"
+                "    return function(*arguments, **settings)\n"
+                for name in node.names
+            ]
+            made = ast.parse("".join(functions)).body
+            for each in made:
+                for part in ast.walk(each):
+                    ast.copy_location(part, node)
+            return made
+
+    return ast.fix_missing_locations(Later().visit(ast.parse(source, path)))
+
+
+class ImportedWhenCalled(SourceFileLoader):
+    """Loads a quantizer or a loss with `when_called`. Its bytecode is not kept: other programs would find it."""
+
+    def get_code(self, fullname: str) -> Any:
+        library = _TORCHAO if fullname.endswith("_torchao") else "scipy.optimize"
+        tree = when_called(self.get_data(self.path), library, self.path)
+        return compile(tree, self.path, "exec", dont_inherit=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
+import zlib
 from importlib import metadata
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mmrl
 from mmrl.operations import transformers_start
-from mmrl.operations.transformers_start import one_of_each, packages_distributions
+from mmrl.operations.transformers_start import one_of_each, packages_distributions, when_called
 from tests.kits.engine_kit import REPO
 
 HEAVY = {"torch", "transformers", "scipy", "pandas", "torchvision", "accelerate"}
@@ -94,7 +98,7 @@ def test_transformers_reads_less_and_finds_the_same(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_configuration_is_written_out_for_readers_only(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """transformers' own message with its own text where it is shown; elsewhere nothing is put together."""
     from transformers import AutoConfig, PreTrainedConfig
@@ -106,7 +110,10 @@ def test_a_configuration_is_written_out_for_readers_only(
         written.append(type(self).__name__)
         return plain(self, *arguments)
 
+    told: list[Any] = []
     monkeypatch.setattr(PreTrainedConfig, "to_json_string", noted)
+    logger = logging.get_logger("transformers.configuration_utils")
+    monkeypatch.setattr(logger, "handle", told.append)
     try:
         logging.set_verbosity_warning()
         config = AutoConfig.from_pretrained(REPO / "assets" / "tiny_vlm")
@@ -115,4 +122,43 @@ def test_a_configuration_is_written_out_for_readers_only(
         assert repr(AutoConfig.from_pretrained(REPO / "assets" / "tiny_vlm")) == repr(config)
     finally:
         logging.set_verbosity(level)
-    assert f"Model config {config!r}" in capfd.readouterr().err
+    said = [r.getMessage() for r in told if r.getMessage().startswith("Model config")]
+    assert len(said) == 1 and said[0].startswith(f"Model config {type(config).__name__} {{\n")
+    assert '"vocab_size": ' in said[0]
+
+
+def test_a_function_is_imported_when_it_is_called() -> None:
+    source = (
+        "import math\nif math.pi:\n    from zlib import crc32, adler32\nfrom os import path as p\n"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(when_called(source, "zlib"), "x", "exec"), names)
+    assert names["crc32"](b"a") == zlib.crc32(b"a") and names["adler32"](b"a", 7) == zlib.adler32(
+        b"a", 7
+    )
+    assert names["crc32"] is not zlib.crc32 and names["p"] is os.path
+    for text, module in ((source, "math"), ("from . import zlib", "zlib"), (source, "os")):
+        assert ast.dump(when_called(text, module)) == ast.dump(ast.parse(text))
+
+
+@pytest.mark.slow
+def test_libraries_for_one_function_are_imported_with_its_call() -> None:
+    code = """
+import sys, mmrl, transformers
+from transformers import AutoModelForImageTextToText
+AutoModelForImageTextToText.from_pretrained("assets/tiny_vlm")
+print(sorted({"scipy", "torchao"} & set(sys.modules)))
+from transformers.loss import loss_for_object_detection, loss_rt_detr
+modules = loss_for_object_detection, loss_rt_detr, sys.modules["transformers.quantizers.quantizer_torchao"]
+print(*[type(m.__spec__.loader).__name__ for m in modules])
+rows, columns = loss_for_object_detection.linear_sum_assignment([[4, 1], [2, 8]])
+print(rows.tolist(), columns.tolist())
+print("scipy.optimize" in sys.modules, "torchao" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    before, loaders, assigned, after = done.stdout.splitlines()
+    assert before == "[]" and loaders == " ".join(["ImportedWhenCalled"] * 3)
+    assert assigned == "[0, 1] [1, 0]" and after == "True False"
