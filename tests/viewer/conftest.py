@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,9 @@ class Viewer:
         )
 
 
-@pytest.fixture
-def view() -> Iterator[Callable[..., Viewer]]:
-    """view(folder, *options) starts a viewer; it is ended with the test."""
+@contextmanager
+def viewers() -> Iterator[Callable[..., Viewer]]:
+    """start(folder, *options) starts a viewer; all are ended with the block."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str | Path) -> Viewer:
@@ -109,9 +110,14 @@ def view() -> Iterator[Callable[..., Viewer]]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def view() -> Iterator[Callable[..., Viewer]]:
+    """view(folder, *options) starts a viewer; it is ended with the test."""
+    with viewers() as start:
+        yield start
+
+
+def made_runs(folder: Path) -> Path:
     """A folder with two runs that share their prompts, one still running, and one below a folder."""
-    folder = tmp_path / "runs"
     make_run(folder / "first", Plan(name="first"))
     make_run(folder / "sweep" / "second", Plan(name="second", seed=0, final_skill=0.6))
     make_run(folder / "live", Plan(name="live", done=20))
@@ -120,6 +126,20 @@ def runs(tmp_path: Path) -> Path:
         "name: second\nmodel:\n  path: Qwen/Qwen2.5-VL-3B-Instruct\noptim:\n  lr: 1.0e-05\neval:\n  best_metric: sampled/iou\n"
     )
     return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Such a folder, which the test may change."""
+    return made_runs(tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Viewer, Path]]:
+    """One viewer of such a folder for all tests of a file that ask it and change nothing."""
+    folder = made_runs(tmp_path_factory.mktemp("standing") / "runs")
+    with viewers() as start:
+        yield start(folder), folder
 
 
 def add_rollouts(run: Path) -> None:

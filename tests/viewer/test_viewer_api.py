@@ -165,9 +165,10 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes(view: View, tmp_path: Path) 
     ],
 )
 def test_filters_choose_the_rows_that_a_plain_loop_chooses(
-    view: View, runs: Path, wish: dict, keep: Callable
+    standing: tuple[Viewer, Path], wish: dict, keep: Callable
 ) -> None:
-    viewer, wanted = view(runs), [i for i, r in enumerate(rows_of(runs)) if keep(r)]
+    viewer, runs = standing
+    wanted = [i for i, r in enumerate(rows_of(runs)) if keep(r)]
     found = viewer.get(
         "/api/samples", run="first", table="predictions", sort="file", order="up", limit=200, **wish
     ).json
@@ -181,8 +182,8 @@ def test_filters_choose_the_rows_that_a_plain_loop_chooses(
     ]
 
 
-def test_pages_and_orders_cover_every_row_once(view: View, runs: Path) -> None:
-    viewer, rows = view(runs), rows_of(runs)
+def test_pages_and_orders_cover_every_row_once(standing: tuple[Viewer, Path]) -> None:
+    viewer, rows = standing[0], rows_of(standing[1])
     seen = []
     for page in range(0, len(rows) + 50, 50):
         found = viewer.get(

@@ -83,8 +83,8 @@ def test_pages_of_other_sites_and_other_methods_are_refused(view: View, runs: Pa
         "/download/samples.jsonl?run=..&table=rollouts",
     ],
 )
-def test_no_address_names_a_file(view: View, runs: Path, target: str) -> None:
-    found = view(runs).raw(target)
+def test_no_address_names_a_file(standing: tuple[Viewer, Path], target: str) -> None:
+    found = standing[0].raw(target)
     assert found.status in (400, 404), target
     assert b"root:" not in found.body and b"uvicorn" not in found.body
 
@@ -108,8 +108,8 @@ def test_no_address_names_a_file(view: View, runs: Path, target: str) -> None:
         "t=nan&table=predictions",
     ],
 )
-def test_odd_parameters_are_refused_in_words(view: View, runs: Path, query: str) -> None:
-    viewer, seen = view(runs), []
+def test_odd_parameters_are_refused_in_words(standing: tuple[Viewer, Path], query: str) -> None:
+    viewer, seen = standing[0], []
     for path in ("/api/samples", "/api/sample", "/api/frame"):
         found = viewer.raw(f"{path}?run=first&{query}")
         seen.append(found.status)
