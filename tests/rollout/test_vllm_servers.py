@@ -28,9 +28,8 @@ class Servers:
         self.ports = [free_port(), free_port()]
         self.folders = [folder / str(n) for n in range(2)]
         self.processes: list[subprocess.Popen[str] | None] = [None, None]
-        for number, each in enumerate(self.folders):
+        for each in self.folders:
             each.mkdir()
-            self.start(number)
 
     def start(self, number: int) -> None:
         self.processes[number] = start_server(self.folders[number], self.ports[number])
@@ -46,13 +45,23 @@ class Servers:
         return [f"http://127.0.0.1:{port}" for port in self.ports]
 
 
-@pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    monkeypatch.setenv("MMRL_API_KEY", KEY)
-    made = Servers(tmp_path)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """One pair for the file: a start takes ten seconds of the processor."""
+    made = Servers(tmp_path_factory.mktemp("servers"))
     yield made
     for number in range(2):
         made.kill(number)
+
+
+@pytest.fixture
+def servers(pair: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
+    """Both of them, started where they are not there: a server serves one run after the other."""
+    monkeypatch.setenv("MMRL_API_KEY", KEY)
+    for number, process in enumerate(pair.processes):
+        if process is None:
+            pair.start(number)
+    return pair
 
 
 def trained(folder: Path, name: str, urls: list[str], hear: Any = None) -> list[dict[str, Any]]:
