@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.policy.families.aya import AyaVision
 from mmrl.policy.families.contract import PARTS, ModelFamily, Parts
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.glm import Glm4V, Glm4VMoe
@@ -45,6 +46,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     Gemma3(),
     Idefics3(),
     LlavaOneVision(),
+    AyaVision(),
 )
 
 
