@@ -159,7 +159,7 @@ class Plan:
     trained: float = 0.0
     step_s: float = 0.0
     bound: str = ""
-    own: tuple[int, float] | None = None  # decoding with the own engine: waves, seconds
+    own: tuple[int, float] | None = None  # decoding with the own engine: slots, seconds
 
 
 def _attention(r: Recipe, prompt_copies: float) -> float:
@@ -211,11 +211,13 @@ def _decode_s(r: Recipe, c: dict[str, float], rows: float, weight: int = 2) -> f
 
 
 def own_decode(r: Recipe, prompts: float) -> tuple[int, float]:
-    """(waves, seconds) of the own engine, which is not the one that is planned: fp32 weights, rollout.batch_tokens at a time."""
+    """(slots, seconds) of the own engine, which is not the one that is planned: fp32 weights, as many rows at once as
+    rollout.batch_tokens has room for. A completion that waits takes the slot of one that ended: all slots write until none
+    waits, and the last one may be the longest."""
     all_rows = prompts * ASSUMED["attempts"][0] * r.group
     rows = min(all_rows, max(r.group, r.config.rollout.batch_tokens // (r.prompt + r.new)))
-    waves = math.ceil(all_rows / rows)
-    return waves, waves * _decode_s(r, _constants(r.shape.name), rows, 4)
+    longest = _decode_s(r, _constants(r.shape.name), rows, 4)
+    return int(rows), longest * (1 + (all_rows - rows) * r.mean_new / (rows * r.new))
 
 
 def vllm_rows(r: Recipe) -> float:
