@@ -129,6 +129,9 @@ class Turn:
     `decision` is what a policy chose that is no token (the denoising chain of a flow, mmrl.robotics.flow): the policy's own
     `evaluate` takes it in the place of token_ids, which then name the nearest bins, for people. None: the tokens are it.
     `parsed`: whether the environment could read it.
+
+    `versions`: of the weights that wrote each token, where newer ones took over within the turn (schedule.partial_rollouts);
+    `policy_version` is then the oldest. (): one version wrote all.
     """
 
     token_ids: tuple[int, ...]
@@ -144,8 +147,13 @@ class Turn:
     truncated: bool = False
     decision: Any = None
     parsed: bool = True
+    versions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.versions and len(self.versions) != len(self.token_ids):
+            raise ValueError(
+                f"expected one version per token, or none, found {len(self.versions)} for {len(self.token_ids)} tokens"
+            )
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(
                 f"expected one log-prob per token, found {len(self.logprobs)} for {len(self.token_ids)} tokens"

@@ -98,3 +98,8 @@ class RolloutConfig(_Section):
     """Completions are cut at this length."""
     batch_tokens: int = Field(65536, ge=1)
     """Most KV-cache slots (rows x length) that mmrl's own engine holds at once."""
+    merge_adapter: bool = False
+    """mmrl's own engine samples with the LoRA adapter merged: a copy of the adapted layers' weights in the type of the forward,
+    made anew when the adapter has changed, in the place of two more products per layer and token. Its log-probs differ from
+    training's by that rounding. vLLM's copy is always merged. Not with model.lora.quantize, whose dequantized function rollout and
+    training share, nor with engine.ray.rollout_actors, nor for policies that act."""

@@ -118,6 +118,8 @@ class RunConfig(_Section):
                 f"model.lora.quantize {self.model.lora.quantize} needs engine.train auto, single or ddp, found "
                 f"{self.engine.train}, which shares out weights of one type; set engine.train: auto, or quantize: null"
             )
+        self._check_merging()
+        self._check_partial_rollouts()
         self._check_advantages()
         self._check_critic()
         self._check_offline()
@@ -136,6 +138,49 @@ class RunConfig(_Section):
         except ConfigError as error:
             raise ValueError(f"algorithm: {error}") from error
         return self
+
+    def _check_partial_rollouts(self) -> None:
+        if not self.schedule.partial_rollouts:
+            return
+        e = self.engine
+        against = [
+            (f"schedule.kind {self.schedule.kind}", self.schedule.kind != "async"),
+            (f"engine.generator.kind {e.generator.kind}", e.generator.kind != "process"),
+            (
+                "engine.rollout vllm, which takes weights between answers",
+                e.rollout == "vllm" or e.vllm.mode == "server",
+            ),
+            (f"engine.ray.rollout_actors {e.ray.rollout_actors}", e.ray.rollout_actors > 0),
+            ("a policy that acts, whose decisions are whole", not self.samples_text),
+        ]
+        if wrong := [what for what, found in against if found]:
+            raise ValueError(
+                "schedule.partial_rollouts needs schedule.kind async, engine.generator.kind process and mmrl's own engine "
+                f"(engine.rollout own), found {' and '.join(wrong)}; set them, or partial_rollouts: false"
+            )
+
+    def _check_merging(self) -> None:
+        if not self.rollout.merge_adapter:
+            return
+        lora, mend = self.model.lora, "set rollout.merge_adapter: false"
+        if lora is None:
+            raise ValueError(
+                f"rollout.merge_adapter merges a LoRA adapter, found model.lora null; set model.lora, or {mend[4:]}"
+            )
+        against = {
+            f"model.lora.quantize {lora.quantize}: rollout and training share one dequantized function": lora.quantize,
+            "engine.rollout vllm, whose copy of the weights is merged anyway": self.engine.rollout
+            == "vllm",
+            f"engine.ray.rollout_actors {self.engine.ray.rollout_actors}, which have policies of their own": (
+                self.engine.ray.rollout_actors
+            ),
+            "a policy that acts, which decides by the forward that is trained": not self.samples_text,
+        }
+        for why, found in against.items():
+            if found:
+                raise ValueError(
+                    f"rollout.merge_adapter is of mmrl's own engine within a process, found {why}; {mend}"
+                )
 
     def _check_advantages(self) -> None:
         a = self.algorithm

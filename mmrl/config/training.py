@@ -235,6 +235,11 @@ class ScheduleConfig(_Section):
     fixed order by themselves, so that both are one for them."""
     staleness: int = Field(1, ge=0)
     """async: oldest weights, in versions, that a group may have been rolled out with."""
+    partial_rollouts: bool = False
+    """async with engine.generator process and mmrl's own engine: answers go on over a weight sync (AReaL's interruptible
+    generation, arXiv 2505.24298). What was written stays, its keys and values are computed anew, the tokens to come are of the
+    new weights; each token carries its version and is corrected by it, and staleness counts from the oldest. Off: newer weights
+    wait for the wave of answers under way."""
     wave: int | None = Field(None, ge=1)
     """Prompts answered, scored and handed to training together; null: an eighth of train.prompts_per_step, at least 1 (serial:
     always all)."""

@@ -204,6 +204,9 @@ def estimate(
         if wide != p.head[0]:
             numbers = shape.text_config.hidden_size * shape.text_config.vocab_size
             parts["output layer"] = float(wide * numbers)
+    if config.rollout.merge_adapter:
+        # a copy of the adapted layers, where the own engine samples
+        (generator or parts)["merged layers"] = float(p.merged)
     host = held.host
     if generator:
         generator |= {k: v for k, v in parts.items() if k == "output layer"}

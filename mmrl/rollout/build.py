@@ -59,7 +59,8 @@ def build_rollout_engine(
             raise ConfigError(
                 f"engine.cuda_graphs needs an NVIDIA GPU, found device '{world.device}'; leave it out"
             )
-        return PrefillOnceEngine(actor, graphs=config.engine.cuda_graphs)
+        merge = config.rollout.merge_adapter
+        return PrefillOnceEngine(actor, graphs=config.engine.cuda_graphs, merge=merge)
     vllm_engine = importlib.import_module("mmrl.rollout.vllm_engine")
     r, settings = config.rollout, config.engine.vllm
     vllm_engine.check_sampling(

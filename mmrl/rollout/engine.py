@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import abc
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
+from mmrl.rollout.merged import MergedAdapter
 from mmrl.rollout.sampling import row_noise
 from mmrl.rollout.slots import Prefilled, SlotRow, Slots, prefill
 from mmrl.rollout.weights import WeightSource
@@ -74,10 +75,19 @@ class RolloutEngine(abc.ABC):
 
 
 class PrefillOnceEngine(RolloutEngine):
-    """Generates with the live policy weights, in this process. `graphs`: whether a step is a CUDA graph; None: on a GPU."""
+    """Generates with the live policy weights, in this process. `graphs`: whether a step is a CUDA graph; None: on a GPU. `merge`:
+    with the adapter merged into a copy of the layers that it is on (mmrl.rollout.merged)."""
 
-    def __init__(self, policy: Policy, *, graphs: bool | None = None) -> None:
-        self.policy, self._graphs = policy, graphs
+    def __init__(self, policy: Policy, *, graphs: bool | None = None, merge: bool = False) -> None:
+        self._live, self._graphs = policy, graphs
+        self._merged = MergedAdapter(policy) if merge else None
+        self.renew: Callable[[], bool] | None = None
+        """Partial rollouts: asked between tokens; takes newer weights if there are any, and says whether there were."""
+
+    @property
+    def policy(self) -> Policy:
+        """What samples."""
+        return self._live if self._merged is None else self._merged.now()
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate."""
@@ -91,7 +101,8 @@ class PrefillOnceEngine(RolloutEngine):
         with torch.no_grad(), self.policy.autocast():
             for pool in _pools(rows, settings):
                 for row, ids, logprobs in self._decode(pool, settings):
-                    turns[row.request, row.number] = self._completion(ids, logprobs)
+                    turn = self._completion(ids, logprobs)
+                    turns[row.request, row.number] = _with_versions(turn, row)
         return [[turns[i, g] for g in range(r.count)] for i, r in enumerate(requests)]
 
     def _decode(
@@ -123,6 +134,10 @@ class PrefillOnceEngine(RolloutEngine):
                 for _ in range(self._unseen):
                     slots.step()
             yield from slots.finished()
+            version = self._live.version
+            if self.renew is not None and slots.occupied and self.renew():
+                waiting.forget()
+                slots.renew(self.policy, version)
 
     @property
     def _unseen(self) -> int:
@@ -193,6 +208,10 @@ class _Waiting:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def forget(self) -> None:
+        """The weights have changed: what they computed of prompts is of no use."""
+        self._begun = None
+
     def admit(self, slots: Slots, free: Sequence[int]) -> None:
         """Rows take the free slots, in order; each prompt is run once, those of one call together."""
         rows = [self._rows.popleft() for _ in range(min(len(free), len(self._rows)))]
@@ -213,6 +232,17 @@ class _Waiting:
             self._rows and self._rows[0].prompt is self._begun.prompts[0]
         ):
             self._begun = None
+
+
+def _with_versions(turn: Turn, row: SlotRow) -> Turn:
+    """The turn with the version of each token, where several wrote it; its own is the oldest."""
+    if not row.written:
+        return turn
+    versions: list[int] = []
+    for count, version in row.written:
+        versions += [version] * (count - len(versions))
+    versions += [turn.policy_version] * (len(turn.token_ids) - len(versions))
+    return replace(turn, policy_version=min(versions), versions=tuple(versions))
 
 
 def _pools(rows: Sequence[SlotRow], settings: SamplingSettings) -> Iterator[list[SlotRow]]:

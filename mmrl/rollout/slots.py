@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,12 +35,14 @@ __all__ = ["Prefilled", "SlotCache", "SlotRow", "Slots", "prefill"]
 
 @dataclass(frozen=True)
 class SlotRow:
-    """One completion: which request it belongs to and its number there, and its noise (S,); None: greedy."""
+    """One completion: which request it belongs to and its number there, and its noise (S,); None: greedy. `written`: (tokens so
+    far, version of the weights that wrote those since the last entry), where newer ones have taken over since."""
 
     request: int
     number: int
     prompt: Prompt
     uniform_S: torch.Tensor | None
+    written: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,19 @@ class Prefilled:
             )
             cache.update(keys, values, i)
         return Prefilled([self.prompts[number]], cache, self.hidden_nH.index_select(0, at))
+
+
+def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
+    """The prompt with the tokens that were written behind it."""
+    ids = torch.tensor(tokens, dtype=prompt.ids_P.dtype)
+    after = torch.arange(len(tokens), dtype=prompt.positions_3P.dtype) + prompt.next_position
+    return replace(
+        prompt,
+        ids_P=torch.cat([prompt.ids_P, ids]),
+        kinds_P=torch.cat([prompt.kinds_P, torch.zeros(len(tokens), dtype=prompt.kinds_P.dtype)]),
+        positions_3P=torch.cat([prompt.positions_3P, after.expand(3, -1)], 1),
+        next_position=prompt.next_position + len(tokens),
+    )
 
 
 def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
@@ -219,6 +234,20 @@ class Slots:
         self.token_R[at], self.tokens_RS[at, 0], self.logp_RS[at, 0] = token, token, logp
         self.step_R[at] = 1
         self.alive_R[at] = ~self._ends(token, self.step_R[at])
+
+    def renew(self, policy: Policy, version: int) -> None:
+        """The weights have changed; those of `version` wrote what there is. Keys and values of prompts and tokens are computed
+        anew, row by row, so that each token to come is drawn from the new weights' own distribution given those before it."""
+        for place, row in enumerate(self.rows):
+            if row is None:
+                continue
+            count = int(self.step_R[place])
+            row.written.append((count, version))
+            # the last token has not been read yet
+            known = _continued(row.prompt, self.tokens_RS[place, : count - 1].tolist())
+            found = prefill(policy, [known])
+            at = torch.tensor([place], device=policy.device)
+            self.cache.fill(at, found.cache, torch.zeros_like(at))
 
     def step(self) -> None:
         """One more token of every row that goes on."""

@@ -4,7 +4,8 @@
 run, made of the same configuration, and drives it as mmrl.training.pipeline does, without a learner.
 
 Between two pieces of work (a wave of answers with all their turns; a batch of decisions) it takes the newest weights, if there are
-newer ones, so that no answer and no decision mixes two versions. What it made is sent by a thread of its own: a busy trainer holds
+newer ones, so that no answer and no decision mixes two versions; with schedule.partial_rollouts also between two tokens of a wave
+(PrefillOnceEngine.renew), each of which names its version. What it made is sent by a thread of its own: a busy trainer holds
 nobody up, and how far ahead this gets is bounded by the steps that the trainer has opened.
 """
 
@@ -33,6 +34,7 @@ from mmrl.distributed.world import World
 from mmrl.errors import MMRLError
 from mmrl.operations.startup import loaded, loading
 from mmrl.registry import adopt
+from mmrl.rollout import PrefillOnceEngine
 from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.media_record import MediaRecord
 from mmrl.training.pipeline import ClosedGroup
@@ -203,7 +205,11 @@ class _Host:
         self.work.resume(start.resume)
         self._open: dict[int, int] = {}  # places that are open, by step
         self._newest = self._version = -1
-        self._ended = False
+        self._ended = self._evaluates = False
+        if config.schedule.partial_rollouts:
+            sampler = getattr(self.source, "engine", None)
+            assert isinstance(sampler, PrefillOnceEngine), "the configuration allows no other"
+            sampler.renew = self._renew
 
     def run(self) -> None:
         """Until None comes."""
@@ -228,7 +234,9 @@ class _Host:
                 assert order.folder is not None
                 self._tell([])
                 self._take_weights()
+                self._evaluates = True
                 found = self.work.evaluate(order.step, full=order.full, folder=order.folder)
+                self._evaluates = False
                 self._tell([])
                 self._outbox.put(Evaluated(found))
 
@@ -239,10 +247,20 @@ class _Host:
         least = max(self._open, default=self._newest) - 1 - self._bound
         if self._shared.version < 0 and self._version >= max(least, 0) and self._open:
             return
+        self._read()
+
+    def _read(self) -> None:
         while (found := self._shared.read(self._weights)) is None:
             time.sleep(0.001)
         self._version = self._newest = found
         self.work.act_with(found)
+
+    def _renew(self) -> bool:
+        """Partial rollouts, between two tokens: take newer weights that are whole. An evaluation is of one version."""
+        if self._evaluates or self._shared.version <= self._version:
+            return False
+        self._read()
+        return True
 
     def _advance(self) -> None:
         """One piece of work."""

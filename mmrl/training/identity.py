@@ -69,6 +69,8 @@ _BEFORE = {
     "data.image.orientation": "displayed",
     "train.balance_batch": False,
     "schedule.correction_level": "token",
+    "schedule.partial_rollouts": False,
+    "rollout.merge_adapter": False,
     **{
         f"algorithm.{section}.{name}": value
         for section, kind in (

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mmrl.files import append, json_line, write_text, writing
 from mmrl.operations.lock import RunLock
 from mmrl.operations.restart import resume_command_of
 from mmrl.operations.versions import versions
-from mmrl.types import RolloutGroup
+from mmrl.types import Rollout, RolloutGroup
 
 __all__ = ["RunFolder", "rollout_rows", "write_json"]
 
@@ -37,6 +38,19 @@ _RESERVE, _RESERVED = ".reserve", 65_536
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically. Raises StorageError."""
     write_text(path, json_line(value, indent=1) + "\n")
+
+
+def _token_versions(rollout: Rollout) -> dict[str, Any]:
+    """Of a rollout within which newer weights took over: [version, tokens] of each part of each turn."""
+    if not any(t.versions for t in rollout.turns):
+        return {}
+    of_tokens = (t.versions or (t.policy_version,) * len(t.token_ids) for t in rollout.turns)
+    return {
+        "token_versions": [
+            [[version - 1, len(list(run))] for version, run in groupby(versions)]
+            for versions in of_tokens
+        ]
+    }
 
 
 def rollout_rows(
@@ -91,6 +105,7 @@ def rollout_rows(
                         if versions and not trajectory.offline
                         else {}
                     ),
+                    **_token_versions(trajectory),
                     **({"offline": True} if trajectory.offline else {}),
                     **({"replayed": True} if trajectory.replayed else {}),
                     **view,

@@ -107,6 +107,8 @@ class SampleBuilder:
             )
             shown = turn.prompt if turn.prompt is not None else prompt
             assert shown is not None
+            older = (self._asynchronous or rollout.replayed) and not rollout.offline
+            stale = older and turn.policy_version < self._version
             turns.append(
                 TrainingTurn(
                     shown,
@@ -120,12 +122,13 @@ class SampleBuilder:
                     in_loss,
                     "" if turn.prompt is not None else group.fingerprint,
                     rollout.offline,
-                    (self._asynchronous or rollout.replayed)
-                    and not rollout.offline
-                    and turn.policy_version < self._version,
+                    stale,
                     tuple(values),
                     tuple(returns),
                     decision=turn.decision,
+                    stale_N=np.array([v < self._version for v in turn.versions])
+                    if stale and turn.versions
+                    else None,
                 )
             )
         return TrainingSample((group.key, number), tuple(turns), denominator)

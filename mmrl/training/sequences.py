@@ -58,7 +58,8 @@ class TrainingTurn:
     """A turn ready for the loss.
 
     `mask_N` marks the tokens that had an effect (of a chunk of actions, those executed at least in part). With `in_loss` they are
-    trained on, each with its entry of `advantage_N`, times `scale`. `stale`: written with older weights than those of now (async).
+    trained on, each with its entry of `advantage_N`, times `scale`. `stale`: written with older weights than those of now (async);
+    `stale_N` which of its tokens, where newer ones wrote some of them.
     `offline`: somebody else wrote it. `proximal_N`: its log-probs before the update, where that has several passes.
     `fingerprint`: of the input that the rollout saw, where training encodes it anew; '' where the prompt is that of the rollout.
     `decision`: what was chosen, where that is no tokens (mmrl.types.Turn).
@@ -80,6 +81,7 @@ class TrainingTurn:
     returns_V: tuple[float, ...] = ()
     proximal_N: tuple[float, ...] | None = None
     decision: Any = None
+    stale_N: np.ndarray | None = None
 
     @property
     def chosen(self) -> Any:

@@ -315,7 +315,13 @@ class Columns:
             mask_N,
             mask_N & spread([t.in_loss for t in turns], torch.bool),
             spread([t.offline for t in turns], torch.bool),
-            spread([t.stale for t in turns], torch.bool),
+            column(
+                [
+                    np.full(len(t.tokens), t.stale) if t.stale_N is None else t.stale_N
+                    for t in turns
+                ],
+                torch.bool,
+            ),
             spread([t.scale for t in turns], torch.float32),
             column([t.advantage_N for t in turns], torch.float32),
             column([t.logprobs for t in turns], torch.float32),

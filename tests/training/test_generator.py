@@ -18,6 +18,7 @@ from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.generator import Generator
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import ALBUM, album_data, picture, read_jsonl
+from tests.training.partial_kit import PatientRollouts
 from tests.training.test_scheduled_training import (
     ALONE,
     make,
@@ -111,6 +112,38 @@ def test_async_generation_stays_within_its_bound_and_resumes_with_the_prompts_it
         assert 0 <= r["train/staleness"] <= 2 if "train/staleness" in r else True
     shares = [r["train/offpolicy/share"] for r in read_jsonl(whole.folder.path / "metrics.jsonl")]
     assert shares[0] == 0 and max(shares) > 0, "later steps were rolled out while the first trained"
+
+
+@pytest.mark.slow
+def test_partial_rollouts_go_on_over_syncs_within_the_bound_and_a_kill_loses_none(
+    tmp_path: Path, files: tuple[str, str]
+) -> None:
+    trainer = Trainer(
+        make(
+            tmp_path,
+            files,
+            "partial",
+            APART,
+            scheduled("async", wave=4, staleness=1, partial_rollouts=True),
+            {"algorithm": {"dynamic_sampling": False}, "data": {"eval": []}},
+            {"train": {"steps": 4, "log_rollouts": 9}},
+        ),
+        rollouts=PatientRollouts,
+    )
+    before_adding(trainer, 9, lambda: kill_generator(trainer))
+    trainer.fit()
+    assert trainer.rollouts.generator.restarts == 1  # type: ignore[attr-defined]
+    written = rollouts(trainer)
+    assert [len({tuple(r["key"]) for r in step}) for step in written] == [4] * 4
+    mixed = [r for step in written for r in step if "token_versions" in r]
+    assert mixed, "no sync fell within an answer"
+    for r in mixed:
+        (parts,) = r["token_versions"]
+        versions = [version for version, _ in parts]
+        assert versions == sorted(set(versions)) and sum(n for _, n in parts) == r["num_tokens"]
+        # staleness counts from the oldest token
+        assert r["versions"] == versions[:1] and versions[0] >= r["step"] - 1 - 1
+        assert versions[-1] <= r["step"] - 1
 
 
 @pytest.mark.slow
