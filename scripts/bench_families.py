@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,13 +78,12 @@ def learn(family: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     loose, train, held_out = scenes(folder / "data")
     if not options.keep:
         shutil.rmtree(folder / f"{family}_1", ignore_errors=True)
-    began = time.time()
     warm, steps = (
         given or usual
         for given, usual in zip((options.warm, options.steps), STEPS[family], strict=True)
     )
     model = warm_start(family, loose, folder, warm)
-    seconds = round(time.time() - began)
+    seconds = int(model.with_suffix(".seconds").read_text(encoding="utf-8"))
     common = [
         f"model.path={model}",
         f"data.train.0.path={train}",
