@@ -270,7 +270,7 @@ def _policy(folder: Path, **options: Any) -> Any:
     from mmrl.policy.loading import load_policy
 
     policy = load_policy(ModelConfig(path=str(folder / "model"), **options))
-    forbidden = forbidden_tokens(policy.processor.tokenizer, policy.eos_ids)
+    forbidden = forbidden_tokens(policy.processor, policy.eos_ids)
     policy.banned, policy.eos_ids = torch.tensor(forbidden), (-1,)
     return policy
 
@@ -345,7 +345,7 @@ def child_hf(folder: Path, setting: Setting) -> None:
     ).eval()
     processor = AutoProcessor.from_pretrained(folder / "model")
     eos = tuple(model.generation_config.eos_token_id)
-    forbidden = forbidden_tokens(processor.tokenizer, eos)
+    forbidden = forbidden_tokens(processor, eos)
     task, samples = _samples(folder, setting)
 
     def generate(prompts: int, tokens: int) -> Any:

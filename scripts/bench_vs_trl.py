@@ -155,14 +155,22 @@ class Stopwatch:
         }
 
 
-def forbidden_tokens(tokenizer: Any, eos_ids: tuple[int, ...]) -> list[int]:
+def forbidden_tokens(processor: Any, eos_ids: tuple[int, ...]) -> list[int]:
     """Tokens neither may sample: placeholders of media, and the ends of a turn (so that lengths are fixed)."""
-    from types import SimpleNamespace
+    from mmrl.policy.families import family_of_processor
 
-    from mmrl.policy.families import family_named
+    return sorted({*family_of_processor(processor).banned(processor), *eos_ids})
 
-    processor = SimpleNamespace(tokenizer=tokenizer)
-    return sorted({*family_named("qwen2_5_vl").banned(processor), *eos_ids})
+
+def model_section(folder: Path) -> dict[str, Any]:
+    """The path of the model in `folder`/model, and a frame where its family has none."""
+    from transformers import AutoConfig
+
+    from mmrl.policy.families import family_of
+
+    path = folder / "model"
+    family = family_of(AutoConfig.from_pretrained(path, trust_remote_code=False))
+    return {"path": str(path), **({} if family.frame else {"frame": "rel1000"})}
 
 
 def mmrl_trainer(setting: Setting, folder: Path, steps: int, on_event: Callable[..., Any]) -> Any:
@@ -181,7 +189,7 @@ def mmrl_trainer(setting: Setting, folder: Path, steps: int, on_event: Callable[
             "dir": tempfile.mkdtemp(dir=folder),
             "threads": 1,
             "model": {
-                "path": str(folder / "model"),
+                **model_section(folder),
                 "freeze": list(setting.freeze),
                 "device": "cpu",
             },
@@ -209,7 +217,7 @@ def mmrl_trainer(setting: Setting, folder: Path, steps: int, on_event: Callable[
     )
     trainer = Trainer(config, on_event=on_event)
     policy = trainer.policy
-    policy.banned = torch.tensor(forbidden_tokens(policy.processor.tokenizer, policy.eos_ids))
+    policy.banned = torch.tensor(forbidden_tokens(policy.processor, policy.eos_ids))
     return trainer
 
 
@@ -239,14 +247,19 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
 def trl_dataset(setting: Setting, folder: Path) -> Any:
     """The same samples with the same messages, in TRL's form: a conversation and its pictures."""
     from datasets import Dataset, Image, List
+    from transformers import AutoConfig
 
     from mmrl.config import ModelConfig
     from mmrl.policy.loading import template_for
 
+    model = ModelConfig(**model_section(folder))
+    template = template_for(
+        AutoConfig.from_pretrained(model.path, trust_remote_code=False).model_type, model
+    )
     task = Letters(**({} if setting.prompt is None else {"prompt": setting.prompt}))
     rows = [
         {
-            "prompt": task.messages(s, template_for("qwen2_5_vl", ModelConfig())),
+            "prompt": task.messages(s, template),
             "images": list(s.images),
         }
         for s in task.load(str(folder / setting.name / "data.jsonl"))
@@ -300,7 +313,7 @@ def trl_trainer(setting: Setting, folder: Path, steps: int, on_step_end: Callabl
         logging_steps=1,
         disable_tqdm=True,
         shuffle_dataset=False,
-        generation_kwargs={"suppress_tokens": forbidden_tokens(processor.tokenizer, eos)},
+        generation_kwargs={"suppress_tokens": forbidden_tokens(processor, eos)},
     )
     return GRPOTrainer(
         model=model,

@@ -46,6 +46,8 @@ def test_a_benchmark_explains_itself(name: str) -> None:
     ("name", "arguments"),
     [
         ("bench_learning", ("--only", "iuo")),
+        ("bench_families", ("--only", "internvll")),
+        ("bench_families_trl", ("--only", "internvll")),
         ("bench_rewards", ("--only", "no-such-reward")),
         ("bench_vs_trl", ("--settings", "z")),
     ],
