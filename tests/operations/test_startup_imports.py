@@ -7,16 +7,12 @@ import os
 import subprocess
 import sys
 import zlib
-from importlib import metadata
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmrl
-from mmrl.operations import transformers_start
-from mmrl.operations.transformers_start import one_of_each, packages_distributions, when_called
+from mmrl.operations.transformers_start import one_of_each, when_called
 from tests.kits.engine_kit import REPO
 
 HEAVY = {"torch", "transformers", "scipy", "pandas", "torchvision", "accelerate"}
@@ -72,28 +68,40 @@ def test_of_a_list_of_files_one_of_each_kind_is_left() -> None:
 
 
 @pytest.mark.slow
-def test_transformers_reads_less_and_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against Python's own function and transformers' own module, executed once more without ours."""
-    import transformers.utils.import_utils as ours
+def test_transformers_reads_less_and_finds_the_same() -> None:
+    """Against Python's own function and transformers' own module, executed once more without ours. In a process of its own: what is
+    installed, and who imports transformers first, is other tests' subject."""
+    code = """
+import mmrl
+import transformers.utils.import_utils as ours
+from importlib import metadata
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from mmrl.operations.transformers_start import ImportUtils, packages_distributions
 
-    assert isinstance(ours.__spec__.loader, transformers_start.ImportUtils), "mmrl came too late"
-    usual = metadata.packages_distributions()
-    assert dict(packages_distributions()) == usual and len(usual) > 100
-    assert list(packages_distributions()) == list(usual)
-    assert usual == ours.PACKAGE_DISTRIBUTION_MAPPING
+assert isinstance(ours.__spec__.loader, ImportUtils), "mmrl came too late"
+usual = metadata.packages_distributions()
+assert packages_distributions() == usual and len(usual) > 100
+assert list(packages_distributions()) == list(usual)
+assert usual == ours.PACKAGE_DISTRIBUTION_MAPPING
 
-    monkeypatch.setattr(metadata, "packages_distributions", lambda: usual)
-    spec = spec_from_file_location("transformers.utils.plain_import_utils", ours.__file__)
-    assert spec is not None and spec.loader is not None
-    theirs = module_from_spec(spec)
-    spec.loader.exec_module(theirs)
-    models = Path(ours.__file__).parents[1] / "models"
-    found = theirs.create_import_structure_from_path(models)
-    again = ours.create_import_structure_from_path(str(models / "__init__.py"))
-    assert again == found and list(again) == list(found)
-    assert again is ours.create_import_structure_from_path(models)
-    for text in ("x = 1", "__all__ = ['a']", "__all__ = ['a']\n__all__ = [\n  'b',\n  'c',\n]\nx"):
-        assert ours.fetch__all__(text) == theirs.fetch__all__(text)
+metadata.packages_distributions = lambda: usual
+spec = spec_from_file_location("transformers.utils.plain_import_utils", ours.__file__)
+theirs = module_from_spec(spec)
+spec.loader.exec_module(theirs)
+models = Path(ours.__file__).parents[1] / "models"
+found = theirs.create_import_structure_from_path(models)
+again = ours.create_import_structure_from_path(str(models / "__init__.py"))
+assert again == found and list(again) == list(found) and len(found) > 1
+assert again is ours.create_import_structure_from_path(models)
+for text in ("x = 1", "__all__ = ['a']", "__all__ = ['a']\\n__all__ = [\\n  'b',\\n  'c',\\n]\\nx"):
+    assert ours.fetch__all__(text) == theirs.fetch__all__(text)
+print("the same")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.endswith("the same\n"), done.stderr
 
 
 @pytest.mark.slow
