@@ -10,7 +10,7 @@ not in the truth is a false positive, shared evenly among the true labels.
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ COCO_THRESHOLDS: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
 AP_RULES = ("order_free", "coco")
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
+_TINY = float(np.spacing(1.0))  # as COCOeval divides
 _MAX_DETECTIONS = 100  # per label, COCOeval's maxDets[-1]
 
 Labelled = Sequence[tuple[str, Sequence[float]]]
@@ -48,36 +49,54 @@ def check_rule(rule: str) -> str:
     return rule
 
 
-def _coco_hits(iou_NM: Floats, levels_T: Floats) -> npt.NDArray[np.bool_]:
-    """(T, N): which boxes, taken in order, find a truth that is still free; the best one, the last among equals."""
-    last, rows_T = iou_NM.shape[1] - 1, np.arange(len(levels_T))
-    hits_TN = np.zeros((len(levels_T), len(iou_NM)), dtype=bool)
-    left_TNM = np.where(iou_NM >= levels_T[:, None, None], iou_NM, -1.0)
-    for i in range(len(iou_NM)):
-        best_T = last - left_TNM[:, i, ::-1].argmax(1)
-        hits_TN[:, i] = taken_T = left_TNM[rows_T, i, best_T] >= 0
-        left_TNM[rows_T[taken_T], :, best_T[taken_T]] = -1.0
-    return hits_TN
+def _coco_hits(pairs: Sequence[tuple[int, int, float]], level: float) -> list[int]:
+    """Which boxes, taken in order, find a truth that is still free, from (box, truth, IoU) in the order of boxes, then of truths.
+
+    A box takes its best free truth that reaches `level`, the last among equals.
+    """
+    hits: list[int] = []
+    taken: set[int] = set()
+    of_box, best, closest = -1, -1, level
+    for box, truth, iou in (*pairs, (_MAX_DETECTIONS, -1, 0.0)):
+        if box != of_box:
+            if best >= 0:
+                hits.append(of_box)
+                taken.add(best)
+            of_box, best, closest = box, -1, level
+        if iou >= closest and truth not in taken:
+            best, closest = truth, iou
+    return hits
+
+
+@functools.lru_cache(maxsize=1024)
+def _recalls_reached(true: int) -> list[int]:
+    """How many of the 101 recalls are reached with 0, 1, ... `true` truths found."""
+    return np.searchsorted(_RECALLS, np.arange(true + 1) / true, side="right").tolist()
+
+
+def _level_ap(hits: Sequence[int], true: int) -> float:
+    """AP of boxes whose hits stand at these places: precision only falls between hits, and recall rises at hits alone."""
+    reached, total, envelope = _recalls_reached(true), 0.0, 0.0
+    for found in range(len(hits), 0, -1):
+        envelope = max(envelope, found / (hits[found - 1] + 1 + _TINY))
+        # nothing is found before the first hit: the recall of 0 is read there, too
+        total += envelope * (reached[found] - (reached[found - 1] if found > 1 else 0))
+    return total / len(_RECALLS)
 
 
 def _coco_ap(iou_NM: Floats, thresholds_T: Floats) -> float:
-    iou_NM = iou_NM[:_MAX_DETECTIONS]
-    count, true = iou_NM.shape
-    if not count:
-        return 0.0
-    levels_T = np.minimum(thresholds_T, 1 - 1e-10)
-    pairs_T = (iou_NM >= levels_T[:, None, None]).sum((1, 2)).tolist()
-    # levels between which no IoU lies have the same pairs, and so the same AP; without pairs it is 0
-    times = Counter(pairs for pairs in pairs_T if pairs)
-    if not times:
-        return 0.0
-    found_TN = np.cumsum(_coco_hits(iou_NM, levels_T[[pairs_T.index(p) for p in times]]), axis=1)
-    precision_TN = found_TN / (np.arange(1, count + 1) + np.spacing(1.0))
-    envelope_TN = np.maximum.accumulate(precision_TN[:, ::-1], axis=1)[:, ::-1]
-    # each of the 101 recalls is read at the first box with which it is reached
-    reached_TN = np.searchsorted(_RECALLS, found_TN / true, side="right")
-    per_level_T = (envelope_TN * np.diff(reached_TN, axis=1, prepend=0)).sum(1) / len(_RECALLS)
-    return float(per_level_T @ np.array(list(times.values()))) / len(levels_T)
+    iou_NM, true = iou_NM[:_MAX_DETECTIONS], iou_NM.shape[1]
+    levels = np.minimum(thresholds_T, 1 - 1e-10).tolist()
+    # few pairs overlap as much: a loop over these is quicker than arrays of (level, box, truth)
+    boxes, truths = np.nonzero(iou_NM >= min(levels))
+    pairs = list(zip(boxes.tolist(), truths.tolist(), iou_NM[boxes, truths].tolist(), strict=True))
+    total, before, value = 0.0, -1, 0.0
+    for level in levels:
+        wanted = sum(iou >= level for _, _, iou in pairs)
+        if wanted != before:  # the same pairs as at the level before otherwise: levels rise
+            before, value = wanted, _level_ap(_coco_hits(pairs, level), true) if wanted else 0.0
+        total += value
+    return total / len(levels)
 
 
 def _order_free_ap(iou_NM: Floats, thresholds_T: Floats, strangers: float) -> float:

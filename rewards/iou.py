@@ -30,16 +30,6 @@ def is_proper(box: Sequence[float]) -> bool:
     return x2 > x1 and y2 > y1 and math.isfinite((x2 - x1) * (y2 - y1)) and math.isfinite(x1 + y1)
 
 
-def _areas(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """(intersection, union) of two proper boxes."""
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    overlap = width * height if width > 0 and height > 0 else 0.0
-    area_a = (a[2] - a[0]) * (a[3] - a[1])
-    area_b = (b[2] - b[0]) * (b[3] - b[1])
-    return overlap, area_a + area_b - overlap
-
-
 def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
     """Intersection over union of two boxes, in [0, 1]; 0 when either is degenerate."""
     x1, y1, x2, y2 = a
@@ -63,8 +53,15 @@ def box_giou(a: Sequence[float], b: Sequence[float]) -> float:
     """
     if not (is_proper(a) and is_proper(b)):
         return 0.0
-    overlap, union = _areas(a, b)
-    hull = (max(a[2], b[2]) - min(a[0], b[0])) * (max(a[3], b[3]) - min(a[1], b[1]))
+    x1, y1, x2, y2 = a
+    u1, v1, u2, v2 = b
+    width = (u2 if u2 < x2 else x2) - (u1 if u1 > x1 else x1)
+    height = (v2 if v2 < y2 else y2) - (v1 if v1 > y1 else y1)
+    overlap = width * height if width > 0 and height > 0 else 0.0
+    union = (x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - overlap
+    hull = ((x2 if u2 < x2 else u2) - (x1 if u1 > x1 else u1)) * (
+        (y2 if v2 < y2 else v2) - (y1 if v1 > y1 else v1)
+    )
     if not (union > 0 and 0 < hull < math.inf):
         return 0.0
     giou = overlap / union - (hull - union) / hull

@@ -214,7 +214,7 @@ def load_json(text: str, broken_numbers: bool = False) -> Any:
     other would be a second answer. Raises ValueError or RecursionError, also for NaN. Linear in the length.
     """
     if text[:1] not in _BEGINNINGS:  # most texts that are no value show it here
-        raise json.JSONDecodeError("Expecting value", text, 0)
+        raise ValueError("expected a JSON value")
     if (
         "'" in text
         and '"' not in text
