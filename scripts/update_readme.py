@@ -254,6 +254,20 @@ def rewards() -> str:
     return "\n".join(lines)
 
 
+def same_answers(found: dict[str, Any]) -> str:
+    """Speed of the rewards on an earlier commit's completions."""
+    rows, commits = found["rows"], found["commits"]
+    ratios = {name: row["ratio"]["median"] for name, row in rows.items()}
+    least = min(ratios, key=ratios.__getitem__)
+    mean = statistics.geometric_mean(ratios.values())
+    differ = sum(row["score_the_same"] < row["completions"] for row in rows.values())
+    return (
+        f"On the completions and settings of commit {commits['before']}, {len(rows)} rewards are {mean:.2f} times as fast as "
+        f"there in the geometric mean; the least ratio is {ratios[least]:.2f} ({least}). In {differ} of them some completions "
+        "score differently, because a rule was mended."
+    )
+
+
 _SYSTEMS = {
     "none": "no cache",
     "frames_pt": "frames as .pt",
@@ -546,6 +560,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fuzz": fuzz,
     "hacks": hacks,
     "rewards": rewards,
+    "same_answers": _recorded("bench_same_answers")(same_answers),
     "cache": cache,
     "torture": torture,
     "video": video,
