@@ -53,8 +53,13 @@ class RolloutChoice:
     why: str
 
 
-def rollout_engine(config: RunConfig, kind: Literal["cuda", "cpu"]) -> RolloutChoice:
-    """The engine of a run on a device of `kind`; decided on this machine and by nothing but the configuration."""
+def rollout_engine(
+    config: RunConfig, kind: Literal["cuda", "cpu"], family: str | None = None
+) -> RolloutChoice:
+    """The engine of a run on a device of `kind`; decided on this machine and by nothing but the configuration.
+
+    `family`: the model_type of model.path where the caller has read it already; else it is read, from the hub if need be.
+    """
     chosen = config.engine.rollout
     if chosen != "auto":
         return RolloutChoice(chosen, f"engine.rollout: {chosen}")
@@ -66,7 +71,7 @@ def rollout_engine(config: RunConfig, kind: Literal["cuda", "cpu"]) -> RolloutCh
         kind = "cuda" if generator.device.startswith("cuda") else "cpu"
     if kind != "cuda":
         return RolloutChoice("own", "the run is not on a GPU")
-    against = _against_settings(config) or _against_model(config) or _against_installed()
+    against = _against_settings(config) or _against_model(config, family) or _against_installed()
     if against:
         return RolloutChoice("own", against)
     return RolloutChoice("vllm", f"vLLM {metadata.version('vllm')} is installed and there is a GPU")
@@ -109,10 +114,10 @@ def _against_settings(config: RunConfig) -> str:
     return ""
 
 
-def _against_model(config: RunConfig) -> str:
+def _against_model(config: RunConfig, family: str | None) -> str:
     from mmrl.policy.families import families
 
-    family = _family(config.model.path)
+    family = _family(config.model.path) if family is None else family
     answered = [kind for f in families().values() if f.vllm for kind in f.model_types]
     if family in answered:
         return ""

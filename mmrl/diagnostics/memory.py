@@ -174,8 +174,9 @@ def estimate(
     from mmrl.diagnostics.shapes import config_of
     from mmrl.distributed.engines.build import held_back, train_engine_name
 
-    config = with_choice(config, rollout_engine(config, kind))
     shape = config_of(config.model.path)
+    # told what the model is: a hub that does not answer would be asked six times
+    config = with_choice(config, rollout_engine(config, kind, shape.model_type))
     engine = train_engine_name(config, processes)
     p = parameters_of(
         config.model.model_dump_json(),
