@@ -95,11 +95,12 @@ class GridClips:
 
 
 class SquareClips:
-    """A video processor that resizes every frame to one square, as InternVL's does: grid (frames, 1, 1)."""
+    """A video processor that resizes every frame to one square, as InternVL's and SmolVLM's do: grid (frames, 1, 1). `side`: of the
+    square, where the processor's size does not tell it."""
 
-    def __init__(self, part: Any, tokens_per_tile: int) -> None:
+    def __init__(self, part: Any, tokens_per_tile: int, side: int | None = None) -> None:
         self.part = part
-        self.layout = TileLayout(part.size["height"], 1, 1, per_tile=tokens_per_tile)
+        self.layout = TileLayout(side or part.size["height"], 1, 1, per_tile=tokens_per_tile)
 
     def check(self, settings: VideoSettings) -> None:
         """See ClipReader."""

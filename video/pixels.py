@@ -257,7 +257,9 @@ def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
 def run_part(part: Any, frames_TCHW: torch.Tensor, *, video: bool) -> torch.Tensor:
     """What an image or video processor that cuts patches makes of frames that need no resizing."""
     if video:
-        values = run_video_processor(part, frames_TCHW)["pixel_values_videos"]
+        made = run_video_processor(part, frames_TCHW)
+        # to SmolVLM's processor a clip is a row of pictures
+        values = made["pixel_values_videos" if "pixel_values_videos" in made else "pixel_values"]
     else:
         values = part(images=[frames_TCHW[0]], do_resize=False, return_tensors="pt")["pixel_values"]
     assert hasattr(values, "dtype")

@@ -107,7 +107,7 @@ class _Builder:
     """Pixels are prepared by workers, or here without any; features here, by the model's own tower."""
 
     def __init__(self, settings: RunConfig, features: bool) -> None:
-        from mmrl.policy.loading import build_visuals, load_policy
+        from mmrl.policy.loading import build_visuals, load_policy, load_processor
 
         self.settings, self.policy = settings, None
         self.pixels: Counter[str] = Counter()
@@ -122,9 +122,7 @@ class _Builder:
             self.policy = load_policy(settings.model, settings.data, trainable=False)
             processor = self.policy.processor
         else:
-            from transformers import AutoProcessor
-
-            processor = AutoProcessor.from_pretrained(settings.model.path, trust_remote_code=False)
+            processor = load_processor(settings.model.path)
         held = settings.data.model_copy(update={"prompt_cache_gib": 0.0})  # nobody asks twice
         self.visuals = build_visuals(processor, held, open_entries=0)
 

@@ -97,6 +97,7 @@ class Subject:
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
+                **policy.family.chat_options(),
             )
         )
 
@@ -213,12 +214,16 @@ def check_clip(s: Subject) -> str:
     )
     seconds = list(visual.timestamps_s)
     known = {"fps": 1.0, "frames_indices": seconds, "total_num_frames": len(seconds)}
+    known["duration"] = visual.duration_s
     written = policy.processor.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=False
+        messages, add_generation_prompt=True, tokenize=False, **policy.family.chat_options()
     )
+    begin = policy.processor.tokenizer.bos_token
     media = policy.processor(
         text=[written],
-        videos=[torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)],
+        # as apply_chat_template does
+        add_special_tokens=begin is None or not written.startswith(begin),
+        videos=[[torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)]],
         video_metadata=[known],
         do_sample_frames=False,
         do_resize=False,

@@ -173,8 +173,13 @@ class Encoder:
 
     def text(self, sample: Sample, task: Task) -> str:
         """The prompt as text, media still as one placeholder each."""
+        messages = self._shown(task.messages(sample, self.template))
+        return self._rendered(messages, add_generation_prompt=True)
+
+    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """What the chat template makes of `messages`."""
         return self.processor.apply_chat_template(
-            task.messages(sample, self.template), add_generation_prompt=True, tokenize=False
+            messages, tokenize=False, **self.family.chat_options(), **options
         )
 
     def without_media(self, sample: Sample, task: Task) -> Prompt:
@@ -221,11 +226,33 @@ class Encoder:
     def _shows_tools(self) -> bool:
         """Whether the chat template has a place for tools."""
         asked = [{"role": "user", "content": "?"}]
-        told = [
-            self.processor.apply_chat_template(asked, tokenize=False, tools=tools)
-            for tools in (None, [PROBE])
-        ]
+        told = [self._rendered(asked, tools=tools) for tools in (None, [PROBE])]
         return bool(told[0] != told[1])
+
+    @cached_property
+    def _shows_strings(self) -> bool:
+        """Whether the chat template shows contents that are strings; those of Idefics3 and SmolVLM show items alone."""
+        text = {"type": "text", "text": "?"}
+        asked: list[Any] = ["?"]
+        if not self.family.refused.get("video"):
+            # SmolVLM's processor has a template of its own for clips
+            asked.append([{"type": "video"}, text])
+        answer = {"role": "assistant", "content": _ANSWER}
+        return all(
+            _ANSWER in self._rendered([{"role": "user", "content": content}, answer])
+            for content in asked
+        )
+
+    def _shown(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """`messages` with their strings as items of text where the chat template shows no strings."""
+        if self._shows_strings:
+            return messages
+        return [
+            {**m, "content": [{"type": "text", "text": m["content"]}]}
+            if isinstance(m["content"], str)
+            else m
+            for m in messages
+        ]
 
     def extended(
         self,
@@ -328,10 +355,9 @@ class Encoder:
                     f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
                     f"{count} {words}s; fix {origin} or the row's {kind}s"
                 )
-        text = self.processor.apply_chat_template(
-            messages,
+        text = self._rendered(
+            self._shown(messages),
             add_generation_prompt=True,
-            tokenize=False,
             **({"tools": [dict(tool) for tool in tools]} if tools else {}),
         )
         for token, kind in self.family.placeholders(self.processor).items():

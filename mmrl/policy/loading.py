@@ -42,6 +42,7 @@ __all__ = [
     "device_and_precision",
     "freeze_parts",
     "load_policy",
+    "load_processor",
     "name_accelerator",
     "storage_types",
     "store_frozen",
@@ -245,6 +246,15 @@ def _model_type(path: str) -> str:
         ) from error
 
 
+def load_processor(path: str) -> Any:
+    """The processor of the model at `path` (a folder or hub name) of a known family. Raises ConfigError, and MissingExtraError
+    where a package that it imports is not installed."""
+    from transformers import AutoProcessor
+
+    family_of(SimpleNamespace(model_type=_model_type(path))).check_packages()
+    return AutoProcessor.from_pretrained(path, trust_remote_code=False)
+
+
 def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
     """The visual cache (mmrl.video.visuals.VisualCache, which takes `options`) of a run, in memory and in data.cache.dir."""
     from mmrl.video import sampling, store, visuals
@@ -317,8 +327,6 @@ def load_policy(
     Raises ConfigError for an unknown architecture, path, part or template, CheckpointError for a checkpoint of mmrl that is not as
     it was saved, and for weights that are not finite.
     """
-    from transformers import AutoProcessor
-
     # `weights` are those of a checkpoint that was compared when it was chosen
     check_loadable(config.path)
     model_type = _model_type(config.path)
@@ -335,7 +343,7 @@ def load_policy(
         hold = dict.fromkeys(hold, "host")
     source = str(weights) if weights is not None and not lora else config.path
     model, stored = _load_model(source, config, dtype, hold.get("model"))
-    processor = AutoProcessor.from_pretrained(config.path, trust_remote_code=False)
+    processor = load_processor(config.path)
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
     if trainable:

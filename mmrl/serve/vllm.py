@@ -15,7 +15,7 @@ from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.policy.encode import picture_options
-from mmrl.policy.loading import template_for
+from mmrl.policy.loading import load_processor, template_for
 from mmrl.rollout.build import dtype_of
 from mmrl.serve.options import ServeOptions
 
@@ -99,10 +99,10 @@ def _frames(video: Any) -> dict[str, float]:
 
 def run_vllm(settings: RunConfig, options: ServeOptions) -> None:
     """Become vLLM's server; does not return. The key goes through the environment, where other users cannot read it."""
-    from transformers import AutoConfig, AutoProcessor
+    from transformers import AutoConfig
 
     hf_config = AutoConfig.from_pretrained(settings.model.path, trust_remote_code=False)
-    processor = AutoProcessor.from_pretrained(settings.model.path, trust_remote_code=False)
+    processor = load_processor(settings.model.path)
     template_file = Path(tempfile.mkdtemp(prefix="mmrl-vllm-")) / "chat_template.jinja"
     system = template_for(hf_config.model_type, settings.model).system
     template_file.write_text(system_template(processor.chat_template, system), encoding="utf-8")

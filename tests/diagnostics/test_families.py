@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.config import DataConfig, VideoConfig
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, MissingExtraError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
@@ -24,11 +26,11 @@ from mmrl.policy.families import BUILT_IN, families, family_of, family_of_proces
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.qwen import Qwen25VL
 from mmrl.policy.families.tiles import InternVL
-from mmrl.policy.loading import build_visuals
+from mmrl.policy.loading import build_visuals, load_processor
 from mmrl.video.encode import write_video
 from mmrl.video.pictures import CanvasReader
 from mmrl.video.pixels import TileLayout
-from tests.kits.engine_kit import fresh_policy
+from tests.kits.engine_kit import fresh_policy, tiny_folder
 
 NAMES = tuple(f.name for f in BUILT_IN)
 
@@ -187,7 +189,7 @@ def test_idefics_keeps_pictures_within_their_budget() -> None:
         family.image_options(processor, 1000, None)
 
 
-@pytest.mark.parametrize("name", ["internvl", "glm4v"])
+@pytest.mark.parametrize("name", ["internvl", "glm4v", "smolvlm"])
 def test_a_clip_and_a_picture_share_a_batch(name: str, tmp_path: Path) -> None:
     """Both are the pictures' token to these models: packed beside each other they have the numbers that they have alone."""
     write_video(
@@ -195,7 +197,7 @@ def test_a_clip_and_a_picture_share_a_batch(name: str, tmp_path: Path) -> None:
         np.random.default_rng(1).integers(0, 256, (4, 48, 48, 3), dtype=np.uint8),
         fps=2,
     )
-    policy = fresh_policy(name)
+    policy = fresh_policy(name, frame=CoordFrame.REL1)
     cache = policy.encoder.visuals
     shown = [cache.video(str(tmp_path / "clip.mp4")), cache.frame(np.zeros((60, 60, 3), np.uint8))]
     text = {"type": "text", "text": "yes or no"}
@@ -215,9 +217,41 @@ def test_a_clip_and_a_picture_share_a_batch(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(joint, alone, atol=1e-5, rtol=0)
 
 
-def test_bounds_on_frames_of_one_size_are_refused() -> None:
-    """InternVL resizes every frame to a square: no bound of data.video can act."""
-    processor = fresh_policy("internvl").processor
+def test_contents_that_a_chat_template_drops_are_shown() -> None:
+    """SmolVLM's templates show items alone: a content that is a string reaches the prompt as the item that it stands for."""
+    encoder = fresh_policy("smolvlm", frame=CoordFrame.REL1).encoder
+    tokenizer, picture = encoder.processor.tokenizer, np.zeros((40, 60, 3), np.uint8)
+    question = {"type": "text", "text": "yes or no"}
+    asked = {
+        "role": "user",
+        "content": [{"type": "image", "image": Image.fromarray(picture)}, question],
+    }
+    brief = {"role": "system", "content": "be brief"}
+    seen = [brief, {"role": "user", "content": [{"type": "image"}, question]}]
+    found = encoder.prompt_of(seen, [encoder.visuals.frame(picture)])
+    said = {**brief, "content": [{"type": "text", "text": "be brief"}]}
+    wanted = encoder.processor.apply_chat_template(
+        [said, asked], add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    assert found.ids_P.tolist() == wanted["input_ids"][0]
+    assert "System: be brief" in tokenizer.decode(found.ids_P)
+
+
+def test_smolvlm_says_what_its_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before transformers tells of a package alone: the extra that brings it."""
+    path = tiny_folder("smolvlm")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "num2words" else find(name)
+    )
+    with pytest.raises(MissingExtraError, match=r"num2words for .*family smolvlm.*\[smolvlm\]"):
+        load_processor(path)
+
+
+@pytest.mark.parametrize("name", ["internvl", "smolvlm"])
+def test_bounds_on_frames_of_one_size_are_refused(name: str) -> None:
+    """Every frame is resized to a square: no bound of data.video can act."""
+    processor = fresh_policy(name, frame=CoordFrame.REL1).processor
     video = VideoConfig(max_pixels=1 << 16)
     with pytest.raises(ConfigError, match="resizes every frame to 56 x 56, found max_pixels 65536"):
         build_visuals(processor, DataConfig(video=video))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mmrl.errors import MissingExtraError, install_command, need_package
+from mmrl.policy.families import BUILT_IN
 from mmrl.registry import task_from_spec
 from mmrl.training.checkpoint import Checkpoints
 from tests.kits.engine_kit import fresh_policy
@@ -53,6 +54,12 @@ def test_every_extra_that_a_message_names_exists_and_brings_its_package() -> Non
     assert named <= set(EXTRAS), named - set(EXTRAS)
 
 
+def test_the_extra_that_a_family_names_brings_what_its_processor_imports() -> None:
+    for family in BUILT_IN:
+        for module, extra in family.packages.items():
+            assert module in {_name(requirement) for requirement in EXTRAS[extra]}, family.name
+
+
 def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
     inside = re.findall(r"[\w-]+", EXTRAS["all"][0].partition("[")[2])
     assert set(inside) == {
@@ -60,6 +67,7 @@ def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
             "text",
             "math",
             "lvis",
+            "smolvlm",
             "hub",
             "video",
             "robotics",

@@ -17,7 +17,7 @@ from mmrl.policy.families.aya import AyaVision
 from mmrl.policy.families.contract import PARTS, ModelFamily, Parts
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.glm import Glm4V, Glm4VMoe
-from mmrl.policy.families.idefics import Idefics3
+from mmrl.policy.families.idefics import Idefics3, SmolVLM
 from mmrl.policy.families.llava import LlavaOneVision
 from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL
 from mmrl.policy.families.tiles import InternVL
@@ -45,6 +45,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     InternVL(),
     Gemma3(),
     Idefics3(),
+    SmolVLM(),
     LlavaOneVision(),
     AyaVision(),
 )

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mmrl.coords import CoordFrame
+from mmrl.errors import need_package
 
 if TYPE_CHECKING:
     import torch
@@ -112,9 +113,20 @@ class ModelFamily(abc.ABC):
     """Whether the model takes the features of clips as those of pictures, by the pictures' token."""
     most_pictures: ClassVar[int | None] = None
     """Of one prompt, where there is a limit; `refused["pictures"]` says why."""
+    packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     # prompts
+
+    def chat_options(self) -> dict[str, Any]:
+        """Arguments of the processor's apply_chat_template beside messages and tools."""
+        return {}
+
+    def check_packages(self) -> None:
+        """Raises MissingExtraError where one of `packages` is not installed."""
+        for module, extra in self.packages.items():
+            need_package(module, f"the processor of family {self.name}", extra)
 
     @abc.abstractmethod
     def reader(self, processor: Any) -> PictureReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -12,10 +13,11 @@ from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
     from mmrl.policy.tiny import TinySpec
+    from mmrl.video.clips import ClipReader
     from mmrl.video.pictures import PictureReader
     from mmrl.video.references import Features, Visual
 
-__all__ = ["Idefics3"]
+__all__ = ["Idefics3", "SmolVLM"]
 
 # {0} begins a text
 _CHAT = """{0}{%- for message in messages -%}
@@ -127,7 +129,7 @@ class Idefics3(TileFamily):
             image_processor=picture_class(size=most, max_image_size=tile),
             tokenizer=tokenizer,
             image_seq_len=4,
-            chat_template=_CHAT.replace("{0}", self.begin, 1),
+            chat_template=self._chat(),
             **self._clips(most, tile),
         )
         config = config_class(
@@ -156,6 +158,71 @@ class Idefics3(TileFamily):
 
         return hf.Idefics3Processor, hf.Idefics3Config, hf.Idefics3ImageProcessor
 
+    def _chat(self) -> str:
+        return _CHAT.replace("{0}", self.begin, 1)
+
     def _clips(self, most: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
         """What a processor of clips adds to a tiny processor."""
         return {}
+
+
+class SmolVLM(Idefics3):
+    """SmolVLM2, and SmolVLM in its format: a clip's frames are tiles, each behind the time at which it was shown."""
+
+    name = "smolvlm"
+    model_types: ClassVar[tuple[str, ...]] = ("smolvlm",)
+    processors: ClassVar[tuple[str, ...]] = ("SmolVLMProcessor",)
+    clips_are_pictures = True
+    packages: ClassVar[Mapping[str, str]] = {"num2words": "smolvlm"}
+    refused: ClassVar[Mapping[str, str]] = {
+        "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
+    }
+    begin = "<|im_start|>"
+
+    def chat_options(self) -> dict[str, Any]:
+        """See ModelFamily. Without options of its own the processor warns in every call of those that it adds."""
+        return {"processor_kwargs": {"do_sample_frames": False}}
+
+    def clips(self, processor: Any) -> ClipReader:
+        """See ModelFamily."""
+        from mmrl.video.clips import SquareClips
+
+        part = processor.video_processor
+        return SquareClips(part, processor.image_seq_len, part.max_image_size["longest_edge"])
+
+    def placeholders(self, processor: Any) -> dict[str, str]:
+        """See ModelFamily."""
+        return {processor.image_token: "image", processor.video_token: "video"}
+
+    def expand(self, processor: Any, visual: Visual) -> str:
+        """See ModelFamily."""
+        if visual.kind == "image":
+            return super().expand(processor, visual)
+        import torch
+
+        times = SimpleNamespace(
+            fps=1.0, timestamps=list(visual.timestamps_s), duration=visual.duration_s
+        )
+        frames = torch.empty(1, visual.grid_thw[0], 0)
+        return processor.replace_video_token({"pixel_values": frames, "video_metadata": [times]}, 0)
+
+    def _classes(self) -> tuple[Any, Any, Any]:
+        import transformers as hf
+
+        self.check_packages()
+        return hf.SmolVLMProcessor, hf.SmolVLMConfig, hf.SmolVLMImageProcessor
+
+    def _chat(self) -> str:
+        from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+
+        return DEFAULT_CHAT_TEMPLATE
+
+    def _clips(self, most: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
+        import transformers as hf
+
+        sampling = {"fps": 1, "max_frames": 64, "video_size": tile}
+        return {
+            "video_processor": hf.SmolVLMVideoProcessor(
+                size=tile, max_image_size=tile, video_sampling=sampling
+            )
+        }
