@@ -32,6 +32,7 @@ from mmrl.policy.attention_flash import check_flash, padded_flash, prefix_flash,
 from mmrl.policy.attention_flex import flex, padded_block_mask, vision_flex
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.attention_windows import vision_sdpa
+from mmrl.policy.delta_net import carry_states
 from mmrl.policy.families import ModelFamily, family_of
 from mmrl.policy.sequence_parallel import over_heads
 
@@ -353,8 +354,10 @@ def check_attention(
 
 
 def set_attention(model: Any, attn: str) -> None:
-    """Use `attn` in language model and vision tower of a transformers model for conditional generation, of a known family."""
+    """Use `attn` in language model and vision tower of a transformers model for conditional generation, of a known family; layers
+    that carry a state have one way of their own (mmrl.policy.delta_net)."""
     register_attention()
+    carry_states(model)
     model.config._attn_implementation = {
         "": ATTENTIONS[attn][0],
         "text_config": ATTENTIONS[attn][0],

@@ -1,6 +1,7 @@
 """A KV cache with room for the whole generation: each step writes one column instead of copying everything.
 
-Works with any transformers model that calls `cache.update(keys, values, layer)`. Legend: R rows, H heads, K length, D width.
+Works with any transformers model that calls `cache.update(keys, values, layer)`; layers that carry a state instead of keys and
+values keep it here (mmrl.policy.delta_net). Legend: R rows, H heads, K length, D width.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
+
+from mmrl.policy.delta_net import KeepsStates, StateLayer
 
 __all__ = ["PreallocatedCache", "joined"]
 
@@ -65,11 +68,12 @@ class _Layer(DynamicLayer):
         self._refresh()
 
 
-class PreallocatedCache(Cache):
-    """Cache of `capacity` positions per row; rows can be repeated (prompt -> group) and retired."""
+class PreallocatedCache(KeepsStates, Cache):
+    """Cache of `capacity` positions per row; rows can be repeated (prompt -> group) and retired. `lengths_R`: see KeepsStates."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, lengths_R: torch.Tensor | None = None) -> None:
         super().__init__(layer_class_to_replicate=lambda *args, **kwargs: _Layer(capacity))
+        self.lengths_R = lengths_R
 
     def repeat_rows(self, counts_R: torch.Tensor) -> None:
         """Row r becomes counts_R[r] equal rows."""
@@ -92,6 +96,10 @@ def joined(
     cache = PreallocatedCache(capacity)
     width = max(part.get_seq_length() - first for part, _, first in parts)
     for number in range(len(parts[0][0].layers)):
+        if isinstance(parts[0][0].layers[number], StateLayer):
+            states = [(part.layers[number], index) for part, index, _ in parts]
+            cache.layers.append(StateLayer.of(states))
+            continue
         columns = []
         for name in ("keys", "values"):
             pieces = [

@@ -25,6 +25,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from mmrl.policy.batch_invariance import decoding
+from mmrl.policy.delta_net import KeepsStates, StateLayer
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
@@ -59,6 +60,9 @@ class Prefilled:
         length = self.prompts[number].length
         cache = PreallocatedCache(length)
         for i, layer in enumerate(self.cache.layers):
+            if isinstance(layer, StateLayer):
+                cache.layers.append(StateLayer.of([(layer, at)]))
+                continue
             keys, values = (
                 x[:, :, :length].index_select(0, at) for x in (layer.keys, layer.values)
             )
@@ -80,14 +84,16 @@ def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
 
 
 def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
-    """Run each prompt once, padded on the right: a causal mask hides the padding from every token, and no other is needed."""
+    """Run each prompt once, padded on the right: a causal mask hides the padding from every token, and no other is needed; layers
+    that carry a state are told the lengths."""
     width = max(p.length for p in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     kinds, positions_3 = torch.zeros_like(ids), torch.zeros(3, len(prompts), width).long()
     for i, p in enumerate(prompts):
         ids[i, : p.length], kinds[i, : p.length] = p.ids_P, p.kinds_P
         positions_3[:, i, : p.length] = p.positions_3P
-    cache = PreallocatedCache(width)
+    lengths = torch.tensor([p.length for p in prompts], device=policy.device)
+    cache = PreallocatedCache(width, lengths)
     policy.model.eval()
     out = policy.base.model(
         input_ids=ids.to(policy.device),
@@ -96,9 +102,8 @@ def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
         **policy.family.text_inputs(positions_3.to(policy.device), kinds.to(policy.device)),
         **policy.media([v for p in prompts for v in p.visuals]),
     )
-    last = torch.tensor([p.length - 1 for p in prompts], device=policy.device)
     row = torch.arange(len(prompts), device=policy.device)
-    return Prefilled(prompts, cache, out.last_hidden_state[row, last])
+    return Prefilled(prompts, cache, out.last_hidden_state[row, lengths - 1])
 
 
 class _SlotLayer(DynamicLayer):
@@ -121,7 +126,7 @@ class _SlotLayer(DynamicLayer):
         return self.key_buffer[:, :, : c.visible], self.value_buffer[:, :, : c.visible]
 
 
-class SlotCache(Cache):
+class SlotCache(KeepsStates, Cache):
     """Keys and values of `size` slots with `width` places each. `place_R` is where each row writes next, `visible` how many places
     attention is shown."""
 
@@ -134,6 +139,9 @@ class SlotCache(Cache):
     def fill(self, at: torch.Tensor, prompts: PreallocatedCache, which: torch.Tensor) -> None:
         """The slots `at` begin with the prompts `which` of a prefill."""
         for number, source in enumerate(prompts.layers):
+            if isinstance(source, StateLayer):
+                self.state_layer(number).fill(at, source, which, self.size)
+                continue
             if number == len(self.layers):
                 self.layers.append(_SlotLayer(self))
             layer = self.layers[number]
@@ -155,6 +163,9 @@ class SlotCache(Cache):
         self.size = len(keep)
         self.row_R, self.place_R = self.row_R[: self.size], self.place_R[keep]
         for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.rearrange(keep)
+                continue
             assert isinstance(layer, _SlotLayer)
             for name in ("key_buffer", "value_buffer"):
                 setattr(layer, name, getattr(layer, name).index_select(0, keep))

@@ -19,7 +19,7 @@ from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.glm import Glm4V, Glm4VMoe
 from mmrl.policy.families.idefics import Idefics3, SmolVLM
 from mmrl.policy.families.llava import LlavaOneVision
-from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL
+from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35
 from mmrl.policy.families.tiles import InternVL
 
 __all__ = [
@@ -40,6 +40,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     Qwen25VL(),
     Qwen3VL(),
     Qwen3VLMoe(),
+    Qwen35(),
     Glm4V(),
     Glm4VMoe(),
     InternVL(),

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and as a mixture of experts."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and as a mixture of experts; Qwen3.5, most of whose layers carry a state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmrl.policy.families.grid import GridFamily
 if TYPE_CHECKING:
     from mmrl.policy.tiny import TinySpec
 
-__all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL"]
+__all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL", "Qwen35"]
 
 
 class _Qwen(GridFamily):
@@ -30,6 +30,12 @@ class _Qwen(GridFamily):
 
         tokenizer = tiny.make_tokenizer(spec.vocab_size)
         return tiny.qwen_config(spec, tokenizer), tiny.qwen_processor(spec, tokenizer)
+
+
+def _ids(dense: Any) -> dict[str, Any]:
+    """What a tiny configuration has beside its two parts."""
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return {name: getattr(dense, name) for name in (*names, "tie_word_embeddings")}
 
 
 class Qwen2VL(_Qwen):
@@ -93,14 +99,50 @@ class Qwen3VLMoe(_Qwen):
             "moe_intermediate_size": spec.hidden,
             "decoder_sparse_step": 1,
         }
-        top = {
-            name: getattr(dense, name)
-            for name in (
-                "image_token_id",
-                "video_token_id",
-                "vision_start_token_id",
-                "vision_end_token_id",
-                "tie_word_embeddings",
-            )
+        return hf.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **_ids(dense)), processor
+
+
+class Qwen35(_Qwen):
+    """Qwen3.5, dense: gated delta nets between layers of attention, exact under the shared prefix (mmrl.policy.delta_net). A LoRA
+    adapter of the default `model.lora.target_modules` reaches attention and MLPs; in_proj_qkv, in_proj_z and out_proj are the delta
+    nets'."""
+
+    name = "qwen3_5"
+    model_types = ("qwen3_5",)
+    processors = ("Qwen3VLProcessor",)
+    frame = CoordFrame.REL1000
+    source = "QwenLM/Qwen3.8-Flash-Next thread 4, whose answer says that it is still so"
+    refused: ClassVar[Mapping[str, str]] = {
+        "vllm": "vLLM on a CPU computes gated delta nets in bf16 alone: its log-probs cannot be compared closely with the "
+        "trainer's; use engine.rollout: own",
+    }
+
+    def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
+        """See ModelFamily."""
+        import transformers as hf
+
+        dense, processor = super().tiny(replace(spec, arch="qwen3_vl"))
+        text, vision = dense.text_config.to_dict(), dense.vision_config.to_dict()
+        for settings in (text, vision):
+            settings.pop("model_type")
+        vision.pop("deepstack_visual_indexes")
+        # half of each head's width is rotated
+        half = spec.hidden // spec.heads // 4
+        text |= {
+            "layer_types": [
+                "full_attention" if (spec.layers - i) % 2 else "linear_attention"
+                for i in range(spec.layers)
+            ],
+            "linear_num_key_heads": spec.kv,
+            "linear_num_value_heads": spec.heads,
+            "linear_key_head_dim": spec.hidden // spec.heads,
+            "linear_value_head_dim": spec.hidden // spec.heads,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
+                "mrope_interleaved": True,
+            },
         }
-        return hf.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **top), processor
+        return hf.Qwen3_5Config(text_config=text, vision_config=vision, **_ids(dense)), processor
