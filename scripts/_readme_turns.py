@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["turns", "turns_cost"]
+__all__ = ["turns", "turns_cost", "turns_killed"]
 
 
 def turns(found: dict[str, Any]) -> str:
@@ -58,3 +58,24 @@ def turns_cost(found: dict[str, Any]) -> str:
             ),
         ]
     )
+
+
+def turns_killed(found: dict[str, Any]) -> str:
+    """Runs of several turns under SIGKILL."""
+    when = ", ".join(
+        f"{count} in {_PHASES.get(phase, phase)}"
+        for phase, count in sorted(found["phases"].items())
+    )
+    return (
+        f"`scripts/torture_turns.py`: {found['what']}: {found['num_kills']} kills ({when}), "
+        f"{'every check passed' if found['passed'] else 'CHECKS FAILED'}; of up to {found['most_processes']} browser and worker "
+        f"processes none was left {found['longest_until_workers_gone_s']:.1f} s after the trainer's end at the latest."
+    )
+
+
+_PHASES = {
+    "later turn": "later turns",
+    "first turn": "first turns",
+    "first look": "the opening of pages",
+    "rollout": "other moments of rollouts",
+}

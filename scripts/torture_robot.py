@@ -15,29 +15,35 @@ Writes assets/results/torture_robot.json (torture_robot_maniskill.json); exit st
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
-from scripts._bench import ROOT, parse, write_results
+from scripts._bench import parse, write_results
+from scripts._torture_runs import (
+    Kill,
+    Run,
+    half_written,
+    killed,
+    left_in,
+    played_out,
+    promises,
+    rows_of,
+    shared_memory,
+    wait_for,
+)
 from scripts.torture_resume import differences
 
-__all__ = ["SCHEDULES", "Kill", "torture"]
+__all__ = ["SCHEDULES", "torture"]
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "serial": {"kind": "serial"},
@@ -90,40 +96,15 @@ _SUITES: dict[str, dict[str, Any]] = {
     },
 }
 
-_MAIN = """import atexit, os, signal, sys, traceback
-signal.signal(signal.SIGUSR2, lambda number, frame: os.write(2, "".join(traceback.format_stack(frame)).encode()))
-atexit.register(signal.signal, signal.SIGUSR2, signal.SIG_IGN)  # asked while it exits, it exits
-print("MMRL-TORTURE", flush=True, file=sys.stderr)
-from mmrl.cli.main import main
-main()"""
-"""`mmrl train` as the console command starts it, whose main thread writes its stack when it is asked (faulthandler's signal
-walks the stacks of threads that run on, and now and then crashes by it)."""
-
-_PHASES = (
-    ("checkpoint", ("in _checkpoint",)),
-    ("evaluation", ("in _evaluate",)),
-    ("report", ("in build_report",)),
-    ("update", ("in add", "in finish")),
-    ("rollout", ("in _train_step",)),
-    ("worker start", ("in open_runtime",)),
-    ("loading", ("in __init__",)),
-)
-"""What a stack says: the first of these whose function is in it; else it still imports."""
-
-_GONE_S = 20.0
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One SIGKILL: which schedule's run, seconds after its process started, what it was doing, the last step that was saved, and
-    seconds until its workers were gone."""
-
-    schedule: str
-    seconds: float
-    phase: str
-    checkpoint: int
-    workers: int
-    gone_s: float
+_PHASES = {
+    "checkpoint": ("in _checkpoint",),
+    "evaluation": ("in _evaluate",),
+    "report": ("in build_report",),
+    "update": ("in add", "in finish"),
+    "rollout": ("in _train_step",),
+    "worker start": ("in open_runtime",),
+    "loading": ("in __init__",),
+}
 
 
 def prepare(folder: Path, suite: str, steps: int) -> dict[str, Any]:
@@ -165,105 +146,7 @@ def prepare(folder: Path, suite: str, steps: int) -> dict[str, Any]:
     return tree
 
 
-class _Run:
-    """One run, started as often as need be; `log` holds what its processes wrote to stderr."""
-
-    def __init__(self, folder: Path, tree: dict[str, Any], schedule: str, name: str) -> None:
-        self.schedule, self.path, self.log = (
-            schedule,
-            folder / "runs" / name,
-            folder / f"{name}.log",
-        )
-        self.steps = int(tree["train"]["steps"])
-        self.config = folder / f"{name}.yaml"
-        self.config.write_text(
-            yaml.safe_dump({**tree, "name": name, "schedule": SCHEDULES[schedule]}),
-            encoding="utf-8",
-        )
-        self.process: Any = None
-        self.began = 0.0
-
-    def start(self, *, resume: bool) -> None:
-        """Start its process."""
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": str(ROOT),
-        }
-        self.began = time.monotonic()
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _MAIN,
-                    "train",
-                    str(self.config),
-                    "--quiet",
-                    *(["--resume"] if resume else []),
-                ],
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=output,
-            )
-
-    def finish(self) -> float:
-        """Wait for its end; seconds since the start. Raises SystemExit with the log when it failed."""
-        if self.process.wait() != 0:
-            raise SystemExit(
-                f"the run {self.path.name} ended with status {self.process.returncode}:\n"
-                f"{self.log.read_text(encoding='utf-8', errors='replace')[-4000:]}"
-            )
-        return time.monotonic() - self.began
-
-    @property
-    def alive(self) -> bool:
-        return bool(self.process.poll() is None)
-
-    @property
-    def rows(self) -> int:
-        """Steps in metrics.jsonl."""
-        file = self.path / "metrics.jsonl"
-        return file.read_bytes().count(b"\n") if file.exists() else 0
-
-    @property
-    def saved(self) -> int:
-        """The last checkpoint's step."""
-        return max(
-            (int(p.name.removeprefix("step_")) for p in self.path.glob("checkpoints/step_*")),
-            default=0,
-        )
-
-    @property
-    def saving(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return any((self.path / "checkpoints").glob(".partial-step*"))
-
-    def phase(self) -> str:
-        """What its process does now, by its stack."""
-        before = self.log.stat().st_size
-        if not self.alive or b"MMRL-TORTURE" not in self.log.read_bytes():
-            return "imports"
-        self.process.send_signal(signal.SIGUSR2)
-        deadline = time.monotonic() + 1.0
-        while self.log.stat().st_size == before and self.alive and time.monotonic() < deadline:
-            time.sleep(0.001)
-        stack = self.log.read_bytes()[before:].decode("utf-8", "replace")
-        return next(
-            (name for name, signs in _PHASES if any(sign in stack for sign in signs)), "imports"
-        )
-
-
-def _wait_for(run: _Run, condition: Callable[[], bool], every_s: float, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while run.alive and time.monotonic() < deadline and not condition():
-        time.sleep(every_s)
-
-
-def _wait_for_moment(run: _Run, rng: random.Random, start_s: float, patience_s: float) -> str:
+def _wait_for_moment(run: Run, rng: random.Random, start_s: float, patience_s: float) -> str:
     """Wait for a moment to kill in; what the process was doing, as its stack says."""
     wanted = rng.choice(
         (
@@ -284,48 +167,30 @@ def _wait_for_moment(run: _Run, rng: random.Random, start_s: float, patience_s: 
         wanted = "checkpoint"
     if wanted != "start":
         target = run.saved + (0 if wanted == "report" else rng.randint(0, 2))
-        _wait_for(
+        wait_for(
             run,
             lambda: run.rows >= target and time.monotonic() - run.began > 0.7 * start_s,
             0.005,
             patience_s,
         )
     if wanted == "checkpoint":
-        _wait_for(run, lambda: run.saving, 0.0005, patience_s)
+        wait_for(run, lambda: run.saving, 0.0005, patience_s)
         time.sleep(rng.random() * 0.03)
         return "checkpoint" if run.saving else run.phase()
     if wanted == "any":
         time.sleep(rng.random() * 2.0)
     elif wanted != "start":
-        _wait_for(run, lambda: run.phase() == wanted, 0.02, patience_s)
+        wait_for(run, lambda: run.phase() == wanted, 0.02, patience_s)
         time.sleep(rng.random() * 0.05)
     return run.phase()
 
 
-def _kill(run: _Run, phase: str) -> Kill | None:
-    """SIGKILL it and wait for its workers' end; None when it had ended by itself."""
-    try:
-        workers = psutil.Process(run.process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        workers = []
-    if not run.alive:
-        return None
-    run.process.kill()
-    run.process.wait()
-    seconds = time.monotonic() - run.began
-    phase = "checkpoint" if run.saving else phase
-    began = time.monotonic()
-    _, left = psutil.wait_procs(workers, _GONE_S)
-    gone_s = _GONE_S if left else min(time.monotonic() - began, _GONE_S)
-    return Kill(run.schedule, round(seconds, 2), phase, run.saved, len(workers), round(gone_s, 2))
-
-
-def _killed(run: _Run, rng: random.Random, start_s: float, seconds: float) -> Iterator[Kill]:
+def _kills(run: Run, rng: random.Random, start_s: float, seconds: float) -> Iterator[Kill]:
     """Start, kill, resume ... for `seconds`; yields each kill and leaves the run finished."""
     end, resume = time.monotonic() + seconds, False
     while time.monotonic() < end:
         run.start(resume=resume)
-        kill = _kill(run, _wait_for_moment(run, rng, start_s, max(10.0, end - time.monotonic())))
+        kill = killed(run, _wait_for_moment(run, rng, start_s, max(10.0, end - time.monotonic())))
         resume = run.path.exists()
         if kill is None:
             run.finish()
@@ -333,53 +198,6 @@ def _killed(run: _Run, rng: random.Random, start_s: float, seconds: float) -> It
         yield kill
     run.start(resume=resume)
     run.finish()
-
-
-def half_written(run: Path, *, all_files: bool) -> list[str]:
-    """What cannot be read back: checkpoints and run.json; with `all_files` whatever a finished run holds, and leftovers."""
-    from safetensors import safe_open
-
-    found = []
-    names = ("checkpoints/step_*/**/*", "run.json", *(("**/*",) if all_files else ()))
-    for file in sorted({f for name in names for f in run.glob(name) if f.is_file()}):
-        try:
-            if file.suffix == ".json":
-                json.loads(file.read_text(encoding="utf-8"))
-            elif file.suffix == ".jsonl":
-                [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-            elif file.suffix == ".yaml":
-                assert isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
-            elif file.suffix == ".safetensors":
-                # checks the header against the file's size
-                with safe_open(str(file), "pt") as tensors:
-                    assert list(tensors.keys())
-            elif file.suffix == ".pt":
-                _load(file)
-            assert file.stat().st_size or file.name in ("alarms.jsonl", "failures.jsonl"), (
-                "it is empty"
-            )
-        except Exception as error:  # whatever a reader makes of half a file
-            found.append(f"{file.relative_to(run)}: {type(error).__name__}: {error}")
-    if all_files:
-        found += [f"left: {f.relative_to(run)}" for f in run.rglob(".*")]
-    return found
-
-
-def _load(file: Path) -> None:
-    import torch
-
-    torch.load(file, weights_only=True)
-
-
-def _shared() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-
-
-def _rows(run: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
 
 
 def _close(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -410,22 +228,24 @@ def _torture_one(
 ) -> dict[str, Any]:
     """One schedule: an undisturbed run and a killed one, compared."""
     short = schedule.replace(", order ", "_")
-    calm, torn = (
-        _Run(folder, tree, schedule, f"calm_{short}"),
-        _Run(folder, tree, schedule, f"killed_{short}"),
-    )
-    calm.start(resume=False)
-    _wait_for(
-        calm, lambda: (calm.path / "eval" / "step_000000" / "results.json").exists(), 0.02, 600.0
-    )
-    start_s = time.monotonic() - calm.began
-    total_s = calm.finish()
+    tree = {**tree, "schedule": SCHEDULES[schedule]}
+    with (
+        Run(folder, tree, f"calm_{short}", _PHASES) as calm,
+        Run(folder, tree, f"killed_{short}", _PHASES) as torn,
+    ):
+        return _compared(calm, torn, schedule, rng, seconds)
+
+
+def _compared(
+    calm: Run, torn: Run, schedule: str, rng: random.Random, seconds: float
+) -> dict[str, Any]:
+    start_s, total_s = played_out(calm)
     print(
         f"{schedule}: undisturbed {total_s:.1f} s, of which {start_s:.1f} s until the first evaluation was there",
         flush=True,
     )
     kills, damage = [], []
-    for kill in _killed(torn, rng, start_s, seconds):
+    for kill in _kills(torn, rng, start_s, seconds):
         kills.append(kill)
         damage += half_written(torn.path, all_files=False)
         print(
@@ -434,23 +254,17 @@ def _torture_one(
             flush=True,
         )
     identical = differences(calm.path, torn.path)
-    checks = {
-        "no_worker_outlived_it": all(k.gone_s < _GONE_S for k in kills),
-        "checkpoints_always_readable": not damage,
-        "every_step_once": [r["step"] for r in _rows(torn.path)] == list(range(1, torn.steps + 1)),
-        "finished": json.loads((torn.path / "run.json").read_text(encoding="utf-8"))["status"]
-        == "finished",
-        "nothing_half_written": not (damage_at_end := half_written(torn.path, all_files=True)),
-        "something_was_learned": any(r["train/groups/trained"] for r in _rows(torn.path)),
-    }
+    checks = promises(torn, kills, damage)
     if "arrival" in schedule:
-        checks["first_step_equal_to_rounding"] = _close(_rows(calm.path)[0], _rows(torn.path)[0])
+        checks["first_step_equal_to_rounding"] = _close(
+            rows_of(calm.path)[0], rows_of(torn.path)[0]
+        )
     else:
         checks.update({f"identical: {name}": same for name, same in identical.items()})
     return {
         "undisturbed_s": round(total_s, 1),
         "kills": [asdict(k) for k in kills],
-        "damage": damage + damage_at_end,
+        "damage": damage + half_written(torn.path, all_files=True),
         "largest_difference_of_a_weight": _weights_apart(calm.path, torn.path),
         "checks": checks,
     }
@@ -466,17 +280,13 @@ def torture(
     schedules: tuple[str, ...] = tuple(SCHEDULES),
 ) -> dict[str, Any]:
     """The whole torture under `folder`; the record that is written."""
-    rng, shared, tree = random.Random(seed), _shared(), prepare(folder, suite, steps)
+    rng, shared, tree = random.Random(seed), shared_memory(), prepare(folder, suite, steps)
     found = {}
     for schedule in schedules:
         found[schedule] = _torture_one(folder, tree, schedule, rng, 60.0 * minutes / len(schedules))
         for name, good in found[schedule]["checks"].items():
             print(f"{'ok' if good else 'FAILED':7} {name}", flush=True)
-    left = sorted(
-        name
-        for name in _shared() - shared
-        if "mmrl" in name or "torch" in name or name.startswith("psm_")
-    )
+    left = left_in(shared)
     kills = [kill for one in found.values() for kill in one["kills"]]
     checks = {
         "no_shared_memory_left": not left,

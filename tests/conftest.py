@@ -37,6 +37,7 @@ LONG = (
     "test_sharded_processes.py",
     "test_simulator_runs.py",
     "test_torture_run.py",
+    "test_torture_turns.py",
     "test_vllm_servers.py",
     "test_vllm_server.py",
     "test_viewer_browser.py",
