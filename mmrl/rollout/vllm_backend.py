@@ -229,9 +229,8 @@ class VLLMBackend:
             )
         name = _CLASSES[kind]
         registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
-        registry.register_model(
-            name, getattr(importlib.import_module(f"vllm.model_executor.models.{kind}"), name)
-        )
+        # whose own table says in which module the class is
+        registry.register_model(name, registry.models[name].load_model_cls())
 
     def _options(self) -> dict[str, Any]:
         s = self.settings

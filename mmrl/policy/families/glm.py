@@ -39,9 +39,7 @@ class Glm4V(GridFamily):
     frames_in_area = 2
     clips_are_pictures = True
     media_tokens = (*_MARKUP, "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
-    refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's inputs for it are not made yet; use engine.rollout: own",
-    }
+    vllm = "Glm4vForConditionalGeneration"
 
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
         """See ModelFamily. A clip's frames have the pictures' token, between tokens that say where it begins and ends."""
@@ -141,6 +139,10 @@ class Glm4VMoe(Glm4V):
 
     name = "glm4v_moe"
     model_types = ("glm4v_moe",)
+    vllm = ""
+    refused: ClassVar[Mapping[str, str]] = {
+        "vllm": "vLLM's names of the experts' weights are not mapped yet; use engine.rollout: own",
+    }
 
     def _config_class(self) -> Any:
         from transformers import Glm4vMoeConfig
