@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
-__all__ = ["turns", "turns_cost", "turns_killed"]
+__all__ = ["turns", "turns_cost", "turns_killed", "turns_trl"]
 
 
 def turns(found: dict[str, Any]) -> str:
@@ -79,3 +80,31 @@ _PHASES = {
     "first look": "the opening of pages",
     "rollout": "other moments of rollouts",
 }
+
+
+def turns_trl(found: dict[str, Any]) -> str:
+    """Rollouts of several turns beside TRL's."""
+    lines = [
+        "| rollouts | mmrl | TRL | speed | peak memory, TRL / mmrl |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["settings"]:
+        seconds = {
+            side: statistics.median(r["step_s"] for r in rounds)
+            for side, rounds in row["rounds"].items()
+        }
+        speed = row["speed_ratio"]
+        lines.append(
+            f"| {row['name']} | {seconds['mmrl']:.2f} s | {seconds['trl']:.2f} s | {speed['median']:.2f} x "
+            f"({speed['min']:.2f} to {speed['max']:.2f}) | {row['peak_memory_ratio']['median']:.2f} x |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"Seconds of a step of one group of {found['group_size']} rollouts, TRL {found['versions']['trl']} with its "
+                "`environment_factory`; both play the same turns and write as many tokens."
+            ),
+        ]
+    )

@@ -19,7 +19,7 @@ from scripts._readme_apart import balance, judges, sequence, staleness, syncs
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
 from scripts._readme_scale import devices, engines, gap, memory, presets, sizes
-from scripts._readme_turns import turns, turns_cost, turns_killed
+from scripts._readme_turns import turns, turns_cost, turns_killed, turns_trl
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -576,6 +576,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rendering": rendering,
     "turns": _recorded("demo_turns", " --record")(turns),
     "turns_cost": _recorded("bench_turns")(turns_cost),
+    "turns_trl": _recorded("bench_turns_trl")(turns_trl),
     "turns_killed": _recorded("torture_turns")(turns_killed),
     "engines": _recorded("bench_engines")(engines),
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
