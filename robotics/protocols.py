@@ -67,13 +67,15 @@ def jpeg(picture_HWC: np.ndarray) -> np.ndarray:
     return np.asarray(Image.open(buffer, formats=["JPEG"]).convert("RGB"))
 
 
-def resize(picture_HWC: np.ndarray, side: int) -> np.ndarray:
-    """To side x side, Lanczos with antialiasing (openvla-oft: tf.image.resize(method="lanczos3", antialias=True); PIL's LANCZOS is
-    the same kernel, values differ by rounding)."""
+def resize(picture_HWC: np.ndarray, side: int, kernel: str = "lanczos") -> np.ndarray:
+    """To side x side with antialiasing, by kernel lanczos (openvla-oft: tf.image.resize(method="lanczos3", antialias=True)) or
+    bicubic (RLinf: torchvision's resize); PIL's are the same kernels, values differ by rounding."""
     from PIL import Image
 
     return np.asarray(
-        Image.fromarray(_picture(picture_HWC)).resize((side, side), Image.Resampling.LANCZOS)
+        Image.fromarray(_picture(picture_HWC)).resize(
+            (side, side), Image.Resampling[kernel.upper()]
+        )
     )
 
 
@@ -125,8 +127,8 @@ def _bilinear(picture: np.ndarray, y_H: np.ndarray, x_W: np.ndarray) -> np.ndarr
 
 @dataclass(frozen=True)
 class ImagePath:
-    """What happens to a picture after the rotation: jpeg, then resize ("lanczos", "pad" or None: as rendered) to `side`, then the
-    middle crop_area, which comes out `side` pixels large. side None: as rendered."""
+    """What happens to a picture after the rotation: jpeg, then resize ("lanczos", "bicubic", "pad" or None: as rendered) to `side`,
+    then the middle crop_area, which comes out `side` pixels large. side None: as rendered."""
 
     jpeg: bool = False
     method: str | None = None
@@ -136,7 +138,10 @@ class ImagePath:
     def __call__(self, picture_HWC: np.ndarray) -> np.ndarray:
         picture = jpeg(picture_HWC) if self.jpeg else _picture(picture_HWC)
         if self.method is not None and self.side is not None:
-            picture = (resize if self.method == "lanczos" else resize_with_pad)(picture, self.side)
+            if self.method == "pad":
+                picture = resize_with_pad(picture, self.side)
+            else:
+                picture = resize(picture, self.side, self.method)
         return center_crop(picture, self.crop_area, self.side) if self.crop_area < 1 else picture
 
 
@@ -272,7 +277,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 seed=1000,
                 env_seed=1000,
                 env_draws="per-episode",
-                image_size=256,
+                image_size=360,
                 rotate=True,
                 image=ImagePath(side=None),
                 chunk=None,
@@ -302,17 +307,17 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
             ),
             Protocol(
                 "rlinf",
-                "RLinf/RLinf rlinf/envs/libero, examples/embodiment/config",
-                _suites(240, 512, 512, 512, 512),
+                "RLinf/RLinf rlinf/envs/libero, examples/embodiment/config/libero_*_grpo_openvlaoft.yaml",
+                _suites(512, 512, 512, 512, 512),
                 wait_steps=15,
-                wait_gripper=-1.0,
+                wait_gripper=0.0,
                 trials=50,
                 seed=0,
                 env_seed=0,
                 env_draws="constant",
                 image_size=256,
                 rotate=True,
-                image=ImagePath(side=224, crop_area=0.9),
+                image=ImagePath(method="bicubic", side=224),
                 chunk=8,
                 replan=8,
                 temperature=1.6,
@@ -322,22 +327,13 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
         )
     }
 )
-"""Sources of the constants, field by field.
+"""File, line and commit of each constant: mmrl.robotics.protocol_sources, which `python -m scripts.check_protocols` compares with
+checkouts of the five projects.
 
-max_steps: openvla_oft TASK_MAX_STEPS (longest demonstrations 193, 254, 270, 505, 373); openpi the same numbers; lerobot
-TASK_SUITE_MAX_STEPS, spatial 280; simplevla_rl RobHFRollout.max_steps; rlinf env/eval/*.yaml max_episode_steps (its spatial YAML
-has said 512 and 240: name the number with every result).
-wait_steps: num_steps_wait in the first four; rlinf's LiberoEnv takes 15. wait action [0, 0, 0, 0, 0, 0, -1].
-trials: num_trials_per_task 50; lerobot's EvalConfig.n_episodes 50; rlinf walks every (task, trial) pair once.
-seed: openvla_oft and openpi 7 (openpi passes it to env.seed, openvla_oft's get_libero_env passes 0), lerobot 1000.
-env_draws: openvla_oft (libero_utils.py:24, run_libero_eval.py:293) and openpi (main.py:93, 195) seed once per task and reset once
-per episode; lerobot seeds 1000 + episode (lerobot_eval.py:531, envs/libero.py:342, at 7427f31); simplevla_rl starts a process per
-trial; rlinf seeds before every reset (libero_env.py:804, at a3816b5).
-image: openvla_oft and simplevla_rl jpeg, lanczos3, 224, crop_scale 0.9; openpi resize_with_pad 224; lerobot feeds what it renders;
-rlinf crops the rendered picture straight to 224.
-chunk and replan: NUM_ACTIONS_CHUNK 8 open loop; openpi replan_steps 5; lerobot the policy's n_action_steps.
-temperature: greedy or regression, except rlinf, which evaluates RL checkpoints with do_sample at 1.6.
-training_states: simplevla_rl trains and validates on the same 50 states, rlinf draws both from the same files.
+What no line says: a greedy or regressing policy has temperature 0 (openvla_oft), flow matching leaves it to the policy (openpi,
+lerobot). rlinf is the recipe of its OpenVLA-OFT runs, which override the simulator's own files (env/libero_spatial.yaml: 240
+steps, gripper open while it settles) in training and in evaluation; `center_crop: True` of its model files reaches the model's
+configuration only, and no picture. simplevla_rl trains and validates on the same 50 states, rlinf draws both from the same files.
 """
 
 

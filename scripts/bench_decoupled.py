@@ -8,10 +8,12 @@ engine.generator.kind process, schedule.kind async and schedule.staleness 1: a p
 step out while this one trains. Systems alternate, each run in a process of its own.
 
 costed    each stage sleeps so many seconds per group on top of what it really takes, so that any ratio of stages can be had, on a
-          busy machine too: prompts (the demo's model and data; generation : training) and robots (the tiny simulator;
-          rendering : inference : training, four stages of environments)
-real      the demo's model and data without any sleep, one thread per process: one core generates, another trains. Two idle cores
-          are needed for the numbers to mean anything: the file says how busy the machine was.
+          busy machine too: prompts (the demo's model and data; generation : training), robots (the tiny simulator;
+          rendering : inference : training, four stages of environments) and ManiSkill (inference : training; PushCube-v1 is
+          stepped and rendered as it is)
+real      the demo's model and data without any sleep, one thread per process: one core generates, another trains; by mmrl's own
+          engine, by vLLM's CPU build and by an engine in a Ray actor. Two idle cores are needed for the numbers to mean
+          anything: the file says how busy the machine was.
 
 share: the longest stage / the measured step, 1 is perfect. Stages are those of the serial runs: what was set and what model,
 encoder, messages and optimizer take. A step counts from its end to the end of the one before, and the first two do not: they start
@@ -41,20 +43,27 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         "engine.generator.kind=process",
     ),
 }
-CASES: dict[str, tuple[str, tuple[float, ...]]] = {
-    "prompts 1:1": ("prompts", (1, 1)),
-    "prompts 2:1": ("prompts", (2, 1)),
-    "prompts 1:3": ("prompts", (1, 3)),
-    "robots 1:1:1": ("robots", (1, 1, 1)),
-    "robots 2:1:3": ("robots", (2, 1, 3)),
-    "prompts, real": ("prompts", ()),
+_VLLM = ("engine.rollout=vllm", "engine.vllm.kv_cache_gib=0.25")
+_RAY = ("engine.workers=ray", "engine.ray.cpus=2", "engine.ray.rollout_actors=1")
+CASES: dict[str, tuple[str, tuple[float, ...], tuple[str, ...]]] = {
+    "prompts 1:1": ("prompts", (1, 1), ()),
+    "prompts 2:1": ("prompts", (2, 1), ()),
+    "prompts 1:3": ("prompts", (1, 3), ()),
+    "robots 1:1:1": ("robots", (1, 1, 1), ()),
+    "robots 2:1:3": ("robots", (2, 1, 3), ()),
+    "ManiSkill 1:1": ("maniskill", (1, 1), ()),
+    "prompts, real": ("prompts", (), ()),
+    "prompts with vLLM, real": ("prompts", (), _VLLM),
+    "prompts with Ray, real": ("prompts", (), _RAY),
 }
-"""Name -> what is rolled out, and the ratio of its stages; none: as they are."""
+"""Name -> what is rolled out, the ratio of its stages (none: as they are), and overrides of both systems."""
 _SKIPPED = 2
 _GROUPS = 8
 
 
-def prompts(system: str, ratio: Sequence[float], seconds: float, steps: int) -> dict[str, Any]:
+def prompts(
+    system: str, ratio: Sequence[float], seconds: float, steps: int, given: Sequence[str]
+) -> dict[str, Any]:
     """A run of the demo's model, with sleeps of so many seconds per step in all."""
     from mmrl.cli.demo import make_data
     from mmrl.config import load_config
@@ -67,7 +76,7 @@ def prompts(system: str, ratio: Sequence[float], seconds: float, steps: int) -> 
         quiet = (f"dir={folder}", "data.eval=[]", "eval.every=0", "train.save_every=0", wave)
         size = (f"train.prompts_per_step={_GROUPS}", f"train.steps={steps}")
         config = load_config(
-            bench.ROOT / "configs" / "demo.yaml", [*quiet, *size, *SYSTEMS[system]]
+            bench.ROOT / "configs" / "demo.yaml", [*quiet, *size, *SYSTEMS[system], *given]
         )
         generate, train = (seconds * r / sum(ratio) / _GROUPS for r in ratio) if ratio else (0, 0)
         costs = PromptCosts(generate, train)
@@ -79,7 +88,9 @@ def prompts(system: str, ratio: Sequence[float], seconds: float, steps: int) -> 
         )
 
 
-def robots(system: str, ratio: Sequence[float], seconds: float, steps: int) -> dict[str, Any]:
+def robots(
+    system: str, ratio: Sequence[float], seconds: float, steps: int, given: Sequence[str]
+) -> dict[str, Any]:
     """A run in the tiny simulator, with sleeps of so many seconds per step in all."""
     from scripts._costed import CostedRollouts, Costs, config_of
 
@@ -87,13 +98,51 @@ def robots(system: str, ratio: Sequence[float], seconds: float, steps: int) -> d
     costs = Costs(render, infer, train, groups=_GROUPS)
     stages = "schedule.stages=4" if system != "serial" else "schedule.stages=1"
     with tempfile.TemporaryDirectory(prefix="mmrl-decoupled-") as folder:
-        config = config_of(costs, Path(folder), f"train.steps={steps}", stages, *SYSTEMS[system])
+        config = config_of(
+            costs, Path(folder), f"train.steps={steps}", stages, *SYSTEMS[system], *given
+        )
         return _timed(
             config,
             functools.partial(CostedRollouts, costs=costs),
             {"inference": ("time/rollout",), "training": ("time/update",)},
             {"training": train, "rendering": render},
         )
+
+
+def maniskill(
+    system: str, ratio: Sequence[float], seconds: float, steps: int, given: Sequence[str]
+) -> dict[str, Any]:
+    """A run of the ManiSkill demo: its episodes as they are, with sleeps of so many seconds per step in inference and training."""
+    from mmrl.robotics.config import load_embodied
+    from scripts._costed import QUIET, CostedRollouts, Costs
+
+    infer, train = (seconds * r / sum(ratio) for r in ratio)
+    costs = Costs(0.0, infer, train, groups=_GROUPS, members=4, decisions=2, slots=8, workers=1)
+    stages = "schedule.stages=2" if system != "serial" else "schedule.stages=1"
+    with tempfile.TemporaryDirectory(prefix="mmrl-decoupled-") as folder:
+        size = (
+            f"dir={folder}",
+            f"train.steps={steps}",
+            f"train.prompts_per_step={_GROUPS}",
+            f"rollout.group_size={costs.members}",
+            f"env.slots={costs.slots}",
+            f"env.workers={costs.workers}",
+            "algorithm.epochs=1",
+            "algorithm.minibatches=1",
+        )
+        config = load_embodied(
+            bench.ROOT / "configs" / "maniskill_tiny.yaml",
+            [*QUIET, *size, stages, *SYSTEMS[system], *given],
+        )
+        found = _timed(
+            config,
+            functools.partial(CostedRollouts, costs=costs),
+            {"inference": ("time/rollout",), "training": ("time/update",)},
+            {"training": train},
+        )
+    # a serial step has one stage at a time: what is neither is the simulators'
+    found["busy"]["simulators"] = statistics.median(found["walls"]) - sum(found["busy"].values())
+    return found
 
 
 def _timed(
@@ -174,9 +223,9 @@ def main() -> None:
     o = bench.parse(parser)
     if o.child:
         name, system = o.child
-        kind, ratio = CASES[name]
-        run = prompts if kind == "prompts" else robots
-        bench.finish_child(run(system, ratio, o.seconds, o.steps))
+        kind, ratio, given = CASES[name]
+        run = {"prompts": prompts, "robots": robots, "maniskill": maniskill}[kind]
+        bench.finish_child(run(system, ratio, o.seconds, o.steps, given))
         return
     names = ["prompts 1:1", "robots 1:1:1"] if o.quick else o.cases
     rounds = 1 if o.quick else o.rounds

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
+from mmrl.robotics import protocol_sources
 from mmrl.robotics.contract import ActionError
 from mmrl.robotics.protocols import (
     PROTOCOLS,
@@ -23,6 +24,7 @@ from mmrl.robotics.protocols import (
     resize_with_pad,
     rotate180,
 )
+from scripts.check_protocols import compare, recorded
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 
@@ -41,7 +43,7 @@ def scene(height: int = 256, width: int = 256) -> np.ndarray:
         ("openpi", (220, 280, 300, 520, 400), 10, 7, "in-turn"),
         ("lerobot", (280, 280, 300, 520, 400), 10, 1000, "per-episode"),
         ("simplevla_rl", (512,) * 5, 10, 0, "constant"),
-        ("rlinf", (240, 512, 512, 512, 512), 15, 0, "constant"),
+        ("rlinf", (512,) * 5, 15, 0, "constant"),
     ],
 )
 def test_published_constants(
@@ -49,9 +51,36 @@ def test_published_constants(
 ) -> None:
     protocol = protocol_of(name)
     assert tuple(protocol.steps(suite) for suite in SUITES) == steps
-    assert protocol.wait_steps == wait and protocol.wait_gripper == -1 and protocol.seed == seed
-    assert protocol.env_draws == draws
-    assert protocol.trials == 50 and protocol.image_size == 256 and protocol.rotate
+    assert protocol.wait_steps == wait and protocol.seed == seed
+    assert protocol.wait_gripper == (0 if name == "rlinf" else -1)
+    assert protocol.env_draws == draws and protocol.trials == 50 and protocol.rotate
+    assert protocol.image_size == (360 if name == "lerobot" else 256)
+
+
+def test_every_constant_is_what_its_line_says() -> None:
+    """The lines as scripts/check_protocols.py read them from checkouts of the five projects."""
+    rows = compare(recorded())
+    assert [r for r in rows if not r["equal"]] == []
+    named = {(r["protocol"], r["field"].partition(".")[0]) for r in rows}
+    unsaid = {"name", "source", "temperature", "training_states", "success", "image"}
+    for name, protocol in PROTOCOLS.items():
+        fields = {
+            f.name for f in dataclasses.fields(protocol) if getattr(protocol, f.name) is not None
+        }
+        lacking = {f for f in fields - unsaid if (name, f) not in named}
+        assert lacking <= {"gripper", "training_states", "seed", "replan"}, (name, lacking)
+
+
+@pytest.mark.parametrize(
+    "field, wrong", [("wait_steps", 11), ("image_size", 128), ("rotate", False)]
+)
+def test_a_constant_that_differs_from_its_line_is_found(
+    monkeypatch: pytest.MonkeyPatch, field: str, wrong: object
+) -> None:
+    changed = dataclasses.replace(protocol_of("openpi"), **{field: wrong})
+    monkeypatch.setattr(protocol_sources, "PROTOCOLS", {**PROTOCOLS, "openpi": changed})
+    found = [(r["protocol"], r["field"]) for r in compare(recorded()) if not r["equal"]]
+    assert found == [("openpi", field)]
 
 
 def test_limits_exceed_the_longest_demonstrations() -> None:
@@ -80,7 +109,7 @@ def test_describe_is_json_and_says_every_field(name: str) -> None:
     told = json.loads(json.dumps(protocol.describe()))
     named = {field.name for field in dataclasses.fields(protocol)}
     assert {"image_size", "rotate"} == named - set(told)
-    assert told["image"]["rendered"] == 256 and told["image"]["rotated_180"] is True
+    assert told["image"]["rendered"] == protocol.image_size and told["image"]["rotated_180"] is True
     assert told["max_steps"]["libero_10"] == protocol.steps("libero_10")
     with pytest.raises(dataclasses.FrozenInstanceError):
         protocol.trials = 5  # type: ignore[misc]
@@ -100,14 +129,14 @@ def test_unknown_names() -> None:
     [
         ("openvla_oft", 224),
         ("openpi", 224),
-        ("lerobot", 256),
+        ("lerobot", 360),
         ("simplevla_rl", 224),
         ("rlinf", 224),
     ],
 )
 def test_pictures_come_out_upright_and_of_the_size_it_says(name: str, side: int) -> None:
     protocol = protocol_of(name)
-    upright = scene()
+    upright = scene(protocol.image_size, protocol.image_size)
     upside_down = upright[::-1, ::-1]
     seen = protocol.picture(upside_down)
     assert (
