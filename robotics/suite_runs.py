@@ -23,9 +23,9 @@ from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.episodes import pool_settings
 from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
-from mmrl.robotics.external import ExternalPolicy
 from mmrl.robotics.load import load_vla, read_description
 from mmrl.robotics.pool import VectorEnv
+from mmrl.robotics.remote import RemotePolicy
 from mmrl.robotics.rollout import Driver
 from mmrl.robotics.suite_table import EpisodesRow, failed_row, suite_row
 from mmrl.robotics.suites import (
@@ -61,7 +61,7 @@ def base_settings(
     config: Path | None,
     overrides: Sequence[str],
     chosen: Mapping[str, EnvironmentSuite] | None = None,
-    external: ExternalPolicy | None = None,
+    external: RemotePolicy | None = None,
     *,
     trust_code: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -101,7 +101,7 @@ def play_suites(
     limit: int | None = None,
     overrides: Sequence[str] = (),
     on_row: Callable[[EpisodesRow], None] = lambda row: None,
-    external: ExternalPolicy | None = None,
+    external: RemotePolicy | None = None,
 ) -> list[EpisodesRow]:
     """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each. With `external`,
     that policy acts and `checkpoint` is its name.
@@ -131,7 +131,7 @@ def play_suites(
 
 
 def _one(
-    vla: ActingPolicy | ExternalPolicy,
+    vla: ActingPolicy | RemotePolicy,
     name: str,
     suite: EnvironmentSuite,
     setting: Setting,
@@ -157,7 +157,7 @@ def _one(
             temperature=config.rollout.temperature,
             retries=env.retries,
         )
-        said = {"policy": vla.describe()} if isinstance(vla, ExternalPolicy) else {}
+        said = {"policy": vla.describe()} if isinstance(vla, RemotePolicy) else {}
         plan = EvalPlan(
             setting.states, _protocol(name, suite, setting, policy) | said, _FILM, setting.mode
         )

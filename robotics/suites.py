@@ -24,10 +24,10 @@ from mmrl.robotics.acting import ActingPolicy, ActionOutput
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
 from mmrl.robotics.contract import InitialState, Observation
-from mmrl.robotics.external import ExternalCodec, ExternalPolicy
 from mmrl.robotics.load import read_description
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
+from mmrl.robotics.remote import ExternalCodec, RemotePolicy
 
 __all__ = [
     "EnvironmentSuite",
@@ -154,7 +154,7 @@ def configure(
     protocol: str | None = None,
     samples: int = 0,
     overrides: Sequence[str] = (),
-    external: ExternalPolicy | None = None,
+    external: RemotePolicy | None = None,
 ) -> Setting:
     """The configuration of one suite: `base` are the checkpoint's settings, in which `overrides`, those of the command line, are
     already but for env, which is the checkpoint's own; `external`: the policy, where it has no vla.json. Raises ConfigError for an
@@ -304,8 +304,8 @@ def _simulator_deviations(
     ]  # other options (assets, gl) are no matter of a protocol
 
 
-def _picture_deviations(rules: Protocol, external: ExternalPolicy | None) -> list[str]:
-    """Of a process that prepares its pictures itself."""
+def _picture_deviations(rules: Protocol, external: RemotePolicy | None) -> list[str]:
+    """Of a remote policy that prepares its pictures itself."""
     if external is None or external.facts.image is None:
         return []
     image = rules.describe()["image"]
@@ -344,9 +344,7 @@ class ProtocolPolicy:
     Checks at the first decision that the simulator takes the actions the policy gives (ConfigError).
     """
 
-    def __init__(
-        self, vla: ActingPolicy | ExternalPolicy, pool: VectorEnv, setting: Setting
-    ) -> None:
+    def __init__(self, vla: ActingPolicy | RemotePolicy, pool: VectorEnv, setting: Setting) -> None:
         self._vla, self._pool, self._setting = cast(ActingPolicy, vla), pool, setting
         self._rules, self._agreed = setting.protocol if setting.whole else None, False
         self._own_pictures = getattr(vla, "own_pictures", False)
