@@ -62,7 +62,7 @@ class FlowPolicy(ModulePolicy):
         if known is None:
             known = torch.tensor(self.tokenizer(text, add_special_tokens=True)["input_ids"])
             if not self._model.state_is_text:  # else hardly any comes again
-                self._words[text] = known
+                self._known_words(text, known)
         return known
 
     def _prompt_of(

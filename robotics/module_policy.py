@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,12 @@ from mmrl.robotics.config import VLAConfig
 from mmrl.robotics.contract import Observation
 from mmrl.types import Turn
 
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
+
 __all__ = ["ModulePolicy", "SeenPrompt"]
+
+_MOST_WORDS = 10_000  # prompts whose tokens are kept
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,13 @@ class ModulePolicy:
         return np.array(token_mask(turn.valid, len(turn.token_ids), self.codec.dim))
 
     # observations
+
+    def _known_words(self, words: str, ids_L: torch.Tensor) -> torch.Tensor:
+        """`ids_L`, kept for when the same words come again; of a server's clients any number of words may come."""
+        if len(self._words) >= _MOST_WORDS:
+            self._words.clear()
+        self._words[words] = ids_L
+        return ids_L
 
     def _shown(self, observation: Observation) -> tuple[np.ndarray, ...]:
         """The cameras' pictures. Raises ConfigError where one is lacking."""

@@ -23,6 +23,8 @@ from mmrl.robotics.contract import Observation
 
 __all__ = ["ObservationEncoder", "action_token"]
 
+_MOST_TEMPLATES = 10_000
+
 
 def action_token(index: int) -> str:
     """The vocabulary's name of bin `index`."""
@@ -55,6 +57,8 @@ class ObservationEncoder:
         )
         key = (observation.instruction, tuple(v.grid_thw for v in visuals))
         if key not in self._templates:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()  # of a server's clients any number of instructions may come
             self._templates[key] = self._template(observation.instruction, visuals)
         template = self._templates[key]
         prompt = replace(template, visuals=visuals)

@@ -53,7 +53,7 @@ class OFTPolicy(ModulePolicy):
             ids = self.tokenizer(prompt_of(words), add_special_tokens=True)["input_ids"]
             if ids[-1] != _EMPTY and len(self.tokenizer) > _EMPTY and self._model.is_llama2:
                 ids = [*ids, _EMPTY]
-            self._words[words] = torch.tensor(ids)
+            return self._known_words(words, torch.tensor(ids))
         return self._words[words]
 
     def _prompt_of(
