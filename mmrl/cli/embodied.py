@@ -1,11 +1,12 @@
-"""`mmrl eval --suite` for policies that act: a checkpoint with a vla.json, or a program of its own.
+"""`mmrl eval --suite` for policies that act: a checkpoint with a vla.json, a program of its own, or a policy server.
 
 mmrl eval runs/robot/checkpoints/best --suite tiny_reach,tiny_push --samples 4
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,9 +20,10 @@ from mmrl.operations.console import quiet_transformers
 
 if TYPE_CHECKING:
     from mmrl.evaluation.suite_book import Suite
+    from mmrl.robotics.remote import RemotePolicy
     from mmrl.robotics.suites import EnvironmentSuite
 
-__all__ = ["acts", "is_vla", "play_command", "policy_command_suites"]
+__all__ = ["acts", "is_vla", "play_command", "quiet", "remote_suites", "told_policy"]
 
 
 def is_vla(checkpoint: str) -> bool:
@@ -60,7 +62,7 @@ def play_command(
     external: Any = None,
     trust_code: bool = False,
 ) -> None:
-    """Evaluate one VLA checkpoint (or a policy in another process, `external`) on suites of simulated tasks and print one table;
+    """Evaluate one VLA checkpoint (or a policy elsewhere, `external`) on suites of simulated tasks and print one table;
     status 1 when a suite has no number."""
     from mmrl.robotics.suite_runs import base_settings, play_suites
 
@@ -68,7 +70,7 @@ def play_command(
     base = base_settings(
         checkpoint, config, list(overrides), suites, external, trust_code=trust_code, say=typer.echo
     )
-    _quiet(base)
+    quiet(base)
     folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
     rows = play_suites(
         checkpoint,
@@ -85,7 +87,8 @@ def play_command(
     print_rows(rows, suites, checkpoint, samples, f"{folder}; clips: {folder}/SUITE/videos")
 
 
-def _quiet(config: RunConfig) -> None:
+def quiet(config: RunConfig) -> None:
+    """Tell transformers to be quiet, and torch how many threads it has."""
     import torch
 
     quiet_transformers()
@@ -93,8 +96,27 @@ def _quiet(config: RunConfig) -> None:
         torch.set_num_threads(threads)
 
 
-def policy_command_suites(
-    command: str,
+def told_policy(
+    command: str | None, server: str | None, key: str | None
+) -> tuple[str, Callable[[], RemotePolicy]]:
+    """The option that names a policy elsewhere, and what makes it. Raises ConfigError where both do."""
+    if command is not None and server is not None:
+        raise ConfigError(
+            "expected either --policy-command or --policy-server, found both; drop one of them"
+        )
+    if command is not None:
+        from mmrl.robotics.external import ExternalPolicy
+
+        return "--policy-command", partial(ExternalPolicy, command)
+    assert server is not None, "one of them is there"
+    from mmrl.robotics.openpi_client import OpenPIPolicy
+
+    return "--policy-server", partial(OpenPIPolicy, server, key=key)
+
+
+def remote_suites(
+    option: str,
+    made: Callable[[], RemotePolicy],
     checkpoint: str | None,
     wanted: str,
     suites: Path | None,
@@ -106,26 +128,25 @@ def policy_command_suites(
     limit: int | None,
     protocol: str | None,
 ) -> None:
-    """Evaluate a program that acts (mmrl.robotics.external) on suites of simulated tasks. Without a checkpoint the first override
-    stands in its place."""
+    """Evaluate a policy that acts elsewhere (mmrl.robotics.remote), which `made` makes and `option` named, on suites of simulated
+    tasks. Without a checkpoint the first override stands in its place."""
     if checkpoint is not None and "=" not in checkpoint:
         raise ConfigError(
-            f"expected either a checkpoint or --policy-command, found both ('{checkpoint}'); drop one of them"
+            f"expected either a checkpoint or {option}, found both ('{checkpoint}'); drop one of them"
         )
     from mmrl.evaluation.suite_book import load_suites
-    from mmrl.robotics.external import ExternalPolicy
 
     given = [*([checkpoint] if checkpoint else []), *overrides]
     chosen = load_suites(suites).select(wanted)
     if asked := [name for name, suite in chosen.items() if not suite.acts]:
         raise ConfigError(
             f"suite '{asked[0]}' asks questions that are answered in text: expected suites of simulated tasks with "
-            "--policy-command, whose program acts (mmrl eval --list-suites prints them)"
+            f"{option}, whose policy acts (mmrl eval --list-suites prints them)"
         )
-    with ExternalPolicy(command) as policy:
+    with made() as policy:
         name = policy.facts.name
         typer.echo(
-            f"policy: {name}, " + ", ".join(f"{k} {v}" for k, v in policy.facts.versions.items())
+            ", ".join([f"policy: {name}", *(f"{k} {v}" for k, v in policy.facts.versions.items())])
         )
         play_command(
             name,

@@ -207,6 +207,15 @@ def evaluate(
             "'PYTHON robotics/openvla_server.py --checkpoint NAME'"
         ),
     ] = None,
+    policy_server: Annotated[
+        str | None,
+        typer.Option(
+            help="server of openpi's protocol that acts in simulated suites instead of a checkpoint: ws://HOST:PORT"
+        ),
+    ] = None,
+    policy_key: Annotated[
+        str | None, typer.Option(envvar="MMRL_API_KEY", help="the key of --policy-server")
+    ] = None,
     suites: Annotated[
         Path | None,
         typer.Option(help="file of suites; default configs/suites.yaml, robot_suites.yaml"),
@@ -248,16 +257,18 @@ def evaluate(
 
     if list_suites:
         print_suites(suites)
-    elif policy_command is not None:
-        from mmrl.cli.embodied import policy_command_suites
+    elif policy_command is not None or policy_server is not None:
+        from mmrl.cli.embodied import remote_suites, told_policy
 
+        option, made = told_policy(policy_command, policy_server, policy_key)
         if task or data or not suite:
             raise ConfigError(
-                "expected --suite with --policy-command, found --task or --data, or no suite: a program that acts "
-                "plays suites of simulated tasks"
+                f"expected --suite with {option}, found --task or --data, or no suite: a policy that acts plays "
+                "suites of simulated tasks"
             )
-        policy_command_suites(
-            policy_command,
+        remote_suites(
+            option,
+            made,
             checkpoint,
             suite,
             suites,
@@ -328,6 +339,66 @@ def rollout_server(
 
     rollout_server_command(
         config, overrides or [], host, port, api_key, media_gib, memory, max_body_gib
+    )
+
+
+@app.command()
+def policy_server(
+    checkpoint: Annotated[str, typer.Argument(help="VLA checkpoint: a folder with vla.json")],
+    overrides: Overrides = None,
+    host: Annotated[
+        str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MMRL_API_KEY", help="what clients must send as their key")
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="let everyone in who reaches --host")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="what clients are told; default: CHECKPOINT"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="take model and device settings from here")
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(help="of the noise: the n-th answer on a connection has key (seed, n)", min=0),
+    ] = 0,
+    temperature: Annotated[
+        float, typer.Option(help="of sampled actions; 0 acts greedily", min=0.0, max=100.0)
+    ] = 0.0,
+    default_prompt: Annotated[
+        str, typer.Option(help="instruction of observations that bring none")
+    ] = "",
+    max_message_mib: Annotated[int, typer.Option(help="largest observation", min=1)] = 16,
+    max_clients: Annotated[int, typer.Option(help="connections at once", min=1)] = 16,
+    idle_timeout: Annotated[
+        float, typer.Option(help="seconds without an observation until a client is let go", min=1.0)
+    ] = 3600.0,
+    trust_code: TrustCode = False,
+) -> None:
+    """Serve a VLA checkpoint to robots and simulators that speak openpi's websocket protocol."""
+    from mmrl.cli.policy_server import policy_server_command
+
+    policy_server_command(
+        checkpoint,
+        config,
+        overrides or [],
+        host=host,
+        port=port,
+        api_key=api_key,
+        no_key=no_key,
+        name=name,
+        seed=seed,
+        temperature=temperature,
+        prompt=default_prompt,
+        max_message_mib=max_message_mib,
+        max_clients=max_clients,
+        idle_s=idle_timeout,
+        trust_code=trust_code,
     )
 
 

@@ -30,8 +30,8 @@ def serve_command(
     """Serve a checkpoint with the settings it was trained with until a signal ends it."""
     if is_vla(checkpoint):
         raise ConfigError(
-            f"'{checkpoint}' acts (it has a vla.json): expected a checkpoint that answers in text; simulated suites "
-            "play it (mmrl eval CHECKPOINT --suite NAME)"
+            f"'{checkpoint}' acts (it has a vla.json): expected a checkpoint that answers in text; mmrl "
+            f"policy-server {checkpoint} serves it to robots and simulators, and suites play it (mmrl eval CHECKPOINT --suite NAME)"
         )
     if options.media_root is not None and not options.media_root.is_dir():
         raise ConfigError(

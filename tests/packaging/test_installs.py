@@ -71,6 +71,7 @@ def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
             "hub",
             "video",
             "robotics",
+            "openpi",
             "serve",
             "judge",
             "view",

@@ -1,0 +1,348 @@
+"""A policy behind openpi's websocket protocol, in our simulators: openpi's own servers, and others that answer as they do.
+
+    with OpenPIPolicy("ws://gpu-box:8000") as policy:
+        outputs = policy.act(observations, keys, greedy=True)
+
+    mmrl eval --policy-server ws://gpu-box:8000 --suite libero_spatial --protocol openpi
+
+The protocol (Physical-Intelligence/openpi, src/openpi/serving/websocket_policy_server.py): on connection the server sends a map of
+metadata; then each binary message with an observation is answered by one with "actions" (K, A), or by a *text* that is an error. An
+observation is what openpi's LIBERO client sends (examples/libero/main.py): observation/image and observation/wrist_image uint8
+(H, W, 3), observation/state (S,): end effector position 3, axis-angle 3, fingers 2; prompt.
+
+openpi's metadata do not say how long a chunk is: the policy is asked once with black pictures, before any simulator starts. Servers
+of mmrl (mmrl.robotics.openpi_server) say it, and take the noise's key and whether to act greedily with each observation, so that an
+evaluation is the same as in process. Other servers draw their own noise: no two evaluations of theirs are bit for bit the same.
+
+openpi's server computes in its event loop and answers no pings meanwhile: none are sent here, and one deadline holds for sending
+an observation and its answer. The connection goes to the host that was named, without the environment's proxies and without
+redirects: a key reaches nobody else.
+
+Legend: B observations, K action steps of a chunk, A action dimensions, S proprioception values, H x W picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from mmrl.errors import ConfigError, MMRLError
+from mmrl.robotics.openpi_messages import MessageError, need_packages, pack, unpack
+from mmrl.robotics.remote import PolicyError, PolicyFacts, RemotePolicy
+
+__all__ = ["EXTRA", "PICTURE", "PROTOCOL", "OpenPIPolicy", "picture_name"]
+
+EXTRA = "mmrl"
+"""Name of what only servers and clients of mmrl say, in metadata and observations."""
+PROTOCOL = 1
+PICTURE = 224
+"""Sides of the pictures that openpi's policies see, pixels."""
+_STATE = 8
+_LARGEST = 64 << 20  # bytes of an answer
+_PAUSE_S = 0.5  # between attempts to reach a server that is starting
+_CLOSE_S = 2.0
+_SHOWN = 1500  # characters of an error of the server
+_MOST_DETAILS = 32
+
+
+def picture_name(camera: str) -> str:
+    """Under which name a camera's picture is sent: observation/image for base, observation/NAME_image for others."""
+    return "observation/image" if camera == "base" else f"observation/{camera}_image"
+
+
+def _plain(said: Any, most: int) -> str:
+    """What a server said, as a line of at most `most` characters that a terminal shows as it is."""
+    return "".join(c if c.isprintable() else " " for c in str(said)[:most])
+
+
+def _checked(address: str) -> tuple[str, str, int, bool]:
+    """(address, host, port, whether it is encrypted) of ws://HOST:PORT or wss://HOST:PORT. Raises ConfigError."""
+    try:
+        parts = urlsplit(address)
+        secure = parts.scheme == "wss"
+        port = parts.port if parts.port is not None else 443 if secure else 80
+        good = parts.scheme in ("ws", "wss") and bool(parts.hostname) and port > 0
+    except ValueError:
+        good = False
+    if not good or not address.isascii() or parts.query or parts.fragment:
+        raise ConfigError(
+            f"expected the address of a policy server as ws://HOST:PORT or wss://HOST:PORT, found {address!r}"
+        )
+    if parts.username or parts.password:
+        raise ConfigError(
+            "expected the address of a policy server without a name and a password, which results would show; give a key "
+            "with --policy-key or MMRL_API_KEY"
+        )
+    return address, str(parts.hostname), port, secure
+
+
+class OpenPIPolicy(RemotePolicy):
+    """A policy at `address`, ws://HOST:PORT. `key`: sent as `Authorization: Api-Key ...`. The server must be reached, say its
+    metadata and (where these do not say its chunk) answer once within connect_s and act_s seconds; each later answer has act_s.
+
+    Raises ConfigError when there is no such server, or one that refuses the key or the observations, PolicyError when it fails
+    later.
+    """
+
+    noun = "policy server"
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        key: str | None = None,
+        connect_s: float = 60.0,
+        act_s: float = 600.0,
+    ) -> None:
+        need_packages("policy servers")
+        self.address, self._host, self._port, self._secure = _checked(address)
+        self.act_s = act_s
+        self._broken = ""
+        self._connection: Any = None
+        self._stack = contextlib.ExitStack()
+        try:
+            self._connect(key, connect_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _who(self) -> str:
+        return f"{self.noun} {self.address}"
+
+    def _where(self) -> dict[str, Any]:
+        return {"server": self.address}
+
+    # connecting
+
+    def _connect(self, key: str | None, limit_s: float) -> None:
+        ends = time.monotonic() + limit_s
+        try:
+            self._open(key, ends, limit_s)
+            metadata = self._receive("its metadata", max(0.1, ends - time.monotonic()))
+            said = metadata.get(EXTRA)
+            self._ours = said is not None
+            self._is(self._said(said) if self._ours else self._tried(metadata))
+        except PolicyError as error:
+            raise ConfigError(str(error)) from error.__cause__
+
+    def _open(self, key: str | None, ends: float, limit_s: float) -> None:
+        """Connect, again and again while nobody listens. Raises ConfigError."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        headers = {"Authorization": f"Api-Key {key}"} if key else None
+        sock = self._reached(ends, limit_s)
+        try:
+            # the socket is given: neither a proxy nor a redirect can lead elsewhere
+            opened = connect(
+                self.address,
+                sock=sock,
+                additional_headers=headers,
+                compression=None,
+                max_size=_LARGEST,
+                open_timeout=max(0.1, ends - time.monotonic()),
+                ping_interval=None,
+                close_timeout=_CLOSE_S,
+            )
+            self._connection = self._stack.enter_context(opened)
+        except (OSError, ValueError, WebSocketException) as error:
+            sock.close()
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, InvalidStatus):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:
+                self._refused(cause.response.status_code, bool(key))
+            words = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"{self._who}: expected a websocket server within {limit_s:g} s, found none ({words:.200}); is it one of "
+                "openpi's protocol, and is ws:// or wss:// right?"
+            ) from error
+
+    def _reached(self, ends: float, limit_s: float) -> socket.socket:
+        while True:
+            left = ends - time.monotonic()
+            try:
+                return socket.create_connection((self._host, self._port), max(0.1, left))
+            except OSError as error:
+                if not isinstance(error, ConnectionRefusedError) or left < _PAUSE_S:
+                    raise ConfigError(
+                        f"{self._who}: expected a server that can be reached within {limit_s:g} s, found none ({error}); "
+                        "start it, or mend the address"
+                    ) from error
+            time.sleep(_PAUSE_S)
+
+    def _refused(self, status: int, keyed: bool) -> NoReturn:
+        if status in (401, 403):
+            found = "the one that was sent refused" if keyed else "none sent"
+            raise ConfigError(
+                f"{self._who}: expected its key, found {found} (status {status}); give it with --policy-key or "
+                "MMRL_API_KEY"
+            )
+        if 300 <= status < 400:
+            raise ConfigError(
+                f"{self._who}: expected the policy server itself, found a redirect (status {status}), which is not "
+                "followed; name the address that it leads to"
+            )
+        if status == 503:
+            raise ConfigError(
+                f"{self._who}: expected a free connection, found none (status 503); end another client, or start the "
+                "server with more"
+            )
+        raise ConfigError(
+            f"{self._who}: expected a websocket of openpi's protocol, found status {status}; mend the address"
+        )
+
+    def _said(self, said: Any) -> PolicyFacts:
+        """The facts that a server of mmrl tells."""
+        try:
+            if not isinstance(said, dict) or said.get("protocol") != PROTOCOL:
+                raise ValueError(f"expected protocol {PROTOCOL}, found {said!r:.80}")
+            facts = PolicyFacts.of({"policy": said.get("policy")})
+        except ValueError as error:
+            self._fail(f"{error}; update the older side")
+        versions = said.get("versions")
+        named = list(versions.items())[:_MOST_DETAILS] if isinstance(versions, dict) else []
+        return replace(
+            facts,
+            name=f"{self._host}:{self._port}",  # what it calls itself names no folder here
+            image=None,
+            versions={_plain(name, 80): _plain(version, 80) for name, version in named},
+            details={
+                "name": _plain(said.get("name", ""), 200),
+                "noise": "of the evaluation's keys",
+            },
+        )
+
+    def _tried(self, metadata: Mapping[Any, Any]) -> PolicyFacts:
+        """The facts of a server that says none: asked with black pictures once."""
+        black = np.zeros((PICTURE, PICTURE, 3), np.uint8)
+        message = {picture_name(camera): black for camera in ("base", "wrist")}
+        state = np.zeros(_STATE, np.float32)
+        answer = self._exchange(
+            pack({**message, "observation/state": state, "prompt": "do nothing"}), self.act_s
+        )
+        chunk, dim = self._chunk_of(answer).shape
+        shown = {
+            _plain(name, 80): f"{value!r:.200}"
+            for name, value in list(metadata.items())[:_MOST_DETAILS]
+        }
+        return PolicyFacts(
+            f"{self._host}:{self._port}",
+            chunk,
+            dim,
+            ("base", "wrist"),
+            proprio_dim=_STATE,
+            details={"noise": "the server's own", "metadata": shown},
+        )
+
+    # acting
+
+    def _ask(
+        self,
+        inputs: Sequence[Mapping[str, np.ndarray]],
+        instructions: Sequence[str],
+        keys: Sequence[tuple[int, ...]],
+        greedy: bool,
+        temperature: float,
+    ) -> np.ndarray:
+        """See RemotePolicy: one observation after the other, as the protocol has it."""
+        chunks = []
+        for one, instruction, key in zip(inputs, instructions, keys, strict=True):
+            message: dict[str, Any] = {picture_name(c): one[c] for c in self.facts.cameras}
+            if self.facts.proprio_dim:
+                message["observation/state"] = one["proprio"]
+            message["prompt"] = instruction
+            if self._ours:
+                message[EXTRA] = {
+                    "key": [int(k) for k in key],
+                    "greedy": greedy,
+                    "temperature": float(temperature),
+                }
+            chunk = self._chunk_of(self._exchange(pack(message), self.act_s))
+            if chunk.shape != (self.facts.chunk, self.facts.action_dim):
+                self._fail(
+                    f"expected actions {(self.facts.chunk, self.facts.action_dim)}, as before, found {chunk.shape}"
+                )
+            chunks.append(chunk)
+        return np.stack(chunks)
+
+    def _chunk_of(self, answer: Mapping[Any, Any]) -> np.ndarray:
+        """The (K, A) of an answer."""
+        actions = answer.get("actions")
+        if not isinstance(actions, np.ndarray):
+            names = sorted(map(str, answer))
+            self._fail(
+                f"expected actions as numbers (steps, dimensions), found {type(actions).__name__} among {names!r:.200}"
+            )
+        if actions.ndim != 2 or not actions.size or actions.dtype.kind not in "fiu":
+            self._fail(
+                f"expected actions as numbers (steps, dimensions), found {actions.dtype} {actions.shape}"
+            )
+        return np.asarray(actions, np.float64)
+
+    # the connection
+
+    def _exchange(self, message: bytes, limit_s: float) -> dict[Any, Any]:
+        if self._broken:
+            raise PolicyError(self._broken)
+        return self._receive("actions", limit_s, message)
+
+    def _receive(self, wanted: str, limit_s: float, message: bytes | None = None) -> dict[Any, Any]:
+        """What the server answers to `message`, or says by itself, within limit_s seconds."""
+        from websockets.exceptions import ConnectionClosed
+
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            # whatever the other thread waits for, sending included
+            with contextlib.suppress(OSError):
+                self._connection.socket.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            if message is not None:
+                self._connection.send(message)
+            answer = self._connection.recv()
+        except ConnectionClosed as error:
+            if late.is_set():
+                self._fail(f"expected {wanted} within {limit_s:g} s, found none")
+            closed = getattr(error, "rcvd", None) or getattr(error, "sent", None)
+            words = f" ({closed.code} {closed.reason!r:.200})" if closed is not None else ""
+            self._fail(f"expected {wanted}, found the end of the connection{words}", error)
+        except OSError as error:
+            self._fail(f"expected {wanted}, found a broken connection ({error})", error)
+        finally:
+            timer.cancel()
+        if isinstance(answer, str):
+            tail = "\n".join(_plain(line, _SHOWN) for line in answer[-_SHOWN:].strip().splitlines())
+            self._fail(f"expected {wanted}, found its error:\n{tail}")
+        try:
+            return unpack(answer)
+        except MessageError as error:
+            self._fail(f"{wanted}: {error}", error)
+
+    def _fail(self, what: str, cause: MMRLError | Exception | None = None) -> NoReturn:
+        """End the connection; its next use fails with the same words."""
+        self._broken = f"{self._who}: {what}"
+        self.close()
+        raise PolicyError(self._broken) from cause
+
+    def close(self) -> None:
+        """Close the connection; may be called more than once."""
+        self._broken = (
+            self._broken or f"{self._who}: expected an open connection, found a closed one"
+        )
+        with contextlib.suppress(OSError):
+            self._stack.close()

@@ -1,0 +1,425 @@
+"""Our policies behind openpi's websocket protocol: robots and simulators that have openpi's client ask them as they ask openpi's.
+
+    mmrl policy-server runs/robot/checkpoints/best --port 8000
+
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy      # in another environment
+    chunk = WebsocketClientPolicy("127.0.0.1", 8000).infer(observation)["actions"]         # (C, A)
+
+One policy answers several clients, one observation after the other, so that an answer does not depend on who else asks.
+Observations have the names of openpi's LIBERO, DROID or ALOHA clients (`LAYOUTS`), whichever a message has. An answer holds
+"actions" float64 (C, A), in the units and with the gripper of the simulator or data set that the policy was trained in, and
+"server_timing". What is wrong with an observation is answered by a text, after which the connection is closed, as openpi's server
+does.
+
+The noise of the n-th answer on a connection has the key (seed, n), so that the same observations have the same answers. Clients of
+mmrl (mmrl.robotics.openpi_client) send their own key, and whether to act greedily.
+
+Beyond this machine a key is needed, sent as `Authorization: Api-Key KEY`; /healthz answers without. Pages of browsers are refused
+(they name an Origin). Messages are read as mmrl.robotics.openpi_messages says; `PolicyLimits` bounds the rest.
+
+Legend: C control steps of a chunk, A action dimensions, S proprioception values, H x W picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import math
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mmrl.errors import MMRLError
+from mmrl.operations.versions import versions
+from mmrl.robotics.acting import ActingPolicy
+from mmrl.robotics.contract import ActionError, Observation
+from mmrl.robotics.openpi_client import EXTRA, PROTOCOL, picture_name
+from mmrl.robotics.openpi_messages import MessageError, need_packages, pack, unpack
+
+__all__ = ["LAYOUTS", "Layout", "PolicyLimits", "PolicyServer", "PolicyService"]
+
+_log = logging.getLogger("mmrl.robotics.openpi_server")
+_WAITING = 64  # connections beyond the clients' that have not said yet what they want
+_PING_S, _PONG_S = 20.0, 60.0
+_INVALID, _INTERNAL, _IDLE = 1007, 1011, 1001  # why a connection is closed (RFC 6455)
+_MOST_KEY = 16
+_HOTTEST = 100.0
+
+
+@dataclass(frozen=True)
+class PolicyLimits:
+    """What a client may make the server hold. message_bytes: one observation; up to three of them wait on a connection. clients:
+    connections. prompt: characters. sides: of a picture, pixels. Times in seconds: open_s until a connection has said what it
+    wants, idle_s without an observation, send_s to take an answer."""
+
+    message_bytes: int = 16 << 20
+    clients: int = 16
+    prompt: int = 2000
+    sides: tuple[int, int] = (8, 4096)
+    open_s: float = 10.0
+    idle_s: float = 3600.0
+    send_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an observation has what a policy sees: names of pictures by camera, and of what makes up the state, one after the
+    other; a name of several words leads through maps."""
+
+    pictures: Mapping[str, tuple[str, ...]]
+    state: tuple[tuple[str, ...], ...]
+
+    def picture(self, camera: str) -> tuple[str, ...]:
+        """The name of a camera's picture."""
+        return self.pictures.get(camera, (picture_name(camera),))
+
+
+LAYOUTS: Mapping[str, Layout] = MappingProxyType(
+    {
+        "libero": Layout({}, (("observation/state",),)),
+        "droid": Layout(
+            {
+                "base": ("observation/exterior_image_1_left",),
+                "wrist": ("observation/wrist_image_left",),
+            },
+            (("observation/joint_position",), ("observation/gripper_position",)),
+        ),
+        "aloha": Layout(
+            {
+                "base": ("images", "cam_high"),
+                "wrist": ("images", "cam_left_wrist"),
+                "right_wrist": ("images", "cam_right_wrist"),
+            },
+            (("state",),),
+        ),
+    }
+)
+"""Names in openpi's src/openpi/policies/{libero,droid,aloha}_policy.py, by our cameras."""
+
+
+def _layout_of(message: Mapping[Any, Any]) -> Layout:
+    if "images" in message:
+        return LAYOUTS["aloha"]
+    known = LAYOUTS["droid"]
+    return known if known.pictures["base"][0] in message else LAYOUTS["libero"]
+
+
+def _found(message: Mapping[Any, Any], name: tuple[str, ...]) -> Any:
+    """What stands under a name. Raises MessageError."""
+    value: Any = message
+    for word in name:
+        if not isinstance(value, dict) or word not in value:
+            names = sorted(map(str, message))
+            raise MessageError(
+                f"expected {'/'.join(name)} in the observation, found {names!r:.300}"
+            )
+        value = value[word]
+    return value
+
+
+def _picture(value: Any, name: str, sides: tuple[int, int]) -> np.ndarray:
+    """uint8 (H, W, 3) of a picture in that shape or (3, H, W), uint8 or float from 0 to 1. Raises MessageError."""
+    if (
+        not isinstance(value, np.ndarray)
+        or value.ndim != 3
+        or 3 not in (value.shape[0], value.shape[-1])
+    ):
+        found = (
+            f"{value.dtype} {value.shape}"
+            if isinstance(value, np.ndarray)
+            else type(value).__name__
+        )
+        raise MessageError(f"expected {name} as a picture (H, W, 3) or (3, H, W), found {found}")
+    if value.shape[-1] != 3:
+        value = value.transpose(1, 2, 0)
+    least, most = sides
+    if not all(least <= n <= most for n in value.shape[:2]):
+        raise MessageError(
+            f"expected {name} with sides from {least} to {most} pixels, found {value.shape[:2]}; resize it, openpi's "
+            "image_tools.resize_with_pad(picture, 224, 224) does"
+        )
+    if value.dtype.kind == "f":
+        if not np.isfinite(value).all() or value.min() < 0 or value.max() > 1:
+            raise MessageError(f"expected {name} as uint8, or as numbers from 0 to 1, found others")
+        value = (255 * value).astype(np.uint8)
+    if value.dtype != np.uint8:
+        raise MessageError(f"expected {name} as uint8, found {value.dtype}")
+    return np.ascontiguousarray(value)
+
+
+def _numbers(value: Any, name: str) -> np.ndarray:
+    """float32 (n,) of numbers. Raises MessageError."""
+    if isinstance(value, (int, float, np.generic, list)):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            value = np.asarray(value, np.float64)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or value.ndim > 1:
+        raise MessageError(f"expected {name} as a row of numbers, found {value!r:.80}")
+    with np.errstate(over="ignore"):
+        found = np.atleast_1d(value).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise MessageError(f"expected {name} as finite numbers, found {value!r:.80}")
+    return found
+
+
+@dataclass
+class PolicyService:
+    """One policy and how it is asked. name: what metadata call it. key: what clients must send, '' for none. temperature: of
+    clients that do not say how to act; 0: greedy. prompt: of observations without one ('' refuses them).
+
+    `metadata` and `answer` are what is sent; the latter raises MMRLError for an observation that it cannot answer.
+    """
+
+    policy: ActingPolicy
+    name: str
+    key: str = ""
+    seed: int = 0
+    temperature: float = 0.0
+    prompt: str = ""
+    limits: PolicyLimits = field(default_factory=PolicyLimits)
+
+    def metadata(self) -> bytes:
+        """What a new connection is told first."""
+        codec, settings = self.policy.codec, self.policy.settings
+        facts = {
+            "chunk": codec.steps,
+            "action_dim": codec.dim,
+            "bins": codec.bins if settings.decode != "flow" else 0,
+            "cameras": list(settings.cameras),
+            "proprio_dim": settings.proprio_dim if settings.proprio else 0,
+        }
+        said = {"protocol": PROTOCOL, "name": self.name, "policy": facts, "versions": versions()}
+        return pack({EXTRA: said})
+
+    def answer(self, message: bytes, number: int) -> bytes:
+        """The answer to the `number`-th observation of a connection, from 0 on."""
+        began = time.monotonic()
+        observation, key, greedy, temperature = self.read(unpack(message), number)
+        output = self.policy.act([observation], [key], greedy=greedy, temperature=temperature)[0]
+        actions = np.asarray(self.policy.actions(output), np.float64)
+        if not np.isfinite(actions).all():
+            raise ActionError(
+                "expected finite actions of the policy, found others; they are not sent"
+            )
+        timing = {"infer_ms": 1000 * (time.monotonic() - began)}
+        return pack({"actions": actions, "server_timing": timing})
+
+    def read(
+        self, message: Mapping[Any, Any], number: int
+    ) -> tuple[Observation, tuple[int, ...], bool, float]:
+        """(observation, key of the noise, whether greedily, temperature) that a message asks for. Raises MessageError."""
+        settings, layout = self.policy.settings, _layout_of(message)
+        images = {}
+        for camera in settings.cameras:
+            name = layout.picture(camera)
+            images[camera] = _picture(_found(message, name), "/".join(name), self.limits.sides)
+        state = np.zeros(0, np.float32)
+        if settings.proprio:
+            names = ["/".join(name) for name in layout.state]
+            parts = [_numbers(_found(message, name), "/".join(name)) for name in layout.state]
+            state = np.concatenate(parts)
+            if len(state) != settings.proprio_dim:
+                raise MessageError(
+                    f"expected {settings.proprio_dim} numbers in {' and '.join(names)}, found {len(state)}; the policy "
+                    "was made for another robot"
+                )
+        prompt = message.get("prompt", self.prompt)
+        if not isinstance(prompt, str) or not 0 < len(prompt) <= self.limits.prompt:
+            found = (
+                f"{len(prompt):,} characters" if isinstance(prompt, str) else type(prompt).__name__
+            )
+            raise MessageError(
+                f"expected prompt as a text of 1 to {self.limits.prompt:,} characters, found {found}"
+            )
+        return Observation(images, state, prompt), *self._how(message.get(EXTRA), number)
+
+    def _how(self, said: Any, number: int) -> tuple[tuple[int, ...], bool, float]:
+        """Key, greedy and temperature: a client's of mmrl, else ours."""
+        if said is None:
+            return (self.seed, number), not self.temperature, self.temperature or 1.0
+        if not isinstance(said, dict):
+            said = {}
+        key, greedy, temperature = (said.get(n) for n in ("key", "greedy", "temperature"))
+        if (
+            not isinstance(key, list)
+            or not 0 < len(key) <= _MOST_KEY
+            or not all(type(k) is int for k in key)
+            or not isinstance(greedy, bool)
+            or not isinstance(temperature, float)
+            or not (math.isfinite(temperature) and 0 < temperature <= _HOTTEST)
+        ):
+            raise MessageError(
+                f"expected {EXTRA} with a key of 1 to {_MOST_KEY} whole numbers, greedy and a temperature above 0 up to "
+                f"{_HOTTEST:g}, found {said!r:.200}"
+            )
+        return tuple(key), greedy, temperature
+
+    def admits(self, given: Sequence[str]) -> bool:
+        """Whether the values of Authorization headers hold the key."""
+        if not self.key:
+            return True
+        wanted = self.key.encode()
+        words = [value.partition(" ") for value in given]
+        return any(
+            kind.lower() in ("api-key", "bearer")
+            and hmac.compare_digest(rest.strip().encode("utf-8", "surrogateescape"), wanted)
+            for kind, _, rest in words
+        )
+
+
+class PolicyServer:
+    """Serves `service` on the bound socket `sock` until `stop`, or a signal where it runs in the main thread. `ready` is called
+    when it listens. Raises MissingExtraError."""
+
+    def __init__(
+        self, service: PolicyService, sock: socket.socket, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        need_packages("policy servers")
+        self.service, self._sock, self._ready = service, sock, ready
+        self._clients: set[Any] = set()
+        self._sockets: set[Any] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event | None = None
+        self._worker = ThreadPoolExecutor(1, "policy")
+
+    def run(self) -> None:
+        """Serve."""
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._worker.shutdown()
+            self._sock.close()
+
+    def stop(self) -> None:
+        """End `run`, from another thread; an answer under way is waited for."""
+        loop, ended = self._loop, self._ended
+        if loop is not None and ended is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(ended.set)
+
+    async def _serve(self) -> None:
+        from websockets.asyncio.server import serve
+
+        limits = self.service.limits
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.add_signal_handler(number, self._ended.set)
+        quiet = logging.getLogger("mmrl.robotics.openpi_server.connections")
+        quiet.addHandler(logging.NullHandler())
+        quiet.propagate = (
+            False  # strangers would fill the log with what is wrong with their requests
+        )
+        async with serve(
+            self._talk,
+            sock=self._sock,
+            origins=[None],
+            compression=None,
+            process_request=self._admit,
+            server_header=None,
+            open_timeout=limits.open_s,
+            ping_interval=_PING_S,
+            ping_timeout=_PONG_S,
+            close_timeout=5.0,
+            max_size=limits.message_bytes,
+            max_queue=1,
+            logger=quiet,
+            create_connection=self._bounded(),
+        ):
+            self._ready()
+            await self._ended.wait()
+
+    def _bounded(self) -> type[Any]:
+        """Connections that are counted from the first byte on."""
+        from websockets.asyncio.server import ServerConnection
+
+        most = self.service.limits.clients + _WAITING
+        sockets, clients = self._sockets, self._clients
+
+        class Bounded(ServerConnection):
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                sockets.add(self)
+                if len(sockets) > most:
+                    transport.abort()
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                sockets.discard(self)
+                clients.discard(self)
+                super().connection_lost(exc)
+
+        return Bounded
+
+    def _admit(self, connection: Any, request: Any) -> Any:
+        """None for a request that may become a websocket, else the answer to it."""
+        if request.path == "/healthz":
+            return connection.respond(HTTPStatus.OK, "OK\n")
+        if not self.service.admits(request.headers.get_all("Authorization")):
+            return connection.respond(
+                HTTPStatus.UNAUTHORIZED,
+                "expected the server's key as Authorization: Api-Key KEY, found none or another one\n",
+            )
+        if len(self._clients) >= self.service.limits.clients:
+            return connection.respond(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"expected at most {self.service.limits.clients} clients at once, found more; come again later\n",
+            )
+        self._clients.add(connection)
+        return None
+
+    async def _talk(self, connection: Any) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError):
+                await self._answers(connection)
+        finally:
+            self._clients.discard(connection)
+
+    async def _answers(self, connection: Any) -> None:
+        """Observations of a client, answered one by one."""
+        limits, number = self.service.limits, 0
+        await asyncio.wait_for(connection.send(self.service.metadata()), limits.send_s)
+        while True:
+            try:
+                message = await asyncio.wait_for(connection.recv(), limits.idle_s)
+            except asyncio.TimeoutError:
+                await connection.close(_IDLE, "no observation for a long time")
+                return
+            answer, code = await self._answer(message, number)
+            await asyncio.wait_for(connection.send(answer), limits.send_s)
+            if code is not None:
+                await connection.close(code, "the frame before says why")
+                return
+            number += 1
+
+    async def _answer(self, message: Any, number: int) -> tuple[bytes | str, int | None]:
+        """The answer, or in words what is wrong, with the code that the connection is closed with."""
+        if isinstance(message, str):
+            return "expected an observation as a binary message, found a text", _INVALID
+        assert self._loop is not None
+        try:
+            answer = await self._loop.run_in_executor(
+                self._worker, self.service.answer, message, number
+            )
+        except MessageError as error:
+            return str(error), _INVALID
+        except MMRLError as error:
+            return str(error), _INTERNAL
+        except Exception as error:
+            _log.exception("the policy failed")
+            return (
+                f"the policy failed ({type(error).__name__}); the server's log says more",
+                _INTERNAL,
+            )
+        return answer, None

@@ -1,0 +1,381 @@
+"""Policies behind openpi's websocket protocol, in our simulators: what is asked, what servers do wrong; commands of both sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+from websockets.server import ServerProtocol
+
+from mmrl.cli.main import app
+from mmrl.errors import ConfigError
+from mmrl.robotics import openpi_client
+from mmrl.robotics.contract import ActionError
+from mmrl.robotics.openpi_client import OpenPIPolicy
+from mmrl.robotics.openpi_messages import pack
+from mmrl.robotics.protocols import resize_with_pad
+from mmrl.robotics.remote import PolicyError
+from tests.robotics.openpi_kit import (
+    CHUNK,
+    NESTED,
+    array,
+    as_openpi,
+    asked,
+    foreign,
+    good,
+    keys,
+    libero,
+    same,
+)
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def test_a_foreign_server_gets_what_openpis_libero_client_sends() -> None:
+    received: list[dict[Any, Any]] = []
+
+    def answer(found: dict[Any, Any], number: int) -> bytes:
+        received.append(found)
+        return good(found, number)
+
+    metadata = pack({"reset_pose": [0.0, 1.0], "arr": np.zeros(3)})
+    seen = libero(2)
+    with foreign(as_openpi(answer, metadata)) as address, OpenPIPolicy(address) as policy:
+        outputs = policy.act(seen, keys(2), greedy=True)
+        said = json.loads(json.dumps(policy.describe()))
+        assert policy.act([], []) == [] and not policy.own_pictures
+    for output in outputs:
+        np.testing.assert_array_equal(policy.actions(output), CHUNK)
+    assert len(received) == 3  # black pictures first, for the length of a chunk
+    assert not received[0]["observation/image"].any()
+    for found, observation in zip(received[1:], seen, strict=True):
+        sent = asked(observation)
+        assert list(found) == list(sent)
+        state = sent.pop("observation/state").astype(np.float32)
+        assert same(found.pop("observation/state"), state) and same(found, sent)
+    assert said["server"] == address and said["name"] == address.removeprefix("ws://")
+    assert (said["chunk"], said["action_dim"], said["cameras"]) == (10, 7, ["base", "wrist"])
+    assert said["proprio_dim"] == 8 and said["details"]["noise"] == "the server's own"
+    assert said["details"]["metadata"]["reset_pose"] == "[0.0, 1.0]"
+
+
+def later(fault: Callable[[], bytes | str]) -> Callable[[Any], None]:
+    """Answers as it should first, then not."""
+    return as_openpi(lambda found, number: good(found, number) if number == 0 else fault())
+
+
+def _nan() -> bytes:
+    chunk = CHUNK.copy()
+    chunk[4, 2] = np.nan
+    return pack({"actions": chunk})
+
+
+def _hang() -> bytes:
+    time.sleep(0.6)
+    return pack({"actions": CHUNK})
+
+
+def _end() -> bytes:
+    raise ConnectionError("gone")
+
+
+FAULTS: dict[str, tuple[Callable[[], bytes | str], type[Exception], str]] = {
+    "error": (
+        lambda: "Traceback (most recent call last):\n\x1b[31mKeyError: 'observation/state'",
+        PolicyError,
+        r"expected actions, found its error:\nTraceback .*\n \[31mKeyError: 'observation/state'",
+    ),
+    "nan": (_nan, ActionError, "found nan for observation 0, step 4, dimension 2"),
+    "hang": (_hang, PolicyError, r"expected actions within 0\.2 s, found none"),
+    "end": (_end, PolicyError, "expected actions, found the end of the connection"),
+    "none": (lambda: pack({"state": 1}), PolicyError, r"found NoneType among \['state'\]"),
+    "list": (lambda: pack({"actions": [1.0]}), PolicyError, r"as numbers .* found list"),
+    "row": (lambda: pack({"actions": np.zeros(7)}), PolicyError, r"found float64 \(7,\)"),
+    "truth": (lambda: pack({"actions": np.ones((2, 7), bool)}), PolicyError, "found bool"),
+    "empty": (lambda: pack({"actions": np.zeros((0, 7))}), PolicyError, r"found float64 \(0, 7\)"),
+    "shorter": (
+        lambda: pack({"actions": CHUNK[:5]}),
+        PolicyError,
+        r"expected actions \(10, 7\), as before, found \(5, 7\)",
+    ),
+    "objects": (lambda: array(dtype="|O"), PolicyError, r"actions: .* found dtype '\|O'"),
+    "garbage": (lambda: b"\xc1\xc1", PolicyError, "expected a MessagePack message"),
+    "nested": (lambda: NESTED, PolicyError, "within one another"),
+    "huge": (lambda: bytes(200_000), PolicyError, "1009"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_does_wrong_is_named_and_left(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    does, error, said = FAULTS[fault]
+    monkeypatch.setattr(openpi_client, "_LARGEST", 100_000)
+    with foreign(later(does)) as address, OpenPIPolicy(address) as policy:
+        policy.act_s = 0.2 if fault == "hang" else 60.0
+        with pytest.raises(error, match=said) as found:
+            policy.act(libero(), keys(1), greedy=True)
+        assert "policy server" in str(found.value) and "\x1b" not in str(found.value)
+        with pytest.raises(PolicyError, match="policy server"):  # and stays so
+            policy.act(libero(), keys(1), greedy=True)
+
+
+def test_one_that_takes_other_observations_is_refused_before_anything_starts() -> None:
+    with (
+        foreign(as_openpi(lambda found, number: "KeyError: 'images'")) as address,
+        pytest.raises(ConfigError, match="found its error:\nKeyError: 'images'"),
+    ):
+        OpenPIPolicy(address)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (pack({"mmrl": {"protocol": 2}}), r"expected protocol 1, found \{'protocol': 2\}"),
+        (pack({"mmrl": {"protocol": 1}}), "expected an object policy in hello, found None"),
+        (
+            pack({"mmrl": {"protocol": 1, "policy": {"chunk": 0}}}),
+            "expected policy.chunk as a whole number of at least 1, found 0",
+        ),
+        (b"\xc1", "its metadata: expected a MessagePack message"),
+    ],
+)
+def test_metadata_that_cannot_be(metadata: bytes, said: str) -> None:
+    with (
+        foreign(as_openpi(good, metadata)) as address,
+        pytest.raises(ConfigError, match=said),
+    ):
+        OpenPIPolicy(address)
+
+
+def test_what_a_server_calls_itself_is_shown_as_plain_text_and_names_nothing() -> None:
+    facts = {"chunk": 10, "action_dim": 7, "cameras": ["base"], "image": {"jpeg": True}}
+    said = {
+        "protocol": 1,
+        "name": "../../x\x1b[2J",
+        "policy": facts,
+        "versions": {"mm\nrl": "\x1b1" * 500},
+    }
+    with (
+        foreign(as_openpi(good, pack({"mmrl": said}))) as address,
+        OpenPIPolicy(address) as policy,
+    ):
+        assert policy.facts.name == address.removeprefix("ws://")
+        assert policy.facts.details["name"] == "../../x [2J" and policy.facts.image is None
+        assert list(policy.facts.versions) == ["mm rl"]
+        assert len(policy.facts.versions["mm rl"]) == 80
+
+
+def test_addresses_that_nothing_answers_at() -> None:
+    for address in ("http://127.0.0.1:1", "127.0.0.1:8000", "ws://", "ws://h:99999", "ws://h/?q=1"):
+        with pytest.raises(ConfigError, match="expected the address of a policy server as ws://"):
+            OpenPIPolicy(address)
+    with pytest.raises(ConfigError, match="without a name and a password"):
+        OpenPIPolicy("ws://me:secret@127.0.0.1:1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"ws://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(
+            ConfigError, match=r"can be reached within 0\.2 s, found none .*refused"
+        ):
+            OpenPIPolicy(address, connect_s=0.2)
+        free.listen()  # and answers nothing
+        with pytest.raises(ConfigError, match=r"a websocket server within 0\.4 s, found none"):
+            OpenPIPolicy(address, connect_s=0.4)
+
+
+@pytest.mark.slow
+def test_metadata_that_never_come() -> None:
+    with (
+        foreign(lambda connection: time.sleep(1.5)) as address,
+        pytest.raises(ConfigError, match=r"expected its metadata within 0\.\d+ s, found none"),
+    ):
+        OpenPIPolicy(address, connect_s=0.7)
+
+
+def _spoken(words: bytes, asked_with: list[bytes]) -> tuple[socket.socket, threading.Thread]:
+    """A listening socket that answers one HTTP request with `words`."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.settimeout(20)
+
+    def answer() -> None:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return
+        with connection:
+            asked_with.append(connection.recv(65536))
+            connection.sendall(words)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return listening, thread
+
+
+def test_a_redirect_is_not_followed_and_the_key_goes_nowhere_else() -> None:
+    other, first = [], []
+    elsewhere, waiting = _spoken(b"", other)
+    port = elsewhere.getsockname()[1]
+    for scheme in ("ws", "http"):
+        words = f"HTTP/1.1 302 Found\r\nLocation: {scheme}://127.0.0.1:{port}/\r\nContent-Length: 0\r\n\r\n"
+        redirecting, thread = _spoken(words.encode(), first)
+        address = f"ws://127.0.0.1:{redirecting.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"found a redirect \(status 302\)"):
+            OpenPIPolicy(address, key="secret", connect_s=10)
+        thread.join(20)
+        redirecting.close()
+    assert all(b"Authorization: Api-Key secret" in words for words in first) and len(first) == 2
+    socket.create_connection(("127.0.0.1", port)).close()
+    waiting.join(20)
+    elsewhere.close()
+    assert other == [b""]
+
+
+def test_no_proxy_of_the_environment_hears_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "ws_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with foreign(as_openpi(good)) as address, OpenPIPolicy(address) as policy:
+        assert policy.facts.chunk == 10
+
+
+@pytest.mark.slow
+def test_a_server_that_reads_nothing_does_not_hold_us_for_ever() -> None:
+    """Sending has the same deadline as the answer."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    done = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        protocol = ServerProtocol(max_size=None)
+        with connection:
+            while not protocol.events_received():
+                protocol.receive_data(connection.recv(65536))
+                events = protocol.events_received()
+                if events:
+                    protocol.send_response(protocol.accept(events[0]))  # type: ignore[arg-type]
+                    break
+            facts = {"chunk": 10, "action_dim": 7, "cameras": ["base", "wrist"]}
+            protocol.send_binary(pack({"mmrl": {"protocol": 1, "policy": facts}}))
+            for data in protocol.data_to_send():
+                connection.sendall(data)
+            done.wait(30)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        address = f"ws://127.0.0.1:{listening.getsockname()[1]}"
+        with OpenPIPolicy(address, act_s=0.7) as policy:
+            began = time.monotonic()
+            with pytest.raises(PolicyError, match=r"expected actions within 0\.7 s, found none"):
+                policy.act(libero(side=2000), keys(1))  # 24 MB: more than sockets hold
+            assert time.monotonic() - began < 10
+    finally:
+        done.set()
+        thread.join(30)
+        listening.close()
+
+
+def test_a_protocols_pictures_are_the_ones_that_are_sent() -> None:
+    """--protocol openpi pads pictures to 224 as openpi's image_tools does (compared in scripts/check_openpi.py)."""
+    from mmrl.robotics.protocols import protocol_of
+
+    shown = libero(1, side=256)[0].images["base"]
+    rules = protocol_of("openpi")
+    assert same(rules.picture(shown, rotated=True), resize_with_pad(shown, 224))
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmrl.errors import MissingExtraError
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"expected the package msgpack .*\[openpi\]"):
+        OpenPIPolicy("ws://127.0.0.1:1")
+
+
+# the commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runs/x", "--suite", "tiny_reach"], "either a checkpoint or --policy-server, found both"),
+        (["--task", "grounding"], "expected --suite with --policy-server"),
+        (["--policy-command", "x", "--suite", "tiny_reach"], "--policy-server, found both"),
+        (["--suite", "tiny_reech"], "Did you mean 'tiny_reach'?"),
+    ],
+)
+def test_eval_says_what_does_not_go_with_a_policy_server(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["eval", "--policy-server", "ws://127.0.0.1:1", *arguments])
+    assert isinstance(done.exception, ConfigError) and said in str(done.exception)
+
+
+def test_commands_say_which_checkpoints_they_serve(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    acting = str(REPO / "assets" / "tiny_vla")
+    for arguments, said in (
+        (["serve", acting], f"mmrl policy-server {acting} serves it"),
+        (["policy-server", str(tmp_path / "text")], "mmrl serve"),
+        (["policy-server", acting, "--host", "0.0.0.0"], "whoever reaches it could use the policy"),
+    ):
+        done = CliRunner().invoke(app, arguments, env={"MMRL_API_KEY": ""})
+        assert isinstance(done.exception, ConfigError) and said in str(done.exception)
+
+
+@pytest.mark.slow
+def test_an_evaluation_over_the_protocol_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """mmrl policy-server and mmrl eval --policy-server against mmrl eval CHECKPOINT: the same episodes."""
+    checkpoint = REPO / "assets" / "tiny_vla"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mmrl.cli.main", "policy-server", str(checkpoint), "--port", "0"],
+        cwd=REPO,
+        env={**os.environ, "MMRL_API_KEY": "of the test", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        lines = iter(server.stdout.readline, "")
+        line = next(one for one in lines if one.startswith("policy server at ws://"))
+        address = line.split()[3]
+        wide = ["env.options={tolerance: 0.6}"]  # an easy task
+        common = [*wide, "env.slots=1", "env.workers=1", "threads=1", "--suite", "tiny_reach"]
+        limit = ["--limit", "4", "--samples", "1"]
+        for name, who in (
+            ("far", ["--policy-server", address, "--policy-key", "of the test"]),
+            ("near", [str(checkpoint)]),
+        ):
+            asked_for = ["eval", *who, *common, *limit, "--out", str(tmp_path / name)]
+            done = CliRunner().invoke(app, asked_for, catch_exceptions=False)
+            assert done.exit_code == 0, done.output
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0 and "stopped" in list(lines)[-1]
+    finally:
+        server.kill()
+        server.wait(30)
+    rows, results = {}, {}
+    for name in ("far", "near"):
+        folder = tmp_path / name / "tiny_reach"
+        text = (folder / "predictions.jsonl").read_text(encoding="utf-8")
+        rows[name] = [json.loads(one) for one in text.splitlines()]
+        results[name] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    measured = ("id", "mode", "seed", "stop", "score")
+    for far, near in zip(rows["far"], rows["near"], strict=True):
+        assert {k: far[k] for k in measured} == {k: near[k] for k in measured}
+    assert len(rows["far"]) == 8 and results["far"]["greedy"] == results["near"]["greedy"]
+    assert results["far"]["greedy"]["success_once"]["mean"] > 0
+    assert results["far"]["sampled"] == results["near"]["sampled"]
+    policy = results["far"]["protocol"]["policy"]
+    assert policy["server"] == address and policy["details"]["name"] == str(checkpoint)
