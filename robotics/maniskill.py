@@ -81,7 +81,8 @@ class ManiSkillOptions:
     always runs to the horizon. render_backend: auto, cpu, gpu, cuda:1, a PCI address, or none (no pictures, no Vulkan); auto
     reads MMRL_MANISKILL_RENDER, then takes an NVIDIA GPU where Vulkan has one. show_goal: draw goal markers that ManiSkill
     hides from its cameras (without them the goal of PickCube-v1 cannot be seen). camera_eye, camera_target (m, world
-    frame), camera_fov (rad): another view for 'base'.
+    frame), camera_fov (rad): another view for 'base'. instruction: what to do, in words; empty: the environment's own
+    (get_language_instruction), or those of the task's name.
     """
 
     control_mode: str = "pd_ee_delta_pose"
@@ -192,7 +193,7 @@ class ManiSkillSimulator(Simulator):
         return Observation(
             self._pictures(),
             self._proprio(),
-            self.options.instruction or instruction_of(self.spec.task),
+            self.options.instruction or self._said() or instruction_of(self.spec.task),
         )
 
     def close(self) -> None:
@@ -284,6 +285,14 @@ class ManiSkillSimulator(Simulator):
         for name in self._sensors.values():
             env.scene.sensors[name].capture()
         return {camera: _picture(env.scene.sensors[name]) for camera, name in self._sensors.items()}
+
+    def _said(self) -> str:
+        """The episode's instruction in the environment's own words; "" where it has none (ManiSkill's bridge tasks have one)."""
+        say = getattr(self.env, "get_language_instruction", None)
+        if say is None:
+            return ""
+        words = say()
+        return str(words if isinstance(words, str) else words[0])
 
     def _proprio(self) -> np.ndarray:
         agent = self.env.agent

@@ -72,7 +72,12 @@ def prompts(
     data = bench.ROOT / "runs" / "demo_data"
     make_data(data)
     with tempfile.TemporaryDirectory(prefix="mmrl-decoupled-") as folder:
-        wave = "schedule.wave=1" if system != "serial" else "schedule.wave=null"
+        # sleep is the same in any wave, real generation is quicker in a large one
+        wave = (
+            f"schedule.wave={1 if ratio else _GROUPS}"
+            if system != "serial"
+            else "schedule.wave=null"
+        )
         quiet = (f"dir={folder}", "data.eval=[]", "eval.every=0", "train.save_every=0", wave)
         size = (f"train.prompts_per_step={_GROUPS}", f"train.steps={steps}")
         config = load_config(
@@ -117,7 +122,7 @@ def maniskill(
     from scripts._costed import QUIET, CostedRollouts, Costs
 
     infer, train = (seconds * r / sum(ratio) for r in ratio)
-    costs = Costs(0.0, infer, train, groups=_GROUPS, members=4, decisions=2, slots=8, workers=1)
+    costs = Costs(0.0, infer, train, groups=_GROUPS, members=2, decisions=2, slots=8, workers=1)
     stages = "schedule.stages=2" if system != "serial" else "schedule.stages=1"
     with tempfile.TemporaryDirectory(prefix="mmrl-decoupled-") as folder:
         size = (

@@ -40,12 +40,12 @@ def base_of(checkpoint: Path, *overrides: str) -> EmbodiedConfig:
 
 
 OVER_RLINF = {
-    "max_steps": ("env.horizon=50", "env.horizon 50 instead of 240"),
+    "max_steps": ("env.horizon=50", "env.horizon 50 instead of 512"),
     "trials": ("eval_states=5", "5 trials instead of 50"),
     "wait_steps": ("env.options.wait_steps=3", "env.options.wait_steps 3 instead of 15"),
     "wait_gripper": (
         "env.options.settle_gripper=1.0",
-        "env.options.settle_gripper 1.0 instead of -1.0",
+        "env.options.settle_gripper 1.0 instead of 0.0",
     ),
     "seed": ("seed=5", "seed 5 instead of 0"),
     "env_seed": ("env.options.env_seed=9", "env.options.env_seed 9 instead of 0"),

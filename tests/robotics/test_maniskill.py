@@ -379,6 +379,34 @@ def test_a_task_without_an_expert_and_a_mode_without_one_say_so(blind: ManiSkill
         make(control_mode="pd_joint_delta_pos", **BLIND).expert(np.random.default_rng(0))
 
 
+@real
+def test_an_environment_that_says_what_to_do_is_heard() -> None:
+    """As ManiSkill's bridge tasks do: a list with the words of each environment, drawn with the episode."""
+    from mani_skill.envs.tasks import PushCubeEnv
+    from mani_skill.utils.registration import REGISTERED_ENVS, register_env
+
+    class Says(PushCubeEnv):  # type: ignore[misc]
+        def get_language_instruction(self, **_: Any) -> list[str]:
+            left = bool(self.obj.pose.p[0, 1] > 0)
+            return [f"push the {'left' if left else 'right'} cube"] * self.num_envs
+
+    register_env("SaysCube-v1", max_episode_steps=50)(Says)
+    try:
+        simulator = make("SaysCube-v1", **BLIND)
+        heard = set()
+        for state in STATES:
+            simulator.reset(state)
+            heard.add(simulator.observe().instruction)
+        assert heard == {"push the left cube", "push the right cube"}
+        simulator.close()
+        told = make("SaysCube-v1", **BLIND, instruction="go")
+        told.reset(STATES[0])
+        assert told.observe().instruction == "go"
+        told.close()
+    finally:
+        REGISTERED_ENVS.pop("SaysCube-v1", None)
+
+
 # --- pictures ------------------------------------------------------------------------------------------------------
 
 
