@@ -45,8 +45,8 @@ class DataError(MMRLError, ValueError):
 
 
 class MediaError(MMRLError, ValueError):
-    """A picture or clip cannot be read; `kind` classifies it: missing, empty, truncated, corrupt, unsupported,
-    no_video, too_short, too_large."""
+    """A picture, clip or sound cannot be read; `kind` classifies it: missing, empty, truncated, corrupt, unsupported,
+    no_video, no_audio, too_short, too_long, too_large."""
 
     def __init__(self, message: str, *, kind: str, path: str = "") -> None:
         super().__init__(message)

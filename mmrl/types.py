@@ -16,6 +16,7 @@ from typing import Any
 from mmrl.coords import CoordFrame
 
 __all__ = [
+    "AudioSize",
     "ImageSize",
     "RewardContext",
     "Rollout",
@@ -40,8 +41,8 @@ class StopReason(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Sample:
-    """One question. Media are references (paths; a video may also be a folder of frames); tensors live in the policy's
-    encoder or the cache. Times are seconds from the beginning of the shown part of a video.
+    """One question. Media are references (paths; a video may also be a folder of frames, an audio file also a clip whose sound is
+    meant); tensors live in the policy's encoder or the cache. Times are seconds from the beginning of the shown part of a video.
 
     `answer` is the task's own ground truth (grounding: one [x1, y1, x2, y2] box in pixels of the original image).
     `params` are per-sample settings of the task or its rewards (thresholds, weights, image width and height).
@@ -55,6 +56,7 @@ class Sample:
     images: tuple[str, ...] = ()
     videos: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
+    audios: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         vars(self)["params"] = dict(self.params)
@@ -80,6 +82,13 @@ class VideoSize:
 
 
 @dataclass(frozen=True)
+class AudioSize:
+    """How long a sound is, in seconds."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True)
 class RewardContext:
     """What a reward may know beside text and truth: progress, coordinate frame, sizes of media, how the text ended.
 
@@ -94,10 +103,11 @@ class RewardContext:
     num_tokens: int = 0
     max_tokens: int = 0
     videos: tuple[VideoSize, ...] = ()
+    audios: tuple[AudioSize, ...] = ()
 
     def in_frame(self, frame: CoordFrame) -> RewardContext:
         """The same with another coordinate frame."""
-        # per completion: setting eight fields of a frozen class one by one takes three times as long
+        # per completion: setting nine fields of a frozen class one by one takes three times as long
         other = object.__new__(type(self))
         vars(other).update(vars(self), frame=frame)
         return other

@@ -28,10 +28,11 @@ One record per family (`mmrl/policy/families/`) holds all that mmrl must know of
 | logp | a group packed behind one prompt with transformers' forward of separate rows, at most 1e-5 apart; another picture counts |
 | gradient | gradients of all weights, packed and separate, at most 1e-5 of their norm apart |
 | video | as prompt and logp, behind a clip |
+| audio | as prompt, logp, gradient, rollout and features, behind two sounds and a picture |
 | turns | as logp, two turns with a picture in each |
 | rollout | greedy answers with those of transformers' `generate`, their log-probs with the trainer's |
 | features | cached features of a frozen tower with the pixels' way; each picture is encoded once |
-| freeze | vision, projector or language frozen alone: nothing of it has a gradient, the others have |
+| freeze | vision, projector, language or audio frozen alone: nothing of it has a gradient, the others have |
 | lora | an adapter after two steps, merged and saved, in transformers |
 | save | after a step, read by transformers: every tensor bit for bit |
 | memory | estimated bytes of weights and gradients with those held |
@@ -54,8 +55,9 @@ seed. With rewards shuffled within each group, everything else equal, the policy
 _OWN = """## Add a family
 
 1. A record in `mmrl/policy/families/`: a subclass of `GridFamily`, `TileFamily` or `ModelFamily`, whose members say what to
-   tell. Pictures and clips are read by a reader (`video/pictures.py`, `video/clips.py`), an existing one or your own. The frame
-   is what the family's checkpoints were trained to write, with the source; `None` where none says so.
+   tell. Pictures, clips and sounds are read by a reader (`video/pictures.py`, `video/clips.py`, `video/audio.py`), an existing
+   one or your own. A model whose towers lie beside its text model says so in `body` and `forward`. The frame is what the
+   family's checkpoints were trained to write, with the source; `None` where none says so.
 2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
    `mmrl.families`.
 3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.
@@ -92,8 +94,10 @@ def page(cells: Sequence[Mapping[str, str]]) -> str:
         frame = "set model.frame" if family.frame is None else family.frame.value
         lines.append(f"| {family.name} | {frame} | {family.source} |")
     lines += ["", "What is not plainly ok, and why:", ""]
+    deaf = [f.name for f in BUILT_IN if f.no_audio]
+    lines.append(f"- audio: refused by those that do not hear: {', '.join(deaf)}.")
     for c in cells:
-        if c["verdict"] != "ok":
+        if c["verdict"] != "ok" and (c["check"] != "audio" or c["family"] not in deaf):
             lines.append(f"- {c['family']}, {c['check']}: {c['verdict']}. {c['found']}.")
     return _HEAD + "\n".join(lines) + "\n\n" + learning() + _OWN
 

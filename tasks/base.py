@@ -389,9 +389,15 @@ class AnswerTask(ReadingTask):
         return truth
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
-        """[system, if the template has one], then the user's turn: videos, pictures, then the text."""
-        content: list[dict[str, Any]] = [{"type": "video"} for _ in sample.videos] + [
-            {"type": "image"} for _ in sample.images
+        """[system, if the template has one], then the user's turn: videos, pictures, sounds, then the text."""
+        content: list[dict[str, Any]] = [
+            {"type": kind}
+            for kind, media in (
+                ("video", sample.videos),
+                ("image", sample.images),
+                ("audio", sample.audios),
+            )
+            for _ in media
         ]
         template = template if self.frame is None else replace(template, frame=self.frame)
         text = self.fill_prompt(self.prompt, sample, template)

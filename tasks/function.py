@@ -57,9 +57,15 @@ class FunctionTask(Task):
         return found.samples
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
-        """[system, if the template has one], then videos, pictures and the text."""
-        media = [{"type": "video"} for _ in sample.videos] + [
-            {"type": "image"} for _ in sample.images
+        """[system, if the template has one], then videos, pictures, sounds and the text."""
+        media = [
+            {"type": kind}
+            for kind, media in (
+                ("video", sample.videos),
+                ("image", sample.images),
+                ("audio", sample.audios),
+            )
+            for _ in media
         ]
         text = self.params["prompt"].replace("{question}", sample.question)
         user = {"role": "user", "content": [*media, {"type": "text", "text": text}]}

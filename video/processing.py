@@ -1,4 +1,4 @@
-"""What a processor makes of pictures and clips: patches packed as bytes and what is known of them; nothing is kept.
+"""What a processor makes of pictures, clips and sounds: patches packed as bytes and what is known of them; nothing is kept.
 
     Processing(processor).cost("video", "clip.mp4")          # (pixels to decode, tokens to come), from the header alone
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError, MediaError
+from mmrl.video.audio import AudioReader, SoundCodec, read_audio
 from mmrl.video.clips import ClipReader, GridClips
 from mmrl.video.decode import measure, read_clip
 from mmrl.video.media import Orientation, image_size, open_image
@@ -70,8 +71,9 @@ def pixel_digest(tensor: torch.Tensor) -> str:
 
 class Processing:
     """The picture and video parts of one processor with their options; `image_options` are those of its pictures' call, and
-    `reader` makes it, `clips` that of its clips (None: those of a processor that cuts patches). `no_clips`: why clips are refused,
-    "" where they are not."""
+    `reader` makes it, `clips` that of its clips (None: those of a processor that cuts patches), `ears` that of its sounds.
+    `no_clips` and `no_audio`: why clips and sounds are refused, "" where they are not. `max_seconds`: the longest sound that is
+    read (None: what its processor takes)."""
 
     def __init__(
         self,
@@ -81,12 +83,16 @@ class Processing:
         reader: PictureReader | None = None,
         no_clips: str = "",
         clips: ClipReader | None = None,
+        ears: AudioReader | None = None,
+        no_audio: str = "",
+        max_seconds: float | None = None,
     ) -> None:
+        self.ears, self.no_audio, self.max_seconds = ears, no_audio, max_seconds
         self.processor, self.settings = processor, settings or VideoSettings()
         self.image_options = dict(image_options or {})
         self.reader = reader or GridReader(processor.image_processor)
         self.no_clips, self.own_clips = no_clips, clips
-        self._codecs: dict[str, ByteCodec] = {}
+        self._codecs: dict[str, ByteCodec | SoundCodec] = {}
         self._prints: dict[str, str] = {}
         self._check_bounds()
 
@@ -101,11 +107,23 @@ class Processing:
         """How clips are read."""
         return self.own_clips or GridClips(self.processor.video_processor)
 
+    @property
+    def hears(self) -> AudioReader:
+        """How sounds are read. Raises ConfigError where they are refused."""
+        if self.ears is None:
+            why = self.no_audio or "this cache was made for pictures and clips"
+            raise ConfigError(f"expected pictures and clips alone, found a sound: {why}")
+        return self.ears
+
     def _part(self, kind: str) -> Any:
+        if kind == "audio":
+            return self.hears.part
         return self.processor.image_processor if kind == "image" else self.processor.video_processor
 
-    def codec(self, kind: str) -> ByteCodec:
-        """The byte codec of 'image' or 'video'."""
+    def codec(self, kind: str) -> Any:
+        """The codec of 'image' or 'video' (ByteCodec) or 'audio' (SoundCodec)."""
+        if kind not in self._codecs and kind == "audio":
+            self._codecs[kind] = SoundCodec(self.hears)
         if kind not in self._codecs:
             part = self._part(kind)
             layout, normalise = self.reader.layout, self.reader.normalise
@@ -143,6 +161,28 @@ class Processing:
             "orig_wh": list(picture.size),
             "resized_wh": list(resized_wh),
             "digest": pixel_digest(packed),
+        }
+
+    @property
+    def most_seconds(self) -> float:
+        """The longest sound that is read."""
+        most = self.hears.most_seconds
+        return most if self.max_seconds is None else min(most, self.max_seconds)
+
+    def _build_audio(self, path: str) -> Built:
+        ears = self.hears
+        samples_N = read_audio(path, rate=ears.rate, max_seconds=self.most_seconds)
+        try:
+            frames_nD = ears.read(samples_N)
+        except MediaError as err:
+            raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
+        return {"pixels": frames_nD}, {
+            "kind": "audio",
+            "grid_thw": [len(frames_nD), 1, 1],
+            "orig_wh": [0, 0],
+            "resized_wh": [0, 0],
+            "duration_s": len(samples_N) / ears.rate,
+            "digest": pixel_digest(frames_nD),
         }
 
     def _build_video(self, path: str, sampling: FrameSampling) -> Built:

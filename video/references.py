@@ -1,4 +1,4 @@
-"""What prompts hold instead of pixels: references to pictures and clips, and what a vision tower made of them.
+"""What prompts hold instead of pixels: references to pictures, clips and sounds, and what a vision tower made of them.
 
 python -c "from mmrl.video.references import VideoSettings; print(VideoSettings().bounds(28))"
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.types import ImageSize, VideoSize
+from mmrl.types import AudioSize, ImageSize, VideoSize
 from mmrl.video.media import Orientation
 from mmrl.video.sampling import FrameSampling
 
@@ -52,13 +52,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Visual:
-    """A picture or clip as prompts hold it; picklable, without tensors.
+    """A picture, clip or sound as prompts hold it; picklable, without tensors.
 
-    grid_thw counts patches, `tokens` those the language model sees; `content` is the hash of the file, `digest` that of the
-    unchanged pixels.
+    grid_thw counts patches (of a sound: frames, 1, 1), `tokens` those the language model sees; `content` is the hash of the
+    file, `digest` that of the unchanged pixels.
     """
 
-    kind: str  # image or video
+    kind: str  # image, video or audio
     path: str
     key: str
     content: str
@@ -76,8 +76,10 @@ class Visual:
     orientation: Orientation = "displayed"  # of a picture, see mmrl.video.media
 
     @property
-    def size(self) -> ImageSize | VideoSize:
+    def size(self) -> ImageSize | VideoSize | AudioSize:
         """What rewards may know of it."""
+        if self.kind == "audio":
+            return AudioSize(self.duration_s)
         if self.kind == "image":
             return ImageSize(self.orig_wh, self.resized_wh)
         return VideoSize(self.orig_wh, self.resized_wh, self.duration_s, self.timestamps_s)

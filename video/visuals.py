@@ -1,9 +1,9 @@
-"""See once: every picture and clip is decoded once, processed once and, with a frozen vision tower, encoded once.
+"""See once: every picture, clip and sound is decoded once, processed once and, with a frozen vision tower, encoded once.
 
     visuals = VisualCache(processor, store=TensorStore("runs/cache"))
     seen = visuals.video("clip.mp4")          # a reference: grid, sizes, times, digest; no pixels
     visuals.pixels(seen)                      # float32 (n, D), exactly what the processor made
-    visuals.features(seen, tower)             # what the vision tower made of them
+    visuals.features(seen, tower)             # what the vision tower (of sounds: the audio tower) made of them
 
 Level 1 holds processed pixels as bytes, level 2 the tower's features; both are kept in memory (bounded) and, with a store,
 on disk. Prompts carry references only. A reference knows the digest of its pixels: other pixels are an error.
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import CacheError, MediaError, MismatchError
+from mmrl.video.audio import AudioReader, probe_audio, too_long
 from mmrl.video.clips import ClipReader
 from mmrl.video.decode import read_clip
 from mmrl.video.media import Orientation, open_image
@@ -77,7 +78,7 @@ def _reordered(features: Features, order: Sequence[int]) -> Features:
 
 
 class VisualCache(Processing):
-    """Pictures and clips of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
+    """Pictures, clips and sounds of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
 
     def __init__(
         self,
@@ -92,8 +93,21 @@ class VisualCache(Processing):
         reader: PictureReader | None = None,
         no_clips: str = "",
         clips: ClipReader | None = None,
+        ears: AudioReader | None = None,
+        no_audio: str = "",
+        max_seconds: float | None = None,
     ) -> None:
-        super().__init__(processor, image_options, settings, reader, no_clips, clips)
+        super().__init__(
+            processor,
+            image_options,
+            settings,
+            reader,
+            no_clips,
+            clips,
+            ears,
+            no_audio,
+            max_seconds,
+        )
         self.store, self.keep_features = store, keep_features
         # told of every file that was read: path, digest of its bytes
         self.witness: Callable[[str, str], None] | None = None
@@ -146,6 +160,16 @@ class VisualCache(Processing):
         """The clip at `path`, sampled as configured with `overrides` of FrameSampling. Raises MediaError, ConfigError."""
         return self._reference("video", path, self.sample(overrides))
 
+    def audio(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
+        """The sound at `path`; there are no `overrides`. Raises MediaError, and ConfigError where the model does not hear."""
+        self.hears  # noqa: B018 - says why it does not
+        return self._reference("audio", path, None)
+
+    def refer(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
+        """`image`, `video` or `audio`, by `kind`."""
+        made: Visual = getattr(self, kind)(path, overrides)
+        return made
+
     def _key(
         self,
         kind: str,
@@ -162,6 +186,8 @@ class VisualCache(Processing):
             "schema": SCHEMA,
             **turn,
         }
+        if kind == "audio":
+            return make_key(**part)
         if sampling is None:
             return make_key(**part, options=json.dumps(self.image_options, sort_keys=True))
         layout = self.codec(kind).layout
@@ -177,7 +203,9 @@ class VisualCache(Processing):
         sampling: FrameSampling | None,
         orientation: Orientation = "displayed",
     ) -> Visual:
-        if sampling is None and not os.path.isfile(path):  # said by the reader, with its fix
+        if kind == "audio" and not os.path.isfile(path):  # said by the reader, with its fix
+            probe_audio(path)
+        elif sampling is None and not os.path.isfile(path):
             open_image(path)
         elif sampling is not None and not os.path.exists(path):
             read_clip(path, sampling)
@@ -190,6 +218,9 @@ class VisualCache(Processing):
             except CacheError as err:  # edited while it was read: once more, as what it is now
                 if attempt == 2:
                     raise MediaError(f"{path}: {err}", kind="corrupt", path=path) from err
+        if kind == "audio" and (seconds := meta["duration_s"]) > self.most_seconds:
+            # kept by a run that had a higher limit
+            raise too_long(path, f"{seconds:.1f} s", self.most_seconds)
         if self.witness is not None:
             self.witness(path, content)
         t, h, w = meta["grid_thw"]
@@ -229,6 +260,8 @@ class VisualCache(Processing):
 
         def build() -> Built:
             self.stats.built += 1
+            if kind == "audio":
+                return self._build_audio(path)
             return (
                 self._build_image(path, orientation)
                 if sampling is None

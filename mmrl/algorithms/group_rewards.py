@@ -26,7 +26,7 @@ from mmrl.config import DataSource, RunConfig
 from mmrl.data.demonstrations import on_policy
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.task import Task
-from mmrl.types import ImageSize, Rollout, RolloutGroup, Score, VideoSize
+from mmrl.types import AudioSize, ImageSize, Rollout, RolloutGroup, Score, VideoSize
 from mmrl.workers.scoring import is_reward_failure
 
 __all__ = [
@@ -152,10 +152,17 @@ def training_parts(
 
 
 def score_origin(
-    source: DataSource, images: Sequence[ImageSize], videos: Sequence[VideoSize] = ()
+    source: DataSource,
+    images: Sequence[ImageSize],
+    videos: Sequence[VideoSize] = (),
+    audios: Sequence[AudioSize] = (),
 ) -> dict[str, Any]:
     """What a logged completion needs beside sample and text to be scored again: configured task and sizes of media."""
-    sizes = {"video_sizes": [dataclasses.asdict(size) for size in videos]} if videos else {}
+    sizes = {
+        name: [dataclasses.asdict(size) for size in media]
+        for name, media in (("video_sizes", videos), ("audio_sizes", audios))
+        if media
+    }
     return {
         "task_spec": source.task,
         "task_params": dict(source.params),

@@ -184,10 +184,9 @@ class _Builder:
     def _features(self, media: Media) -> None:
         policy, visuals = self.policy, self.visuals
         assert policy is not None
-        tower = policy.tower()
+        tower = policy.tower(media.kind)
         assert tower is not None, "nothing is trained here"
-        refer = visuals.image if media.kind == "image" else visuals.video
-        visual = refer(media.path, media.overrides)
+        visual = visuals.refer(media.kind, media.path, media.overrides)
         before = visuals.stats.encoded
         visuals.features([visual], tower, policy.device)
         self.features["built" if visuals.stats.encoded > before else "present"] += 1

@@ -387,12 +387,9 @@ def _encoder(policy: Policy, config: RunConfig) -> Any:
     """The policy's encoder with the pixel budget and the longest prompt of `config`."""
     from mmrl.policy.loading import build_encoder
 
-    model = (
-        policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
-    )
     return build_encoder(
         policy.processor,
-        model.model,
+        policy.body,
         policy.template,
         config.data,
         config.model.max_prompt_tokens,

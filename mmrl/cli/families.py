@@ -22,6 +22,8 @@ def list_command() -> None:
     for family in families().values():
         frame = "set model.frame" if family.frame is None else family.frame.value
         typer.echo(f"{family.name:14s} model_type {', '.join(family.model_types)}; frame {frame}")
+        if not family.no_audio:
+            typer.echo(f"{'':14s} hears: samples may have audio files")
         for what, reason in family.refused.items():
             typer.echo(f"{'':14s} {what}: {reason}")
 

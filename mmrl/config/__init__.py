@@ -32,6 +32,7 @@ from mmrl.config.algorithm import (
     ReplayConfig,
 )
 from mmrl.config.data import (
+    AudioConfig,
     CacheConfig,
     CurriculumStage,
     DataConfig,
@@ -64,6 +65,7 @@ from mmrl.config.training import (
 )
 
 __all__ = [
+    "AudioConfig",
     "ADVANTAGE_SCALES",
     "GAE",
     "GSPO",

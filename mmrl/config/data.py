@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from mmrl.config.section import Section
 
 __all__ = [
+    "AudioConfig",
     "CacheConfig",
     "CurriculumStage",
     "DataConfig",
@@ -199,13 +200,22 @@ class VideoConfig(_Section):
     """Library that decodes; auto: PyAV."""
 
 
+class AudioConfig(_Section):
+    """How audio files are read (video/audio.py), by families that hear (`mmrl families list`)."""
+
+    max_seconds: float | None = Field(None, gt=0)
+    """The longest sound that is read; a longer one is refused before it is decoded, never cut. null: the longest that the model's
+    processor takes (Qwen2.5-Omni: 300)."""
+
+
 class CacheConfig(_Section):
     """The cache of visual tensors on disk (video/store.py); without a folder it works in memory, within prompt_cache_gib."""
 
     dir: str | None = None
     """Folder, may be shared by runs and machines; null: memory only."""
     features: bool = True
-    """Also keep what a frozen vision tower (model.freeze: [vision, projector]) made of the pixels."""
+    """Also keep what a frozen vision tower (model.freeze: [vision, projector]) made of the pixels, and a frozen audio tower
+    (model.freeze: [audio]) of the sounds."""
     limit_gib: float | None = Field(None, gt=0)
     """Least recently used entries beyond it are removed; null: no limit."""
     verify: Literal["first", "always", "never"] = "first"
@@ -233,6 +243,7 @@ class DataConfig(_Section):
     """Most pixels of a picture after the processor's resize; null: the processor's own."""
     image: ImageConfig = ImageConfig()
     video: VideoConfig = VideoConfig()
+    audio: AudioConfig = AudioConfig()
     cache: CacheConfig = CacheConfig()
     workers: int = Field(0, ge=0)
     """Processes that prepare media ahead of time (mmrl/workers/prefetch.py); they need cache.dir."""

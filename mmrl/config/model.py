@@ -61,7 +61,7 @@ class ModelConfig(_Section):
     system: str | None = None
     """System message; '' for none; null: that of the model's family."""
     freeze: list[str] = []
-    """Parts whose weights stay as they are: vision, projector, language."""
+    """Parts whose weights stay as they are: vision, projector, language, and audio of a model that hears."""
     lora: LoraSettings | None = None
     """Train a LoRA adapter instead of the model's own weights; null: full fine-tuning."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"

@@ -38,6 +38,8 @@ _KEYS = (
     "images",
     "video",
     "videos",
+    "audio",
+    "audios",
     "frame",
     "source",
     "params",
@@ -130,7 +132,7 @@ def _row(row: Any, number: int, folder: Path) -> dict[str, Any]:
                 if several
                 else _picture(found[key], folder)
             )
-    for key in ("video", "videos"):
+    for key in ("video", "videos", "audio", "audios"):
         if key in found:
             several = not isinstance(found[key], (str, os.PathLike))
             found[key] = (

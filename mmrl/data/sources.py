@@ -205,6 +205,7 @@ def _digest(samples: Sequence[Sample]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for x in samples:
         row = (x.id, x.task, x.source, x.question, x.answer, x.images, x.videos, dict(x.params))
+        row += (x.audios,) if x.audios else ()
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
     return f"{len(samples)} samples, rows {digest.hexdigest()}"
 

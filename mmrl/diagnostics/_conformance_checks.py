@@ -204,10 +204,14 @@ def _messages(bench: Bench) -> Iterator[str]:
         items = [
             item for m in messages if not isinstance(m["content"], str) for item in m["content"]
         ]
-        for kind, media in (("image", sample.images), ("video", sample.videos)):
+        for kind, media in (
+            ("image", sample.images),
+            ("video", sample.videos),
+            ("audio", sample.audios),
+        ):
             found = sum(item["type"] == kind for item in items)
             if found != len(media):
-                yield f"sample {sample.id}: {found} {kind} items for {len(media)} {'pictures' if kind == 'image' else 'videos'}"
+                yield f"sample {sample.id}: {found} {kind} items for {len(media)} {'pictures' if kind == 'image' else f'{kind}s'}"
         if not messages or messages[-1]["role"] != "user":
             yield f"sample {sample.id}: the last message is not the user's"
         if messages != bench.task.messages(sample, Template(base.name, frame, base.system)):
@@ -369,7 +373,7 @@ def _logging(bench: Bench) -> Iterator[str]:
             yield f"sample {sample.id}: {error}"
             continue
         logged = Sample(
-            **{**values, "images": tuple(values["images"]), "videos": tuple(values["videos"])}
+            **{**values, **{k: tuple(values[k]) for k in ("images", "videos", "audios")}}
         )
         ctx = bench.context(sizes)
         text = bench.task.gold(sample, ctx)

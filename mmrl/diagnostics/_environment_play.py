@@ -118,8 +118,9 @@ class Stage:
     def __init__(self, encoder: Encoder) -> None:
         self.encoder, self.template = encoder, encoder.template
 
-    def tower(self) -> None:
-        """No weights, no features."""
+    def pin(self, visuals: Sequence[Any]) -> None:
+        """Keep their pixels: no weights, no features."""
+        self.encoder.visuals.pin(visuals)
 
     def turn(self, text: str) -> Turn:
         """`text` as a policy's whole turn."""

@@ -4,6 +4,7 @@ mmrl.diagnostics.families."""
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from PIL import Image
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
 from mmrl.policy.encode import Prompt
-from mmrl.policy.families import PARTS, ModelFamily
+from mmrl.policy.families import ModelFamily
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 
@@ -180,7 +181,12 @@ def check_gradient(s: Subject) -> str:
     """Gradients of all weights from a packed group against separate rows."""
     policy = s.policy()
     count = min(2, s.counts[-1])
-    prompt, media = s.prompt(policy, count), s.processed(policy, count)
+    apart = _gradients(s, policy, s.prompt(policy, count), s.processed(policy, count))
+    return f"{count} picture{'s' * (count > 1)}: {apart:.1g} of the norm apart"
+
+
+def _gradients(s: Subject, policy: Policy, prompt: Prompt, media: Mapping[str, Any]) -> float:
+    """How far the gradients of a packed group are from those of separate rows, in parts of their norm."""
     found = []
     for logp in _group(s, policy, prompt, media):
         policy.model.zero_grad()
@@ -191,7 +197,7 @@ def check_gradient(s: Subject) -> str:
     norm = torch.stack([g.norm() for g in alone.values()]).norm()
     apart = float(torch.stack([(packed[n] - g).norm() for n, g in alone.items()]).norm() / norm)
     assert apart <= GRADIENT, f"expected at most {GRADIENT:g} of the norm apart, found {apart:.2g}"
-    return f"{count} picture{'s' * (count > 1)}: {apart:.1g} of the norm apart"
+    return apart
 
 
 def check_clip(s: Subject) -> str:
@@ -233,12 +239,89 @@ def check_clip(s: Subject) -> str:
     pixels = media["pixel_values_videos" if "pixel_values_videos" in media else "pixel_values"]
     ours = visuals.pixels(visual)
     assert torch.equal(ours, pixels.reshape(ours.shape)), "clip: other pixels"
-    if "second_per_grid_ts" in media:
+    for name in {"second_per_grid_ts", "video_second_per_grid"} & set(media):
         pair = policy.processor.video_processor.temporal_patch_size
-        media["second_per_grid_ts"] = torch.tensor([pair / visual.sample_fps])
+        media[name] = torch.tensor([pair / visual.sample_fps])
     with torch.no_grad():
         apart = _near(*_group(s, policy, prompt, media), "clip")
     return f"grid {visual.grid_thw}: {apart:.1g} apart"
+
+
+def _sounds(s: Subject, policy: Policy) -> tuple[list[Any], list[np.ndarray]]:
+    """Two sounds of different files, lengths, rates and channels as visuals, and their samples."""
+    from mmrl.video.audio import read_audio
+
+    cache, rng = policy.encoder.visuals, np.random.default_rng(2)
+    seen, heard = [], []
+    for name, rate, channels, seconds in (("a.wav", 16000, 1, 0.81), ("b.wav", 22050, 2, 1.3)):
+        times = np.arange(int(seconds * rate)) / rate
+        tones = np.sin(2 * np.pi * np.outer(rng.uniform(200, 3000, channels), times**1.5))
+        values = 0.4 * tones + 0.02 * rng.standard_normal(tones.shape)
+        path = s.folder / name
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(channels)
+            file.setsampwidth(2)
+            file.setframerate(rate)
+            file.writeframes((values.T * 32767).astype("<i2").tobytes())
+        seen.append(cache.audio(str(path)))
+        most = cache.most_seconds
+        heard.append(read_audio(path, rate=cache.hears.rate, max_seconds=most))
+    return seen, heard
+
+
+def check_audio(s: Subject) -> str:
+    """Two sounds and a picture: ids, frames, positions, log-probs, greedy answers and cached features."""
+    from mmrl.rollout.engine import PrefillOnceEngine, Request, SamplingSettings
+
+    policy = s.plain
+    seen, heard = _sounds(s, policy)
+    kinds = ("audio", "image", "audio")
+    text = {"type": "text", "text": "Which tone is higher?"}
+    messages = [{"role": "user", "content": [*({"type": kind} for kind in kinds), text]}]
+    (picture,) = s.frames(policy, [0])
+    prompt = policy.encoder.prompt_of(messages, [picture, *seen], "check")
+    written = policy.processor.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False, **policy.family.chat_options()
+    )
+    media = dict(
+        policy.processor(text=[written], images=[s.pictures[0]], audio=heard, return_tensors="pt")
+    )
+    assert prompt.ids_P.tolist() == media["input_ids"][0].tolist(), "sounds: other token ids"
+    ours = torch.cat([policy.encoder.visuals.pixels(v) for v in seen])
+    mask_RT = media["feature_attention_mask"].bool()
+    theirs = media["input_features"].transpose(1, 2)[mask_RT]
+    assert torch.equal(ours, theirs), "sounds: other frames"
+    with torch.no_grad():
+        apart = _near(*_group(s, policy, prompt, media), "sounds")
+        turned = policy.encoder.prompt_of(messages, [picture, *seen[::-1]], "check")
+        moved = [policy.evaluate([p], [s.answers(policy)[1]]).logp_N for p in (prompt, turned)]
+        whole = policy.base.generate(
+            **media, do_sample=False, max_new_tokens=12, suppress_tokens=policy.banned.tolist()
+        )
+    far = float((moved[0] - moved[1]).abs().max())
+    assert far > 100 * LOGP, f"another sound moves no log-prob: {far:.2g}"
+    request = Request(prompt, 1, greedy=True)
+    ((turn,),) = PrefillOnceEngine(policy).generate([request], SamplingSettings(max_new_tokens=12))
+    found = whole[0, prompt.length :].tolist()
+    assert list(turn.token_ids) == found, f"sounds: {turn.token_ids}, not {found}"
+    frozen = s.policy(freeze=["audio"])
+    assert frozen.tower("audio") is not None, "the audio tower does not count as frozen"
+    seen, _ = _sounds(s, frozen)
+    (picture,) = s.frames(frozen, [0])
+    prompt = frozen.encoder.prompt_of(messages, [picture, *seen], "check")
+    with torch.no_grad():
+        cached = _near(*_group(s, frozen, prompt, media), "features of sounds")
+        frozen.evaluate([prompt], [s.answers(frozen)[0]])
+    encoded = frozen.encoder.visuals.stats.encoded
+    assert encoded == 2, f"expected 2 sounds encoded once, found {encoded}"
+    free = s.policy()
+    seen, _ = _sounds(s, free)
+    prompt = free.encoder.prompt_of(messages, [*s.frames(free, [0]), *seen], "check")
+    learned = _gradients(s, free, prompt, media)
+    return (
+        f"2 sounds and a picture: ids and frames equal, log-probs {apart:.1g} apart, gradients {learned:.1g}; generate's own "
+        f"tokens; features {cached:.1g} apart, each sound encoded once"
+    )
 
 
 def check_turns(s: Subject) -> str:
@@ -307,15 +390,20 @@ def check_features(s: Subject) -> str:
 
 def check_freeze(s: Subject) -> str:
     """Each part alone is frozen: nothing of it learns, the others do."""
-    counts = []
-    for part in PARTS:
+    counts, parts = [], s.family.parts.names
+    for part in parts:
         policy = s.policy(freeze=[part])
-        policy.evaluate([s.prompt(policy, 1)], [s.answers(policy)[1]]).logp_N.sum().backward()
+        prompt = s.prompt(policy, 1)
+        if "audio" in parts:
+            items = [{"type": "audio"}, *s.messages(1)[0]["content"]]
+            media = [*s.frames(policy, [0]), _sounds(s, policy)[0][0]]
+            prompt = policy.encoder.prompt_of([{"role": "user", "content": items}], media, "check")
+        policy.evaluate([prompt], [s.answers(policy)[1]]).logp_N.sum().backward()
         where = s.family.parts.part_of
         learns = {where(n) for n, p in policy.named_parameters() if p.grad is not None}
-        assert learns == set(PARTS) - {part}, f"{part} frozen: gradients in {sorted(learns)}"
+        assert learns == set(parts) - {part}, f"{part} frozen: gradients in {sorted(learns)}"
         counts.append(sum(p.numel() for n, p in policy.named_parameters() if where(n) == part))
-    return ", ".join(f"{p} {n:,}" for p, n in zip(PARTS, counts, strict=True)) + " weights"
+    return ", ".join(f"{p} {n:,}" for p, n in zip(parts, counts, strict=True)) + " weights"
 
 
 def _step(policy: Policy, s: Subject) -> None:
@@ -390,6 +478,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "logp": check_logp,
     "gradient": check_gradient,
     "video": check_clip,
+    "audio": check_audio,
     "turns": check_turns,
     "rollout": check_rollout,
     "features": check_features,

@@ -99,6 +99,7 @@ def load_encoder(
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     from mmrl.config import ModelConfig
+    from mmrl.policy.families import family_of, part_config
     from mmrl.policy.loading import build_encoder, template_for
 
     asked = model or (config.model.path if config is not None else None)
@@ -123,8 +124,9 @@ def load_encoder(
     template = template_for(model_config.model_type, settings)
     # rotary positions need the model's class and configuration, not its weights
     with torch.device("meta"):
-        shell = AutoModelForImageTextToText.from_config(model_config)
-    encoder = build_encoder(processor, shell.model, template, data, settings.max_prompt_tokens)
+        shell = AutoModelForImageTextToText.from_config(part_config(model_config))
+    body = family_of(shell.config).body(shell)
+    encoder = build_encoder(processor, body, template, data, settings.max_prompt_tokens)
     return encoder, name
 
 

@@ -95,7 +95,7 @@ def _model(target: str, work: Path) -> tuple[ModelFamily, str]:
 
 
 def _cell(family: ModelFamily, name: str, check: Any, subject: Any) -> FamilyCell:
-    if reason := family.refused.get(name):
+    if reason := family.no_audio if name == "audio" else family.refused.get(name):
         return FamilyCell(family.name, name, "refused", reason)
     try:
         return FamilyCell(family.name, name, "ok", check(subject))

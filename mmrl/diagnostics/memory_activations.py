@@ -55,9 +55,13 @@ class Micro:
 def _widths(text: Any) -> tuple[int, int, int, int, int]:
     """H, F, Q, K, query heads."""
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    inner = getattr(text, "intermediate_size", None)
+    if inner is None:  # experts in every layer, one of them for all tokens
+        inner = text.num_experts_per_tok * text.moe_intermediate_size
+        inner += text.shared_expert_intermediate_size
     return (
         text.hidden_size,
-        text.intermediate_size,
+        inner,
         text.num_attention_heads * width,
         text.num_key_value_heads * width,
         text.num_attention_heads,

@@ -79,17 +79,21 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         if autocast is not None:
             store_frozen(other, autocast)
         reference = _size(other.parameters())
-        reference_tower = _size(family_of(shape).parts.vision_parameters(other.model))
+        family = family_of(shape)
+        reference_tower = _size(
+            p for e in family.parts.encoders(family.body(other)) for p in e.parameters
+        )
     if lora is not None:
         model = add_adapter(model, config.model, None, ())
     elif autocast is not None:
         stored = store_frozen(model, autocast)
     base = model.get_base_model() if lora is not None else model
-    parts = family_of(shape).parts
-    visual, layers = parts.vision_parameters(base.model), parts.decoder_layers(base.model)
-    trained_vision = any(p.requires_grad for p in visual)
-    blocks = [*layers, *(parts.blocks(base.model) if trained_vision else [])]
-    tower = 0 if trained_vision else _size(visual)
+    parts, body = family_of(shape).parts, family_of(shape).body(base)
+    visual, layers = parts.vision_parameters(body), parts.decoder_layers(body)
+    frozen = parts.frozen_encoders(body)
+    trained = [e for e in parts.encoders(body) if e.sense not in {f.sense for f in frozen}]
+    blocks = [*layers, *(b for e in trained for b in e.blocks)]
+    tower = sum(_size(e.parameters) for e in frozen)
     weights = _size(model.parameters()) - _saved_by_quantizing(config, base)
     adapted = {
         name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
@@ -102,7 +106,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         max(_size(b.parameters()) for b in blocks),
         weights - tower - sum(_size(b.parameters()) for b in blocks),
         (base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
-        any(p.requires_grad for b in parts.blocks(base.model) for p in b.parameters()),
+        any(p.requires_grad for b in parts.blocks(body) for p in b.parameters()),
         any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n),
         frozenset(adapted),
         max((_size([p]) for p in model.parameters() if p.requires_grad), default=0),
@@ -116,7 +120,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         base.lm_head.weight is base.get_input_embeddings().weight,
         numbers,
         stored,
-        sum(p.numel() for p in parts.vision_parameters(base.model)),
+        sum(p.numel() for p in visual),
         reference_tower,
         _size(m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")),
     )
@@ -133,7 +137,7 @@ def _saved_by_quantizing(config: RunConfig, base: Any) -> int:
         return 0
     layers = [
         module.weight
-        for layer in family_of(base.config).parts.decoder_layers(base.model)
+        for layer in family_of(base.config).parts.decoder_layers(family_of(base.config).body(base))
         for name, module in layer.named_modules()
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name
     ]

@@ -160,6 +160,8 @@ def config_of(path: str) -> Any:
     """
     from transformers import AutoConfig
 
+    from mmrl.policy.families import part_config
+
     name = path.rstrip("/").rsplit("/", 1)[-1]
     if name in SHAPES and not Path(path).exists():
         return shape_config(name)
@@ -170,7 +172,7 @@ def config_of(path: str) -> Any:
             f"{16 * numbers / 2**30:.2f} GiB where all are trained"
         )
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return part_config(AutoConfig.from_pretrained(path, trust_remote_code=False))
     except (OSError, ValueError) as error:
         raise ConfigError(
             "expected model.path to be a folder with a config.json, a hub name that can be reached or lies in the "

@@ -283,8 +283,10 @@ def _played(
         for number, (episode, rollout) in enumerate(zip(episodes, rollouts, strict=True)):
             last, score = rollout.turns[-1], rollout.score
             assert score is not None
-            images, videos = (
-                ((), ()) if last.prompt is None else (last.prompt.images, last.prompt.videos)
+            images, videos, audios = (
+                ((), (), ())
+                if last.prompt is None
+                else (last.prompt.images, last.prompt.videos, last.prompt.audios)
             )
             ctx = RewardContext(
                 1,
@@ -295,6 +297,7 @@ def _played(
                 rollout.num_tokens,
                 settings.sampling.max_new_tokens,
                 videos,
+                audios,
             )
             job = ScoreJob(key, episode.sample, last.text, ctx)
             turns = [t.text for t in rollout.turns]
@@ -331,6 +334,7 @@ def _answers(
                     len(completion.token_ids),
                     settings.sampling.max_new_tokens,
                     a.prompt.videos,
+                    a.prompt.audios,
                 ),
             )
             for completion in group
@@ -374,7 +378,7 @@ def _row(
         headline=source.task.member(sample.task).headline,
         max_tokens=ctx.max_tokens,
         frame=ctx.frame.value,
-        **score_origin(source.config, ctx.images, ctx.videos),
+        **score_origin(source.config, ctx.images, ctx.videos, ctx.audios),
         sample=dataclasses.asdict(sample),
         **more,
     )

@@ -27,7 +27,7 @@ from mmrl.errors import ConfigError, DataError, MMRLError, RegistryError
 from mmrl.files import json_line, write_text
 from mmrl.registry import resolve_task, task_from_spec
 from mmrl.task import Task
-from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
+from mmrl.types import AudioSize, ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
 from mmrl.workers.scoring import ScoreJob, Scorer
 
 __all__ = [
@@ -140,9 +140,11 @@ def _number(values: Mapping[str, Any], key: str) -> Any:
 
 def logged_sample(values: Mapping[str, Any]) -> Sample:
     """The sample of a logged completion, from its row's 'sample'. Raises KeyError, TypeError."""
-    texts = {key: tuple(_of(list, values, key)) for key in ("images", "videos")}
+    # rows of before there were sounds have none
+    known = {"audios": [], **values}
+    texts = {key: tuple(_of(list, known, key)) for key in ("images", "videos", "audios")}
     if not all(isinstance(path, str) for paths in texts.values() for path in paths):
-        raise TypeError(f"expected paths in 'images' and 'videos', found {texts!r:.80}")
+        raise TypeError(f"expected paths in 'images', 'videos' and 'audios', found {texts!r:.80}")
     return Sample(
         _of(str, values, "id"),
         _of(str, values, "task"),
@@ -152,6 +154,7 @@ def logged_sample(values: Mapping[str, Any]) -> Sample:
         texts["images"],
         texts["videos"],
         _of(dict, values, "params"),
+        texts["audios"],
     )
 
 
@@ -172,6 +175,7 @@ def logged_context(row: Mapping[str, Any]) -> RewardContext:
         _of(int, row, "num_tokens"),
         _of(int, row, "max_tokens"),
         tuple(_video_size(s) for s in row.get("video_sizes", ())),
+        tuple(AudioSize(_number(s, "duration_s")) for s in row.get("audio_sizes", ())),
     )
 
 

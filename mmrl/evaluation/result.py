@@ -116,6 +116,7 @@ def judged(
         "question": sample.question,
         "images": list(sample.images),
         "videos": list(sample.videos),
+        **({"audios": list(sample.audios)} if sample.audios else {}),
         "mode": mode,
         "text": text,
         "stop": stop.value,

@@ -358,8 +358,12 @@ def set_attention(model: Any, attn: str) -> None:
     that carry a state have one way of their own (mmrl.policy.delta_net)."""
     register_attention()
     carry_states(model)
-    model.config._attn_implementation = {
+    kinds = {
         "": ATTENTIONS[attn][0],
         "text_config": ATTENTIONS[attn][0],
         "vision_config": family_of(model.config).tower_kernels[attn],
     }
+    if family_of(model.config).parts.hearing:
+        # within windows of two seconds or so
+        kinds["audio_config"] = "eager" if attn == "eager" else "sdpa"
+    model.config._attn_implementation = kinds

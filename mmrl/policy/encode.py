@@ -25,7 +25,7 @@ from mmrl.files import check_text
 from mmrl.policy.families import ModelFamily, family_of_processor
 from mmrl.policy.tool_messages import PROBE, with_tools, without_tool_role
 from mmrl.task import Task, Template
-from mmrl.types import ImageSize, Sample, VideoSize
+from mmrl.types import AudioSize, ImageSize, Sample, VideoSize
 from mmrl.video.media import image_overrides, orientation_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "Prompt", "fingerprint", "picture_options"]
 
+_MEDIA = {"image": "picture", "video": "video", "audio": "sound"}
 _ANSWER = "mmrl-was-here"  # stands for an answer where only what the chat template puts behind it is asked for
 
 
@@ -40,9 +41,9 @@ _ANSWER = "mmrl-was-here"  # stands for an answer where only what the chat templ
 class Prompt:
     """One encoded prompt, on the CPU and picklable.
 
-    ids_P, kinds_P (0 text, 1 image, 2 video) are int64; positions_3P are the rotary positions (temporal, height,
-    width); `next_position` continues them after the prompt; `visuals` refer to its pictures and clips in order of their
-    tokens.
+    ids_P, kinds_P (0 text, 1 image, 2 video, 3 audio) are int64; positions_3P are the rotary positions (temporal, height,
+    width); `next_position` continues them after the prompt; `visuals` refer to its pictures, clips and sounds in order of
+    their tokens.
     """
 
     ids_P: torch.Tensor
@@ -72,6 +73,11 @@ class Prompt:
     def videos(self) -> tuple[VideoSize, ...]:
         """Sizes and times of the clips."""
         return tuple(v.size for v in self.visuals if v.kind == "video")
+
+    @property
+    def audios(self) -> tuple[AudioSize, ...]:
+        """Lengths of the sounds."""
+        return tuple(v.size for v in self.visuals if v.kind == "audio")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,6 +118,13 @@ def picture_options(
             f"{names[1]}; set both"
         )
     return options
+
+
+def _standing_for(name: str, visuals: Sequence[Any]) -> Sample:
+    """A sample with as many media as `visuals` are, for what is asked of them by number."""
+    kinds = [v.kind for v in visuals]
+    images, videos, audios = (("",) * kinds.count(kind) for kind in _MEDIA)
+    return Sample(name, "", "", "", None, images=images, videos=videos, audios=audios)
 
 
 class Encoder:
@@ -155,6 +168,7 @@ class Encoder:
             sample.question,
             sample.images,
             sample.videos,
+            sample.audios,
             repr(sample.params.get("video")),
             orientation_of(sample),
         )
@@ -183,18 +197,20 @@ class Encoder:
         )
 
     def without_media(self, sample: Sample, task: Task) -> Prompt:
-        """The question alone: the same messages without their pictures and clips."""
+        """The question alone: the same messages without their pictures, clips and sounds."""
         messages = [
             {
                 **m,
                 "content": m["content"]
                 if isinstance(m["content"], str)
-                else [item for item in m["content"] if item["type"] not in ("image", "video")],
+                else [item for item in m["content"] if item["type"] not in _MEDIA],
             }
             for m in task.messages(sample, self.template)
         ]
         return self._tokens(
-            sample, self._chat(replace(sample, images=(), videos=()), task, messages), ()
+            sample,
+            self._chat(replace(sample, images=(), videos=(), audios=()), task, messages),
+            (),
         )
 
     def prompt_of(
@@ -206,16 +222,7 @@ class Encoder:
     ) -> Prompt:
         """The prompt of chat messages whose media items are `visuals`, in their order, with the `tools` that may be called
         (mmrl.environment.Observation). Raises DataError (`name` in its text)."""
-        kinds = [v.kind for v in visuals]
-        sample = Sample(
-            name,
-            "",
-            "",
-            "",
-            None,
-            images=("",) * kinds.count("image"),
-            videos=("",) * kinds.count("video"),
-        )
+        sample = _standing_for(name, visuals)
         if tools and not self._shows_tools:
             messages, tools = with_tools(messages, tools), ()
         return self._tokens(
@@ -270,16 +277,7 @@ class Encoder:
         also the end of the policy's own message, where the length limit cut it. Rotary positions go on as in decoding.
         Raises DataError (`name` in its text), and ConfigError for a template that cannot show an answer in the middle of a chat.
         """
-        kinds = [v.kind for v in visuals]
-        sample = Sample(
-            name,
-            "",
-            "",
-            "",
-            None,
-            images=("",) * kinds.count("image"),
-            videos=("",) * kinds.count("video"),
-        )
+        sample = _standing_for(name, visuals)
         if not self._shows_tools:
             messages = [without_tool_role(m) for m in messages]
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
@@ -315,21 +313,20 @@ class Encoder:
         )
 
     def references(self, sample: Sample) -> tuple[Any, ...]:
-        """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
+        """References to the sample's clips, pictures and sounds, decoded and processed if nobody has done so yet. Raises
+        MediaError, and DataError for sounds that the model cannot hear."""
+        self._check_hearing(sample)
         overrides = sample.params.get("video")
         turn = image_overrides(sample)
         images = [self._visual("image", path, turn) for path in sample.images]
         self._check_budget(sample, [v.size for v in images])
-        return (*(self._visual("video", path, overrides) for path in sample.videos), *images)
+        clips = [self._visual("video", path, overrides) for path in sample.videos]
+        return (*clips, *images, *(self._visual("audio", path) for path in sample.audios))
 
     def _visual(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> Any:
         if self.ahead is not None:
             self.ahead.wait(kind, path, overrides)
-        return (
-            self.visuals.image(path, overrides)
-            if kind == "image"
-            else self.visuals.video(path, overrides)
-        )
+        return self.visuals.refer(kind, path, overrides)
 
     def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
         return self._checked_text(sample, f"{type(task).__name__}.messages", messages)
@@ -341,7 +338,11 @@ class Encoder:
         messages: list[dict[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        expected = {"image": len(sample.images), "video": len(sample.videos)}
+        expected = {
+            "image": len(sample.images),
+            "video": len(sample.videos),
+            "audio": len(sample.audios),
+        }
         items = [
             item["type"]
             for m in messages
@@ -350,7 +351,7 @@ class Encoder:
         ]
         for kind, count in expected.items():
             if items.count(kind) != count:
-                words = {"image": "picture", "video": "video"}[kind]
+                words = _MEDIA[kind]
                 raise DataError(
                     f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
                     f"{count} {words}s; fix {origin} or the row's {kind}s"
@@ -370,8 +371,16 @@ class Encoder:
         return text
 
     def _encode(self, sample: Sample, task: Task) -> Prompt:
+        # said first: the template of a model that does not hear has no placeholder
+        self._check_hearing(sample)
         text = self._chat(sample, task, task.messages(sample, self.template))
         return self._tokens(sample, text, self.references(sample))
+
+    def _check_hearing(self, sample: Sample) -> None:
+        if sample.audios and self.family.no_audio:
+            raise DataError(
+                f"sample {sample.id}: expected no audio files, found {len(sample.audios)}: {self.family.no_audio}"
+            )
 
     def _expand(self, text: str, visuals: Sequence[Any]) -> tuple[str, list[Any]]:
         """`text` with every placeholder repeated as the processor would, and the visuals in order of their tokens."""
@@ -419,7 +428,7 @@ class Encoder:
             raise DataError(
                 f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
                 f"{len(kinds_P)} ({int((kinds_P > 0).sum())} of them media); lower data.max_pixels (videos: "
-                "data.video) or raise model.max_prompt_tokens"
+                "data.video, sounds: data.audio) or raise model.max_prompt_tokens"
             )
 
     def _check_budget(self, sample: Sample, sizes: Sequence[ImageSize]) -> None:

@@ -20,6 +20,7 @@ from mmrl.policy.families import (
     family_named,
     family_of,
     family_of_processor,
+    part_config,
 )
 from mmrl.policy.finite import check_loaded
 from mmrl.policy.in_file import in_file, leave_in_file, recast, stored_type
@@ -74,7 +75,7 @@ def template_for(model_type: str, config: ModelConfig) -> Template:
 
 
 def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
-    """Freeze the named parts (vision, projector, language); returns trainable parameters per part.
+    """Freeze the named parts (vision, projector, language, audio); returns trainable parameters per part.
 
     The family says which is which; of Qwen-VL the projector is the patch merger, with Qwen3-VL's deepstack mergers.
     """
@@ -84,8 +85,14 @@ def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
                 f"expected model.freeze entries of {', '.join(PARTS)}, found '{part}'."
                 f"{did_you_mean(part, PARTS)}"
             )
-    where = family_of(model.config).parts
-    trainable = dict.fromkeys(PARTS, 0)
+    family = family_of(model.config)
+    where = family.parts
+    if "audio" in parts and "audio" not in where.names:
+        raise ConfigError(
+            f"expected model.freeze entries of {', '.join(where.names)} for a model of family {family.name}, found 'audio': it "
+            "does not hear; remove the entry"
+        )
+    trainable = dict.fromkeys(where.names, 0)
     for name, parameter in model.named_parameters():
         part = where.part_of(name)
         parameter.requires_grad_(part not in parts)
@@ -214,11 +221,15 @@ def _load_model(
     path: str, config: ModelConfig, dtype: torch.dtype, hold: Hold | None = None
 ) -> tuple[Any, torch.dtype | None]:
     """The model in `dtype`; with `hold` "file" in the type of its file, which is returned, too, where it has one."""
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     stored = stored_type(path) if hold == "file" else None
+    whole = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    part = part_config(whole)
     model = AutoModelForImageTextToText.from_pretrained(
         path,
+        # of a checkpoint that holds more, transformers leaves the rest unread
+        **({} if part is whole else {"config": part}),
         dtype=stored or dtype,
         attn_implementation="sdpa",
         trust_remote_code=False,
@@ -229,9 +240,9 @@ def _load_model(
 
 
 def _frozen_tower(model: Any) -> set[int]:
-    """The ids of the parameters of a vision tower (with its projector) in which nothing is trained."""
-    found = list(family_of(model.config).parts.vision_parameters(model.model))
-    return set() if any(p.requires_grad for p in found) else {id(p) for p in found}
+    """The ids of the parameters of towers (the vision tower with its projector) in which nothing is trained."""
+    family = family_of(model.config)
+    return {id(p) for e in family.parts.frozen_encoders(family.body(model)) for p in e.parameters}
 
 
 def _model_type(path: str) -> str:
@@ -273,6 +284,9 @@ def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
         reader=family.reader(processor),
         no_clips=family.refused.get("video", ""),
         clips=family.clips(processor),
+        ears=family.ears(processor),
+        no_audio=family.no_audio,
+        max_seconds=data.audio.max_seconds,
         store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify)
         if cache.dir
         else None,
@@ -350,8 +364,9 @@ def load_policy(
         freeze_parts(model, config.freeze)
         if lora and config.lora is not None and not config.lora.vision:
             # the adapter would freeze it later: what waits for a training engine must know now
-            for parameter in family_of(model.config).parts.vision_parameters(model.model):
-                parameter.requires_grad_(False)
+            for encoders in family_of(model.config).parts.encoders(family.body(model)):
+                for parameter in encoders.parameters:
+                    parameter.requires_grad_(False)
     else:
         model.requires_grad_(False)
     if stored is not None:
@@ -383,9 +398,9 @@ def _placed(model: Any, device: torch.device, *, hold: bool) -> Any:
     """`model` on `device`; with `hold` only what an engine that shares out weights does not take: a frozen tower, and buffers."""
     if not hold:
         return model.to(device)
-    where = family_of(model.config).parts
-    if not any(p.requires_grad for p in where.vision_parameters(model.model)):
-        for module in where.vision_modules(model.model).values():
+    family = family_of(model.config)
+    for encoders in family.parts.frozen_encoders(family.body(model)):
+        for module in encoders.modules.values():
             # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
             module._apply(lambda tensor: tensor.to(device, copy=True))
     for module in model.modules():
@@ -441,7 +456,8 @@ def assemble_policy(
     # those that wait are looked at as they are read
     here = ((name, p) for name, p in model.named_parameters() if in_file(p) is None)
     check_loaded(here, weights or config.path)
-    encoder = build_encoder(processor, base.model, template, data, config.max_prompt_tokens)
+    body = family_of(base.config).body(base)
+    encoder = build_encoder(processor, body, template, data, config.max_prompt_tokens)
     return Policy(
         model, processor, template, encoder, device=device, autocast=autocast, reference=reference
     )

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.policy.families import family_of
+from mmrl.policy.families.contract import sense_of
 from mmrl.policy.in_file import in_file, replica_of
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, PrefixLayout, idle_item, pack, pack_padded, pack_turns
@@ -32,6 +33,7 @@ from mmrl.policy.sequence_parallel import Rows, SequenceGroup, slice_media
 from mmrl.policy.value_head import ValueHead
 from mmrl.policy.vision import (
     FrozenTower,
+    Towers,
     encoded_rows,
     feature_rows,
     joint_media_inputs,
@@ -119,7 +121,7 @@ class Policy:
         self.value_head: ValueHead | None = None  # a critic's (mmrl.policy.loading.add_value_head)
         # it values each token before it is written, not each turn before its first one
         self.values_tokens = False
-        self._towers: dict[int, FrozenTower | None] = {}
+        self._towers: dict[int, Towers] = {}
         # logits held at once; beyond it they are recomputed in backward
         self._logits_chunk = logits_chunk
         self._output_layer = OutputLayer()
@@ -134,6 +136,11 @@ class Policy:
     def base(self) -> Any:
         """The transformers model without the peft wrapper (adapters live inside its layers)."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def body(self) -> Any:
+        """The model without its output layer, as its family tells (see ModelFamily)."""
+        return self.family.body(self.base)
 
     @property
     def has_adapter(self) -> bool:
@@ -185,13 +192,14 @@ class Policy:
             media, idle = self._slice_media(batch, batch.sequence)
             ids, positions, kinds = (batch.sequence.slice_of(x) for x in seen)
             seen = ids, positions, kinds
-        elif self.lockstep and self.tower() is None:
+        elif self.lockstep and None in self.towers().values():
             media, idle = joint_media_inputs(
-                self.base.model, self.encoder.visuals, batch.visuals, self.device
+                self.body, self.encoder.visuals, batch.visuals, self.device, self.towers()
             )
         else:
             media = self.media(batch.visuals)
-        out = self.base.model(
+        out = self.family.forward(
+            self.body,
             input_ids=seen[0],
             attention_mask=mask,
             use_cache=False,
@@ -213,29 +221,44 @@ class Policy:
     def _slice_media(
         self, batch: Batch, group: SequenceGroup
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
-        model = self.base.model
+        model = self.body
         if self.family.clips_are_pictures:
             batch = replace(batch, kinds=batch.kinds.clamp(max=1))
         return slice_media(
             batch,
-            lambda mine: feature_rows(model, self.encoder.visuals, mine, self.device, self.tower()),
+            lambda mine: feature_rows(
+                model, self.encoder.visuals, mine, self.device, self.towers()
+            ),
             lambda rows: encoded_rows(model, rows),
             group,
         )
 
     def media(self, visuals: Sequence[Any]) -> dict[str, Any]:
-        """What the model's forward takes for these pictures and clips: pixels, or features when its vision tower is frozen."""
-        return media_inputs(
-            self.base.model, self.encoder.visuals, visuals, self.device, self.tower()
-        )
+        """What the body's forward takes for these pictures, clips and sounds: pixels, or features when their tower is frozen."""
+        return media_inputs(self.body, self.encoder.visuals, visuals, self.device, self.towers())
 
-    def tower(self) -> FrozenTower | None:
-        """The vision tower (with its projector) when nothing in it is trained, else None. Remembered per model."""
-        model = self.base.model
+    def towers(self) -> Towers:
+        """The vision tower (with its projector), and the audio tower of a model that hears, where nothing in them is trained; None
+        for those that are. Remembered per model."""
+        model = self.body
         if id(model) not in self._towers:
-            trained = any(p.requires_grad for p in self.family.parts.vision_parameters(model))
-            self._towers[id(model)] = None if trained else FrozenTower(model, self.autocast_dtype)
+            frozen = {e.sense for e in self.family.parts.frozen_encoders(model)}
+            self._towers[id(model)] = {
+                e.sense: FrozenTower(model, self.autocast_dtype, e.sense)
+                if e.sense in frozen
+                else None
+                for e in self.family.parts.encoders(model)
+            }
         return self._towers[id(model)]
+
+    def tower(self, kind: str = "image") -> FrozenTower | None:
+        """The tower that reads media of this kind when nothing in it is trained, else None."""
+        return self.towers()[sense_of(kind)]
+
+    def pin(self, visuals: Sequence[Any]) -> None:
+        """Keep what a step needs of `visuals` in the visual cache until its `unpin`. Raises MediaError, MismatchError."""
+        for sense, tower in self.towers().items():
+            self.encoder.visuals.pin([v for v in visuals if sense_of(v.kind) == sense], tower)
 
     def logits(self, hidden_nH: torch.Tensor) -> torch.Tensor:
         """fp32 logits (n, V) of hidden states, added up in fp32 whatever autocast is on and however the model is stored.
@@ -402,14 +425,18 @@ class Policy:
     def full_replica(self, device: torch.device | None = None) -> Policy:
         """A policy of its own for sampling, evaluation and saving, where this one's weights are about to be sharded.
 
-        It shares processor, template, encoder and a frozen vision tower; every other tensor is its own, on `device` where one is
+        It shares processor, template, encoder and frozen towers; every other tensor is its own, on `device` where one is
         given (what is only saved may stay in host memory). Parameters keep their requires_grad: a tower whose weights still
         change must not count as frozen there. What still waits in its file (mmrl.policy.in_file) is filled by the training
         engine's first `gather_into`.
         """
-        tower = self.tower()
-        shared = {} if tower is None else self.family.parts.vision_modules(tower.model)
-        memo: dict[int, Any] = {id(module): module for module in shared.values()}
+        towers = self.towers()
+        memo: dict[int, Any] = {
+            id(module): module
+            for tower in towers.values()
+            if tower is not None
+            for module in tower.encoders.modules.values()
+        }
         # tensors are moved one by one instead of being copied where they are
         memo |= {
             id(p): replica_of(p, device)
@@ -428,7 +455,7 @@ class Policy:
             autocast=self.autocast_dtype,
             logits_chunk=self._logits_chunk,
         )
-        other._towers[id(other.base.model)] = tower
+        other._towers[id(other.body)] = towers
         other.version, other.values_tokens = self.version, self.values_tokens
         other.value_head = copy.deepcopy(self.value_head)
         if other.value_head is not None and device is not None:

@@ -98,7 +98,8 @@ def quantize_language(model: Any, device: torch.device) -> None:
     model whole.
 
     Raises MissingExtraError, and ConfigError for a model whose weights are mostly in other layers (a mixture's experts)."""
-    blocks = list(family_of(model.config).parts.decoder_layers(model.model))
+    family = family_of(model.config)
+    blocks = list(family.parts.decoder_layers(family.body(model)))
     linear = {id(m.weight) for block in blocks for m in block.modules() if type(m) is nn.Linear}
     sizes = {id(p): p.numel() for block in blocks for p in block.parameters()}
     share = sum(size for key, size in sizes.items() if key in linear) / sum(sizes.values())

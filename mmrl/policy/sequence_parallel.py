@@ -273,7 +273,7 @@ def slice_media(
     kinds = kinds[kinds != 0].to(got.device)
     found = {
         name: pack(got[kinds == number])
-        for number, name in ((1, "image"), (2, "video"))
+        for number, name in ((1, "image"), (2, "video"), (3, "audio"))
         if (kinds == number).any()
     }
     return ({"mm_encoder_outputs": found} if found else {}), got.sum() * 0.0

@@ -22,11 +22,14 @@ __all__ = [
     "ARCHITECTURES",
     "TinySpec",
     "build_tiny",
+    "grid_options",
     "make_tokenizer",
+    "mrope_settings",
     "patch_size",
     "qwen_config",
     "qwen_processor",
     "text_settings",
+    "windowed_vision",
 ]
 
 ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -141,18 +144,23 @@ def patch_size(spec: TinySpec) -> int:
     return spec.patch_size or (16 if spec.arch == "qwen3_vl" else 14)
 
 
-def qwen_processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
-    """The processor of a tiny Qwen-VL."""
-    import transformers as hf
-
+def grid_options(spec: TinySpec) -> dict[str, Any]:
+    """Of a tiny Qwen-VL's picture and clip processors alike."""
     patch = patch_size(spec)
     area = (2 * patch) ** 2
-    options: dict[str, Any] = {
+    return {
         "patch_size": patch,
         "temporal_patch_size": 2,
         "merge_size": 2,
         "size": {"shortest_edge": spec.min_patches * area, "longest_edge": spec.max_patches * area},
     }
+
+
+def qwen_processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
+    """The processor of a tiny Qwen-VL."""
+    import transformers as hf
+
+    options = grid_options(spec)
     if spec.arch == "qwen3_vl":
         options.update(image_mean=[0.5] * 3, image_std=[0.5] * 3)
     image = hf.Qwen2VLImageProcessor(**options)
@@ -187,11 +195,8 @@ def text_settings(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> dict[st
     }
 
 
-def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The configuration of a tiny Qwen-VL."""
-    import transformers as hf
-
-    ids = tokenizer.convert_tokens_to_ids
+def mrope_settings(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """`text_settings` with the three sections of Qwen-VL's rotary positions."""
     half = spec.hidden // spec.heads // 2
     temporal = half // 4
     text = text_settings(spec, tokenizer)
@@ -205,6 +210,30 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
             half - temporal - (half - temporal) // 2,
         ],
     }
+    return text
+
+
+def windowed_vision(spec: TinySpec) -> dict[str, Any]:
+    """Of a tiny Qwen2.5-VL's vision tower's configuration what an Omni's has, too."""
+    depth = spec.vision_layers
+    return {
+        "depth": depth,
+        "hidden_size": spec.vision_hidden,
+        "intermediate_size": 2 * spec.vision_hidden,
+        "num_heads": spec.vision_heads,
+        "out_hidden_size": spec.hidden,
+        "patch_size": patch_size(spec),
+        "fullatt_block_indexes": [depth - 1] if spec.window_vision else list(range(depth)),
+        "window_size": 112,
+    }
+
+
+def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The configuration of a tiny Qwen-VL."""
+    import transformers as hf
+
+    ids = tokenizer.convert_tokens_to_ids
+    text = mrope_settings(spec, tokenizer)
     top = {
         "image_token_id": ids("<|image_pad|>"),
         "video_token_id": ids("<|video_pad|>"),
@@ -223,6 +252,9 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
             "patch_size": patch_size(spec),
         }
         return hf.Qwen2VLConfig(text_config=text, vision_config=vision, **top)
+    if spec.arch == "qwen2_5_vl":
+        vision = windowed_vision(spec) | {"tokens_per_second": 2}
+        return hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **top)
     vision = {
         "depth": depth,
         "hidden_size": width,
@@ -230,15 +262,6 @@ def qwen_config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
         "num_heads": heads,
         "out_hidden_size": spec.hidden,
     }
-    if spec.arch == "qwen2_5_vl":
-        full = [depth - 1] if spec.window_vision else list(range(depth))
-        vision.update(
-            patch_size=patch_size(spec),
-            fullatt_block_indexes=full,
-            window_size=112,
-            tokens_per_second=2,
-        )
-        return hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **top)
     text["head_dim"] = spec.hidden // spec.heads
     text["rope_parameters"]["mrope_interleaved"] = True
     vision.update(

@@ -177,7 +177,8 @@ class PrefillOnceEngine(RolloutEngine):
         media = policy.media([v for p in prompts for v in p.visuals])
         cache = PreallocatedCache(width + new_tokens)
         policy.model.eval()
-        out = policy.base.model(
+        out = policy.family.forward(
+            policy.body,
             input_ids=ids.to(policy.device),
             attention_mask=mask.long().to(policy.device),
             use_cache=True,

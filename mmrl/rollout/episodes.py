@@ -345,7 +345,7 @@ def _visuals(policy: Policy, observation: Observation, sample: Sample) -> list[A
         else cache.frame(np.asarray(x))
         for x in observation.images
     ]
-    cache.pin(found, policy.tower())
+    policy.pin(found)
     return found
 
 

@@ -147,7 +147,10 @@ class GroupGenerator:
         closed = self._filled(self._mixed(closed, ready), ready)
         for group, opened in zip(closed, ready, strict=True):
             self.tally.origins[group.key] = score_origin(
-                self._config_of[id(opened.task)], opened.prompt.images, opened.prompt.videos
+                self._config_of[id(opened.task)],
+                opened.prompt.images,
+                opened.prompt.videos,
+                opened.prompt.audios,
             ) | ({"environment": True} if opened.episodes else {})
         return sorted([*groups, *self._contrasted(closed, ready)], key=lambda g: g.key)
 
@@ -169,7 +172,7 @@ class GroupGenerator:
                 (e.prompt for e in episodes if e.prompt is not None), None
             ) or self.policy.encoder(sample, task)
             # until the next step begins
-            self.policy.encoder.visuals.pin(prompt.visuals, self.policy.tower())
+            self.policy.pin(prompt.visuals)
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, self.config.data.on_error)
             group = RolloutGroup(
@@ -348,7 +351,7 @@ class GroupGenerator:
             ):
                 try:  # features of the plain view may have been enough so far: a changed one may need the pixels again
                     with self.exclusive():
-                        self.policy.encoder.visuals.pin(changed.visuals, self.policy.tower())
+                        self.policy.pin(changed.visuals)
                 except MediaError as error:
                     stop_at_broken_media(error, group.sample, self.config.data.on_error)
                     self._record(group.sample, [f"no {c.kind} view: MediaError: {error}"])
@@ -372,4 +375,5 @@ class GroupGenerator:
             num_tokens,
             self.config.rollout.max_new_tokens,
             prompt.videos,
+            prompt.audios,
         )

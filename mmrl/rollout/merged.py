@@ -51,7 +51,7 @@ class MergedAdapter:
             device=policy.device,
             autocast=dtype,
         )
-        self._merged._towers[id(self._merged.base.model)] = policy.tower()
+        self._merged._towers[id(self._merged.body)] = policy.towers()
         self._seen: tuple[int, ...] = ()
 
     @torch.no_grad()

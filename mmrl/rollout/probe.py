@@ -42,11 +42,12 @@ def choose_prompts(policy: Policy, sources: Sequence[LoadedSource], count: int) 
     Raises ConfigError when no prompt can be read.
     """
     waiting: list[Prompt] = []
-    read: Counter[tuple[bool, bool]] = Counter()
+    read: Counter[tuple[bool, bool, bool]] = Counter()
     for sample, task in (
         (s, source.task) for source in sources for s in source.samples[:_LOOKED_AT]
     ):
-        if read[shape := (bool(sample.images), bool(sample.videos))] >= max(_READ, count):
+        shape = (bool(sample.images), bool(sample.videos), bool(sample.audios))
+        if read[shape] >= max(_READ, count):
             continue
         try:
             waiting.append(policy.encoder(sample, task))

@@ -95,7 +95,8 @@ def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
     lengths = torch.tensor([p.length for p in prompts], device=policy.device)
     cache = PreallocatedCache(width, lengths)
     policy.model.eval()
-    out = policy.base.model(
+    out = policy.family.forward(
+        policy.body,
         input_ids=ids.to(policy.device),
         use_cache=True,
         past_key_values=cache,
@@ -305,13 +306,14 @@ class Slots:
     def _next_token(self) -> None:
         cache = self.cache
         places_K = torch.arange(cache.visible, device=self.policy.device)
-        base, family = self.policy.base.model, self.policy.family
+        body, family = self.policy.body, self.policy.family
         ago_RK = cache.place_R[:, None] - places_K
-        out = base(
+        out = family.forward(
+            body,
             input_ids=self.token_R[:, None],
             use_cache=True,
             past_key_values=cache,
-            attention_mask=family.step_mask(base, (ago_RK >= 0)[:, None, None], ago_RK),
+            attention_mask=family.step_mask(body, (ago_RK >= 0)[:, None, None], ago_RK),
             **family.text_inputs(self.position_R[None, :, None].expand(3, -1, 1), None),
         )
         cache.place_R += self.alive_R

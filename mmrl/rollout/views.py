@@ -1,14 +1,13 @@
 """Changed views of a prompt: shuffled frames, mirrored or masked media, the question alone.
 
 The tokens stay (but for the question alone), and so do their positions and any times written beside frames; only what the
-vision tower is shown changes. Cached pixels are indexed, nothing is decoded again.
+towers are shown changes; masked sounds are silent. Cached pixels are indexed, nothing is decoded again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -55,11 +54,14 @@ def changed_prompt(
     if kind == "question_only":
         return encoder.without_media(sample, task)
     if kind != "shuffle":
-        return replace(
-            prompt, visuals=tuple(encoder.visuals.changed(v, kind) for v in prompt.visuals)
-        )
+        # a mirror leaves sounds as they are
+        shown = {v for v in prompt.visuals if kind == "mask" or v.kind != "audio"}
+        if not shown:
+            return None
+        changed = [encoder.visuals.changed(v, kind) if v in shown else v for v in prompt.visuals]
+        return replace(prompt, visuals=tuple(changed))
     rng = np.random.default_rng(tuple(seed))
-    changed: list[Any] = []
+    changed = []
     for visual in prompt.visuals:
         order = shuffled_order(visual.frames, rng, unit) if visual.kind == "video" else None
         changed.append(

@@ -257,14 +257,15 @@ class Batch:
 
     def _forward(self, token_R: torch.Tensor) -> None:
         self._mask_RK = torch.nn.functional.pad(self._mask_RK, (0, 1), value=True)
-        base, family = self.policy.base.model, self.policy.family
+        body, family = self.policy.body, self.policy.family
         rows, width = self._mask_RK.shape
         ago_RK = torch.arange(width - 1, -1, -1, device=self._mask_RK.device).expand(rows, -1)
-        out = base(
+        out = family.forward(
+            body,
             input_ids=token_R[:, None],
             use_cache=True,
             past_key_values=self._cache,
-            attention_mask=family.step_mask(base, self._mask_RK[:, None, None, :], ago_RK),
+            attention_mask=family.step_mask(body, self._mask_RK[:, None, None, :], ago_RK),
             **family.text_inputs(self._position_R[None, :, None].expand(3, -1, 1), None),
         )
         self._hidden_RH, self._position_R = out.last_hidden_state[:, -1], self._position_R + 1

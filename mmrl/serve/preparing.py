@@ -84,6 +84,7 @@ def build(recipe: Recipe) -> Encoder:
     import torch
     from transformers import AutoModelForImageTextToText
 
+    from mmrl.policy.families import family_of
     from mmrl.policy.loading import build_encoder
 
     with torch.device("meta"):  # rotary positions need the model's settings, no weights
@@ -98,7 +99,7 @@ def build(recipe: Recipe) -> Encoder:
     )
     return build_encoder(
         recipe.processor,
-        model.model,
+        family_of(model.config).body(model),
         recipe.template,
         data,
         recipe.max_prompt_tokens,

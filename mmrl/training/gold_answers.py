@@ -37,7 +37,12 @@ def context_for(
     """The reward context of a sample's prompt before anything was generated."""
     prompt = policy.encoder(sample, task)
     return RewardContext(
-        step, total_steps, policy.template.frame, prompt.images, videos=prompt.videos
+        step,
+        total_steps,
+        policy.template.frame,
+        prompt.images,
+        videos=prompt.videos,
+        audios=prompt.audios,
     )
 
 
@@ -115,7 +120,7 @@ class GoldAnswers:
                         acting[place] = episodes[0]
                         continue
                     prompt = encoder(sample, task)
-                    encoder.visuals.pin(prompt.visuals, self.policy.tower())
+                    self.policy.pin(prompt.visuals)
                     items.append(PackItem(prompt, (gold_ids(self.policy, sample, task),)))
                 except (MediaError, DataError) as error:
                     stop_at_broken_media(error, sample, self.config.data.on_error)

@@ -109,7 +109,7 @@ def restore_media(
         path
         for source in sources
         for sample in source.samples
-        for path in (*sample.images, *sample.videos)
+        for path in (*sample.images, *sample.videos, *sample.audios)
     }
     if why := world.gather([record.changes(paths) if world.is_main else ""])[0]:
         raise DataError(

@@ -95,7 +95,7 @@ class OptimizerSteps:
                         visuals = turn.prompt.visuals
                         if (group := self.engine.sequence) is not None:
                             visuals = tuple(v for v in visuals if group.owner(v) == group.rank)
-                        self.policy.encoder.visuals.pin(visuals, self.policy.tower())
+                        self.policy.pin(visuals)
         count, total = agree(self.world, len(plan), share)
         return count - len(plan), total
 

@@ -41,20 +41,21 @@ _MOST_BYTES = 64 << 20  # of what is said about one picture or clip, both ways
 
 @dataclass(frozen=True)
 class Media:
-    """One picture or clip of a sample, for the visual cache with the number `recipe`."""
+    """One picture, clip or sound of a sample, for the visual cache with the number `recipe`."""
 
     recipe: int
-    kind: str  # image or video
+    kind: str  # image, video or audio
     path: str
     overrides: Mapping[str, Any] | None = field(default=None, compare=False)
     mark: str = ""  # the overrides as text, for comparison
 
 
 def media_of(sample: Sample, recipe: int = 0) -> list[Media]:
-    """Pictures, then clips of `sample`, in the order in which the encoder asks for them."""
+    """Pictures, then clips, then sounds of `sample`, in the order in which the encoder asks for them."""
     return [
         *(_media(recipe, "image", path, image_overrides(sample)) for path in sample.images),
         *(_media(recipe, "video", path, sample.params.get("video")) for path in sample.videos),
+        *(_media(recipe, "audio", path, None) for path in sample.audios),
     ]
 
 
@@ -68,10 +69,7 @@ def prepare(visuals: Any, media: Media) -> str:
     'present' when it was there, 'built' when it was not, 'uncached' when there is no room for it on the disk.
     """
     built, uncached = visuals.stats.built, visuals.store.counts["uncached"]
-    if media.kind == "image":
-        visuals.image(media.path, media.overrides)
-    else:
-        visuals.video(media.path, media.overrides)
+    visuals.refer(media.kind, media.path, media.overrides)
     return (
         "uncached"
         if visuals.store.counts["uncached"] > uncached
@@ -96,6 +94,9 @@ def _portable(visuals: Any) -> bytes:
         reader=visuals.reader,
         no_clips=visuals.no_clips,
         clips=visuals.own_clips,
+        ears=visuals.ears,
+        no_audio=visuals.no_audio,
+        max_seconds=visuals.max_seconds,
         store=visuals.store,
         memory_bytes=0,
         keep_features=False,

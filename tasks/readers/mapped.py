@@ -6,9 +6,10 @@
     mmrl tasks check ocr --data rows.parquet --param "reader={columns: {image: img, question: prompt, answer: text}}"
 
 A name may be a path: keys and places of lists (from 0, from the end with -1) between dots; a column that has the whole name goes
-first. Fields: question and answer (needed), image and video (one or a list; pictures also as bytes or {"bytes", "path"}), id,
-task (for mixed), source, options, and params.NAME for anything a task reads in params. A message's content may be a list of parts
-(TRL): its texts are joined. Placeholders <image> and <video> in the question must be as many as the media, or none.
+first. Fields: question and answer (needed), image, video and audio (one or a list; pictures also as bytes or {"bytes",
+"path"}), id, task (for mixed), source, options, and params.NAME for anything a task reads in params. A message's content may be a
+list of parts (TRL): its texts are joined. Placeholders <image>, <video> and <audio> in the question must be as many as the
+media, or none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.tasks.readers.answers import listed, options_in, split_options
+from mmrl.tasks.readers.audios import audio_names, resolve_audio, without_audio_marks
 from mmrl.tasks.readers.common import (
     Check,
     Readout,
@@ -36,7 +38,7 @@ from mmrl.types import Sample
 
 __all__ = ["FIELDS", "read_mapped"]
 
-FIELDS = ("id", "task", "image", "video", "question", "answer", "source", "options")
+FIELDS = ("id", "task", "image", "video", "audio", "question", "answer", "source", "options")
 """What a column may be mapped to, beside params.NAME."""
 
 _MISSING = object()
@@ -151,6 +153,7 @@ def read_mapped(
     image_root: str | None = None,
     media_dir: str | None = None,
     video_root: str | None = None,
+    audio_root: str | None = None,
     video: Mapping[str, Any] | None = None,
     probe: bool = True,
     frame: str = "abs_orig",
@@ -185,9 +188,11 @@ def read_mapped(
             media = load_media(
                 videos, [picture(value, root, folder) for value in values], clips, size_of
             )
-            question = ask(
-                _words(_column(row, names, "question")), media, names["question"], exact=False
-            )
+            hears = Path(audio_root) if audio_root else root
+            sounds = audio_names(_column(row, names, "audio"))
+            words = text_of(_words(_column(row, names, "question")), names["question"])
+            words = without_audio_marks(words, len(sounds), names["question"])
+            question = ask(words, media, names["question"], exact=False)
             params = {
                 **media.params,
                 **{
@@ -218,6 +223,7 @@ def read_mapped(
                 images=media.images,
                 videos=media.videos,
                 params=params,
+                audios=tuple(resolve_audio(name, hears) for name in sounds),
             )
 
         return collect(file, rows_of(file), convert, on_error)

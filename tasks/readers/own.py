@@ -3,9 +3,10 @@
     {"id": "7", "image": "images/7.png", "question": "red circle", "answer": [10, 12, 60, 61], "frame": "abs_orig"}
 
 What an answer is belongs to the task (see its check_answer). `images` (a list) may stand for `image`; `task` names the
-row's task where one file mixes several; `video` or `videos` name clips (files, or folders of frames); `frame` (abs_orig,
-rel1000 or rel1; default abs_orig), `source` and `params` are optional; a missing id becomes '<file name>-<line>'. Paths are
-relative to the file, or to `image_root` (clips: `video_root`).
+row's task where one file mixes several; `video` or `videos` name clips (files, or folders of frames), `audio` or `audios` sounds
+(wav, flac, mp3 ..., or a clip whose sound is meant); `frame` (abs_orig, rel1000 or rel1; default abs_orig), `source` and
+`params` are optional; a missing id becomes '<file name>-<line>'. Paths are relative to the file, or to `image_root` (clips:
+`video_root`, sounds: `audio_root`).
 
     python -c "from mmrl.tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
 """
@@ -21,6 +22,7 @@ from typing import Any
 from mmrl.data.bounds import lines_bounded, read_bounded
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
+from mmrl.tasks.readers.audios import resolve_audio
 from mmrl.tasks.readers.common import (
     MAP_COLUMNS,
     Check,
@@ -48,6 +50,8 @@ _KEYS = (
     "images",
     "video",
     "videos",
+    "audio",
+    "audios",
     "question",
     "answer",
     "frame",
@@ -171,6 +175,7 @@ def sample_from_row(
     check: Check = check_answer_box,
     only_mine: bool = False,
     video_root: Path | None = None,
+    audio_root: Path | None = None,
 ) -> Sample:
     """One own-format row -> Sample, its answer as `check` gives it. Raises RowError, MediaError, SkipRow.
 
@@ -198,6 +203,7 @@ def sample_from_row(
             )
     images = tuple(resolve_image(name, root) for name in _paths(row, "image"))
     videos = tuple(resolve_video(name, video_root or root) for name in _paths(row, "video"))
+    audios = tuple(resolve_audio(name, audio_root or root) for name in _paths(row, "audio"))
     params = row.get("params", {})
     if not isinstance(params, dict):
         raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
@@ -237,6 +243,7 @@ def sample_from_row(
         images=images,
         videos=videos,
         params=params,
+        audios=audios,
     )
 
 
@@ -255,6 +262,7 @@ def read_own(
     *,
     image_root: str | None = None,
     video_root: str | None = None,
+    audio_root: str | None = None,
     task: str = "grounding",
     frame: str = "abs_orig",
     only_mine: bool = False,
@@ -267,6 +275,7 @@ def read_own(
     check_frame(frame)
     root = Path(image_root) if image_root else file.parent
     clips = Path(video_root) if video_root else root
+    sounds = Path(audio_root) if audio_root else root
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         return [
@@ -281,6 +290,7 @@ def read_own(
                 check=check,
                 only_mine=only_mine,
                 video_root=clips,
+                audio_root=sounds,
             )
         ]
 

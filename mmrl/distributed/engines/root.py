@@ -7,8 +7,8 @@ FSDP2 and ZeRO-3 gather weights in hooks around a module's forward. mmrl never c
 calls model.model for hidden states and uses lm_head.weight directly, in chunks that are computed again in backward. So the hooks
 belong to a module that surrounds all of that. It returns plain tuples of tensors, which is what the hooks of backward look for.
 
-A vision tower of which nothing is trained stays outside, whole on every process: its features come from the cache or are computed
-without asking anybody (mmrl/policy/vision.py).
+A vision or audio tower of which nothing is trained stays outside, whole on every process: its features come from the cache or
+are computed without asking anybody (mmrl/policy/vision.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Root"]
 
 
 class Root(nn.Module):
-    """The language model, the output layer and, where something in it is trained, the vision tower of a policy's `model`; and
+    """The language model, the output layer and, where something in them is trained, the towers of a policy's `model`; and
     its `heads`.
 
     These are the model's own modules, adapters included, under names of their own: `blocks` are those that may be gathered one
@@ -35,13 +35,15 @@ class Root(nn.Module):
     def __init__(self, model: Any, heads: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        parts = family_of(base.config).parts
-        self.language_model, self.lm_head = parts.decoder(base.model), base.lm_head
-        self.blocks: list[nn.Module] = parts.decoder_layers(base.model)
-        if any(p.requires_grad for p in parts.vision_parameters(base.model)):
-            for name, module in parts.vision_modules(base.model).items():
-                self.add_module(name, module)
-            self.blocks += parts.blocks(base.model)
+        family = family_of(base.config)
+        parts, body = family.parts, family.body(base)
+        self.language_model, self.lm_head = parts.decoder(body), base.lm_head
+        self.blocks: list[nn.Module] = parts.decoder_layers(body)
+        for encoders in parts.encoders(body):
+            if any(p.requires_grad for p in encoders.parameters):
+                for name, module in encoders.modules.items():
+                    self.add_module(name, module)
+                self.blocks += encoders.blocks
         self.heads = nn.ModuleDict(heads)
 
     def forward(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

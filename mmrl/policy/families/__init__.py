@@ -19,7 +19,8 @@ from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.glm import Glm4V, Glm4VMoe
 from mmrl.policy.families.idefics import Idefics3, SmolVLM
 from mmrl.policy.families.llava import LlavaOneVision
-from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35
+from mmrl.policy.families.omni import Qwen25Omni
+from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35, Qwen35Moe
 from mmrl.policy.families.tiles import InternVL
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "family_named",
     "family_of",
     "family_of_processor",
+    "part_config",
 ]
 
 GROUP = "mmrl.families"
@@ -41,6 +43,8 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     Qwen3VL(),
     Qwen3VLMoe(),
     Qwen35(),
+    Qwen35Moe(),
+    Qwen25Omni(),
     Glm4V(),
     Glm4VMoe(),
     InternVL(),
@@ -93,6 +97,15 @@ def family_of(config: Any) -> ModelFamily:
         f"expected a model of a known family (model_type {', '.join(known)}), found '{config.model_type}'; "
         "`mmrl families list` names them, and a package can add one (mmrl.policy.families.contract)"
     )
+
+
+def part_config(config: Any) -> Any:
+    """A checkpoint's configuration, or of it the part that its family trains (a thinker without what speaks for it); that of an
+    unknown family as it is."""
+    for family in families().values():
+        if config.model_type in family.model_types:
+            return family.part_config(config)
+    return config
 
 
 def family_of_processor(processor: Any) -> ModelFamily:

@@ -28,25 +28,28 @@ if TYPE_CHECKING:
     import torch
 
     from mmrl.policy.tiny import TinySpec
+    from mmrl.video.audio import AudioReader
     from mmrl.video.clips import ClipReader
     from mmrl.video.pictures import PictureReader
     from mmrl.video.references import Features, Visual
 
-__all__ = ["PARTS", "ModelFamily", "Parts"]
+__all__ = ["PARTS", "Encoders", "ModelFamily", "Parts", "sense_of"]
 
 T = TypeVar("T")
 
-PARTS = ("vision", "projector", "language")
-"""What model.freeze names."""
+PARTS = ("vision", "projector", "language", "audio")
+"""What model.freeze names; the last where a family hears."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts of a model are, as names below its base model (`model.model` of transformers' class for generation).
+    """Where the parts of a model are, as names below its body (`ModelFamily.body`, mostly `model.model` of transformers' class for
+    generation).
 
     `vision` holds all that only pictures run through, the tower first and the projector with it; a parameter of it belongs to the
     projector when its name contains one of `projector`. `tower_blocks` are the tower's repeated blocks and `layers` those of the
-    language model: what a sharded engine gathers one after the other.
+    language model: what a sharded engine gathers one after the other. `hearing` holds all that only sounds run through, with
+    `hearing_blocks` repeated; () where the family does not hear.
     """
 
     vision: tuple[str, ...] = ("visual",)
@@ -56,11 +59,20 @@ class Parts:
     layers: str = "language_model.layers"
     loose: tuple[str, ...] = ()
     """Parameters of the base model itself that belong to the projector."""
+    hearing: tuple[str, ...] = ()
+    hearing_blocks: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of PARTS that there are."""
+        return PARTS if self.hearing else PARTS[:-1]
 
     def part_of(self, parameter: str) -> str:
-        """ "vision", "projector" or "language", by the name of a parameter."""
+        """ "vision", "projector", "language" or "audio", by the name of a parameter."""
         if parameter.rsplit(".", 1)[-1] in self.loose:
             return "projector"
+        if any(f".{name}." in f".{parameter}." for name in self.hearing):
+            return "audio"
         if not any(f".{name}." in f".{parameter}." for name in self.vision):
             return "language"
         return "projector" if any(name in parameter for name in self.projector) else "vision"
@@ -78,6 +90,27 @@ class Parts:
         """The tower's repeated blocks."""
         return list(attrgetter(self.tower_blocks)(base))
 
+    def encoders(self, base: Any) -> list[Encoders]:
+        """The vision tower with its projector, then, where there is one, the audio tower."""
+        found = [
+            Encoders(
+                "vision",
+                self.vision_modules(base),
+                self.vision_parameters(base),
+                self.blocks(base),
+            )
+        ]
+        if self.hearing:
+            modules = {name: attrgetter(name)(base) for name in self.hearing}
+            parameters = [p for m in modules.values() for p in m.parameters()]
+            blocks = list(attrgetter(self.hearing_blocks)(base))
+            found.append(Encoders("audio", modules, parameters, blocks))
+        return found
+
+    def frozen_encoders(self, base: Any) -> list[Encoders]:
+        """Those of which nothing is trained: their features are computed once."""
+        return [e for e in self.encoders(base) if not any(p.requires_grad for p in e.parameters)]
+
     def decoder(self, base: Any) -> Any:
         """The language model without its output layer."""
         return attrgetter(self.language)(base)
@@ -87,6 +120,21 @@ class Parts:
         return list(attrgetter(self.layers)(base))
 
 
+@dataclass(frozen=True)
+class Encoders:
+    """What media of one sense run through before the language model: `sense` is "vision" or "audio"."""
+
+    sense: str
+    modules: Mapping[str, Any]
+    parameters: Sequence[Any]
+    blocks: Sequence[Any]
+
+
+def sense_of(kind: str) -> str:
+    """The sense of media of a kind: "audio" for sounds, "vision" for pictures and clips."""
+    return "audio" if kind == "audio" else "vision"
+
+
 class ModelFamily(abc.ABC):
     """One family. Records are stateless: what they are asked for depends on the arguments alone.
 
@@ -94,7 +142,7 @@ class ModelFamily(abc.ABC):
     its processors. `frame` is the coordinate frame that released checkpoints were trained to emit, None where no source says so
     (model.frame must then be set); `source` is that source. `system` is the template's system text. `vllm` is the class that vLLM
     answers with, "" where mmrl's prompts cannot be handed to it. `refused` says what the family cannot do here, and why: keys are
-    "video", "pictures", "vllm", "lora" or names of checks.
+    "video", "audio", "pictures", "vllm", "lora" or names of checks.
     """
 
     name: ClassVar[str]
@@ -117,6 +165,20 @@ class ModelFamily(abc.ABC):
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
+    # the model
+
+    def part_config(self, config: Any) -> Any:
+        """The configuration of what is trained, where a checkpoint's own is that of more."""
+        return config
+
+    def body(self, model: Any) -> Any:
+        """What the parts lie below: of transformers' class for generation all but the output layer."""
+        return model.model
+
+    def forward(self, body: Any, **inputs: Any) -> Any:
+        """The body's forward: an output with last_hidden_state (R, T, H)."""
+        return body(**inputs)
+
     # prompts
 
     def chat_options(self) -> dict[str, Any]:
@@ -136,6 +198,20 @@ class ModelFamily(abc.ABC):
         """How the processor's clips are read, see mmrl.video.clips; None: as Qwen-VL's."""
         return None
 
+    def ears(self, processor: Any) -> AudioReader | None:
+        """How the processor's sounds are read, see mmrl.video.audio; None: the family does not hear."""
+        return None
+
+    @property
+    def no_audio(self) -> str:
+        """Why sounds are refused; "" where they are not."""
+        if self.parts.hearing:
+            return ""
+        return self.refused.get(
+            "audio",
+            f"a model of family {self.name} does not hear; use one that does (qwen2_5_omni), or leave the audio files out",
+        )
+
     @abc.abstractmethod
     def image_options(
         self, processor: Any, low: int | None, high: int | None
@@ -145,7 +221,7 @@ class ModelFamily(abc.ABC):
 
     @abc.abstractmethod
     def placeholders(self, processor: Any) -> dict[str, str]:
-        """Text of a placeholder in a chat -> "image" or "video"."""
+        """Text of a placeholder in a chat -> "image", "video" or "audio"."""
 
     @abc.abstractmethod
     def expand(self, processor: Any, visual: Visual) -> str:
@@ -153,7 +229,7 @@ class ModelFamily(abc.ABC):
 
     @abc.abstractmethod
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
-        """(1, P): 1 where a feature of a picture goes, 2 where one of a clip goes, 0 elsewhere."""
+        """(1, P): 1 where a feature of a picture goes, 2 where one of a clip goes, 3 where one of a sound goes, 0 elsewhere."""
 
     @abc.abstractmethod
     def banned(self, processor: Any) -> tuple[int, ...]:
@@ -177,7 +253,7 @@ class ModelFamily(abc.ABC):
         taken = ["image" if self.clips_are_pictures else kind for kind in kinds]
         return {
             name: [v for v, kind in zip(visuals, taken, strict=True) if kind == name]
-            for name in ("image", "video")
+            for name in ("image", "video", "audio")
         }
 
     @abc.abstractmethod
@@ -201,7 +277,8 @@ class ModelFamily(abc.ABC):
     def features(
         self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]
     ) -> list[Features]:
-        """What tower and projector make of visuals of one kind, their pixels one after the other."""
+        """What tower and projector make of visuals of one kind, their pixels one after the other; of sounds what the audio tower
+        makes of their frames."""
 
     @abc.abstractmethod
     def encoded(self, base: Any, features: Sequence[Features]) -> Any:
@@ -210,6 +287,10 @@ class ModelFamily(abc.ABC):
     @abc.abstractmethod
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """Shape (n, D) of the smallest pixels there are, and their grid."""
+
+    def idle_sound(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        """As `idle`, of the shortest sound there is."""
+        raise NotImplementedError(self.no_audio)
 
     @abc.abstractmethod
     def patches(self, config: Any) -> tuple[int, int]:

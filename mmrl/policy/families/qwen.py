@@ -1,9 +1,10 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and as a mixture of experts; Qwen3.5, most of whose layers carry a state."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL; Qwen3.5, most of whose layers carry a state; the last two also as mixtures of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -12,7 +13,7 @@ from mmrl.policy.families.grid import GridFamily
 if TYPE_CHECKING:
     from mmrl.policy.tiny import TinySpec
 
-__all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL", "Qwen35"]
+__all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL", "Qwen35", "Qwen35Moe"]
 
 
 class _Qwen(GridFamily):
@@ -119,7 +120,6 @@ class Qwen35(_Qwen):
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""
-        import transformers as hf
 
         dense, processor = super().tiny(replace(spec, arch="qwen3_vl"))
         text, vision = dense.text_config.to_dict(), dense.vision_config.to_dict()
@@ -145,4 +145,34 @@ class Qwen35(_Qwen):
                 "mrope_interleaved": True,
             },
         }
-        return hf.Qwen3_5Config(text_config=text, vision_config=vision, **_ids(dense)), processor
+        return self._config(text, vision, spec)(**_ids(dense)), processor
+
+    def _config(
+        self, text: dict[str, Any], vision: dict[str, Any], spec: TinySpec
+    ) -> Callable[..., Any]:
+        """The configuration's class with its two parts."""
+        from transformers import Qwen3_5Config
+
+        return partial(Qwen3_5Config, text_config=text, vision_config=vision)
+
+
+class Qwen35Moe(Qwen35):
+    """Qwen3.5 as a mixture of experts. A LoRA adapter of the default `model.lora.target_modules` reaches attention and the expert
+    that every token goes through; the others and routers stay as they are."""
+
+    name = "qwen3_5_moe"
+    model_types = ("qwen3_5_moe",)
+
+    def _config(
+        self, text: dict[str, Any], vision: dict[str, Any], spec: TinySpec
+    ) -> Callable[..., Any]:
+        from transformers import Qwen3_5MoeConfig
+
+        text.pop("intermediate_size")
+        text |= {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": spec.hidden,
+            "shared_expert_intermediate_size": spec.hidden,
+        }
+        return partial(Qwen3_5MoeConfig, text_config=text, vision_config=vision)

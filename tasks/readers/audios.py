@@ -1,0 +1,66 @@
+"""Audio files of data rows: where they are. They are opened when they are heard (mmrl.video.audio).
+
+python -c "from pathlib import Path; from mmrl.tasks.readers.audios import resolve_audio; print(resolve_audio('a.wav', Path()))"
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrl.errors import MediaError
+from mmrl.tasks.readers.common import RowError
+
+__all__ = ["audio_names", "resolve_audio", "without_audio_marks"]
+
+_MARK = "<audio>"
+
+
+def audio_names(value: Any) -> list[str]:
+    """Names of a column with one sound or a list of them; a sound may be a path, {"path"} or {"audio"}. Raises RowError."""
+    if value in (None, "", []):
+        return []
+    names = []
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        name = item.get("path", item.get("audio")) if isinstance(item, Mapping) else item
+        held = isinstance(item, Mapping) and item.get("bytes") is not None
+        if held or not isinstance(name, str) or not name.strip():
+            raise RowError(
+                "a path to an audio file",
+                repr(item)[:80],
+                "bytes inside rows are not read: store the sound in a file",
+            )
+        names.append(name)
+    return names
+
+
+def without_audio_marks(text: str, sounds: int, name: str) -> str:
+    """A question without its <audio> placeholders, which must be as many as the sounds, or none. Raises RowError."""
+    found = text.count(_MARK)
+    if found not in (0, sounds):
+        raise RowError(
+            f"{sounds} {_MARK} placeholders, one per sound, or none",
+            f"{found} placeholders and {sounds} sounds",
+            f"add or remove {_MARK} in '{name}'",
+        )
+    return " ".join(part.strip() for part in text.split(_MARK) if part.strip()) if found else text
+
+
+def resolve_audio(name: Any, root: Path) -> str:
+    """Path of an audio file, relative names below `root`. Raises RowError, MediaError (missing)."""
+    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
+        raise RowError("a path to an audio file", repr(name)[:80], "give 'audio' as a string")
+    text = os.fspath(name)
+    path = text if "://" in text else os.path.normpath(root / text)
+    if not os.path.isfile(path):
+        fix = (
+            "download it first, addresses are not fetched"
+            if "://" in text
+            else "check the path, or say where the sounds are: params.reader.audio_root=FOLDER"
+        )
+        raise MediaError(
+            f"expected an audio file, found none at {path}; {fix}", kind="missing", path=path
+        )
+    return path

@@ -1,0 +1,347 @@
+"""Sounds: an audio file, or the sound of a clip, as the samples and frames that a model hears.
+
+    samples_N = read_audio("speech.mp3", rate=16000, max_seconds=300.0)      # float32, mono
+    frames_nD = MelReader(processor.feature_extractor).read(samples_N)       # log-mel, exactly what the processor makes
+
+PyAV decodes. Channels are averaged and the result is resampled (FFmpeg's swresample) to the rate that the processor wants; nothing
+is cut, padded with silence or repaired: every failure is a MediaError whose kind says what is wrong (missing, empty, truncated,
+corrupt, no_audio, unsupported, too_short, too_long). How long a file says that it is, is compared with the limit before anything is
+decoded, and what comes out of it while it is decoded.
+
+    python -c "from mmrl.video.audio import probe_audio; print(probe_audio('speech.mp3'))"
+
+Legend: N samples, n frames, D mel bins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from mmrl.errors import MediaError
+from mmrl.video.bounds import check_declared_frames, container_options
+from mmrl.video.containers import is_cut
+from mmrl.video.probing import import_library
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "AudioInfo",
+    "AudioReader",
+    "MelReader",
+    "SoundCodec",
+    "probe_audio",
+    "read_audio",
+    "tokens_of",
+    "too_long",
+]
+
+_SILENCE = -1.5  # log-mel of no sound at all: (log10(1e-10) + 4) / 4
+_SIGNATURES = (b"fLaC", b"RIFF", b"OggS", b"ID3")
+_UNTOLD = (0, 0xFFFFFFFF)  # what a WAV written into a pipe declares as its length
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What an audio file's header says: seconds (None where it does not tell), samples per second, channels, name of the codec."""
+
+    path: str
+    duration_s: float | None
+    rate: int
+    channels: int
+    codec: str
+
+
+def _head(path: str) -> bytes:
+    """First bytes of the file. Raises MediaError where there is none to read."""
+    if not os.path.exists(path):
+        hint = "download it first, addresses are not fetched" if "://" in path else "check the path"
+        raise MediaError(
+            f"expected an audio file, found none at {path}; {hint}", kind="missing", path=path
+        )
+    if not os.path.isfile(path):  # opening a pipe may wait for ever
+        what = "a folder" if os.path.isdir(path) else "a pipe or device"
+        raise MediaError(
+            f"expected an audio file, found {what}: {path}; give the file itself",
+            kind="unsupported",
+            path=path,
+        )
+    try:
+        with open(path, "rb") as handle:
+            head = handle.read(16)
+    except OSError as err:
+        raise MediaError(
+            f"expected a readable audio file at {path} ({err}); check its permissions",
+            kind="missing",
+            path=path,
+        ) from err
+    if not head:
+        raise MediaError(
+            f"expected an audio file, found an empty file: {path}; copy or download it again",
+            kind="empty",
+            path=path,
+        )
+    return head
+
+
+def _is_cut(path: str, head: bytes) -> bool:
+    told = int.from_bytes(head[4:8].ljust(4, b"\0"), "little")
+    return not (head.startswith(b"RIFF") and told in _UNTOLD) and is_cut(path, head)
+
+
+def _truncated(path: str, why: object) -> MediaError:
+    return MediaError(
+        f"expected a complete audio file, found one that ends too early: {path} ({why}); copy or download it again",
+        kind="truncated",
+        path=path,
+    )
+
+
+def _corrupt(path: str, why: object) -> MediaError:
+    return MediaError(
+        f"expected sound samples, found damage in {path} ({why}); copy it again, or convert it with ffmpeg",
+        kind="corrupt",
+        path=path,
+    )
+
+
+def too_long(path: str, found: str, most: float) -> MediaError:
+    """The error of a sound that lasts longer than `most` seconds."""
+    return MediaError(
+        f"expected at most {most:g} s of sound, found {found} in {path}; cut it, or raise data.audio.max_seconds as far as the "
+        "model's processor goes",
+        kind="too_long",
+        path=path,
+    )
+
+
+class _Opened:
+    """An open file with the audio stream that is heard; a context manager."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.av = path, import_library("av")
+        self.head = _head(path)
+        check_declared_frames(path, self.head)
+        try:
+            self.container = self.av.open(
+                "file:" + os.path.abspath(path),
+                options=container_options(),
+                metadata_errors="replace",
+            )
+        except (self.av.error.FFmpegError, ValueError, OSError) as err:
+            if _is_cut(path, self.head):
+                raise _truncated(path, err) from err
+            if self.head.startswith(_SIGNATURES):
+                raise _corrupt(path, f"its header is broken: {err}") from err
+            raise MediaError(
+                f"expected an audio file (wav, flac, mp3, ogg, m4a, ...), found unknown content in {path} ({err}); convert it "
+                "with ffmpeg",
+                kind="unsupported",
+                path=path,
+            ) from err
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.container.close()
+
+    @property
+    def stream(self) -> Any:
+        """The stream that is heard. Raises MediaError."""
+        found = self.container.streams.best("audio")
+        if found is None and _is_cut(self.path, self.head):
+            raise _truncated(self.path, "its list of streams is incomplete")
+        if found is None:
+            raise MediaError(
+                f"expected a file with sound, found no audio stream in {self.path}; leave the row out or give another file",
+                kind="no_audio",
+                path=self.path,
+            )
+        if found.codec_context is None or not found.codec_context.sample_rate:
+            raise MediaError(
+                f"expected sound that FFmpeg decodes, found a codec it does not know in {self.path}; convert it to flac",
+                kind="unsupported",
+                path=self.path,
+            )
+        return found
+
+    def seconds(self, stream: Any) -> float | None:
+        """How long the file says that it is."""
+        if stream.duration is not None and stream.time_base is not None:
+            return float(stream.duration * stream.time_base)
+        whole = self.container.duration
+        return None if whole is None else whole / float(self.av.time_base)
+
+
+def probe_audio(path: str | os.PathLike[str]) -> AudioInfo:
+    """Facts of an audio file, or of a clip's sound, from its header. Raises MediaError; MissingExtraError without PyAV."""
+    name = os.fspath(path)
+    with _Opened(name) as opened:
+        stream = opened.stream
+        context = stream.codec_context
+        return AudioInfo(
+            name, opened.seconds(stream), context.sample_rate, context.channels, context.name
+        )
+
+
+def _decoded(opened: _Opened, stream: Any, max_seconds: float) -> Iterator[np.ndarray]:
+    """Mono float32 pieces at the file's own rate. Raises MediaError."""
+    av, path = opened.av, opened.path
+    stream.codec_context.thread_count = 1
+    to_float, count, rate = av.AudioResampler(format="fltp"), 0, stream.codec_context.sample_rate
+
+    def mono(frame: Any) -> Iterator[np.ndarray]:
+        nonlocal count
+        for whole in to_float.resample(frame):
+            values_CN = whole.to_ndarray()
+            if not np.isfinite(values_CN).all():
+                raise _corrupt(path, "samples that are not finite numbers")
+            count += values_CN.shape[1]
+            if count > max_seconds * rate:
+                raise too_long(path, "more", max_seconds)
+            yield values_CN.mean(0, dtype=np.float32)
+
+    try:
+        for frame in opened.container.decode(stream):
+            if frame.is_corrupt or frame.sample_rate != rate:
+                raise _corrupt(path, f"after {count / rate:.3f} s")
+            yield from mono(frame)
+        yield from mono(None)
+    except (av.error.FFmpegError, ValueError, IndexError) as err:
+        if isinstance(err, MediaError):
+            raise
+        raise _corrupt(path, f"after {count / rate:.3f} s: {err}") from err
+    declared = stream.duration if stream.codec_context.name == "flac" else None
+    if declared is not None and count < int(declared * stream.time_base * rate):
+        raise _truncated(path, f"{count / rate:.3f} s of {float(declared * stream.time_base):.3f}")
+
+
+def _resampled(av: Any, pieces: Iterator[np.ndarray], rate: int, wanted: int) -> np.ndarray:
+    if rate == wanted:
+        return np.concatenate([np.zeros(0, np.float32), *pieces])
+    resampler, found, count = av.AudioResampler("flt", "mono", wanted), [], 0
+    for piece in pieces:
+        frame = av.AudioFrame.from_ndarray(piece[None], format="flt", layout="mono")
+        frame.sample_rate, frame.pts = rate, count
+        count += len(piece)
+        found += [f.to_ndarray()[0] for f in resampler.resample(frame)]
+    found += [f.to_ndarray()[0] for f in resampler.resample(None)] if count else []
+    return np.concatenate([np.zeros(0, np.float32), *found])
+
+
+def read_audio(path: str | os.PathLike[str], *, rate: int, max_seconds: float) -> np.ndarray:
+    """The sound of a file as float32 samples (N,), mono, `rate` of them per second; at most `max_seconds` of it.
+
+    Channels are averaged. Raises MediaError: missing, empty, truncated, corrupt, no_audio, unsupported, too_long; MissingExtraError
+    without PyAV.
+    """
+    name = os.fspath(path)
+    with _Opened(name) as opened:
+        stream = opened.stream
+        if _is_cut(name, opened.head):
+            raise _truncated(name, "its header declares more")
+        told = opened.seconds(stream)
+        if told is not None and told > max_seconds + 0.1:  # times in a header are rounded
+            raise too_long(name, f"{told:.1f} s", max_seconds)
+        own = stream.codec_context.sample_rate
+        samples_N = _resampled(opened.av, _decoded(opened, stream, max_seconds), own, rate)
+    if not len(samples_N):
+        raise MediaError(
+            f"expected sound, found no sample in {name}; leave the row out or give another file",
+            kind="empty",
+            path=name,
+        )
+    return samples_N
+
+
+def tokens_of(frames: int) -> int:
+    """Tokens that the language model hears of so many frames, which the audio tower halves twice (Qwen2.5-Omni's)."""
+    return ((frames - 1) // 2 + 1 - 2) // 2 + 1
+
+
+class AudioReader(Protocol):
+    """What the visual cache asks of a family's feature extractor. Picklable: media workers have one of their own."""
+
+    @property
+    def part(self) -> Any:
+        """The processor's feature extractor."""
+
+    @property
+    def rate(self) -> int:
+        """Samples per second that it wants."""
+
+    @property
+    def most_seconds(self) -> float:
+        """The longest sound that it takes whole."""
+
+    def read(self, samples_N: np.ndarray) -> torch.Tensor:
+        """float32 frames (n, D) of mono samples at that rate. Raises MediaError for too few of them."""
+
+    def tokens(self, frames: int) -> int:
+        """How many tokens so many frames become."""
+
+
+class MelReader:
+    """A feature extractor that makes log-mel frames, 100 a second, as Whisper's and Qwen2.5-Omni's do."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+        self.rate = int(part.sampling_rate)
+        self.most_seconds = part.n_samples / part.sampling_rate
+
+    def read(self, samples_N: np.ndarray) -> torch.Tensor:
+        """See AudioReader. The extractor pads with silence as in the processor's call; frames of padding are left out again."""
+        out = self.part(
+            samples_N,
+            sampling_rate=self.rate,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        frames = int(out["attention_mask"][0].sum())
+        if self.tokens(frames) < 1:
+            raise MediaError(
+                f"expected sound of at least one token (30 ms), found {len(samples_N) / self.rate:.3f} s; leave the row out",
+                kind="too_short",
+            )
+        return out["input_features"][0, :, :frames].T.contiguous()
+
+    def tokens(self, frames: int) -> int:
+        """See AudioReader."""
+        return tokens_of(frames)
+
+
+class SoundCodec:
+    """Frames of sounds in the visual cache: kept as the extractor made them. The grid is (frames, 1, 1)."""
+
+    def __init__(self, reader: AudioReader) -> None:
+        self._reader = reader
+
+    @property
+    def layout(self) -> SoundCodec:
+        """Counts tokens, as a PatchLayout does."""
+        return self
+
+    def tokens(self, grid_thw: tuple[int, int, int]) -> int:
+        """How many tokens the language model hears."""
+        return self._reader.tokens(grid_thw[0])
+
+    def pack(self, frames_nD: torch.Tensor) -> torch.Tensor:
+        """As they are."""
+        return frames_nD
+
+    def unpack(self, frames_nD: torch.Tensor) -> torch.Tensor:
+        """As they are."""
+        return frames_nD
+
+    def grey(self, frames_nD: torch.Tensor) -> torch.Tensor:
+        """As many frames of silence."""
+        import torch
+
+        return torch.full_like(frames_nD, _SILENCE)
