@@ -204,8 +204,11 @@ def _digest(samples: Sequence[Sample]) -> str:
     """'<count> samples, rows <hash of all fields>': what the rows say. The bytes of media are mmrl.training.media_record's."""
     digest = hashlib.blake2b(digest_size=8)
     for x in samples:
-        row = (x.id, x.task, x.source, x.question, x.answer, x.images, x.videos, dict(x.params))
-        row += (x.audios,) if x.audios else ()
+        row: tuple[Any, ...] = (
+            *(x.id, x.task, x.source, x.question, x.answer),
+            *(x.images, x.videos, dict(x.params)),
+            *((x.audios,) if x.audios else ()),
+        )
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
     return f"{len(samples)} samples, rows {digest.hexdigest()}"
 

@@ -126,7 +126,9 @@ def _each_once(
 ) -> tuple[list[Any], list[Any]]:
     """Features of `visuals`, in their order, out of exactly one run of each tower that is trained; and those of towers that had
     nothing to see or hear, of the smallest input there is, all zeros."""
-    family, found, idle = family_of(model.config), {}, []
+    family = family_of(model.config)
+    found: dict[int, Any] = {}
+    idle: list[Any] = []
     for sense, tower in towers.items():
         mine = {i: v for i, v in enumerate(visuals) if sense_of(v.kind) == sense}
         if tower is not None:
