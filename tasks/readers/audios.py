@@ -58,7 +58,7 @@ def resolve_audio(name: Any, root: Path) -> str:
         fix = (
             "download it first, addresses are not fetched"
             if "://" in text
-            else "check the path, or say where the sounds are: params.reader.audio_root=FOLDER"
+            else "check the path, or say where the sounds are: data.train[].params.reader.audio_root=FOLDER"
         )
         raise MediaError(
             f"expected an audio file, found none at {path}; {fix}", kind="missing", path=path

@@ -238,6 +238,8 @@ def _where_pictures_are(error: Exception) -> str:
     """For a picture that is not there: the key that says where the pictures are; '' for every other error."""
     if not isinstance(error, MediaError) or error.kind != "missing" or "://" in str(error.path):
         return ""
+    if "reader.audio_root" in str(error):  # said already, of sounds
+        return ""
     return (
         ", or say where the pictures are: data.train[].params.reader.image_root=FOLDER "
         "(data.eval[].params.reader.image_root for held-out data)"

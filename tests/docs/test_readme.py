@@ -63,16 +63,20 @@ def test_rows_in_the_readme_can_be_read(tmp_path: Path) -> None:
     rows = [
         json.loads(line) for line in dict.fromkeys(re.findall(r"^    (\{.*\})$", ALL, re.MULTILINE))
     ]
-    assert {row.get("task") for row in rows} == {None, "choice", "temporal_grounding", "tracking"}
+    tasks = {None, "choice", "temporal_grounding", "tracking", "open_text"}
+    assert {row.get("task") for row in rows} == tasks
     clip = draw_square_clip(tmp_path / "k.mp4", "red", (1, 3), 4.0)
     Image.new("RGB", (200, 200)).save(tmp_path / "kitchen.jpg")
+    sound = tmp_path / "sounds" / "8.flac"
+    sound.parent.mkdir()
+    sound.touch()
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"task": "grounding", **row}) + "\n" for row in rows), encoding="utf-8"
     )
     samples = list(Mixed().load(str(tmp_path / "rows.jsonl")))
-    assert [s.videos for s in samples if s.videos] == [(clip.folder,)] * 3 and len(samples) == len(
-        rows
-    ) == 4
+    assert [s.videos for s in samples if s.videos] == [(clip.folder,)] * 3
+    assert [s.audios for s in samples if s.audios] == [(str(sound),)]
+    assert len(samples) == len(rows) == 5
 
 
 def test_recipes_in_the_readme_exist_and_their_options_are_known() -> None:

@@ -1,4 +1,5 @@
-"""A task for the engine's own tests: any number of clips and pictures per question, a reward that random text sometimes earns.
+"""A task for the engine's own tests: any number of clips, pictures and sounds per question, a reward that random text
+sometimes earns.
 
 A randomly initialised model never writes a box, so tasks with sparse rewards would leave every group without signal.
 The reward is the share of characters in the first half of the alphabet: dense, deterministic and learnable.
@@ -32,6 +33,7 @@ class Album(Task):
                 None,
                 tuple(r["images"]),
                 tuple(r.get("videos", ())),
+                audios=tuple(r.get("audios", ())),
             )
             for r in rows
         ]
@@ -40,6 +42,7 @@ class Album(Task):
         media = [
             *({"type": "video"} for _ in sample.videos),
             *({"type": "image"} for _ in sample.images),
+            *({"type": "audio"} for _ in sample.audios),
         ]
         content = [*media, {"type": "text", "text": sample.question}]
         user = {"role": "user", "content": content}

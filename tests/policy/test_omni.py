@@ -14,28 +14,30 @@ import torch
 
 from mmrl.config import CacheConfig, DataConfig, LoraSettings, ModelConfig
 from mmrl.errors import ConfigError, DataError, MediaError
+from mmrl.evaluation.rescore import logged_context
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
+from mmrl.policy.vision import feature_rows
 from mmrl.rollout.views import changed_prompt
 from mmrl.tasks.readers.own import read_own
 from mmrl.types import Sample
 from mmrl.video.audio import read_audio
 from mmrl.video.media import open_image
-from tests.kits.clip_kit import clip
-from tests.kits.engine_kit import Album, fresh_policy, picture, policy, tiny_folder
+from tests.kits.clip_kit import Clips, clip
+from tests.kits.engine_kit import (
+    Album,
+    cli,
+    config_file,
+    fresh_policy,
+    picture,
+    policy,
+    read_jsonl,
+    small_run,
+    tiny_folder,
+)
 from tests.video.sound_kit import tone, write_sound
 
-
-class Heard(Album):
-    """Clips, pictures and sounds before the question."""
-
-    def messages(self, sample: Sample, template: Any) -> list[dict[str, Any]]:
-        kinds = {"video": sample.videos, "image": sample.images, "audio": sample.audios}
-        items = [{"type": kind} for kind, media in kinds.items() for _ in media]
-        return [{"role": "user", "content": [*items, {"type": "text", "text": sample.question}]}]
-
-
-TASK = Heard()
+TASK = Album()
 WORDS = ((7, 8, 9), (10,), (11, 12))
 
 
@@ -123,7 +125,7 @@ def test_wrong_items_and_long_sounds_are_told(tmp_path: Path) -> None:
     p = omni(max_seconds=2.0)
     path = write_sound(tmp_path / "a.wav", tone(0.5))
     with pytest.raises(DataError, match="one audio item per sound, found 0 items for 1 sounds"):
-        p.encoder(sample_of((path,)), Album())
+        p.encoder(sample_of((path,)), Clips())
     with pytest.raises(DataError, match=r"1 times <\|AUDIO\|> in the prompt, found 2"):
         p.encoder(replace(sample_of((path,)), question="<|AUDIO|>"), TASK)
     long = write_sound(tmp_path / "b.wav", tone(2.5))
@@ -184,6 +186,88 @@ def test_an_adapter_leaves_what_hears_alone() -> None:
     p = omni(lora=LoraSettings(r=4))
     assert all(n.startswith("base_model.model.model.layers.") for n, _ in p.trainable())
     assert p.tower("audio") is not None and p.tower() is not None
+
+
+def test_each_trained_tower_runs_once_whatever_is_shown(tmp_path: Path) -> None:
+    """As sharded engines need it: the same log-probs, and a gradient, of zeros, for a tower that had nothing to read."""
+    path = write_sound(tmp_path / "a.wav", tone(0.7))
+    samples = [
+        replace(sample_of(audios, images), id=str(i))
+        for i, (audios, images) in enumerate(
+            [((path,), ()), ((), (picture((112, 84)),)), ((path,), (picture((56, 56)),)), ((), ())]
+        )
+    ]
+    for freeze in ([], ["audio"], ["vision", "projector"]):
+        p = omni(freeze=freeze)
+        for sample in samples:
+            prompt = p.encoder(sample, TASK)
+            with torch.no_grad():
+                wanted = p.evaluate([prompt] * 3, WORDS).logp_N
+            p.lockstep = True
+            p.model.zero_grad(set_to_none=True)
+            found = p.evaluate([prompt] * 3, WORDS).logp_N
+            found.sum().backward()
+            p.lockstep = False
+            assert torch.allclose(found, wanted, atol=1e-5)
+            for encoders in p.family.parts.encoders(p.body):
+                named = {id(q): n for n, q in p.base.named_parameters()}
+                learned = [q for q in encoders.parameters if "audio_bos_eos" not in named[id(q)]]
+                trained = all(q.requires_grad for q in learned)
+                assert all((q.grad is not None) == trained for q in learned)
+                shown = {"vision": sample.images, "audio": sample.audios}[encoders.sense]
+                assert not trained or any(q.grad.any() for q in learned) == bool(shown)
+
+
+def test_rows_of_features_stand_in_the_order_of_their_tokens(tmp_path: Path) -> None:
+    """What processes that compute one row together exchange."""
+    first = write_sound(tmp_path / "a.wav", tone(0.7))
+    second = write_sound(tmp_path / "b.wav", tone(0.5, hertz=900.0))
+    for freeze in ([], ["audio"], ["audio", "vision", "projector"]):
+        p = omni(freeze=freeze)
+        cache = p.encoder.visuals
+        visuals = [cache.audio(first), cache.image(picture((112, 84))), cache.audio(second)]
+        with torch.no_grad():
+            rows = feature_rows(p.body, cache, visuals, p.device, p.towers())
+            parts = [
+                p.family.features(p.body, v.kind, cache.pixels(v), [v.grid_thw])[0].main
+                for v in visuals
+            ]
+        assert torch.allclose(rows, torch.cat(parts), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", [{}, {"freeze": ["vision", "projector", "audio"]}, {"lora": {"r": 4}}]
+)
+def test_a_run_learns_from_rows_with_sounds(model: dict[str, Any], tmp_path: Path) -> None:
+    """Media workers, cache on disk, rollouts, update and evaluation: log-probs of training are those of rollouts."""
+    rows = [
+        {
+            "id": str(i),
+            "question": "Which tone is it?",
+            "images": [picture((56, 56))] if i % 2 else [],
+            "audios": [write_sound(tmp_path / f"{i}.flac", tone(0.4 + i / 10, 22050), 22050)],
+        }
+        for i in range(6)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tiny_folder("qwen2_5_omni")
+    tree = small_run(
+        tmp_path,
+        str(file),
+        str(file),
+        model={"path": path, **model},
+        data={"cache": {"dir": str(tmp_path / "cache")}, "workers": 1},
+    )
+    cli("train", config_file(tmp_path / "run.yaml", tree))
+    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    gaps = [r["train/logprob_gap/max"] for r in metrics if "train/logprob_gap/max" in r]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    written = read_jsonl(tmp_path / "run" / "rollouts" / "step_000001.jsonl")
+    assert all(r["audio_sizes"] and r["sample"]["audios"] for r in written)
+    again = logged_context(written[0])
+    assert [a.duration_s for a in again.audios] == [written[0]["audio_sizes"][0]["duration_s"]]
 
 
 def _whole(folder: Path) -> dict[str, torch.Tensor]:
