@@ -42,6 +42,11 @@ __all__ = [
 ]
 
 _SILENCE = -1.5  # log-mel of no sound at all: (log10(1e-10) + 4) / 4
+_RATES = (
+    1000,
+    768_000,
+)  # samples per second; another rate would ask the resampler for a filter without bound
+_MOST_CHANNELS = 64
 _SIGNATURES = (b"fLaC", b"RIFF", b"OggS", b"ID3")
 _UNTOLD = (0, 0xFFFFFFFF)  # what a WAV written into a pipe declares as its length
 
@@ -166,6 +171,14 @@ class _Opened:
         if found.codec_context is None or not found.codec_context.sample_rate:
             raise MediaError(
                 f"expected sound that FFmpeg decodes, found a codec it does not know in {self.path}; convert it to flac",
+                kind="unsupported",
+                path=self.path,
+            )
+        rate, channels = found.codec_context.sample_rate, found.codec_context.channels
+        if not _RATES[0] <= rate <= _RATES[1] or not 1 <= channels <= _MOST_CHANNELS:
+            raise MediaError(
+                f"expected {_RATES[0]} to {_RATES[1]} samples per second in 1 to {_MOST_CHANNELS} channels, found {rate} in "
+                f"{channels}: {self.path}; convert it with ffmpeg",
                 kind="unsupported",
                 path=self.path,
             )

@@ -134,6 +134,45 @@ def test_a_long_sound_is_refused_before_it_is_decoded(
     assert kind_of(path, 2.0) == "too_long"
 
 
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.ogg", "a.m4a"])
+def test_a_damaged_file_is_heard_or_refused(name: str, tmp_path: Path) -> None:
+    """Whatever its bytes are: finite samples within the limit, or an error with a kind."""
+    path = Path(write_sound(tmp_path / name, tone(0.5, 48000), 48000))
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    kinds = set()
+    for trial in range(60):
+        bad = bytearray(data)
+        for _ in range(rng.integers(1, 6)):
+            # headers as often as sounds
+            bad[rng.integers(0, min(len(bad), 80) if trial % 2 else len(bad))] = rng.integers(256)
+        path.write_bytes(bad)
+        try:
+            found = read(path, most=2.0)
+            assert np.isfinite(found).all() and 0 < len(found) <= 2 * 16000 + 400
+        except MediaError as err:
+            kinds.add(err.kind)
+    assert kinds <= {"corrupt", "truncated", "unsupported", "no_audio", "empty", "too_long"}
+
+
+def test_tags_around_a_sound_are_no_sound(tmp_path: Path) -> None:
+    """What stands behind it is not heard; where its last padding ends, FFmpeg counts by the file's size."""
+    path = Path(write_sound(tmp_path / "a.mp3", tone(0.5)))
+    plain = read(path)
+    path.write_bytes(path.read_bytes() + b"TAG" + b"x" * 125)
+    found = read(path)
+    assert len(found) - len(plain) < 1152 and np.array_equal(found[:7900], plain[:7900])
+
+
+@pytest.mark.parametrize(("at", "value"), [(24, 5_000_000), (24, 7)])
+def test_rates_beyond_reason_are_refused(at: int, value: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    write_wav(path, np.zeros((1, 4000), np.int16))
+    data = bytearray(path.read_bytes())
+    data[at : at + 4] = value.to_bytes(4, "little")
+    path.write_bytes(data)
+    assert kind_of(path, 1000.0) == "unsupported"
+
+
 def test_frames_are_those_of_the_processor() -> None:
     """As many as the sound lasts, whatever it is padded to; a token every 40 ms."""
     part = policy("qwen2_5_omni").processor.feature_extractor
