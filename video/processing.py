@@ -141,6 +141,11 @@ class Processing:
         """How a clip is sampled: as configured, with `overrides` of FrameSampling. Raises ConfigError."""
         if self.no_clips:
             raise ConfigError(f"expected pictures alone, found a clip: {self.no_clips}")
+        if overrides and overrides.get("use_audio_in_video"):
+            raise ConfigError(
+                "expected clips without their sound, found use_audio_in_video: the tokens of a clip and of its sound would have to "
+                "alternate in time, and are not laid out so; leave it out, or name the clip among the audio files, too"
+            )
         return (
             FrameSampling.from_mapping(overrides, self.settings.sampling)
             if overrides

@@ -104,6 +104,14 @@ def test_a_sound_alone_and_beside_a_clip(tmp_path: Path) -> None:
     assert (times - times[0]).tolist() == [int(i * step) for i in range(shown.grid_thw[0])]
 
 
+def test_the_sound_of_a_clip_in_step_with_it_is_refused(tmp_path: Path) -> None:
+    p = policy("qwen2_5_omni")
+    params = {"video": {"use_audio_in_video": True}}
+    sample = replace(sample_of(()), id="2", videos=(clip(tmp_path),), params=params)
+    with pytest.raises(ConfigError, match="alternate in time.*name the clip among the audio files"):
+        p.encoder(sample, TASK)
+
+
 def test_a_model_that_does_not_hear_says_so(tmp_path: Path) -> None:
     path = write_sound(tmp_path / "a.wav", tone(0.5))
     deaf = policy("qwen2_5_vl")
