@@ -108,7 +108,9 @@ def test_the_sound_of_a_clip_in_step_with_it_is_refused(tmp_path: Path) -> None:
     p = policy("qwen2_5_omni")
     params = {"video": {"use_audio_in_video": True}}
     sample = replace(sample_of(()), id="2", videos=(clip(tmp_path),), params=params)
-    with pytest.raises(ConfigError, match="alternate in time.*name the clip among the audio files"):
+    with pytest.raises(
+        ConfigError, match=r"alternate in time.*name the clip among the audio files"
+    ):
         p.encoder(sample, TASK)
 
 
