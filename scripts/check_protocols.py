@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.robotics.protocol_sources import COMMITS, SOURCES, Source
-from scripts._bench import RESULTS, print_table, write_results
+from scripts._bench import RESULTS, parse, print_table, write_results
 
 RECORD = RESULTS / "protocol_sources.json"
 
@@ -112,7 +112,7 @@ def main() -> int:
     )
     parser.add_argument("--checkouts", type=Path, help="folder of clones; default: the record")
     parser.add_argument("--record", action="store_true", help="write the lines that were read")
-    options = parser.parse_args()
+    options = parse(parser)
     if options.record and options.checkouts is None:
         parser.error(
             "expected --checkouts with --record, found none; only lines of clones are recorded"
