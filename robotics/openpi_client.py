@@ -171,7 +171,11 @@ class OpenPIPolicy(RemotePolicy):
         while True:
             left = ends - time.monotonic()
             try:
-                return socket.create_connection((self._host, self._port), max(0.1, left))
+                sock = socket.create_connection((self._host, self._port), max(0.1, left))
+                # websockets bounds what it does until it is open, and `_receive` the rest: what stays on the socket would end a
+                # connection whose server thinks, or that nobody asks, for longer
+                sock.settimeout(None)
+                return sock
             except OSError as error:
                 if not isinstance(error, ConnectionRefusedError) or left < _PAUSE_S:
                     raise ConfigError(

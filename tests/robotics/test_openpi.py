@@ -197,6 +197,29 @@ def test_addresses_that_nothing_answers_at() -> None:
 
 
 @pytest.mark.slow
+def test_answers_and_pauses_may_be_longer_than_connecting() -> None:
+    """A busy machine needs longer to connect than a quiet one: tried with more, too."""
+
+    def slow(message: dict[Any, Any], number: int) -> bytes:
+        time.sleep(1.2 * connect_s)
+        return good(message, number)
+
+    for connect_s in (0.5, 2.0, 8.0):
+        with foreign(as_openpi(slow)) as address:
+            try:
+                policy = OpenPIPolicy(address, connect_s=connect_s, act_s=60.0)
+            except ConfigError as error:
+                if connect_s < 8 and f"within {connect_s:g} s" in str(error):
+                    continue
+                raise
+            with policy:
+                assert policy._connection.socket.gettimeout() is None  # of sending, too
+                time.sleep(1.2 * connect_s)
+                policy.act(libero(), keys(1))
+        return
+
+
+@pytest.mark.slow
 def test_metadata_that_never_come() -> None:
     with (
         foreign(lambda connection: time.sleep(1.5)) as address,
