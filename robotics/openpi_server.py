@@ -52,7 +52,8 @@ __all__ = ["LAYOUTS", "Layout", "PolicyLimits", "PolicyServer", "PolicyService"]
 _log = logging.getLogger("mmrl.robotics.openpi_server")
 _WAITING = 64  # connections beyond the clients' that have not said yet what they want
 _PING_S, _PONG_S = 20.0, 60.0
-_INVALID, _INTERNAL, _IDLE = 1007, 1011, 1001  # why a connection is closed (RFC 6455)
+_INVALID, _INTERNAL, _AWAY = 1007, 1011, 1001  # why a connection is closed (RFC 6455)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MOST_KEY = 16
 _HOTTEST = 100.0
 
@@ -255,14 +256,14 @@ class PolicyService:
             or not 0 < len(key) <= _MOST_KEY
             or not all(type(k) is int for k in key)
             or not isinstance(greedy, bool)
-            or not isinstance(temperature, float)
+            or type(temperature) not in (int, float)
             or not (math.isfinite(temperature) and 0 < temperature <= _HOTTEST)
         ):
             raise MessageError(
                 f"expected {EXTRA} with a key of 1 to {_MOST_KEY} whole numbers, greedy and a temperature above 0 up to "
                 f"{_HOTTEST:g}, found {said!r:.200}"
             )
-        return tuple(key), greedy, temperature
+        return tuple(key), greedy, float(temperature)
 
     def admits(self, given: Sequence[str]) -> bool:
         """Whether the values of Authorization headers hold the key."""
@@ -277,9 +278,14 @@ class PolicyService:
         )
 
 
+class _Stopping(Exception):
+    """The server stops: no answer is begun."""
+
+
 class PolicyServer:
-    """Serves `service` on the bound socket `sock` until `stop`, or a signal where it runs in the main thread. `ready` is called
-    when it listens. Raises MissingExtraError."""
+    """Serves `service` on the bound socket `sock` until `stop`, or a signal where it runs in the main thread: an answer under way
+    is still sent, clients that wait are told that there is none. A second signal ends the process at once. `ready` is called when
+    it listens. Raises MissingExtraError."""
 
     def __init__(
         self, service: PolicyService, sock: socket.socket, ready: Callable[[], None] = lambda: None
@@ -288,24 +294,37 @@ class PolicyServer:
         self.service, self._sock, self._ready = service, sock, ready
         self._clients: set[Any] = set()
         self._sockets: set[Any] = set()
+        self._asking: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._worker = ThreadPoolExecutor(1, "policy")
 
     def run(self) -> None:
         """Serve."""
+        main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.getsignal(number) for number in _SIGNALS} if main else {}
         try:
             asyncio.run(self._serve())
         finally:
-            self._worker.shutdown()
+            self._worker.shutdown(cancel_futures=True)
             self._sock.close()
+            for number, handler in before.items():
+                if handler is not None:  # one of C's cannot be put back
+                    signal.signal(number, handler)
 
     def stop(self) -> None:
-        """End `run`, from another thread; an answer under way is waited for."""
+        """End `run`, from another thread."""
         loop, ended = self._loop, self._ended
         if loop is not None and ended is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(ended.set)
+
+    def _signalled(self) -> None:
+        assert self._loop is not None and self._ended is not None
+        for number in _SIGNALS:  # no thread can be ended, the process can
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        self._ended.set()
 
     async def _serve(self) -> None:
         from websockets.asyncio.server import serve
@@ -313,8 +332,8 @@ class PolicyServer:
         limits = self.service.limits
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.add_signal_handler(number, self._ended.set)
+            for number in _SIGNALS:
+                self._loop.add_signal_handler(number, self._signalled)
         quiet = logging.getLogger("mmrl.robotics.openpi_server.connections")
         quiet.addHandler(logging.NullHandler())
         quiet.propagate = (
@@ -338,6 +357,8 @@ class PolicyServer:
         ):
             self._ready()
             await self._ended.wait()
+            if self._asking:
+                await asyncio.wait(self._asking)
 
     def _bounded(self) -> type[Any]:
         """Connections that are counted from the first byte on."""
@@ -394,14 +415,30 @@ class PolicyServer:
             try:
                 message = await asyncio.wait_for(connection.recv(), limits.idle_s)
             except asyncio.TimeoutError:
-                await connection.close(_IDLE, "no observation for a long time")
+                await connection.close(_AWAY, "no observation for a long time")
                 return
-            answer, code = await self._answer(message, number)
-            await asyncio.wait_for(connection.send(answer), limits.send_s)
+            task = asyncio.current_task()
+            assert task is not None and self._ended is not None
+            self._asking.add(task)
+            try:
+                answer, code = await self._answer(message, number)
+                await asyncio.wait_for(connection.send(answer), limits.send_s)
+            finally:
+                self._asking.discard(task)
             if code is not None:
                 await connection.close(code, "the frame before says why")
                 return
+            if self._ended.is_set():
+                await connection.close(_AWAY, "the server stops")
+                return
             number += 1
+
+    def _computed(self, message: bytes, number: int) -> bytes:
+        """In the worker's thread: an answer, unless the server stops meanwhile."""
+        assert self._ended is not None
+        if self._ended.is_set():
+            raise _Stopping
+        return self.service.answer(message, number)
 
     async def _answer(self, message: Any, number: int) -> tuple[bytes | str, int | None]:
         """The answer, or in words what is wrong, with the code that the connection is closed with."""
@@ -409,9 +446,9 @@ class PolicyServer:
             return "expected an observation as a binary message, found a text", _INVALID
         assert self._loop is not None
         try:
-            answer = await self._loop.run_in_executor(
-                self._worker, self.service.answer, message, number
-            )
+            answer = await self._loop.run_in_executor(self._worker, self._computed, message, number)
+        except _Stopping:
+            return "expected a server that goes on, found one that stops", _AWAY
         except MessageError as error:
             return str(error), _INVALID
         except MMRLError as error:

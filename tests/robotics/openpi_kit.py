@@ -76,9 +76,11 @@ def foreign(handler: Callable[[Any], None], process_request: Any = None) -> Iter
     with serve(handler, "127.0.0.1", 0, process_request=process_request, **options) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
-        server.shutdown()
-        thread.join(30)
+        try:
+            yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        finally:
+            server.shutdown()
+            thread.join(30)
 
 
 def as_openpi(

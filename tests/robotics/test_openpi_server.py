@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +21,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from mmrl.errors import ConfigError
+from mmrl.operations.listening import bind
 from mmrl.robotics.openpi_client import OpenPIPolicy
 from mmrl.robotics.openpi_messages import pack, unpack
-from mmrl.robotics.openpi_server import PolicyLimits
+from mmrl.robotics.openpi_server import PolicyLimits, PolicyServer, PolicyService
 from mmrl.robotics.remote import PolicyError
 from scripts.check_openpi import KINDS, tiny_policy
 from tests.robotics.openpi_kit import (
@@ -32,12 +38,21 @@ from tests.robotics.openpi_kit import (
     serving,
 )
 
+REPO = Path(__file__).resolve().parents[2]
 PLAIN: dict[str, Any] = {"compression": None, "max_size": None, "open_timeout": 20}
 
 
 def _connected(address: str, key: str | None = None, **options: Any) -> Any:
     headers = {"Authorization": f"Api-Key {key}"} if key else None
     return connect(address, additional_headers=headers, **PLAIN, **options)
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait."""
+    ends = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends, "it did not become true"
+        time.sleep(0.01)
 
 
 def test_answers_to_openpis_client_have_the_seeds_noise() -> None:
@@ -174,6 +189,7 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "long key": (wrong(mmrl={"key": [1] * 17, "greedy": True, "temperature": 1.0}), "mmrl with"),
     "cold": (wrong(mmrl={"key": [1], "greedy": False, "temperature": 0.0}), "mmrl with a key"),
     "hot": (wrong(mmrl={"key": [1], "greedy": False, "temperature": float("inf")}), "mmrl with"),
+    "true": (wrong(mmrl={"key": [1], "greedy": False, "temperature": True}), "mmrl with a key"),
     "no mmrl": (wrong(mmrl=1), "expected mmrl with a key"),
 }
 
@@ -336,6 +352,89 @@ def test_a_client_that_asks_nothing_is_let_go() -> None:
             connection.recv(timeout=10)
 
 
+def test_the_server_stops_with_the_answer_under_way() -> None:
+    """Clients that wait are told so, their answers are not computed."""
+    stub, begun, go_on, listens = Stub(), *(threading.Event() for _ in range(3))
+    stub.fault = lambda: begun.set() or (go_on.wait(60) and None)
+    sock = bind("127.0.0.1", 0)
+    server = PolicyServer(PolicyService(stub, "stub"), sock, listens.set)
+    address = f"ws://127.0.0.1:{sock.getsockname()[1]}"
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert listens.wait(30)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(_connected(address)) for _ in range(5)]
+            for client in clients:
+                client.recv()
+            asking = clients[:-1]  # one asks nothing
+            asking[0].send(pack(wrong()))
+            assert begun.wait(30)
+            for client in asking[1:]:
+                client.send(pack(wrong()))
+            until(lambda: server._worker._work_queue.qsize() == len(asking) - 1)
+            server.stop()
+            until(lambda: server._ended is not None and server._ended.is_set())
+            go_on.set()
+            assert unpack(asking[0].recv(timeout=30))["actions"].shape == (4, 7)
+            for client in asking[1:]:
+                assert client.recv(timeout=30) == (
+                    "expected a server that goes on, found one that stops"
+                )
+            for client in clients:
+                with pytest.raises(ConnectionClosed) as closed:
+                    client.recv(timeout=30)
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+            thread.join(30)
+    finally:
+        go_on.set()
+        server.stop()
+        thread.join(30)
+    assert not thread.is_alive() and len(stub.seen) == 1
+
+
+_STUCK = """
+import time
+from mmrl.operations.listening import bind
+from mmrl.robotics.openpi_server import PolicyServer, PolicyService
+from tests.robotics.openpi_kit import Stub
+
+stub, sock = Stub(), bind("127.0.0.1", 0)
+stub.fault = lambda: print("computes", flush=True) or time.sleep(300)
+PolicyServer(PolicyService(stub, "stub"), sock, lambda: print(sock.getsockname()[1], flush=True)).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_server_at_once() -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", _STUCK], cwd=REPO, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        with _connected(f"ws://127.0.0.1:{int(server.stdout.readline())}") as connection:
+            connection.send(pack(wrong()))
+            assert server.stdout.readline() == "computes\n"
+            server.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.wait(1.0)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == -signal.SIGTERM
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_a_whole_number_is_a_temperature() -> None:
+    stub = Stub()
+    with serving(stub) as (address, _), _connected(address) as connection:
+        connection.recv()
+        connection.send(pack(wrong(mmrl={"key": [1], "greedy": False, "temperature": 1})))
+        assert unpack(connection.recv())["actions"].shape == (4, 7)
+    [(_, key, greedy, temperature)] = stub.seen
+    assert (key, greedy) == ((1,), False) and same(temperature, 1.0)
+
+
 def test_several_clients_at_once() -> None:
     stub = Stub()
     with serving(stub) as (address, _):
@@ -351,6 +450,7 @@ def test_several_clients_at_once() -> None:
             thread.start()
         for thread in threads:
             thread.join(60)
+    assert set(found) == set(range(4))  # what a thread raises fails no test
     base = found[0][0]
     for number, chunks in found.items():
         for n, chunk in enumerate(chunks):
