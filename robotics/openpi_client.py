@@ -24,6 +24,7 @@ Legend: B observations, K action steps of a chunk, A action dimensions, S propri
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -51,6 +52,8 @@ _PAUSE_S = 0.5  # between attempts to reach a server that is starting
 _CLOSE_S = 2.0
 _SHOWN = 1500  # characters of an error of the server
 _MOST_DETAILS = 32
+_MOST_CAMERAS = 16
+_CAMERA = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 def picture_name(camera: str) -> str:
@@ -106,6 +109,7 @@ class OpenPIPolicy(RemotePolicy):
         self.address, self._host, self._port, self._secure = _checked(address)
         self.act_s = act_s
         self._broken = ""
+        self._ours = False
         self._connection: Any = None
         self._stack = contextlib.ExitStack()
         try:
@@ -161,10 +165,11 @@ class OpenPIPolicy(RemotePolicy):
                 cause = cause.__cause__ or cause.__context__
             if cause is not None:
                 self._refused(cause.response.status_code, bool(key))
-            words = f"{type(error).__name__}: {error}"
+            words = _plain(f"{type(error).__name__}: {error}", 200)
             raise ConfigError(
-                f"{self._who}: expected a websocket server within {limit_s:g} s, found none ({words:.200}); is it one of "
-                "openpi's protocol, and is ws:// or wss:// right?"
+                f"{self._who}: expected a websocket server within {limit_s:g} s, found none ({words}); is it one of "
+                "openpi's protocol, and is ws:// or wss:// right? Or it is busy: openpi's servers answer nobody while they "
+                "compute"
             ) from error
 
     def _reached(self, ends: float, limit_s: float) -> socket.socket:
@@ -211,6 +216,15 @@ class OpenPIPolicy(RemotePolicy):
             if not isinstance(said, dict) or said.get("protocol") != PROTOCOL:
                 raise ValueError(f"expected protocol {PROTOCOL}, found {said!r:.80}")
             facts = PolicyFacts.of({"policy": said.get("policy")})
+            if (
+                len(facts.cameras) > _MOST_CAMERAS
+                or len(set(facts.cameras)) < len(facts.cameras)
+                or not all(map(_CAMERA.fullmatch, facts.cameras))
+            ):
+                raise ValueError(
+                    f"expected at most {_MOST_CAMERAS} different cameras with names of 1 to 40 letters, digits and _, found "
+                    f"{list(facts.cameras)!r:.200}"
+                )
         except ValueError as error:
             self._fail(f"{error}; update the older side")
         versions = said.get("versions")
@@ -246,6 +260,17 @@ class OpenPIPolicy(RemotePolicy):
             ("base", "wrist"),
             proprio_dim=_STATE,
             details={"noise": "the server's own", "metadata": shown},
+        )
+
+    @property
+    def advice(self) -> str:
+        """See RemotePolicy."""
+        if self._ours:
+            return ""
+        return (
+            f"{self._who} is none of mmrl's, and no --protocol was given: its policy sees pictures as the simulator renders "
+            f"them, and all {self.facts.chunk} steps of a chunk are played. openpi's LIBERO policies are evaluated with "
+            f"--protocol openpi: pictures padded to {PICTURE} pixels, 5 steps of a chunk"
         )
 
     # acting

@@ -9,7 +9,8 @@ in C order), dtype (numpy's string for it) and shape, and a scalar of numpy as o
 either side.
 
 `unpack` takes bytes of strangers: other types (objects, records, texts, complex numbers, dates), sizes that do not match, deep
-nesting and thousands of small values are refused, and reading takes at most twice the memory of the arrays and some 20 MB.
+nesting, and more than 1,000 maps and lists or 100,000 values in them are refused. Reading takes at most twice the memory of the
+arrays and some 20 MB.
 
 Legend: H x W picture, S state values.
 """

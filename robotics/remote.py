@@ -89,12 +89,12 @@ class PolicyFacts:
         """From what a policy says: {"name", "policy", "versions", "details"}. Raises ValueError."""
         said = header.get("policy")
         if not isinstance(said, dict):
-            raise ValueError(f"expected an object policy in hello, found {said!r}")
+            raise ValueError(f"expected an object policy in hello, found {said!r:.200}")
         for name, least in (("chunk", 1), ("action_dim", 1), ("bins", 0), ("proprio_dim", 0)):
             value = said.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(
-                    f"expected policy.{name} as a whole number of at least {least}, found {value!r}"
+                    f"expected policy.{name} as a whole number of at least {least}, found {value!r:.200}"
                 )
         cameras = said.get("cameras")
         if (
@@ -102,7 +102,7 @@ class PolicyFacts:
             or not cameras
             or not all(isinstance(c, str) for c in cameras)
         ):
-            raise ValueError(f"expected policy.cameras as a list of names, found {cameras!r}")
+            raise ValueError(f"expected policy.cameras as a list of names, found {cameras!r:.200}")
         image, versions, details = (
             said.get("image"),
             header.get("versions", {}),
@@ -110,7 +110,7 @@ class PolicyFacts:
         )
         if not all(isinstance(v, dict) for v in (image or {}, versions, details)):
             raise ValueError(
-                f"expected objects image, versions and details, found {image!r}, {versions!r} and {details!r}"
+                f"expected objects image, versions and details, found {image!r:.200}, {versions!r:.200} and {details!r:.200}"
             )
         return cls(
             str(header.get("name", "external")),
@@ -181,6 +181,11 @@ class RemotePolicy(abc.ABC):
     def own_pictures(self) -> bool:
         """Whether the policy prepares pictures itself, from those the simulator renders."""
         return self.facts.image is not None
+
+    @property
+    def advice(self) -> str:
+        """What whoever evaluates it without a protocol should know, '' where nothing is."""
+        return ""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON values, to stand beside a result."""

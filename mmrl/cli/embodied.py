@@ -97,21 +97,25 @@ def quiet(config: RunConfig) -> None:
 
 
 def told_policy(
-    command: str | None, server: str | None, key: str | None
+    command: str | None, server: str | None, key: str | None, timeout: float | None = None
 ) -> tuple[str, Callable[[], RemotePolicy]]:
-    """The option that names a policy elsewhere, and what makes it. Raises ConfigError where both do."""
+    """The option that names a policy elsewhere, and what makes it. timeout: seconds for an answer, and for a server to let us in;
+    None: theirs. Raises ConfigError where both do."""
     if command is not None and server is not None:
         raise ConfigError(
             "expected either --policy-command or --policy-server, found both; drop one of them"
         )
+    limits: dict[str, Any] = {} if timeout is None else {"act_s": timeout}
     if command is not None:
         from mmrl.robotics.external import ExternalPolicy
 
-        return "--policy-command", partial(ExternalPolicy, command)
+        return "--policy-command", partial(ExternalPolicy, command, **limits)
     assert server is not None, "one of them is there"
     from mmrl.robotics.openpi_client import OpenPIPolicy
 
-    return "--policy-server", partial(OpenPIPolicy, server, key=key)
+    if timeout is not None:
+        limits["connect_s"] = timeout
+    return "--policy-server", partial(OpenPIPolicy, server, key=key, **limits)
 
 
 def remote_suites(
@@ -148,6 +152,12 @@ def remote_suites(
         typer.echo(
             ", ".join([f"policy: {name}", *(f"{k} {v}" for k, v in policy.facts.versions.items())])
         )
+        ruled = protocol is not None or all(
+            suite.protocol is not None
+            for suite in cast("Mapping[str, EnvironmentSuite]", chosen).values()
+        )
+        if policy.advice and not ruled:
+            typer.echo(f"note: {policy.advice}")
         play_command(
             name,
             chosen,

@@ -216,6 +216,15 @@ def evaluate(
     policy_key: Annotated[
         str | None, typer.Option(envvar="MMRL_API_KEY", help="the key of --policy-server")
     ] = None,
+    policy_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="seconds that --policy-server or --policy-command has for an answer (default 600), and the server to let "
+            "us in (default 60)",
+            min=0.1,
+            max=1e6,
+        ),
+    ] = None,
     suites: Annotated[
         Path | None,
         typer.Option(help="file of suites; default configs/suites.yaml, robot_suites.yaml"),
@@ -260,7 +269,7 @@ def evaluate(
     elif policy_command is not None or policy_server is not None:
         from mmrl.cli.embodied import remote_suites, told_policy
 
-        option, made = told_policy(policy_command, policy_server, policy_key)
+        option, made = told_policy(policy_command, policy_server, policy_key, policy_timeout)
         if task or data or not suite:
             raise ConfigError(
                 f"expected --suite with {option}, found --task or --data, or no suite: a policy that acts plays "
@@ -278,6 +287,10 @@ def evaluate(
             samples=samples,
             limit=limit,
             protocol=protocol,
+        )
+    elif policy_timeout is not None:
+        raise ConfigError(
+            "expected --policy-server or --policy-command with --policy-timeout, found neither; name one, or drop it"
         )
     elif choose(checkpoint, task, data, suite) == "data":
         eval_command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 from websockets.server import ServerProtocol
 
+from mmrl.cli.embodied import told_policy
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
 from mmrl.robotics import openpi_client
@@ -140,6 +143,12 @@ def test_one_that_takes_other_observations_is_refused_before_anything_starts() -
         OpenPIPolicy(address)
 
 
+def _facts(**changes: Any) -> bytes:
+    """What a server of mmrl says, of which something is changed."""
+    facts = {"chunk": 10, "action_dim": 7, "cameras": ["base"], **changes}
+    return pack({"mmrl": {"protocol": 1, "policy": facts}})
+
+
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
@@ -150,14 +159,23 @@ def test_one_that_takes_other_observations_is_refused_before_anything_starts() -
             "expected policy.chunk as a whole number of at least 1, found 0",
         ),
         (b"\xc1", "its metadata: expected a MessagePack message"),
+        (_facts(cameras="x" * 9000), r"cameras as a list of names, found 'x{199}; update"),
+        (_facts(chunk="x" * 9000), r"at least 1, found 'x{199}; update"),
+        (_facts(cameras=["base", "\x1b[2J"]), r"letters, digits and _, found \['base', '\\x1b"),
+        (_facts(cameras=["base", "a\n"]), "at most 16 different cameras"),
+        (_facts(cameras=["base", "base"]), "at most 16 different cameras"),
+        (_facts(cameras=["é"]), "at most 16 different cameras"),
+        (_facts(cameras=["c" * 41]), "at most 16 different cameras"),
+        (_facts(cameras=[f"c{n}" for n in range(17)]), "at most 16 .*'c15', 'c16'"),
     ],
 )
 def test_metadata_that_cannot_be(metadata: bytes, said: str) -> None:
     with (
         foreign(as_openpi(good, metadata)) as address,
-        pytest.raises(ConfigError, match=said),
+        pytest.raises(ConfigError, match=said) as found,
     ):
         OpenPIPolicy(address)
+    assert str(found.value).isprintable() and len(str(found.value)) < 500
 
 
 def test_what_a_server_calls_itself_is_shown_as_plain_text_and_names_nothing() -> None:
@@ -192,7 +210,10 @@ def test_addresses_that_nothing_answers_at() -> None:
         ):
             OpenPIPolicy(address, connect_s=0.2)
         free.listen()  # and answers nothing
-        with pytest.raises(ConfigError, match=r"a websocket server within 0\.4 s, found none"):
+        with pytest.raises(
+            ConfigError,
+            match=r"a websocket server within 0\.4 s, found none .* Or it is busy: openpi's servers",
+        ):
             OpenPIPolicy(address, connect_s=0.4)
 
 
@@ -221,11 +242,23 @@ def test_answers_and_pauses_may_be_longer_than_connecting() -> None:
 
 @pytest.mark.slow
 def test_metadata_that_never_come() -> None:
-    with (
-        foreign(lambda connection: time.sleep(1.5)) as address,
-        pytest.raises(ConfigError, match=r"expected its metadata within 0\.\d+ s, found none"),
-    ):
-        OpenPIPolicy(address, connect_s=0.7)
+    """A busy machine needs its time to shake hands: tried with more, too."""
+    done = threading.Event()
+
+    def silent(connection: Any) -> None:
+        done.wait(60)
+
+    for connect_s in (0.7, 3.0, 12.0):
+        with foreign(silent) as address:
+            try:
+                with pytest.raises(ConfigError) as found:
+                    OpenPIPolicy(address, connect_s=connect_s)
+            finally:
+                done.set()
+        if "a websocket server within" not in str(found.value):
+            break
+        done.clear()
+    assert re.search(r"expected its metadata within [\d.]+ s, found none", str(found.value))
 
 
 def _spoken(words: bytes, asked_with: list[bytes]) -> tuple[socket.socket, threading.Thread]:
@@ -343,6 +376,37 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_eval_says_what_does_not_go_with_a_policy_server(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(app, ["eval", "--policy-server", "ws://127.0.0.1:1", *arguments])
     assert isinstance(done.exception, ConfigError) and said in str(done.exception)
+
+
+def test_a_timeout_is_that_of_policies_elsewhere() -> None:
+    done = CliRunner().invoke(app, ["eval", "runs/x", "--suite", "mmmu", "--policy-timeout", "5"])
+    assert isinstance(done.exception, ConfigError)
+    assert "expected --policy-server or --policy-command with" in str(done.exception)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        asked_for = ["--policy-server", where, "--suite", "tiny_reach", "--policy-timeout", "0.5"]
+        done = CliRunner().invoke(app, ["eval", *asked_for])
+    assert isinstance(done.exception, ConfigError) and "within 0.5 s" in str(done.exception)
+    _, made = told_policy("x", None, None, 5.0)
+    assert isinstance(made, partial) and made.keywords == {"act_s": 5.0}
+    for timeout, limits in ((None, {}), (5.0, {"connect_s": 5.0, "act_s": 5.0})):
+        _, made = told_policy(None, "ws://h", "k", timeout)
+        assert isinstance(made, partial) and made.keywords == {"key": "k", **limits}
+
+
+def test_a_foreign_server_without_a_protocol_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmrl.cli.embodied.play_command", lambda *given, **named: None)
+    for handler, options, noted in (
+        (as_openpi(good), [], True),
+        (as_openpi(good), ["--protocol", "openpi"], False),
+        (as_openpi(good, _facts()), [], False),
+    ):
+        with foreign(handler) as address:
+            asked_for = ["eval", "--policy-server", address, "--suite", "libero_spatial", *options]
+            done = CliRunner().invoke(app, asked_for, catch_exceptions=False)
+        assert done.exit_code == 0 and "policy: 127.0.0.1" in done.output
+        said = "all 10 steps of a chunk are played. openpi's LIBERO policies are evaluated with"
+        assert (said in done.output) is noted, done.output
 
 
 def test_commands_say_which_checkpoints_they_serve(tmp_path: Path) -> None:
