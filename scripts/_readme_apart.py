@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["balance", "judges", "sequence", "staleness", "syncs"]
+__all__ = ["balance", "decoupled", "judges", "sequence", "staleness", "syncs", "viewer"]
 
 
 def staleness(found: dict[str, Any]) -> str:
@@ -17,6 +17,57 @@ def staleness(found: dict[str, Any]) -> str:
         )
     seeds = found["table"][0]["seeds"]
     return "\n".join([*lines, "", f"{found['steps']} steps, {seeds} seeds, sampled answers."])
+
+
+def decoupled(found: dict[str, Any]) -> str:
+    """Steps of decoupled runs beside serial ones."""
+    lines = [
+        "| run | stages of a serial step | serial | decoupled | faster | most possible | longest stage / step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found["cases"]:
+        stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row["stages_s"].items())
+        serial, apart = (row["step_s"][s]["median"] for s in ("serial", "decoupled"))
+        lines.append(
+            f"| {row['case']} | {stages} | {serial:.2f} s | {apart:.2f} s | {row['faster']:.2f} x | {row['bound']:.2f} x | "
+            f"{row['share']:.2f} |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                "`mmrl train` itself, both systems in alternation, staleness 1. Runs with a ratio sleep so long in their stages; "
+                f"real ones do not, one thread for each process on {found['machine']['cpu']}."
+            ),
+        ]
+    )
+
+
+def viewer(found: dict[str, Any]) -> str:
+    """What the viewer costs by rows, and beside a run."""
+    lines = [
+        "| rows | first page | every row indexed | memory |",
+        "|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        lines.append(
+            f"| {row['rows']:,} | {row['start_s'] + row['first_page_s']:.1f} s | {row['start_s'] + row['all_rows_s']:.1f} s | "
+            f"{row['resident_mib']:.0f} MiB |"
+        )
+    beside = found["beside_a_run"]
+    ratio = beside["ratio_on_to_off"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                "From the command to what is asked for. Beside a training run on two cores, with a page open that asks every two "
+                f"seconds, a step takes {ratio['mean']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] of its time without a viewer "
+                f"({beside['steps']:,} steps, each compared with the same step of a run of the same seed)."
+            ),
+        ]
+    )
 
 
 def sequence(found: dict[str, Any]) -> str:

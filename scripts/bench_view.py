@@ -1,14 +1,15 @@
 """What the viewer costs: time and memory by the number of rows, and what a viewer beside a training run costs the run.
 
-    python -m scripts.bench_view                 (minutes; writes assets/results/bench_view.json)
+    python -m scripts.bench_view                 (half an hour; writes assets/results/bench_view.json)
     python -m scripts.bench_view --quick         (1,000 rows, no training run)
 
 Rows: a run with so many predictions in ten evaluations is made, and `mmrl view` started on it in a process of its own. `start` is
 from the command to the printed address, `first_page` from asking for rows to having the first ones, `all_rows` until every row has
 been read, then a filter, a search of all texts, a page far behind, and the process's resident memory.
 
-Beside a run: a tiny model trains; every few steps the viewer is started with a client that asks as an open page does, or ended.
-Compared are the steps' own times (time/total), with a bootstrap interval over pairs of neighbouring stretches.
+Beside a run: a tiny model trains; every few steps a viewer with a client that asks as an open page does is stopped, or goes on.
+Compared are the times (time/total) of the same steps of two runs of one seed, one with a viewer and one without, with a bootstrap
+interval over pairs of neighbouring stretches.
 `viewer_cpu_share` is what the viewer computed of the time that it was there: other work on the machine blurs it less.
 """
 
@@ -21,6 +22,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -207,6 +209,16 @@ class _Page(threading.Thread):
     def __init__(self, viewer: Viewer, run: str) -> None:
         super().__init__(daemon=True)
         self.viewer, self.run_name, self.over, self.asked = viewer, run, threading.Event(), 0
+        self.running, self.seconds, self.since = True, 0.0, time.perf_counter()
+
+    def let_run(self, on: bool) -> None:
+        """Stop the viewer's process (SIGSTOP), which then computes nothing, or let it go on; the page waits with it."""
+        if on is self.running:
+            return
+        self.viewer.process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+        now = time.perf_counter()
+        self.seconds += (now - self.since) * self.running
+        self.running, self.since = on, now
 
     def run(self) -> None:
         """Until `over` is set."""
@@ -228,7 +240,21 @@ def _steps(run: Path) -> int:
 
 
 def measure_beside(steps: int, stretch: int) -> dict[str, Any]:
-    """Seconds of a step with and without a viewer, in stretches of so many steps in turns."""
+    """Seconds of a step with and without a viewer. Two runs of one seed, which compute and write the same to the last bit: the
+    first has the viewer in every second stretch of so many steps, the second in the others; every step is compared with itself.
+    Stretches are short and the viewer is only stopped between them: how fast a machine is drifts by more than a viewer costs."""
+    work = {"requests": 0, "seconds": 0.0, "cpu": 0.0}
+    times = [_beside(steps, stretch, odd, work) for odd in (1, 0)]
+    return {
+        "requests": work["requests"],
+        "viewer_s": round(work["seconds"], 1),
+        "viewer_cpu_share": round(work["cpu"] / max(1e-9, work["seconds"]), 4),
+        **_compared(times[0], times[1], stretch),
+    }
+
+
+def _beside(steps: int, stretch: int, odd: int, work: dict[str, float]) -> dict[int, float]:
+    """Seconds of each step of a run that has a viewer in its odd stretches (odd 1), or in the even ones (odd 0)."""
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as folder:
         command = [sys.executable, "-m", "mmrl.cli.main", "demo", "--quiet", "--scenes", "200"]
         command += [
@@ -244,62 +270,58 @@ def measure_beside(steps: int, stretch: int) -> dict[str, Any]:
             env={**os.environ, "PYTHONPATH": str(bench.ROOT), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
         )
-        run, work = Path(folder) / "runs" / "demo", {"requests": 0, "seconds": 0.0, "cpu": 0.0}
+        run = Path(folder) / "runs" / "demo"
         viewer: Viewer | None = None
         page: _Page | None = None
         while training.poll() is None:
             step = _steps(run)
-            on = (step // stretch) % 2 == 1
-            if on and viewer is None:
+            if viewer is None and step:
                 viewer = Viewer(run.parent)
                 page = _Page(viewer, "demo")
                 page.start()
-            elif not on and viewer is not None and page is not None:
-                _close(viewer, page, work)
-                viewer = page = None
-            time.sleep(0.05)
+            if page is not None:
+                page.let_run((step // stretch) % 2 == odd)
+            time.sleep(0.02)
         if viewer is not None and page is not None:
             _close(viewer, page, work)
         if training.returncode:
             raise RuntimeError("the training run failed")
         rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    return {
-        "requests": work["requests"],
-        "viewer_cpu_share": round(work["cpu"] / max(1e-9, work["seconds"]), 4),
-        **_compared({r["step"]: r["time/total"] for r in rows}, stretch),
-    }
+    return {r["step"]: r["time/total"] for r in rows}
 
 
 def _close(viewer: Viewer, page: _Page, work: dict[str, float]) -> None:
-    """End both; `work` gets the requests, and the seconds that the viewer was there and computed once it had started."""
+    """End both; `work` gets the requests, and the seconds that the viewer ran and computed once it had started."""
+    page.let_run(True)
     page.over.set()
     page.join(60)
     used = psutil.Process(viewer.process.pid).cpu_times()
     work["requests"] += page.asked
-    work["seconds"] += time.perf_counter() - viewer.ready_at
+    work["seconds"] += page.seconds + time.perf_counter() - page.since
     work["cpu"] += used.user + used.system - viewer.started_cpu
     viewer.end()
 
 
-def _compared(seconds: dict[int, float], stretch: int) -> dict[str, Any]:
-    """Medians of stretches off and on, and the mean of their paired ratios. The first step of a stretch counts to neither: there
-    the viewer starts or ends. So does the first stretch of the run, in which everything is slower."""
+def _compared(first: dict[int, float], second: dict[int, float], stretch: int) -> dict[str, Any]:
+    """Ratios of the seconds of the same steps with and without a viewer, their median in each stretch, and the mean over pairs of
+    neighbouring stretches, in which either run has the viewer once: what one run does slower by itself cancels. The first stretches
+    do not count, in which everything starts."""
     from mmrl.evaluation.stats import bootstrap_mean
 
-    parts: dict[int, list[float]] = {}
-    for step, value in seconds.items():
-        if step % stretch != 1:
-            parts.setdefault((step - 1) // stretch, []).append(value)
-    middle = {n: sorted(p)[len(p) // 2] for n, p in parts.items() if len(p) >= stretch - 1}
-    ratios = [middle[n] / middle[n + 1] for n in middle if n % 2 == 1 and n + 1 in middle]
-    found = bootstrap_mean(ratios)
-    off, on = ([v for n, v in middle.items() if n % 2 == side and n] for side in (0, 1))
+    ratios: dict[int, list[float]] = {}
+    for step, seconds in first.items():
+        number = (step - 1) // stretch
+        ratio = seconds / second[step]
+        ratios.setdefault(number, []).append(ratio if number % 2 else 1 / ratio)
+    begun = 20 // stretch + 1
+    middle = {n: statistics.median(r) for n, r in ratios.items() if len(r) == stretch and n > begun}
+    pairs = [(middle[n] * middle[n + 1]) ** 0.5 for n in middle if n % 2 == 0 and n + 1 in middle]
+    found = bootstrap_mean(pairs)
     return {
-        "steps": len(seconds),
+        "steps": len(first) + len(second),
         "stretch": stretch,
-        "pairs": len(ratios),
-        "seconds_off": round(sorted(off)[len(off) // 2], 4),
-        "seconds_on": round(sorted(on)[len(on) // 2], 4),
+        "pairs": len(pairs),
+        "seconds": round(statistics.median([*first.values(), *second.values()]), 4),
         "ratio_on_to_off": {
             "mean": round(found.mean, 4),
             "low": round(found.low, 4),
@@ -314,8 +336,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="1,000 rows and no training run")
-    parser.add_argument("--steps", type=int, default=96, help="of the training run")
-    parser.add_argument("--stretch", type=int, default=6, help="steps with or without a viewer")
+    parser.add_argument("--steps", type=int, default=500, help="of each of two training runs")
+    parser.add_argument("--stretch", type=int, default=3, help="steps with or without a viewer")
     options = bench.parse(parser, least=("steps",))
     rows = []
     for count in ROWS[:1] if options.quick else ROWS:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config.peers import PEERS
-from scripts._readme_apart import balance, judges, sequence, staleness, syncs
+from scripts._readme_apart import balance, decoupled, judges, sequence, staleness, syncs, viewer
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
 from scripts._readme_scale import devices, engines, gap, memory, presets, sizes
@@ -581,6 +581,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "engines": _recorded("bench_engines")(engines),
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
     "staleness": _recorded("bench_staleness")(staleness),
+    "decoupled": _recorded("bench_decoupled")(decoupled),
+    "viewer": _recorded("bench_view")(viewer),
     "sequence": _recorded("bench_sequence_parallel")(sequence),
     "balance": _recorded("bench_balance")(balance),
     "syncs": _recorded("weight_sync", script="bench_weight_sync")(syncs),
