@@ -6,7 +6,8 @@
 PyAV decodes. Channels are averaged and the result is resampled (FFmpeg's swresample) to the rate that the processor wants; nothing
 is cut, padded with silence or repaired: every failure is a MediaError whose kind says what is wrong (missing, empty, truncated,
 corrupt, no_audio, unsupported, too_short, too_long). How long a file says that it is, is compared with the limit before anything is
-decoded, and what comes out of it while it is decoded.
+decoded, and what comes out of it while it is decoded; sound that is missing by the times of its frames or by the length that the
+file declares is an error, too.
 
     python -c "from mmrl.video.audio import probe_audio; print(probe_audio('speech.mp3'))"
 
@@ -16,6 +17,7 @@ Legend: N samples, n frames, D mel bins.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +26,7 @@ import numpy as np
 
 from mmrl.errors import MediaError
 from mmrl.video.bounds import check_declared_frames, container_options
-from mmrl.video.containers import is_cut
+from mmrl.video.containers import is_cut, mp3_frames
 from mmrl.video.probing import import_library
 
 if TYPE_CHECKING:
@@ -47,8 +49,12 @@ _RATES = (
     768_000,
 )  # samples per second; another rate would ask the resampler for a filter without bound
 _MOST_CHANNELS = 64
+_LEAST_SLACK_S, _SLACK_FRAMES = 0.1, 2  # by which what a header declares may exceed what is heard
+_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _SIGNATURES = (b"fLaC", b"RIFF", b"OggS", b"ID3")
-_UNTOLD = (0, 0xFFFFFFFF)  # what a WAV written into a pipe declares as its length
+_UNTOLD = 0x7FFFF000  # a WAV written into a pipe declares no length, or one from here on
+_EXACT = {"mov", "matroska", "ogg", "flac", "mp3"}
+"""Containers that say how long their sound is: Ogg by its last page, MP3 where it has a header of its own. Of others FFmpeg guesses by bytes per second, or is_cut has looked at them."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,12 @@ def _head(path: str) -> bytes:
 
 
 def _is_cut(path: str, head: bytes) -> bool:
+    return not _is_untold(head) and is_cut(path, head)
+
+
+def _is_untold(head: bytes) -> bool:
     told = int.from_bytes(head[4:8].ljust(4, b"\0"), "little")
-    return not (head.startswith(b"RIFF") and told in _UNTOLD) and is_cut(path, head)
+    return head.startswith(b"RIFF") and (told == 0 or told >= _UNTOLD)
 
 
 def _truncated(path: str, why: object) -> MediaError:
@@ -186,10 +196,25 @@ class _Opened:
 
     def seconds(self, stream: Any) -> float | None:
         """How long the file says that it is."""
+        if _is_untold(self.head):
+            return None
         if stream.duration is not None and stream.time_base is not None:
             return float(stream.duration * stream.time_base)
         whole = self.container.duration
         return None if whole is None else whole / float(self.av.time_base)
+
+    def declared(self, stream: Any) -> float | None:
+        """How long the sound must be by what its file says exactly; None where it says nothing."""
+        name = self.container.format.name.split(",")[0]
+        if name not in _EXACT or (name == "mp3" and mp3_frames(self.path) is None):
+            return None
+        if name != "matroska":
+            told = stream.duration
+            return None if told is None else float(told * stream.time_base)
+        if found := _CLOCK.fullmatch(stream.metadata.get("DURATION", "")):
+            return int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3])
+        # of all its streams, of which a sound may be the shortest
+        return self.seconds(stream) if len(self.container.streams) == 1 else None
 
 
 def probe_audio(path: str | os.PathLike[str]) -> AudioInfo:
@@ -203,11 +228,46 @@ def probe_audio(path: str | os.PathLike[str]) -> AudioInfo:
         )
 
 
+class _Heard:
+    """How much of a stream was decoded, and how much of it is missing by the times of its frames."""
+
+    def __init__(self) -> None:
+        self.longest = 0  # samples of a codec frame
+        self.until: float | None = None
+        self.lost = 0.0
+
+    def hear(self, frame: Any) -> None:
+        """Count a decoded frame."""
+        length, self.longest = frame.samples / frame.sample_rate, max(self.longest, frame.samples)
+        begin = self.until
+        if frame.pts is not None and frame.time_base is not None:
+            begin = float(frame.pts * frame.time_base)
+        # times of many containers are rounded, and those of cameras drift
+        if begin is not None and self.until is not None:
+            gap = begin - self.until
+            self.lost += gap if gap > self.longest / frame.sample_rate / 2 else 0.0
+        self.until = None if begin is None else begin + length
+
+
+def _check_whole(opened: _Opened, stream: Any, heard: _Heard, seconds: float) -> None:
+    """Raises MediaError for fewer seconds of sound than the file says that it holds. What an encoder put before and behind it may be
+    counted there: two codec frames."""
+    told, frame_s = opened.declared(stream), heard.longest / stream.codec_context.sample_rate
+    if told is None:
+        return
+    slack = 0.5 / stream.codec_context.sample_rate
+    if opened.container.format.name != "flac":
+        slack = max(_LEAST_SLACK_S, _SLACK_FRAMES * frame_s)
+    if max(seconds, heard.until or 0.0) < told - slack:
+        raise _truncated(opened.path, f"{seconds:.3f} s of {told:.3f}")
+
+
 def _decoded(opened: _Opened, stream: Any, max_seconds: float) -> Iterator[np.ndarray]:
-    """Mono float32 pieces at the file's own rate. Raises MediaError."""
+    """Mono float32 pieces at the file's own rate. Raises MediaError, also for sound that is missing in the middle or at the end."""
     av, path = opened.av, opened.path
     stream.codec_context.thread_count = 1
     to_float, count, rate = av.AudioResampler(format="fltp"), 0, stream.codec_context.sample_rate
+    heard = _Heard()
 
     def mono(frame: Any) -> Iterator[np.ndarray]:
         nonlocal count
@@ -224,15 +284,18 @@ def _decoded(opened: _Opened, stream: Any, max_seconds: float) -> Iterator[np.nd
         for frame in opened.container.decode(stream):
             if frame.is_corrupt or frame.sample_rate != rate:
                 raise _corrupt(path, f"after {count / rate:.3f} s")
+            heard.hear(frame)
+            if heard.lost > heard.longest / rate:
+                raise _corrupt(
+                    path, f"after {count / rate:.3f} s {heard.lost:.3f} s of it are missing"
+                )
             yield from mono(frame)
         yield from mono(None)
     except (av.error.FFmpegError, ValueError, IndexError) as err:
         if isinstance(err, MediaError):
             raise
         raise _corrupt(path, f"after {count / rate:.3f} s: {err}") from err
-    declared = stream.duration if stream.codec_context.name == "flac" else None
-    if declared is not None and count < int(declared * stream.time_base * rate):
-        raise _truncated(path, f"{count / rate:.3f} s of {float(declared * stream.time_base):.3f}")
+    _check_whole(opened, stream, heard, count / rate)
 
 
 def _resampled(av: Any, pieces: Iterator[np.ndarray], rate: int, wanted: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["is_cut", "looks_like_video", "most_frames"]
+__all__ = ["is_cut", "looks_like_video", "most_frames", "mp3_frames"]
 
 _SIGNATURES = (
     b"\x1a\x45\xdf\xa3",
@@ -142,3 +142,32 @@ def is_cut(path: str, head: bytes) -> bool:
             handle.seek(max(size - 64, 0))
             return b";" not in handle.read().rstrip(b"\0")[-1:]
     return looks_like_video(head) and size < 256
+
+
+def mp3_frames(path: str) -> int | None:
+    """How many frames an MP3 says that it has, in the header of Xing, LAME or Fraunhofer (VBRI) in its first one; None without it."""
+    with open(path, "rb") as handle:
+        begin = 0
+        for _ in range(_MOST_BOXES):
+            handle.seek(begin)
+            head = handle.read(10)
+            if len(head) < 10 or not head.startswith(b"ID3"):
+                break
+            a, b, c, d = (byte & 0x7F for byte in head[6:10])
+            begin += 10 + (a << 21 | b << 14 | c << 7 | d) + 10 * (head[5] >> 4 & 1)
+        handle.seek(begin)
+        first = handle.read(4096)
+    # of layer III, behind padding
+    at = next(
+        (i for i in range(len(first) - 3) if first[i] == 0xFF and first[i + 1] & 0xE6 == 0xE2), None
+    )
+    if at is None:
+        return None
+    mpeg1, mono = first[at + 1] & 0x18 == 0x18, first[at + 3] & 0xC0 == 0xC0
+    side = (17 if mono else 32) if mpeg1 else (9 if mono else 17)
+    info, fraunhofer = first[at + 4 + side :], first[at + 36 :]
+    if info[:4] in (b"Xing", b"Info") and len(info) >= 12 and info[7] & 1:
+        return int.from_bytes(info[8:12], "big")
+    if fraunhofer[:4] == b"VBRI" and len(fraunhofer) >= 18:
+        return int.from_bytes(fraunhofer[14:18], "big")
+    return None

@@ -14,6 +14,10 @@ _CODECS = {
     ".mp3": ("libmp3lame", "fltp"),
     ".ogg": ("libopus", "flt"),
     ".m4a": ("aac", "fltp"),
+    ".aac": ("aac", "fltp"),
+    ".mka": ("aac", "fltp"),
+    ".ts": ("aac", "fltp"),
+    ".webm": ("libopus", "flt"),
 }
 
 
@@ -26,9 +30,14 @@ def tone(seconds: float, rate: int = 16000, hertz: float = 440.0, channels: int 
 
 
 def write_sound(
-    path: Path, samples_CN: np.ndarray, rate: int = 16000, codec: tuple[str, str] | None = None
+    path: Path,
+    samples_CN: np.ndarray,
+    rate: int = 16000,
+    codec: tuple[str, str] | None = None,
+    options: dict[str, str] | None = None,
 ) -> str:
-    """Write samples (channels, N) to `path` by its ending, or with `codec` (FFmpeg's encoder, sample format); returns the path."""
+    """Write samples (channels, N) to `path` by its ending, or with `codec` (FFmpeg's encoder, sample format) and the encoder's
+    `options`; returns the path."""
     import av
 
     encoder, form = codec or _CODECS[path.suffix]
@@ -36,6 +45,7 @@ def write_sound(
     with av.open(str(path), "w") as container:
         stream = container.add_stream(encoder, rate=rate, layout=layout)
         stream.codec_context.format = form
+        stream.codec_context.options = options or {}
         frame = av.AudioFrame.from_ndarray(
             np.ascontiguousarray(samples_CN, dtype=np.float32), format="fltp", layout=layout
         )

@@ -13,6 +13,7 @@ import torch
 from assets.make_video_fixtures import FOLDER
 from mmrl.errors import ConfigError, MediaError
 from mmrl.video.audio import MelReader, SoundCodec, probe_audio, read_audio, tokens_of
+from mmrl.video.containers import mp3_frames
 from mmrl.video.visuals import VisualCache
 from tests.kits.engine_kit import policy
 from tests.video.sound_kit import tone, write_sound
@@ -99,13 +100,61 @@ def test_what_is_no_sound_is_refused(tmp_path: Path) -> None:
     assert kind_of(tmp_path / "nothing.wav") == "empty"
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
+_DECLARING = ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.mka", "a.webm"]
+
+
+@pytest.mark.parametrize("name", _DECLARING)
 def test_a_file_cut_short_is_refused(name: str, tmp_path: Path) -> None:
-    path = Path(write_sound(tmp_path / name, tone(2.0)))
+    """Where its container says how long it is; Ogg, ADTS and MPEG-TS say nothing."""
+    path = Path(write_sound(tmp_path / name, tone(2.0, 48000), 48000))
     data = path.read_bytes()
-    for share in (0.2, 0.5, 0.95):
+    assert abs(len(read(path)) - 32000) < 1100
+    for share in (0.2, 0.5, 0.9):
         path.write_bytes(data[: int(share * len(data))])
         assert kind_of(path) in ("truncated", "corrupt")
+
+
+@pytest.mark.parametrize("name", [*_DECLARING[1:], "a.ogg", "a.aac", "a.ts"])
+def test_a_hole_in_a_file_is_told(name: str, tmp_path: Path) -> None:
+    """Bytes of the middle that were overwritten or are gone; zeros of a WAV are silence."""
+    path = Path(write_sound(tmp_path / name, tone(8.0, 48000), 48000))
+    data = path.read_bytes()
+    begin, end = int(0.4 * len(data)), int(0.7 * len(data))
+    path.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
+    assert kind_of(path) in ("truncated", "corrupt")
+    path.write_bytes(data[:begin] + data[end:])
+    if name != "a.aac":  # its frames have no times of their own
+        assert kind_of(path) in ("truncated", "corrupt")
+
+
+def test_what_encoders_add_is_no_loss(tmp_path: Path) -> None:
+    """Bits by need, with and without the header that counts the frames, at every rate of a codec: all of it is heard."""
+    for rate in (8000, 16000, 22050, 44100, 48000):
+        path = Path(write_sound(tmp_path / "a.mp3", tone(3.0, rate), rate, options={"abr": "1"}))
+        assert mp3_frames(str(path)) is not None
+        assert abs(len(read(path)) - 48000) < 100
+        bare = path.read_bytes().replace(b"Xing", b"None").replace(b"Info", b"None")
+        path.write_bytes(bare)
+        assert mp3_frames(str(path)) is None
+        assert len(read(path)) >= 48000
+        for name in ("a.m4a", "a.mka", "a.ts"):
+            assert len(read(write_sound(tmp_path / name, tone(3.0, rate), rate))) >= 48000
+    for rate in (8000, 16000, 48000):
+        for name in ("a.ogg", "a.webm"):
+            assert len(read(write_sound(tmp_path / name, tone(3.0, rate), rate))) >= 47900
+
+
+@pytest.mark.parametrize("told", [0, 0x7FFFF024, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+def test_a_wav_of_untold_length_is_heard(told: int, tmp_path: Path) -> None:
+    """As programs write one into a pipe."""
+    path = Path(write_sound(tmp_path / "a.wav", tone(1.0)))
+    data = bytearray(path.read_bytes())
+    at = data.index(b"data")
+    data[4:8] = told.to_bytes(4, "little")
+    data[at + 4 : at + 8] = (told - 36 * (told == 0x7FFFF024)).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert len(read(path)) == 16000 and probe_audio(path).duration_s is None
+    assert kind_of(path, 0.5) == "too_long"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
