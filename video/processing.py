@@ -27,8 +27,12 @@ from mmrl.video.sampling import FrameSampling, sample_rate
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Built", "Processing", "pixel_digest", "processor_fingerprint"]
+__all__ = ["CLIP_SOUND", "Built", "Processing", "pixel_digest", "processor_fingerprint"]
 
+CLIP_SOUND = (
+    "expected clips without their sound, found use_audio_in_video: the tokens of a clip and of its sound would have to alternate "
+    "in time, and are not laid out so; leave it out, or name the clip among the audio files, too"
+)
 Built = tuple[dict[str, "torch.Tensor"], dict[str, Any]]
 """{"pixels": packed patches}, and grid, sizes, times and digest of them."""
 
@@ -142,10 +146,7 @@ class Processing:
         if self.no_clips:
             raise ConfigError(f"expected pictures alone, found a clip: {self.no_clips}")
         if overrides and overrides.get("use_audio_in_video"):
-            raise ConfigError(
-                "expected clips without their sound, found use_audio_in_video: the tokens of a clip and of its sound would have to "
-                "alternate in time, and are not laid out so; leave it out, or name the clip among the audio files, too"
-            )
+            raise ConfigError(CLIP_SOUND)
         return (
             FrameSampling.from_mapping(overrides, self.settings.sampling)
             if overrides

@@ -27,6 +27,7 @@ from mmrl.policy.tool_messages import PROBE, with_tools, without_tool_role
 from mmrl.task import Task, Template
 from mmrl.types import AudioSize, ImageSize, Sample, VideoSize
 from mmrl.video.media import image_overrides, orientation_of
+from mmrl.video.processing import CLIP_SOUND
 
 if TYPE_CHECKING:
     from mmrl.workers.prefetch import Ahead
@@ -314,9 +315,11 @@ class Encoder:
 
     def references(self, sample: Sample) -> tuple[Any, ...]:
         """References to the sample's clips, pictures and sounds, decoded and processed if nobody has done so yet. Raises
-        MediaError, and DataError for sounds that the model cannot hear."""
+        MediaError, and DataError for sounds that the model cannot hear, a clip's own too."""
         self._check_hearing(sample)
         overrides = sample.params.get("video")
+        if isinstance(overrides, Mapping) and overrides.get("use_audio_in_video"):
+            raise DataError(f"sample {sample.id}: {CLIP_SOUND}")
         turn = image_overrides(sample)
         images = [self._visual("image", path, turn) for path in sample.images]
         self._check_budget(sample, [v.size for v in images])
@@ -368,7 +371,28 @@ class Encoder:
                     f"sample {sample.id}: expected {count} times {token} in the prompt, found "
                     f"{text.count(token)}; the question must not contain it: remove it from the row"
                 )
+        self._check_reserved(sample, messages, tools)
         return text
+
+    def _check_reserved(
+        self,
+        sample: Sample,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> None:
+        if not self.family.reserved:
+            return
+        texts = [repr(tools)]
+        for message in messages:
+            content = message["content"]
+            items = [{"text": content}] if isinstance(content, str) else content
+            texts += [str(item.get("text", "")) for item in items]
+        for token in self.family.reserved:
+            if any(token in text for text in texts):
+                raise DataError(
+                    f"sample {sample.id}: expected texts without the model's own signs for media, found {token}; remove it from "
+                    "the row"
+                )
 
     def _encode(self, sample: Sample, task: Task) -> Prompt:
         # said first: the template of a model that does not hear has no placeholder

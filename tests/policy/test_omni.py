@@ -109,7 +109,7 @@ def test_the_sound_of_a_clip_in_step_with_it_is_refused(tmp_path: Path) -> None:
     params = {"video": {"use_audio_in_video": True}}
     sample = replace(sample_of(()), id="2", videos=(clip(tmp_path),), params=params)
     with pytest.raises(
-        ConfigError, match=r"alternate in time.*name the clip among the audio files"
+        DataError, match=r"sample 2: .*alternate in time.*name the clip among the audio files"
     ):
         p.encoder(sample, TASK)
 
@@ -138,6 +138,13 @@ def test_wrong_items_and_long_sounds_are_told(tmp_path: Path) -> None:
         p.encoder(sample_of((path,)), Clips())
     with pytest.raises(DataError, match=r"1 times <\|AUDIO\|> in the prompt, found 2"):
         p.encoder(replace(sample_of((path,)), question="<|AUDIO|>"), TASK)
+    for token in p.family.reserved:
+        for audios, images in (((path,), (picture((112, 84)),)), ((), ())):
+            asked = replace(sample_of(audios, images), question=f"Say {token} now")
+            with pytest.raises(DataError, match=r"sample 0: .*<\|.*remove it from the row"):
+                p.encoder(asked, TASK)
+    with pytest.raises(DataError, match=r"found <\|audio_bos\|>"):
+        p.encoder.prompt_of([{"role": "user", "content": "<|audio_bos|>"}], ())
     long = write_sound(tmp_path / "b.wav", tone(2.5))
     with pytest.raises(MediaError, match=r"at most 2 s of sound, found 2\.5 s") as caught:
         p.encoder(sample_of((long,)), TASK)

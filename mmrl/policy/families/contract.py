@@ -161,6 +161,8 @@ class ModelFamily(abc.ABC):
     """Whether the model takes the features of clips as those of pictures, by the pictures' token."""
     most_pictures: ClassVar[int | None] = None
     """Of one prompt, where there is a limit; `refused["pictures"]` says why."""
+    reserved: ClassVar[tuple[str, ...]] = ()
+    """Texts of tokens by which positions are laid out: no text of a prompt may contain one."""
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})

@@ -66,8 +66,10 @@ class Qwen25Omni(GridFamily):
         hearing_blocks="audio_tower.layers",
     )
     media_tokens = (*_NAMED.values(), "<|vision_pad|>")
+    reserved = tuple(_NAMED.values())
     refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's inputs for sounds are not made yet; use engine.rollout: own",
+        "vllm": "vLLM's inputs for sounds are not made yet, and what is saved, a thinker alone, is no model of vLLM's: "
+        "transformers reads it; use engine.rollout: own",
     }
 
     def part_config(self, config: Any) -> Any:
