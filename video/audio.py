@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _SILENCE = -1.5  # log-mel of no sound at all: (log10(1e-10) + 4) / 4
+_LEAST_FRAMES = 100
 _RATES = (
     1000,
     768_000,
@@ -54,7 +55,8 @@ _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _SIGNATURES = (b"fLaC", b"RIFF", b"OggS", b"ID3")
 _UNTOLD = 0x7FFFF000  # a WAV written into a pipe declares no length, or one from here on
 _EXACT = {"mov", "matroska", "ogg", "flac", "mp3"}
-"""Containers that say how long their sound is: Ogg by its last page, MP3 where it has a header of its own. Of others FFmpeg guesses by bytes per second, or is_cut has looked at them."""
+"""Containers that say how long their sound is: Ogg by its last page, MP3 where it has a header of its own. Of others
+FFmpeg guesses by bytes per second, or is_cut has looked at them."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +252,8 @@ class _Heard:
 
 
 def _check_whole(opened: _Opened, stream: Any, heard: _Heard, seconds: float) -> None:
-    """Raises MediaError for fewer seconds of sound than the file says that it holds. What an encoder put before and behind it may be
-    counted there: two codec frames."""
+    """Raises MediaError for fewer seconds of sound than the file says that it holds. What an encoder put before and behind it may
+    be counted there: two codec frames."""
     told, frame_s = opened.declared(stream), heard.longest / stream.codec_context.sample_rate
     if told is None:
         return
@@ -372,18 +374,26 @@ class MelReader:
         self.most_seconds = part.n_samples / part.sampling_rate
 
     def read(self, samples_N: np.ndarray) -> torch.Tensor:
-        """See AudioReader. The extractor pads with silence as in the processor's call; frames of padding are left out again."""
+        """See AudioReader. The frames are those of the processor's call, which pads with silence up to the longest sound: here only
+        so far that all frames in which there is sound are made, whose loudest counts for each. Frames of padding are left out
+        again."""
+        hop = self.part.hop_length
+        whole = -(-len(samples_N) // hop) + -(-self.part.n_fft // hop) + 1
+        # products of fewer or odd columns may be rounded otherwise than those of long ones
+        whole = -(-max(whole, _LEAST_FRAMES) // 16) * 16
         out = self.part(
             samples_N,
             sampling_rate=self.rate,
             padding="max_length",
+            max_length=min(whole * hop, self.part.n_samples),
             return_attention_mask=True,
             return_tensors="pt",
         )
         frames = int(out["attention_mask"][0].sum())
         if self.tokens(frames) < 1:
             raise MediaError(
-                f"expected sound of at least one token (30 ms), found {len(samples_N) / self.rate:.3f} s; leave the row out",
+                f"expected sound of at least one token (more than 20 ms), found {len(samples_N) / self.rate:.3f} s; "
+                "leave the row out",
                 kind="too_short",
             )
         return out["input_features"][0, :, :frames].T.contiguous()

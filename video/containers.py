@@ -145,7 +145,7 @@ def is_cut(path: str, head: bytes) -> bool:
 
 
 def mp3_frames(path: str) -> int | None:
-    """How many frames an MP3 says that it has, in the header of Xing, LAME or Fraunhofer (VBRI) in its first one; None without it."""
+    """How many frames an MP3 says that it has, in a header of Xing, LAME or Fraunhofer (VBRI); None without one."""
     with open(path, "rb") as handle:
         begin = 0
         for _ in range(_MOST_BOXES):

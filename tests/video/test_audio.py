@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 
 from assets.make_video_fixtures import FOLDER
 from mmrl.errors import ConfigError, MediaError
@@ -237,8 +238,32 @@ def test_frames_are_those_of_the_processor() -> None:
     assert [tokens_of(n) for n in (3, 4, 100, 101)] == [1, 1, 25, 25]
     with pytest.raises(MediaError, match="at least one token"):
         reader.read(tone(0.015)[0])
+    with pytest.raises(MediaError, match=r"more than 20 ms\), found 0\.020 s"):
+        reader.read(tone(0.02)[0])
+    assert len(reader.read(tone(0.021)[0])) == 3
     codec, silent = SoundCodec(reader), reader.read(np.zeros(16000, np.float32))
     assert torch.allclose(codec.grey(silent), silent)
+
+
+def test_short_sounds_need_no_long_padding() -> None:
+    """The frames of a processor of 300 s, within 1e-6, without its 300 s of silence; also of sounds that end in its last frames."""
+    part = hf.WhisperFeatureExtractor(feature_size=128, chunk_length=300)
+    reader, rng = MelReader(part), np.random.default_rng(0)
+    loud_end = np.concatenate([1e-4 * tone(1.0)[0], tone(1.0)[0, :40]])
+    for samples in (tone(0.03)[0], tone(1.0)[0], loud_end, rng.normal(0, 0.1, 47_999).astype("f4")):
+        whole = part(
+            samples,
+            sampling_rate=16000,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        mask = whole["attention_mask"][0].bool()
+        found = reader.read(samples)
+        assert (found - whole["input_features"][0].T[mask]).abs().max() <= 1e-6
+    small = MelReader(hf.WhisperFeatureExtractor(feature_size=32, chunk_length=1))
+    for count in (15_500, 15_999, 16_000):
+        assert len(small.read(tone(1.0)[0, :count])) == -(-count // 160)
 
 
 def test_a_cache_of_sounds(tmp_path: Path) -> None:
