@@ -6,6 +6,7 @@ python -c "from pathlib import Path; from mmrl.tasks.readers.audios import resol
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from mmrl.tasks.readers.common import RowError
 __all__ = ["audio_names", "resolve_audio", "without_audio_marks"]
 
 _MARK = "<audio>"
+_LEADING = re.compile(r"(?:\s*<(?:audio|image|video)>)+\s*")
+_OTHERS = re.compile(r"<(?:image|video)>")
 
 
 def audio_names(value: Any) -> list[str]:
@@ -37,7 +40,11 @@ def audio_names(value: Any) -> list[str]:
 
 
 def without_audio_marks(text: str, sounds: int, name: str) -> str:
-    """A question without its <audio> placeholders, which must be as many as the sounds, or none. Raises RowError."""
+    """A question without its <audio> placeholders, which must be as many as the sounds, or none.
+
+    Sounds stand before the text, so placeholders at its start vanish; one inside becomes "(sound 2)" when there are several.
+    Raises RowError.
+    """
     found = text.count(_MARK)
     if found not in (0, sounds):
         raise RowError(
@@ -45,7 +52,27 @@ def without_audio_marks(text: str, sounds: int, name: str) -> str:
             f"{found} placeholders and {sounds} sounds",
             f"add or remove {_MARK} in '{name}'",
         )
-    return " ".join(part.strip() for part in text.split(_MARK) if part.strip()) if found else text
+    if not found:
+        return text
+    match = _LEADING.match(text)
+    lead = match.group() if match else ""
+    number = lead.count(_MARK)
+    # those of pictures and clips among them are others' to take away
+    rest = "".join(_OTHERS.findall(lead)) + text[len(lead) :] if number else text
+    joined, *parts = rest.split(_MARK)
+    for part in parts:
+        number += 1
+        shown = f"(sound {number})" if sounds > 1 else ""
+        joined = _joined(_joined(joined, shown), part)
+    return joined.rstrip()
+
+
+def _joined(before: str, after: str) -> str:
+    """One text behind the other: spaces between them become one, or none before a sign; line ends are kept."""
+    left, right = before.rstrip(" "), after.lstrip(" ")
+    if not left or not right or left[-1] == "\n" or right[0] in "\n.,;:!?)":
+        return left + right
+    return f"{left} {right}"
 
 
 def resolve_audio(name: Any, root: Path) -> str:

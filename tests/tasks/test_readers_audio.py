@@ -10,6 +10,7 @@ import pytest
 
 from mmrl.errors import DataError
 from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.audios import without_audio_marks
 from mmrl.types import Sample
 
 
@@ -76,7 +77,21 @@ def test_columns_of_other_files(tmp_path: Path) -> None:
     assert found(sound="a.wav", ask="<audio>\nWhich?").audios == (here,)
     assert found(sound=[{"path": "a.wav"}], ask="Which?").audios == (here,)
     both = found(sound=["a.wav", "b.mp3"], ask="Is <audio> below <audio>?")
-    assert len(both.audios) == 2 and both.question == "Is below ?"
+    assert len(both.audios) == 2 and both.question == "Is (sound 1) below (sound 2)?"
+    for asked, told in (
+        ("<audio>\n<audio> Which is\nlouder?", "Which is\nlouder?"),
+        ("<audio> Is it as loud as <audio>?\nAnswer.", "Is it as loud as (sound 2)?\nAnswer."),
+        (
+            "First:\n<audio>\nSecond:\n<audio>\nWhich?",
+            "First:\n(sound 1)\nSecond:\n(sound 2)\nWhich?",
+        ),
+        ("Which?\n<audio><audio>", "Which?\n(sound 1) (sound 2)"),
+    ):
+        assert found(sound=["a.wav", "b.mp3"], ask=asked).question == told
+    assert found(sound="a.wav", ask="Who says <audio> here?").question == "Who says here?"
+    assert found(sound="a.wav", ask="Who speaks?\n<audio>").question == "Who speaks?"
+    told = without_audio_marks("<image>\n<audio><audio> Which?", 2, "ask")
+    assert told == "<image>Which?"
     assert found(sound=None, ask="Which?").audios == ()
     with pytest.raises(
         DataError, match=r"2 <audio> placeholders, one per sound.*found 1 placeholders"
