@@ -19,6 +19,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -412,15 +413,13 @@ def mirror_sample(sample: Sample, folder: str | os.PathLike[str] | None = None) 
             answer = LETTERS[options.index(swapped[LETTERS.index(answer)])]
         else:
             params["options"] = swapped
-    return Sample(
-        f"{sample.id}-mirrored",
-        sample.task,
-        sample.source,
-        swap_sides(sample.question),
-        answer,
-        images,
-        sample.videos,
-        {**params, "mirror_of": sample.id},
+    return replace(
+        sample,
+        id=f"{sample.id}-mirrored",
+        question=swap_sides(sample.question),
+        answer=answer,
+        images=images,
+        params={**params, "mirror_of": sample.id},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -277,6 +278,13 @@ def test_files_may_hold_their_own_views_and_lost_partners_are_errors(tmp_path: P
     rows[1]["params"] = {"mirror_of": "z"}
     with pytest.raises(DataError, match="mirror_of to be the id of another row, found 'z'"):
         Spatial().load(_write(tmp_path, rows))
+
+
+def test_a_mirrored_sample_keeps_what_is_no_picture() -> None:
+    sample = dataclasses.replace(SAMPLES[0], videos=("a.mp4",), audios=("a.wav", "b.wav"))
+    mirrored = mirror_sample(sample)
+    assert (mirrored.audios, mirrored.videos) == (sample.audios, sample.videos)
+    assert mirrored.id == f"{sample.id}-mirrored" and mirrored.params["mirror_of"] == sample.id
 
 
 def test_mirroring_twice_gives_the_same_sample_back() -> None:
