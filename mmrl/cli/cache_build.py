@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,6 @@ def build_command(
 ) -> None:
     """Fill data.cache.dir for all samples of data.train and data.eval. Status 1 with `strict` when something failed."""
     settings = _settings(config, overrides, workers)
-    frozen = settings.data.cache.features and {"vision", "projector"} <= set(settings.model.freeze)
     from mmrl.cli.evaluation import print_skipped
     from mmrl.data.sources import load_sources
 
@@ -63,7 +62,7 @@ def build_command(
     print_skipped(sources)
     if features:
         settings.data.cache.features = True
-    builder = _Builder(settings, features or frozen)
+    builder = _Builder(settings, {"vision", "audio"} if features else _frozen_senses(settings))
     with _bar(quiet) as bar:
         builder.run(sources, bar)
     folder = Path(data.cache.dir or "")
@@ -91,6 +90,21 @@ def _settings(config: Path, overrides: list[str], workers: int | None) -> RunCon
     return settings
 
 
+def _frozen_senses(settings: RunConfig) -> set[str]:
+    """Senses whose towers are not trained, as the run will find them; none where their features are not kept."""
+    model = settings.model
+    if not settings.data.cache.features or (model.lora is None and not model.freeze):
+        return set()
+    from mmrl.diagnostics.shapes import config_of, meta_model
+    from mmrl.policy.families import family_of
+    from mmrl.policy.loading import freeze_untrained
+
+    shape = meta_model(config_of(str(model.path)))
+    freeze_untrained(shape, model)
+    family = family_of(shape.config)
+    return {e.sense for e in family.parts.frozen_encoders(family.body(shape))}
+
+
 def _bar(quiet: bool) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -104,17 +118,17 @@ def _bar(quiet: bool) -> Progress:
 
 
 class _Builder:
-    """Pixels are prepared by workers, or here without any; features here, by the model's own tower."""
+    """Pixels are prepared by workers, or here without any; features of the `senses` here, by the model's own towers."""
 
-    def __init__(self, settings: RunConfig, features: bool) -> None:
+    def __init__(self, settings: RunConfig, senses: Collection[str]) -> None:
         from mmrl.policy.loading import build_visuals, load_policy, load_processor
 
-        self.settings, self.policy = settings, None
+        self.settings, self.senses, self.policy = settings, senses, None
         self.pixels: Counter[str] = Counter()
         self.features: Counter[str] = Counter()
         self.failures: list[dict[str, Any]] = []
         self.evicted = 0
-        if features:
+        if senses:
             import torch
 
             if (threads := effective_threads(settings)) is not None:
@@ -165,6 +179,8 @@ class _Builder:
         return prepare(self.visuals, media)
 
     def _one(self, media: Media, prepare: Callable[[Media], str]) -> MMRLError | None:
+        from mmrl.policy.families.contract import sense_of
+
         try:
             outcome = prepare(media)
             if outcome.startswith("unsure"):
@@ -177,7 +193,7 @@ class _Builder:
             self.pixels["failed"] += 1
             return error
         self.pixels[outcome] += 1
-        if self.policy is not None:
+        if sense_of(media.kind) in self.senses:
             self._features(media)
         return None
 

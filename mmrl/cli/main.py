@@ -688,8 +688,8 @@ def cache_build(
         bool,
         typer.Option(
             "--features",
-            help="also what the model's vision tower makes of them; the default "
-            "with model.freeze of vision and projector",
+            help="also what the model's towers make of them; the default for a tower that is not trained "
+            "(model.freeze, model.lora)",
         ),
     ] = False,
     strict: Annotated[

@@ -42,6 +42,7 @@ __all__ = [
     "build_visuals",
     "device_and_precision",
     "freeze_parts",
+    "freeze_untrained",
     "load_policy",
     "load_processor",
     "name_accelerator",
@@ -102,6 +103,19 @@ def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
             "expected something to train, found every part in model.freeze; remove one of them"
         )
     return trainable
+
+
+def freeze_untrained(model: Any, config: ModelConfig) -> None:
+    """Freeze what model.freeze names, and the towers that an adapter leaves as they are."""
+    freeze_parts(model, config.freeze)
+    if config.lora is None:
+        return
+    family = family_of(model.config)
+    for encoders in family.parts.encoders(family.body(model)):
+        adapted = config.lora.vision and "vision" not in config.freeze
+        if encoders.sense != "vision" or not adapted:
+            for parameter in encoders.parameters:
+                parameter.requires_grad_(False)
 
 
 def store_frozen(model: Any, dtype: torch.dtype) -> int:
@@ -361,12 +375,8 @@ def load_policy(
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
     if trainable:
-        freeze_parts(model, config.freeze)
-        if lora and config.lora is not None and not config.lora.vision:
-            # the adapter would freeze it later: what waits for a training engine must know now
-            for encoders in family_of(model.config).parts.encoders(family.body(model)):
-                for parameter in encoders.parameters:
-                    parameter.requires_grad_(False)
+        # an adapter would freeze towers later: what waits for a training engine must know now
+        freeze_untrained(model, config)
     else:
         model.requires_grad_(False)
     if stored is not None:

@@ -17,6 +17,7 @@ from mmrl.types import Sample
 from mmrl.video.store import TensorStore
 from tests.kits.clip_kit import broken_clip, make_clip
 from tests.kits.engine_kit import picture, read_jsonl, tiny_folder
+from tests.video.sound_kit import tone, write_sound
 
 
 def question(number: int, **media: Any) -> dict[str, Any]:
@@ -126,6 +127,42 @@ def test_without_a_frozen_tower_features_are_made_only_on_demand(run_file: Path)
         and numbers(done, "pixels") == [0, 4, 0]
         and kinds(folder)["features"] == 4
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "made"),
+    [
+        (("model.freeze=[audio]",), {"features": 1}),
+        (("model.freeze=[vision,projector]",), {"features": 1}),
+        (("model.freeze=[audio,vision,projector]",), {"features": 2}),
+        (("model.lora.r=4",), {"features": 2}),
+        (("model.freeze=[vision]",), {}),
+        (("model.freeze=[]", "--features"), {"features": 2}),
+    ],
+)
+def test_each_tower_that_is_not_trained_reads_what_is_its_own(
+    model: tuple[str, ...], made: dict[str, int], tmp_path: Path
+) -> None:
+    """Features of sounds by the audio tower's state, those of pictures by the vision tower's; training finds them."""
+    row = question(0, image=picture((56, 56)), audio=write_sound(tmp_path / "a.wav", tone(0.5)))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    tree = {
+        "model": {"path": tiny_folder("qwen2_5_omni"), "device": "cpu"},
+        "data": {
+            "train": [{"task": "choice", "path": str(tmp_path / "rows.jsonl")}],
+            "cache": {"dir": str(tmp_path / "cache")},
+        },
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    done = build(tmp_path / "run.yaml", *model, "--strict")
+    assert done.exit_code == 0, done.output
+    assert kinds(tmp_path / "cache") == {"audio": 1, "image": 1, **made}
+    if "--features" not in model:
+        config = load_config(tmp_path / "run.yaml", list(model))
+        policy = load_policy(config.model, config.data)
+        sample = Sample("x", "choice", "s", "?", None, (row["image"],), audios=(row["audio"],))
+        policy.media(policy.encoder.references(sample))
+        assert policy.encoder.visuals.stats.encoded == 0
 
 
 def test_other_frames_are_other_entries_and_a_wrong_row_is_listed(run_file: Path) -> None:
