@@ -132,7 +132,11 @@ def _row(row: Any, number: int, folder: Path) -> dict[str, Any]:
                 if several
                 else _picture(found[key], folder)
             )
-    for key in ("video", "videos", "audio", "audios"):
+    for key in ("audio", "audios"):
+        if key in found:
+            several = isinstance(found[key], Sequence) and not isinstance(found[key], (str, bytes))
+            found[key] = [_sound(one) for one in found[key]] if several else _sound(found[key])
+    for key in ("video", "videos"):
         if key in found:
             several = not isinstance(found[key], (str, os.PathLike))
             found[key] = (
@@ -152,6 +156,21 @@ def _absolute(path: Any) -> str:
     if isinstance(path, str) and (path.startswith("data:") or "://" in path):
         raise ValueError(f"'{path:.60}', which is no path; download it first")
     return str(Path(os.fspath(path)).expanduser().absolute())
+
+
+def _sound(sound: Any) -> str:
+    """The path of a sound, also of datasets' {"path", "array", "sampling_rate"}. Raises TypeError and ValueError."""
+    path = sound.get("path") if isinstance(sound, Mapping) else sound
+    if isinstance(sound, Mapping) and not (path and os.path.isfile(path)):
+        raise ValueError(
+            f"a sound in memory, with the keys {', '.join(map(str, sound))} and no file at 'path'; write it to a file and give "
+            "its path"
+        )
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"a sound of type {type(path).__name__}; write it to a file and give its path"
+        )
+    return _absolute(path)
 
 
 def _picture(picture: Any, folder: Path) -> str:

@@ -166,8 +166,8 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
 
 
 def skipped_report(sources: Sequence[LoadedSource], held_out: int = 0) -> list[dict[str, Any]]:
-    """Per data source: samples kept (by source name) with their pictures and clips, rows skipped by reason, what was done to rows
-    kept, rows rejected. The last `held_out` sources are those of data.eval."""
+    """Per data source: samples kept (by source name) with their pictures, clips and sounds, rows skipped by reason, what was done
+    to rows kept, rows rejected. The last `held_out` sources are those of data.eval."""
     return [
         {
             "path": s.config.path,
@@ -176,6 +176,7 @@ def skipped_report(sources: Sequence[LoadedSource], held_out: int = 0) -> list[d
             "kept": len(s.samples),
             "pictures": len({path for x in s.samples for path in x.images}),
             "clips": len({path for x in s.samples for path in x.videos}),
+            "sounds": len({path for x in s.samples for path in x.audios}),
             "by_source": dict(sorted(Counter(x.source for x in s.samples).items())),
             "skipped": dict(s.skipped),
             "notes": dict(s.notes),

@@ -43,11 +43,11 @@ def _lines(title: str, counts: list[tuple[int, str]], file: str, times: str = " 
 
 
 def _gave(record: Mapping[str, Any]) -> str:
-    """Samples, and the pictures and clips in them."""
+    """Samples, and the pictures, clips and sounds in them."""
     kept = int(number(record.get("kept")) or 0)
     media = [
         plural(int(count), noun)
-        for noun, key in (("picture", "pictures"), ("clip", "clips"))
+        for noun, key in (("picture", "pictures"), ("clip", "clips"), ("sound", "sounds"))
         if (count := number(record.get(key)))
     ]
     return (

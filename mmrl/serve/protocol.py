@@ -74,6 +74,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PARTS = ("text", "image_url", "image", "video_url", "video")
+_SOUNDS = ("input_audio", "audio_url", "audio")
 
 
 @dataclass(frozen=True)
@@ -413,6 +414,11 @@ def _message(message: Any, where: str, media: list[Media]) -> dict[str, Any]:
 
 def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _SOUNDS:
+        raise RequestError(
+            f"expected {where}.type of {', '.join(_PARTS)}, found {_shown(kind)}: mmrl serve takes no sounds; leave it out",
+            f"{where}.type",
+        )
     if kind not in _PARTS:
         found = _shown(part if kind is None else kind)
         raise RequestError(

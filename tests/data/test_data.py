@@ -13,7 +13,13 @@ from mmrl.cli.configuration import recipe_lines
 from mmrl.cli.demo import make_data
 from mmrl.config import DataSource, load_config
 from mmrl.config.shipped import recipe_file, recipes
-from mmrl.data.sources import LoadedSource, PromptStream, load_sources, write_rejected
+from mmrl.data.sources import (
+    LoadedSource,
+    PromptStream,
+    load_sources,
+    skipped_report,
+    write_rejected,
+)
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
 from mmrl.tasks.scenes import make_scenes
@@ -109,6 +115,16 @@ def loaded(*paths: str, on_error: str = "raise", **options: Any) -> list[LoadedS
 def test_sources_are_limited_to_their_first_samples(scenes: str) -> None:
     [whole], [part] = loaded(scenes), loaded(scenes, limit=4)
     assert part.samples == whole.samples[:4]
+
+
+def test_what_was_read_is_counted_by_medium(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").touch()
+    rows = [{"question": "?", "answer": "a", "audio": "a.wav"}, {"question": "?", "answer": "b"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_sources([DataSource(task="open_text", path=str(file))])
+    (told,) = skipped_report(loaded)
+    assert (told["kept"], told["pictures"], told["clips"], told["sounds"]) == (2, 0, 0, 1)
 
 
 def test_duplicate_ids_name_the_sample_and_both_files(scenes: str, tmp_path: Path) -> None:

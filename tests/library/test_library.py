@@ -447,12 +447,28 @@ def test_what_does_not_go_together_is_said_at_once(options: Mapping[str, Any], w
         ([{"question": "q", "image": 3}], "row 0.*a picture of type int"),
         ([{"question": "q", "frmae": "rel1000"}], "row 0.*nearly 'frame'"),
         ([{"question": "q", "image": "https://x.org/a.png"}], "row 0.*download it first"),
+        (
+            [{"question": "q", "audio": {"path": None, "array": np.zeros(9), "sampling_rate": 8}}],
+            "row 0.*found a sound in memory, with the keys path, array.*write it to a file",
+        ),
+        ([{"question": "q", "audio": np.zeros(9)}], "row 0.*a sound of type ndarray; write it"),
+        ([{"question": "q", "audios": [{"bytes": b"x"}]}], "row 0.*a sound in memory"),
     ],
 )
 def test_rows_that_cannot_be_written_are_named(data: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words):
         stored(data, tmp_path)
     assert not list(tmp_path.rglob("*.jsonl")), "nothing half written"
+
+
+def test_sounds_are_named_by_their_files(tmp_path: Path) -> None:
+    """Also of datasets' decoded column, where its path is that of a file."""
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    decoded = {"path": str(tmp_path / "a.wav"), "array": np.zeros(9), "sampling_rate": 8}
+    for row in ({"audio": decoded}, {"audios": [decoded]}, {"audio": tmp_path / "a.wav"}):
+        path = stored([{"question": "q", "answer": "a", **row}], tmp_path)
+        (read,) = task_from_spec("open_text", {}).load(str(path))
+        assert read.audios == (str(tmp_path / "a.wav"),)
 
 
 def test_the_same_rows_are_one_file_however_they_come(tmp_path: Path) -> None:

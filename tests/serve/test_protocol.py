@@ -78,6 +78,14 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.parametrize("kind", ["input_audio", "audio_url", "audio"])
+def test_sounds_are_refused_in_words(kind: str) -> None:
+    part = {"type": kind, kind: {"data": "AAAA", "format": "wav"}}
+    with pytest.raises(RequestError, match="mmrl serve takes no sounds") as caught:
+        read_chat(body(messages=[{"role": "user", "content": [part]}]), DEFAULTS)
+    assert caught.value.status == 400 and kind in str(caught.value)
+
+
 @pytest.mark.slow
 @given(
     st.dictionaries(
