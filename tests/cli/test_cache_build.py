@@ -135,7 +135,7 @@ def test_without_a_frozen_tower_features_are_made_only_on_demand(run_file: Path)
         (("model.freeze=[audio]",), {"features": 1}),
         (("model.freeze=[vision,projector]",), {"features": 1}),
         (("model.freeze=[audio,vision,projector]",), {"features": 2}),
-        (("model.lora.r=4",), {"features": 2}),
+        pytest.param(("model.lora.r=4",), {"features": 2}, marks=pytest.mark.slow),
         (("model.freeze=[vision]",), {}),
         (("model.freeze=[]", "--features"), {"features": 2}),
     ],

@@ -128,6 +128,7 @@ def test_a_hole_in_a_file_is_told(name: str, tmp_path: Path) -> None:
         assert kind_of(path) in ("truncated", "corrupt")
 
 
+@pytest.mark.slow
 def test_what_encoders_add_is_no_loss(tmp_path: Path) -> None:
     """Bits by need, with and without the header that counts the frames, at every rate of a codec: all of it is heard."""
     for rate in (8000, 16000, 22050, 44100, 48000):
@@ -245,6 +246,7 @@ def test_frames_are_those_of_the_processor() -> None:
     assert torch.allclose(codec.grey(silent), silent)
 
 
+@pytest.mark.slow
 def test_short_sounds_need_no_long_padding() -> None:
     """The frames of a processor of 300 s, within 1e-6, without its 300 s of silence; also of sounds that end in its last frames."""
     part = hf.WhisperFeatureExtractor(feature_size=128, chunk_length=300)
