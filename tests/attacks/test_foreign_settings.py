@@ -413,7 +413,14 @@ def test_every_option_that_is_a_place_is_known_as_one() -> None:
         if str(p.annotation).startswith("str") and p.name not in ("path",)
     }
     places = {name for name in options if params_found({name: "x"}).left_out}
-    assert places == {"image_root", "video_root", "media_dir", "subtitle_root", "durations"}
+    assert places == {
+        "image_root",
+        "video_root",
+        "audio_root",
+        "media_dir",
+        "subtitle_root",
+        "durations",
+    }
     words = {
         "frame",
         "on_error",

@@ -109,7 +109,7 @@ def _prompt(sample: Sample, task: Any) -> Any:
     """Stands for an encoded prompt: the sizes of the sample's pictures as they are."""
     size = (int(sample.params.get("width", 32)), int(sample.params.get("height", 32)))
     return SimpleNamespace(
-        sample=sample, images=(ImageSize(size, size),) * len(sample.images), videos=()
+        audios=(), sample=sample, images=(ImageSize(size, size),) * len(sample.images), videos=()
     )
 
 
