@@ -27,7 +27,7 @@ from mmrl.environment import Environment
 from mmrl.types import RewardContext, Sample, Score
 from mmrl.video.media import Orientation
 
-__all__ = ["Task", "Template"]
+__all__ = ["Task", "Template", "sample_chat"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,15 @@ class Template:
     name: str
     frame: CoordFrame
     system: str = ""
+
+
+def sample_chat(sample: Sample, template: Template, text: str) -> list[dict[str, Any]]:
+    """[system, if the template has one], then the user's turn: a placeholder for each video, picture and sound, then `text`."""
+    media = (("video", sample.videos), ("image", sample.images), ("audio", sample.audios))
+    content = [{"type": kind} for kind, paths in media for _ in paths]
+    user = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
+    system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
+    return [system, user] if template.system else [user]
 
 
 class Task(abc.ABC):

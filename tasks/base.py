@@ -28,7 +28,7 @@ from mmrl.rewards.official import EXTRACTORS, check_extractor
 from mmrl.rewards.parsing import Extraction, extract_answer
 from mmrl.rewards.reading import check_level
 from mmrl.rewards.router import Part, PartFactory, Rubric
-from mmrl.task import Template
+from mmrl.task import Template, sample_chat
 from mmrl.tasks.levels import AnswerError, ReadingTask
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
 
@@ -390,20 +390,8 @@ class AnswerTask(ReadingTask):
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """[system, if the template has one], then the user's turn: videos, pictures, sounds, then the text."""
-        content: list[dict[str, Any]] = [
-            {"type": kind}
-            for kind, media in (
-                ("video", sample.videos),
-                ("image", sample.images),
-                ("audio", sample.audios),
-            )
-            for _ in media
-        ]
         template = template if self.frame is None else replace(template, frame=self.frame)
-        text = self.fill_prompt(self.prompt, sample, template)
-        user = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
-        system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
-        return [system, user] if template.system else [user]
+        return sample_chat(sample, template, self.fill_prompt(self.prompt, sample, template))
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Weighted parts of the one answer in `text`, with the task's metrics.

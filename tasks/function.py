@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.task import Task, Template
+from mmrl.task import Task, Template, sample_chat
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["AsyncFunctionTask", "FunctionTask", "function_task", "version_of"]
@@ -58,19 +58,8 @@ class FunctionTask(Task):
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """[system, if the template has one], then videos, pictures, sounds and the text."""
-        media = [
-            {"type": kind}
-            for kind, media in (
-                ("video", sample.videos),
-                ("image", sample.images),
-                ("audio", sample.audios),
-            )
-            for _ in media
-        ]
         text = self.params["prompt"].replace("{question}", sample.question)
-        user = {"role": "user", "content": [*media, {"type": "text", "text": text}]}
-        system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
-        return [system, user] if template.system else [user]
+        return sample_chat(sample, template, text)
 
     def _asked(self, sample: Sample, text: str, ctx: RewardContext) -> Any:
         given = (text, sample, ctx) if self.takes_context else (text, sample)
