@@ -27,7 +27,7 @@ import numpy as np
 from mmrl.errors import MediaError
 from mmrl.video.bounds import check_declared_frames, container_options
 from mmrl.video.containers import is_cut, mp3_frames
-from mmrl.video.probing import import_library
+from mmrl.video.probing import first_bytes, import_library
 
 if TYPE_CHECKING:
     import torch
@@ -84,22 +84,7 @@ def _head(path: str) -> bytes:
             kind="unsupported",
             path=path,
         )
-    try:
-        with open(path, "rb") as handle:
-            head = handle.read(16)
-    except OSError as err:
-        raise MediaError(
-            f"expected a readable audio file at {path} ({err}); check its permissions",
-            kind="missing",
-            path=path,
-        ) from err
-    if not head:
-        raise MediaError(
-            f"expected an audio file, found an empty file: {path}; copy or download it again",
-            kind="empty",
-            path=path,
-        )
-    return head
+    return first_bytes(path, "an", "audio file")
 
 
 def _is_cut(path: str, head: bytes) -> bool:

@@ -30,6 +30,7 @@ from mmrl.video.sampling import constant_fps, is_variable
 __all__ = [
     "ClipIndex",
     "VideoInfo",
+    "first_bytes",
     "forget",
     "import_library",
     "open_container",
@@ -145,18 +146,23 @@ def _head(path: str) -> bytes:
             kind="unsupported",
             path=path,
         )
+    return first_bytes(path, "a", "video")
+
+
+def first_bytes(path: str, article: str, noun: str) -> bytes:
+    """The first 16 bytes of a file that is `article` `noun`. Raises MediaError where there is none to read."""
     try:
         with open(path, "rb") as handle:
             head = handle.read(16)
     except OSError as err:
         raise MediaError(
-            f"expected a readable video at {path} ({err}); check its permissions",
+            f"expected a readable {noun} at {path} ({err}); check its permissions",
             kind="missing",
             path=path,
         ) from err
     if not head:
         raise MediaError(
-            f"expected a video, found an empty file: {path}; copy or download it again",
+            f"expected {article} {noun}, found an empty file: {path}; copy or download it again",
             kind="empty",
             path=path,
         )

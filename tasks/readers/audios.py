@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MediaError
-from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.readers.common import RowError, path_below
 
 __all__ = ["audio_names", "resolve_audio", "without_audio_marks"]
 
@@ -77,14 +77,11 @@ def _joined(before: str, after: str) -> str:
 
 def resolve_audio(name: Any, root: Path) -> str:
     """Path of an audio file, relative names below `root`. Raises RowError, MediaError (missing)."""
-    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
-        raise RowError("a path to an audio file", repr(name)[:80], "give 'audio' as a string")
-    text = os.fspath(name)
-    path = text if "://" in text else os.path.normpath(root / text)
+    path = path_below(name, root, "an audio file", "audio")
     if not os.path.isfile(path):
         fix = (
             "download it first, addresses are not fetched"
-            if "://" in text
+            if "://" in path
             else "check the path, or say where the sounds are: data.train[].params.reader.audio_root=FOLDER"
         )
         raise MediaError(

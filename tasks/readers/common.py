@@ -34,6 +34,7 @@ __all__ = [
     "check_box",
     "check_frame",
     "collect",
+    "path_below",
     "read_pictures_as",
     "resolve_image",
     "text_of",
@@ -155,8 +156,14 @@ def text_of(value: Any, name: str) -> str:
 
 def resolve_image(name: Any, root: Path) -> str:
     """Path of a picture, relative names below `root`; existence is checked when its size is read."""
+    return path_below(name, root, "a picture", "image")
+
+
+def path_below(name: Any, root: Path, what: str, key: str) -> str:
+    """Path of `what` (a picture, a video, an audio file), which a row names under `key`, relative names below `root`; nothing is
+    opened. Raises RowError."""
     if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
-        raise RowError("a path to a picture", repr(name)[:80], "give 'image' as a string")
+        raise RowError(f"a path to {what}", repr(name)[:80], f"give '{key}' as a string")
     if "://" in os.fspath(name):
         return os.fspath(name)  # as it is, so that its error says that addresses are not fetched
     return os.path.normpath(root / os.fspath(name))

@@ -18,7 +18,7 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MediaError, did_you_mean
-from mmrl.tasks.readers.common import Check, RowError, SkipRow
+from mmrl.tasks.readers.common import Check, RowError, SkipRow, path_below
 from mmrl.types import Sample
 
 __all__ = [
@@ -53,14 +53,11 @@ _SAMPLING = (
 
 def resolve_video(name: Any, root: Path) -> str:
     """Path of a video file or a folder of frames, relative names below `root`. Raises RowError, MediaError (missing)."""
-    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
-        raise RowError("a path to a video", repr(name)[:80], "give 'video' as a string")
-    text = os.fspath(name)
-    path = text if "://" in text else os.path.normpath(root / text)
+    path = path_below(name, root, "a video", "video")
     if not os.path.exists(path):
         fix = (
             "download it first, addresses are not fetched"
-            if "://" in text
+            if "://" in path
             else ("check the path, or say where the videos are: params.reader.image_root=FOLDER")
         )
         raise MediaError(
