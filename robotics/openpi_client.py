@@ -36,14 +36,19 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError
-from mmrl.robotics.openpi_messages import MessageError, need_packages, pack, unpack
+from mmrl.robotics.openpi_messages import (
+    EXTRA,
+    PROTOCOL,
+    MessageError,
+    need_packages,
+    pack,
+    picture_name,
+    unpack,
+)
 from mmrl.robotics.remote import PolicyError, PolicyFacts, RemotePolicy
 
-__all__ = ["EXTRA", "PICTURE", "PROTOCOL", "OpenPIPolicy", "picture_name"]
+__all__ = ["PICTURE", "OpenPIPolicy"]
 
-EXTRA = "mmrl"
-"""Name of what only servers and clients of mmrl say, in metadata and observations."""
-PROTOCOL = 1
 PICTURE = 224
 """Sides of the pictures that openpi's policies see, pixels."""
 _STATE = 8
@@ -54,11 +59,6 @@ _SHOWN = 1500  # characters of an error of the server
 _MOST_DETAILS = 32
 _MOST_CAMERAS = 16
 _CAMERA = re.compile(r"[A-Za-z0-9_]{1,40}")
-
-
-def picture_name(camera: str) -> str:
-    """Under which name a camera's picture is sent: observation/image for base, observation/NAME_image for others."""
-    return "observation/image" if camera == "base" else f"observation/{camera}_image"
 
 
 def _plain(said: Any, most: int) -> str:

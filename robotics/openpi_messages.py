@@ -26,8 +26,12 @@ import numpy as np
 
 from mmrl.errors import MMRLError, need_package
 
-__all__ = ["MessageError", "need_packages", "pack", "unpack"]
+__all__ = ["EXTRA", "PROTOCOL", "MessageError", "need_packages", "pack", "picture_name", "unpack"]
 
+EXTRA = "mmrl"
+"""Name of what only servers and clients of mmrl say, in metadata and observations."""
+PROTOCOL = 1
+"""Version of that."""
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 _KINDS = "biuf"
 _ARRAY = {b"__ndarray__", b"data", b"dtype", b"shape"}
@@ -42,6 +46,11 @@ _SHOWN = 80
 
 class MessageError(MMRLError, ValueError):
     """Bytes that are no message of openpi's protocol, or a message that lacks what it must hold."""
+
+
+def picture_name(camera: str) -> str:
+    """Under which name a camera's picture is sent: observation/image for base, observation/NAME_image for others."""
+    return "observation/image" if camera == "base" else f"observation/{camera}_image"
 
 
 def need_packages(purpose: str) -> None:

@@ -44,8 +44,15 @@ from mmrl.errors import MMRLError
 from mmrl.operations.versions import versions
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.contract import ActionError, Observation
-from mmrl.robotics.openpi_client import EXTRA, PROTOCOL, picture_name
-from mmrl.robotics.openpi_messages import MessageError, need_packages, pack, unpack
+from mmrl.robotics.openpi_messages import (
+    EXTRA,
+    PROTOCOL,
+    MessageError,
+    need_packages,
+    pack,
+    picture_name,
+    unpack,
+)
 
 __all__ = ["LAYOUTS", "Layout", "PolicyLimits", "PolicyServer", "PolicyService"]
 
