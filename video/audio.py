@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mmrl.errors import MediaError
-from mmrl.video.bounds import check_declared_frames, container_options
+from mmrl.video.bounds import check_declared_frames
 from mmrl.video.containers import is_cut, mp3_frames
-from mmrl.video.probing import first_bytes, import_library
+from mmrl.video.probing import first_bytes, import_library, open_with_av
 
 if TYPE_CHECKING:
     import torch
@@ -130,11 +130,7 @@ class _Opened:
         self.head = _head(path)
         check_declared_frames(path, self.head)
         try:
-            self.container = self.av.open(
-                "file:" + os.path.abspath(path),
-                options=container_options(),
-                metadata_errors="replace",
-            )
+            self.container = open_with_av(self.av, path)
         except (self.av.error.FFmpegError, ValueError, OSError) as err:
             if _is_cut(path, self.head):
                 raise _truncated(path, err) from err

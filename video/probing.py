@@ -195,15 +195,19 @@ def _open_error(path: str, head: bytes, err: Exception) -> MediaError:
     )
 
 
+def open_with_av(av: Any, path: str) -> Any:
+    """PyAV's container of this one file; what is no text in its metadata is no error. PyAV 19 sees to that by itself."""
+    own = {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
+    return av.open("file:" + os.path.abspath(path), options=container_options(), **own)
+
+
 def open_container(path: str) -> Any:
     """The opened PyAV container. Only this file is ever read: playlists and addresses are refused. Raises MediaError."""
     av = import_library("av")
     head = _head(path)
     check_declared_frames(path, head)
     try:
-        container = av.open(
-            "file:" + os.path.abspath(path), options=container_options(), metadata_errors="replace"
-        )
+        container = open_with_av(av, path)
     except (av.error.FFmpegError, ValueError, OSError) as err:
         raise _open_error(path, head, err) from err
     for stream in container.streams.video:
@@ -367,23 +371,23 @@ def _first_frame(container: Any, stream: Any, path: str) -> Any:
 
 def _matrix(frame: Any, path: str) -> tuple[int, int, int, int]:
     """Signs (a, b, c, d) of the frame's display matrix. Raises MediaError for angles that are no quarter turns."""
-    for item in frame.side_data:
-        if item.type.name == "DISPLAYMATRIX":
-            raw = np.frombuffer(bytes(item), dtype=np.int32)
-            entries = raw[[0, 1, 3, 4]].astype(np.float64)
-            signs = np.where(
-                np.abs(entries) > 0.02 * np.abs(entries).max(), np.sign(entries), 0
-            ).astype(int)
-            a, b, c, d = (int(v) for v in signs)
-            if ((a, d) == (0, 0) and b and c) or ((b, c) == (0, 0) and a and d):
-                return a, b, c, d
-            raise MediaError(
-                f"expected a rotation by quarter turns, found the display matrix {raw.tolist()} in {path}; turn the "
-                "video with ffmpeg",
-                kind="unsupported",
-                path=path,
-            )
-    return 1, 0, 0, 1
+    item = frame.side_data.get("DISPLAYMATRIX")
+    if item is None:
+        return 1, 0, 0, 1
+    raw = np.frombuffer(bytes(item), dtype=np.int32)
+    entries = raw[[0, 1, 3, 4]].astype(np.float64)
+    signs = np.where(np.abs(entries) > 0.02 * np.abs(entries).max(), np.sign(entries), 0).astype(
+        int
+    )
+    a, b, c, d = (int(v) for v in signs)
+    if ((a, d) == (0, 0) and b and c) or ((b, c) == (0, 0) and a and d):
+        return a, b, c, d
+    raise MediaError(
+        f"expected a rotation by quarter turns, found the display matrix {raw.tolist()} in {path}; turn the "
+        "video with ffmpeg",
+        kind="unsupported",
+        path=path,
+    )
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class TensorStore:
         self._locks, self._temporary, self._notes = (
             self.folder / n for n in ("locks", "tmp", "files")
         )
-        self._space = Space(self.folder, self._locks, limit_bytes)
+        self._space = Space(self.folder, self._locks, self._temporary, limit_bytes)
         # key -> inode, size, mtime of the file whose checksum was right
         self._seen: dict[str, tuple[int, int, int]] = {}
         self._condemned: set[str] = set()
@@ -341,7 +341,6 @@ class TensorStore:
 
     def _write(self, packed: Packed) -> Entry:
         path = self._path(packed.key)
-        self._count("evicted", self._space.reserve(packed.nbytes))
         try:
             if not self._temporary.is_dir():  # somebody deleted the folder while we ran
                 self._make_folders()
@@ -350,6 +349,7 @@ class TensorStore:
         except OSError as error:
             raise self._failed(error, packed.nbytes) from error
         try:
+            self._count("evicted", self._space.reserve(packed.nbytes, fd))
             write(fd, packed)
             if self.fsync:
                 os.fsync(fd)
@@ -360,6 +360,8 @@ class TensorStore:
                 self._condemned.discard(packed.key)
                 self._count("rebuilt")
             return load(fd, packed.key, check=False)
+        except CacheError:
+            raise
         except OSError as error:
             raise self._failed(error, packed.nbytes) from error
         finally:

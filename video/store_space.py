@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import CacheError
-from mmrl.video.locks import exclusive, remove_unused, write_small
+from mmrl.video.locks import exclusive, remove_unused, sweep, write_small
 
 __all__ = ["SUFFIX", "Counts", "File", "Space", "Stats", "Stored", "Verified", "files"]
 
@@ -99,14 +99,15 @@ class Verified:
 class Space:
     """The size bound of one store folder. `limit` None: no bound, nothing is measured."""
 
-    def __init__(self, folder: Path, locks: Path, limit: int | None) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path, locks: Path, temporaries: Path, limit: int | None) -> None:
+        self.folder, self.limit, self._temporaries = folder, limit, temporaries
         self._lock, self._size = locks / "space", folder / "size.txt"
         self._measured_at = -_MEASURE_S
         self._refused_until = 0.0
 
-    def reserve(self, nbytes: int) -> int:
-        """Make room for `nbytes`; returns how many entries were evicted. CacheError when the bound leaves no room."""
+    def reserve(self, nbytes: int, fd: int) -> int:
+        """Make room for the `nbytes` of the temporary file `fd`, which takes this size: whoever measures the folder before the file
+        has its name counts it. Returns how many entries were evicted. CacheError when the bound leaves no room."""
         if self.limit is None:
             return 0
         if nbytes > self.limit:
@@ -126,6 +127,8 @@ class Space:
                 self._write(total)
                 self._refused_until = time.monotonic() + _REFUSE_S
                 raise self._full(nbytes)
+            with suppress(OSError):  # no room for a hole: the write will say so
+                os.ftruncate(fd, nbytes)
             self._write(total + nbytes)
         return evicted
 
@@ -178,11 +181,24 @@ class Space:
             finally:
                 os.close(fd)
 
+    def _coming(self) -> int:
+        """Bytes that living writers have reserved and that have no name yet."""
+        sweep(self._temporaries)
+        total = 0
+        with suppress(FileNotFoundError), os.scandir(self._temporaries) as found:
+            for item in found:
+                with suppress(FileNotFoundError):
+                    total += item.stat(follow_symlinks=False).st_size
+        return total
+
     def _evict(self, goal: int | None, bound: int | None, before: float | None) -> tuple[int, int]:
         """Evict those unused since `before`; if more than `bound` is left, the oldest down to `goal`; (bytes left, evicted)."""
+        coming = (
+            self._coming()
+        )  # looked at first: what gets its name meanwhile is counted twice, not missed
         found = sorted(files(self.folder), key=lambda f: f.used_at)
         self._measured_at = time.monotonic()
-        total, evicted = sum(f.nbytes for f in found), 0
+        total, evicted = coming + sum(f.nbytes for f in found), 0
         over = bound is not None and total > bound
         for file in found:
             old = before is not None and file.used_at < before

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mmrl.errors import CacheError, ConfigError
+from mmrl.video import store as store_module
 from mmrl.video.store import TensorStore
 from tests.video.store_kit import KEY, OTHER, at_rest, builder, flip, numbers, path_of, used
 
@@ -129,6 +130,34 @@ def test_the_bound_holds_for_several_writers_and_after_a_wrong_count(tmp_path: P
             first.put(key(300 + i), numbers(1000, i))
         assert 17 <= first.stats().entries <= 20, wrong
     assert at_rest(first)
+
+
+def test_what_another_writer_has_not_named_yet_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has made room, and writes slowly; the other measures the folder meanwhile."""
+    one = size_of_one(tmp_path)
+    slow, other = (TensorStore(tmp_path / "cache", limit_bytes=20 * one) for _ in range(2))
+    writes, go_on = threading.Event(), threading.Event()
+    write = store_module.write
+
+    def wait_and_write(fd: int, packed: Any) -> None:
+        if packed.key == key(0):
+            writes.set()
+            assert go_on.wait(60)
+        write(fd, packed)
+
+    monkeypatch.setattr(store_module, "write", wait_and_write)
+    thread = threading.Thread(target=lambda: slow.put(key(0), numbers(1000, 0)).close())
+    thread.start()
+    assert writes.wait(60)
+    for i in range(1, 21):
+        other.put(key(i), numbers(1000, i)).close()
+    go_on.set()
+    thread.join(60)
+    stats = other.stats()
+    assert stats.nbytes <= 20 * one and stats.entries >= 17
+    assert at_rest(other)
 
 
 def test_prune_by_age_and_by_size(tmp_path: Path) -> None:
