@@ -38,9 +38,9 @@ _MEDIA = {"image": "picture", "video": "video", "audio": "sound"}
 _ANSWER = "mmrl-was-here"  # stands for an answer where only what the chat template puts behind it is asked for
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompt:
-    """One encoded prompt, on the CPU and picklable.
+    """One encoded prompt, on the CPU and picklable; equal to itself alone.
 
     ids_P, kinds_P (0 text, 1 image, 2 video, 3 audio) are int64; positions_3P are the rotary positions (temporal, height,
     width); `next_position` continues them after the prompt; `visuals` refer to its pictures, clips and sounds in order of
