@@ -72,6 +72,9 @@ class ModelConfig(_Section):
     flash_attention_2 where flash-attn is installed, else flex; elsewhere sdpa."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them; null: on a GPU."""
+    fused_layers: bool | None = None
+    """RMSNorm, SiLU times gate and the sum of a LoRA adapter in one kernel each (mmrl/policy/fused_layers.py); null: on a GPU in
+    bf16."""
     max_prompt_tokens: int = Field(16384, ge=16)
     """A longer prompt fails with an error that says so; prompts are never cut."""
     device: str | None = None

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from mmrl.diagnostics._doctor_children import ChildFailure, ask
 from mmrl.diagnostics._vulkan import mesa_version
 from mmrl.errors import install_command
+from mmrl.operations.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 
 __all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
 
@@ -248,7 +249,7 @@ def _imported(name: str, module: str, version: str, purpose: str, fix: str) -> F
 def probe_libraries() -> list[Finding]:
     """Versions of the libraries around torch; the required ones must be recent enough."""
     required = (
-        ("transformers", (5, 0), "models and processors"),
+        ("transformers", OLDEST_TRANSFORMERS, "models and processors"),
         ("accelerate", (1, 0), "several GPUs"),
         ("peft", (0, 17), "LoRA"),
     )
@@ -262,6 +263,11 @@ def probe_libraries() -> list[Finding]:
             findings.append(
                 Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, fix)
             )
+        elif name == "transformers" and _numbers(version)[:2] > NEWEST_TRANSFORMERS:
+            tried = ".".join(map(str, NEWEST_TRANSFORMERS))
+            found = f"{version}, tried up to {tried}: some families fail, with an error"
+            fix = _pip(f"'transformers>={wanted},<={tried}.99'")
+            findings.append(Finding(name, "warn", found, purpose, fix))
         else:
             findings.append(Finding(name, "ok", version, purpose))
     vllm, deepspeed = _pip(install_command("vllm").removeprefix("pip install ")), _pip("deepspeed")

@@ -98,10 +98,13 @@ def layer_bytes(
     *,
     trained: bool,
     adapted: frozenset[str] = frozenset(),
+    fused: bool = False,
 ) -> float:
-    """What autograd keeps of one decoder layer. `trained`: its weights get gradients; `adapted`: modules with a LoRA adapter."""
+    """What autograd keeps of one decoder layer. `trained`: its weights get gradients; `adapted`: modules with a LoRA adapter;
+    `fused`: model.fused_layers, which keeps what comes in as it is, and no intermediate."""
     H, F, Q, K, _ = _widths(text)
-    norm = 4 * H + (p.full * H if trained else 0)  # the fp32 input, and what the weight multiplies
+    # the fp32 input, and what the weight multiplies
+    norm = p.full * H if fused else 4 * H + (p.full * H if trained else 0)
     cast = p.half != p.full
     kept = 2 * norm
     for members, width in (
@@ -112,9 +115,9 @@ def layer_bytes(
     ):
         # inputs of matrix products: under autocast each has its own
         copies = len(members) if trained else len(members & adapted)
-        shared = width == H and not cast and not (adapted and p.full != 4)
+        shared = width == H and not cast and (fused or not (adapted and p.full != 4))
         kept += p.half * width * (min(copies, 1) if shared else copies)
-    kept += 3 * p.half * F  # gate, its activation, up
+    kept += (2 if fused else 3) * p.half * F  # gate, its activation, up
     if text.model_type.startswith("qwen3"):
         kept += (4 + (p.full if trained else 0)) * (Q + K)  # norms of queries and keys
     return kept * micro.tokens + _attention_bytes(text, p, micro, attn)
@@ -129,10 +132,11 @@ def update_bytes(
     trained: bool,
     adapted: frozenset[str],
     checkpointing: bool,
+    fused: bool = False,
 ) -> tuple[float, float]:
     """(kept from forward to backward, held at most beside it while one layer is computed again and differentiated)."""
     H, F, *_ = _widths(text)
-    layer = layer_bytes(text, p, micro, attn, trained=trained, adapted=adapted)
+    layer = layer_bytes(text, p, micro, attn, trained=trained, adapted=adapted, fused=fused)
     residual = p.full * H * micro.tokens
     kept = (
         text.num_hidden_layers * (residual if checkpointing else layer)

@@ -154,6 +154,11 @@ def _update(
         trained=p.trained_language,
         adapted=p.adapted,
         checkpointing=checkpointing,
+        fused=(
+            config.model.fused_layers
+            if config.model.fused_layers is not None
+            else kind == "cuda" and autocast is not None
+        ),
     )
     if p.trained_vision:
         _, merge = family_of(shape).patches(shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
+from mmrl.operations.versions import OLDEST_TRANSFORMERS
 from mmrl.policy.attention import check_attention, choose_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
@@ -23,6 +25,7 @@ from mmrl.policy.families import (
     part_config,
 )
 from mmrl.policy.finite import check_loaded
+from mmrl.policy.fused_layers import fuse_layers
 from mmrl.policy.in_file import in_file, leave_in_file, recast, stored_type
 from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
@@ -196,6 +199,13 @@ def add_adapter(
     return adapted
 
 
+def fuses_layers(config: ModelConfig, device: torch.device, autocast: torch.dtype | None) -> bool:
+    """What model.fused_layers means on this device."""
+    if config.fused_layers is not None:
+        return config.fused_layers
+    return device.type == "cuda" and autocast is not None
+
+
 def storage_types(config: ModelConfig) -> tuple[torch.dtype, torch.dtype]:
     """(type weights are loaded in, autocast's type) of model.dtype bf16.
 
@@ -227,8 +237,22 @@ def device_and_precision(
             "model.dtype bf16 needs a GPU with bf16 (compute capability 8.0 or later); set it to fp32"
         )
     if choice == "fp32":
+        if device.type == "cuda":
+            # torch lets convolutions, a tower's first layer, round to 10 bits: features of an H100 differed by 3e-4
+            torch.backends.cudnn.allow_tf32 = False
         return device, torch.float32, None
     return device, *storage_types(config)
+
+
+def check_transformers() -> None:
+    """Raises ConfigError for a transformers whose models are not shown the features of a frozen tower."""
+    found = version("transformers")
+    if tuple(map(int, found.split(".")[:2])) < OLDEST_TRANSFORMERS:
+        needed = ".".join(map(str, OLDEST_TRANSFORMERS))
+        raise ConfigError(
+            f"expected transformers {needed} or later, found {found}, whose models drop the features of a vision tower and would "
+            "answer without having seen the picture; pip install 'transformers>=5.18,<5.21'"
+        )
 
 
 def _load_model(
@@ -237,6 +261,7 @@ def _load_model(
     """The model in `dtype`; with `hold` "file" in the type of its file, which is returned, too, where it has one."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    check_transformers()
     stored = stored_type(path) if hold == "file" else None
     whole = AutoConfig.from_pretrained(path, trust_remote_code=False)
     part = part_config(whole)
@@ -451,6 +476,8 @@ def assemble_policy(
     for one in (model, reference):
         if one is not None:
             make_batch_invariant(one, device)
+            if fuses_layers(config, device, autocast):
+                fuse_layers(one)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if (
         config.gradient_checkpointing

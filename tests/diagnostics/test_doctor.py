@@ -116,6 +116,29 @@ def test_what_the_tests_stand_on_is_ok(findings: dict[str, Finding]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("installed", "status", "said"),
+    [
+        ("5.17.0", "bad", "5.17.0, expected 5.18 or newer"),
+        ("5.18.0", "ok", "5.18.0"),
+        ("5.20.3", "ok", "5.20.3"),
+        ("5.24.0", "warn", "5.24.0, tried up to 5.20: some families fail, with an error"),
+    ],
+)
+def test_a_transformers_that_was_not_tried_is_told(
+    installed: str, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = _doctor_probes._version
+
+    def version(*names: str) -> str | None:
+        return installed if names == ("transformers",) else known(*names)
+
+    monkeypatch.setattr(_doctor_probes, "_version", version)
+    found = next(f for f in _doctor_probes.probe_libraries() if f.name == "transformers")
+    assert (found.status, found.found) == (status, said)
+    assert status == "ok" or "transformers>=5.18" in found.fix
+
+
 PROGRAMS = [
     ("ffmpeg", ("ffmpeg",)),
     ("Chromium", ("chromium", "chromium-browser", "google-chrome")),

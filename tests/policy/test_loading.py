@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
 from mmrl.distributed.engines import held_back
 from mmrl.errors import ConfigError, DataError, MediaError, MismatchError
+from mmrl.policy import loading
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.families import families
 from mmrl.policy.loading import load_policy
@@ -396,3 +398,17 @@ def test_what_is_shared_out_waits_in_host_memory() -> None:
     optimizer = build_optimizer(policy.trainable(), config.optim, torch.device("cuda"))
     assert all(group["fused"] for group in optimizer.param_groups)
     assert held_back(RunConfig(), 2) == {}
+
+
+def test_a_transformers_that_shows_no_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5.17 takes the features of a frozen tower as one more keyword and drops them: a run would learn without pictures."""
+    monkeypatch.setattr(loading, "version", lambda name: "5.17.0")
+    with pytest.raises(ConfigError, match=r"expected transformers 5\.18 or later, found 5\.17\.0"):
+        fresh_policy()
+
+
+@pytest.mark.parametrize("arch", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_the_models_take_features(arch: str) -> None:
+    """Named, not as one of any keywords, which would be dropped."""
+    p = fresh_policy(arch)
+    assert "mm_encoder_outputs" in inspect.signature(p.body.forward).parameters
