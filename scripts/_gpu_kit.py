@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -84,11 +84,18 @@ class Setting:
     token_budget: int = 16384
     repeats: int = 5
     warm_up: int = 2
+    engine: str = "single"
+    fused: bool = True
+
+    @property
+    def kind(self) -> Literal["cuda", "cpu"]:
+        """Of the device."""
+        return "cuda" if self.device == "cuda" else "cpu"
 
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.shape} {self.mode} {self.attn}"
+        return f"{self.shape} {self.mode} {self.attn}{'' if self.fused else ', plain layers'}"
 
 
 def run_of(setting: Setting) -> RunConfig:
@@ -103,6 +110,7 @@ def run_of(setting: Setting) -> RunConfig:
                 "attn": setting.attn,
                 "dtype": precision,
                 "device": setting.device,
+                **({} if setting.fused else {"fused_layers": False}),
                 **lora,
             },
             "data": {"max_pixels": setting.pixels},

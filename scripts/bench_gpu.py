@@ -9,7 +9,9 @@ the GPU, says so in its row. Groups share a prompt of one 1280-token picture and
 
     update   forward and backward of a step, shared prefix and usual padded batch with equally long micro-batches; MFU counts the
              FLOPs that the system's own tokens need, without recomputation, over the maker's dense bf16 figure; completion tokens/s
-             compares the systems; `step` is the peak of whole optimizer steps, beside the estimate
+             compares the systems; `step` is the peak of whole optimizer steps, beside the estimate; with the first attention also
+             with plain layers (model.fused_layers false)
+    train    `mmrl train` from a checkpoint of random weights: seconds of whole steps, sampler-trainer gap, peak memory
     rollout  sampled tokens per second of mmrl's engine, with an adapter and with full weights
     vllm     of vLLM, where it is installed, and the seconds of giving it the weights, awake and behind a sleep
     plan     of each model, the shares of peak and of bandwidth that scripts/plan_scale.py plans with (scripts/_gpu_plan.py)
@@ -24,6 +26,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -44,33 +47,37 @@ DEFAULT_SHAPES = (
     "Qwen3-VL-8B-Instruct",
 )
 ATTENTIONS = ("sdpa", "flex", "flash_attention_2")
+MODES = ("lora", "full")
+PARTS = ("update", "train", "rollout", "vllm", "cache")
 _LIBRARIES = ("torch", "transformers", "flash-attn", "vllm", "peft")
 
 
 def plan(
-    shapes: list[str], attentions: list[str], parts: list[str], base: Setting
+    shapes: list[str],
+    attentions: list[str],
+    parts: list[str],
+    base: Setting,
+    modes: Sequence[str] = MODES,
 ) -> list[tuple[str, Setting]]:
-    """What to measure, in order: updates per shape, mode and attention; rollouts and cache levels per shape."""
+    """What to measure, in order: per shape and mode the updates by attention, a run, rollouts, vLLM and the cache."""
     work: list[tuple[str, Setting]] = []
     for shape in shapes:
-        setting = replace(base, shape=shape)
-        if "update" in parts:
-            work += [
-                ("update", replace(setting, mode=mode, attn=attn))
-                for mode in ("lora", "full")
-                for attn in attentions
-            ]
-        # the own engine reads full weights and adapters; what vLLM and the cache do is the same for both
-        work += [
-            (part, replace(setting, mode=mode))
-            for part, modes in (
-                ("rollout", ("lora", "full")),
-                ("vllm", ("lora",)),
-                ("cache", ("lora",)),
-            )
-            for mode in modes
-            if part in parts
-        ]
+        for mode in modes:
+            setting = replace(base, shape=shape, mode=mode)
+            every = {
+                "update": [
+                    *(replace(setting, attn=attn) for attn in attentions),
+                    # what the fused layers save, beside the first attention
+                    replace(setting, attn=attentions[0], fused=False),
+                ],
+                # a run chooses its attention by itself
+                "train": [replace(setting, attn="auto")],
+                "rollout": [setting],
+                # the same for both modes
+                "vllm": [setting] if mode == modes[0] else [],
+                "cache": [setting] if mode == modes[0] else [],
+            }
+            work += [(part, one) for part, found in every.items() if part in parts for one in found]
     return work
 
 
@@ -79,7 +86,7 @@ def _too_large(setting: Setting, part: str, memory_gib: float) -> dict[str, Any]
     from mmrl.diagnostics.memory import estimate
 
     found = estimate(run_of(setting), kind="cuda")
-    needed = found.total if part == "update" else found.parts["weights"]
+    needed = found.total if part in ("update", "train") else found.parts["weights"]
     return (
         {"does_not_fit": {"estimate_gib": round(needed / 2**30, 1)}}
         if needed > 1.15 * memory_gib * 2**30
@@ -98,9 +105,13 @@ def _child(part: str, setting: Setting, timeout: float) -> dict[str, Any]:
 
 
 def measure(
-    work: list[tuple[str, Setting]], memory_gib: float | None, peak: float | None, timeout: float
+    work: list[tuple[str, Setting]],
+    memory_gib: float | None,
+    peak: float | None,
+    timeout: float,
+    keep: Callable[[list[dict[str, Any]]], Any] = lambda rows: None,
 ) -> list[dict[str, Any]]:
-    """Rows of everything in `work`; on a CPU (memory_gib None) in this process."""
+    """Rows of everything in `work`, given to `keep` after each; on a CPU (memory_gib None) in this process."""
     rows = []
     for part, setting in work:
         row = _too_large(setting, part, memory_gib) if memory_gib is not None else None
@@ -117,9 +128,11 @@ def measure(
                 "shape": setting.shape,
                 "mode": setting.mode,
                 "attn": setting.attn,
+                "fused": setting.fused,
                 **row,
             }
         )
+        keep(rows)
         print(f"{part:8} {setting.label:45} {_short(row)}", flush=True)
     return rows
 
@@ -153,6 +166,7 @@ def _write(out: Path | None, found: dict[str, Any]) -> Path:
         return bench.write_results("bench_gpu", found, *_LIBRARIES)
     head = {
         "date": datetime.now(timezone.utc).date().isoformat(),
+        "command": f"python -m scripts.bench_gpu {' '.join(sys.argv[1:])}",
         "machine": bench.machine(),
         "versions": versions(_LIBRARIES),
     }
@@ -177,10 +191,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("update", "rollout", "vllm", "cache"),
-        default=["update", "rollout", "vllm", "cache"],
+        choices=PARTS,
+        default=list(PARTS),
     )
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=2, help="runs before those that count")
     parser.add_argument(
         "--peak-tflops",
         type=float,
@@ -209,8 +225,7 @@ def _smoke(out: Path) -> int:
         repeats=1,
         warm_up=0,
     )
-    parts = ["update", "rollout", "vllm", "cache"]
-    rows = measure(plan([SMOKE], ["flex"], parts, tiny), None, None, 0)
+    rows = measure(plan([SMOKE], ["flex"], list(PARTS), tiny), None, None, 0)
     print(_write(out, {"smoke": True, "plan": plan_shares(rows, tiny, None, None), "rows": rows}))
     return 0
 
@@ -247,23 +262,11 @@ def main() -> int:
     installed = [
         a for a in ATTENTIONS if a != "flash_attention_2" or importlib.util.find_spec("flash_attn")
     ]
-    try:
-        work = plan(
-            arguments.shapes,
-            arguments.attn or installed,
-            arguments.parts,
-            replace(Setting(""), repeats=arguments.repeats),
-        )
-        rows = measure(work, gpu["memory_gib"], peak, arguments.timeout)
-    except MMRLError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    setting, bandwidth = (
-        replace(Setting(""), repeats=arguments.repeats),
-        arguments.memory_tb_s or memory_tb_s(gpu["name"]),
-    )
-    print(
-        _write(
+    setting = replace(Setting(""), repeats=arguments.repeats, warm_up=arguments.warm_up)
+    bandwidth = arguments.memory_tb_s or memory_tb_s(gpu["name"])
+
+    def keep(rows: list[dict[str, Any]]) -> Path:
+        return _write(
             arguments.out,
             {
                 "gpu": gpu,
@@ -274,7 +277,21 @@ def main() -> int:
                 "rows": rows,
             },
         )
-    )
+
+    try:
+        work = plan(
+            arguments.shapes,
+            arguments.attn or installed,
+            arguments.parts,
+            setting,
+            arguments.modes,
+        )
+        # a long run that is ended keeps what it has measured
+        rows = measure(work, gpu["memory_gib"], peak, arguments.timeout, keep)
+    except MMRLError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(keep(rows))
     return 0
 
 

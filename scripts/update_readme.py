@@ -18,7 +18,7 @@ from mmrl.config.peers import PEERS
 from scripts._readme_apart import balance, decoupled, judges, sequence, staleness, syncs, viewer
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
-from scripts._readme_scale import devices, engines, gap, memory, presets, sizes
+from scripts._readme_scale import devices, engines, gap, gpu, memory, presets, sizes
 from scripts._readme_turns import turns, turns_cost, turns_killed, turns_trl
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -589,6 +589,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "judges": _recorded("bench_judges")(judges),
     "devices": _recorded("device_matrix")(devices),
     "memory": _recorded("bench_memory")(memory),
+    "gpu": _recorded("bench_gpu")(gpu),
     "sizes": _recorded("presets", script="estimate_presets")(sizes),
     "presets": _recorded("presets", script="estimate_presets")(presets),
     "install": _recorded("install", " --record", script="measure_install")(install),

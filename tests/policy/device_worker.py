@@ -4,6 +4,7 @@ For precisions and choices of frozen parts (CASES; all of them with `grid`) it t
 rollout engines, compares it with what a run on the CPU hands over, samples, scores, differentiates; with an ARCH like
 `qwen2_5_vl+vllm` a real vLLM (on the CPU) answers, too: the runs with frozen towers, with `grid` all. One line per hand-over:
 "ok ARCH-PRECISION-PARTS HANDOVER", or "failed ARCH-PRECISION-PARTS HANDOVER: why". scripts/device_matrix.py makes a table of them.
+With `cuda` the device is a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -248,7 +250,14 @@ HANDOVERS: dict[str, Callable[[Case], None]] = {
 }
 
 
-def run(arch: str, backends: dict[str, VLLMBackend] | None, *, trace: bool, grid: bool) -> None:
+def run(
+    arch: str,
+    backends: dict[str, VLLMBackend] | None,
+    *,
+    trace: bool,
+    grid: bool,
+    device_of: Callable[[], AbstractContextManager[torch.device]] = toy_device,
+) -> None:
     """Every case of an architecture."""
     every = [(arch, *rest) for rest in itertools.product(("fp32", "bf16"), PARTS)]
     with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +269,7 @@ def run(arch: str, backends: dict[str, VLLMBackend] | None, *, trace: bool, grid
                     continue
                 label = f"{arch}-{dtype}-{name} {what}"
                 try:
-                    with toy_device() as device:
+                    with device_of() as device:
                         # each with a model and a cache of its own: features of an earlier one would hide who asks for them
                         policy = policy_on(device, arch, dtype, PARTS[name])
                         known = {} if backends is None else backends
@@ -273,11 +282,21 @@ def run(arch: str, backends: dict[str, VLLMBackend] | None, *, trace: bool, grid
                         raise
 
 
+def _gpu() -> AbstractContextManager[torch.device]:
+    return nullcontext(torch.device("cuda", 0))
+
+
 def main(*asked: str) -> None:
     for name in asked:
         arch, _, vllm = name.partition("+")
-        if arch not in ("trace", "grid"):
-            run(arch, {} if vllm else None, trace="trace" in asked, grid="grid" in asked)
+        if arch not in ("trace", "grid", "cuda"):
+            run(
+                arch,
+                {} if vllm else None,
+                trace="trace" in asked,
+                grid="grid" in asked,
+                device_of=_gpu if "cuda" in asked else toy_device,
+            )
 
 
 if __name__ == "__main__":

@@ -34,13 +34,18 @@ def test_smoke_runs_every_part_and_writes_to_its_own_file_only(
         "rollout",
         "vllm",
         "cache",
+        "train",
     }
     assert not [r for r in found["rows"] if {"missing", "failed", "out_of_memory"} & set(r)]
     assert [r["mode"] for r in found["rows"] if r["part"] == "rollout"] == ["lora", "full"]
     sampled = next(r for r in found["rows"] if r["part"] == "vllm")
     for name in ("seconds", "first_seconds", "sync_seconds", "wake_seconds"):
         assert sampled[name]["median"] > 0
-    for row in (r for r in found["rows"] if r["part"] == "update"):
+    updates = [r for r in found["rows"] if r["part"] == "update"]
+    assert [r["fused"] for r in updates] == [True, False, True, False]
+    for run in (r for r in found["rows"] if r["part"] == "train"):
+        assert len(run["grad_norm"]) == 1 and run["peak_gib"] > 0 and run["parts_s"]["rollout"] > 0
+    for row in (r for r in updates if r["fused"]):
         shared, padded = row["updates"]
         assert (shared["forward"], padded["forward"]) == ("shared", "padded")
         assert (
@@ -246,11 +251,13 @@ def test_gpus_and_settings() -> None:
     run = run_of(Setting("Qwen2.5-VL-3B-Instruct", mode="lora", attn="flex"))
     assert run.model.lora is not None and run.model.attn == "flex" and run.model.dtype == "bf16"
     work = bench_gpu.plan(["a", "b"], ["sdpa", "flex"], ["update", "rollout"], Setting(""))
-    assert [(p, s.shape, s.mode, s.attn) for p, s in work[:6]] == [
-        ("update", "a", "lora", "sdpa"),
-        ("update", "a", "lora", "flex"),
-        ("update", "a", "full", "sdpa"),
-        ("update", "a", "full", "flex"),
-        ("rollout", "a", "lora", "sdpa"),
-        ("rollout", "a", "full", "sdpa"),
+    assert [(p, s.shape, s.mode, s.attn, s.fused) for p, s in work[:8]] == [
+        ("update", "a", "lora", "sdpa", True),
+        ("update", "a", "lora", "flex", True),
+        ("update", "a", "lora", "sdpa", False),
+        ("rollout", "a", "lora", "sdpa", True),
+        ("update", "a", "full", "sdpa", True),
+        ("update", "a", "full", "flex", True),
+        ("update", "a", "full", "sdpa", False),
+        ("rollout", "a", "full", "sdpa", True),
     ]
