@@ -36,18 +36,21 @@ def turns(found: dict[str, Any]) -> str:
 
 
 def turns_cost(found: dict[str, Any]) -> str:
-    """Turns packed against turns encoded anew."""
+    """Turns packed against a row per rollout and turns encoded anew."""
+    ways = ("packed", "rollouts", "turns", "rows")
     lines = [
-        "| turns, vision tower | packed | every turn anew | a row per turn |",
-        "|---|---|---|---|",
+        "| turns, vision tower | packed | a row per rollout | every turn anew | a row per turn |",
+        "|---|---|---|---|---|",
     ]
     for row in found["rows"]:
-        cells = [f"{row['cpu_s'][way]['median']:.2f} s" for way in ("packed", "turns", "rows")]
-        ratio = row["ratio"]
-        lines.append(
-            f"| {row['turns']}, {row['vision']} | {cells[0]} | {cells[1]} ({ratio['turns']:.1f} x) | {cells[2]} "
-            f"({ratio['rows']:.1f} x) |"
-        )
+        cells = [
+            f"{row['cpu_s'][way]['median']:.2f} s, {row['peak_mib'][way]:,.0f} MiB" for way in ways
+        ]
+        cells[1:] = [
+            f"{cell} ({row['ratio'][way]:.1f} x, {row['peak_mib'][way] / row['peak_mib']['packed']:.1f} x)"
+            for cell, way in zip(cells[1:], ways[1:], strict=True)
+        ]
+        lines.append(f"| {row['turns']}, {row['vision']} | {' | '.join(cells)} |")
     worst = max(row["largest_difference"] for row in found["rows"])
     return "\n".join(
         [
@@ -55,7 +58,7 @@ def turns_cost(found: dict[str, Any]) -> str:
             "",
             (
                 f"CPU seconds of forward and backward of one group of {found['settings']['group_size']}, one thread of "
-                f"{found['machine']['cpu']}; log-probs differ by at most {worst:.0e}."
+                f"{found['machine']['cpu']}, and the memory that they add at their peak; log-probs differ by at most {worst:.0e}."
             ),
         ]
     )

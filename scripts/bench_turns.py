@@ -1,20 +1,26 @@
-"""Rollouts of several turns in one packed sequence against every turn encoded anew: CPU seconds of forward and backward.
+"""Rollouts of several turns in one packed sequence against other ways: CPU seconds and memory of forward and backward.
 
-    python -m scripts.bench_turns             (one thread, some minutes, writes assets/results/bench_turns.json)
+    python -m scripts.bench_turns             (one thread, a quarter of an hour, writes assets/results/bench_turns.json)
     python -m scripts.bench_turns --quick     (one setting)
 
 A group of G rollouts of T turns: a question with a picture, then an answer and an observation with a picture of its own, turn after
-turn. Three ways to the same log-probs, alternating in one process: `packed` (mmrl.policy.pack: the history once), `turns` (a packed
-prompt of its own for every later turn; first turns share theirs) and `rows` (the usual padded batch, a row per turn). With a frozen
-vision tower its features are kept, so that pictures cost their tokens alone; with a trained one every copy of a picture is encoded.
-The times are of this process on the CPU, which other work on the machine blurs less than the clock on the wall.
+turn. Four ways to the same log-probs, alternating in one process: `packed` (mmrl.policy.pack: question and history once),
+`rollouts` (a row per rollout as TRL trains it: each its own copy of the question), `turns` (a packed prompt of its own for every
+later turn; first turns share theirs) and `rows` (the usual padded batch, a row per turn). With a frozen vision tower its features
+are kept, so that pictures cost their tokens alone; with a trained one every copy of a picture is encoded. The times are of this
+process on the CPU, which other work on the machine blurs less than the clock on the wall. Memory is what forward and backward add
+to the resident memory at their peak, in a process of its own for each way.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import tempfile
 import time
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from scripts import _bench as bench
@@ -29,10 +35,10 @@ MODEL = {
     "vision_heads": 4,
     "max_patches": 64,
 }
-WAYS = ("packed", "turns", "rows")
+WAYS = ("packed", "rollouts", "turns", "rows")
 # tokens of an answer, rollouts, pixels of the question's and of later pictures
 ANSWER, GROUP, SIDE, SEEN = 24, 8, 224, 112
-SETTINGS = [(turns, frozen) for frozen in (True, False) for turns in (2, 3, 4)]
+SETTINGS = [(turns, frozen) for frozen in (True, False) for turns in (2, 3, 4, 6, 8)]
 
 
 def group_of(policy: Any, turns: int) -> tuple[list[Any], list[tuple[int, ...]]]:
@@ -77,23 +83,62 @@ def batches(prompts: list[Any], tokens: list[tuple[int, ...]]) -> dict[str, tupl
     ]
     rows = [PackItem(p, (t,)) for p, t in zip(prompts, tokens, strict=True)]
     order = list(range(len(prompts)))
+    apart = [
+        item
+        for begin, end in pairwise([*first, len(prompts)])
+        for item in pack_turns(prompts[begin:end], tokens[begin:end])
+    ]
     return {
         "packed": (pack(pack_turns(prompts, tokens)), order),
+        "rollouts": (pack(apart), order),
         "turns": (pack(alone), first + later),
         "rows": (pack_padded(rows), order),
     }
+
+
+def _policy(folder: str, frozen: bool) -> Any:
+    from mmrl.config import ModelConfig
+    from mmrl.policy.loading import load_policy
+
+    return load_policy(
+        ModelConfig(path=folder, device="cpu", freeze=["vision", "projector"] if frozen else [])
+    )
+
+
+def peak_of(folder: str, turns: int, frozen: bool, way: str) -> dict[str, float]:
+    """MiB that forward and backward of one way add at their peak: of the second, when kernels and libraries' buffers are there."""
+    import psutil
+
+    policy = _policy(folder, frozen)
+    batch, _ = batches(*group_of(policy, turns))[way]
+    process, status = psutil.Process(), Path("/proc/self/status")
+
+    def once() -> None:
+        policy.model.zero_grad(set_to_none=True)
+        policy.logp(batch).logp_N.sum().backward()
+
+    once()
+    policy.model.zero_grad(set_to_none=True)
+    # what the first has freed goes back to the system, so that it is not used again unseen
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = process.memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    once()
+    peak = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+    return {"peak_mib": round(int(peak.split()[1]) / 1024 - before / 2**20, 1)}
+
+
+def _peak_in_a_child(folder: str, turns: int, frozen: bool, way: str) -> float:
+    asked = json.dumps([folder, turns, frozen, way])
+    found = bench.run_child("scripts.bench_turns", ["--child", asked])
+    return float(found["peak_mib"])
 
 
 def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any]:
     """One setting."""
     import torch
 
-    from mmrl.config import ModelConfig
-    from mmrl.policy.loading import load_policy
-
-    policy = load_policy(
-        ModelConfig(path=folder, device="cpu", freeze=["vision", "projector"] if frozen else [])
-    )
+    policy = _policy(folder, frozen)
     made = batches(*group_of(policy, turns))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     logprobs: dict[str, torch.Tensor] = {}
@@ -117,6 +162,7 @@ def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any
         "cpu_s": medians,
         "tokens": {way: made[way][0].num_tokens for way in WAYS},
         "pictures": {way: len(made[way][0].visuals) for way in WAYS},
+        "peak_mib": {way: _peak_in_a_child(folder, turns, frozen, way) for way in WAYS},
         "largest_difference": float(f"{apart:.1e}"),
         "ratio": {
             way: round(medians[way]["median"] / medians["packed"]["median"], 2) for way in WAYS[1:]
@@ -131,12 +177,16 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one setting, one round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = bench.parse(parser, least=("rounds",))
     import torch
 
     from mmrl.policy.tiny import TinySpec, build_tiny
 
     torch.set_num_threads(1)
+    if options.child:
+        bench.finish_child(peak_of(*json.loads(options.child)))
+        return 0
     with tempfile.TemporaryDirectory(prefix="mmrl-turns-") as folder:
         build_tiny(TinySpec(**MODEL), folder)
         found = [
@@ -147,16 +197,16 @@ def main() -> int:
         (
             "turns, tower",
             *(f"{way}, CPU s" for way in WAYS),
-            "turns / packed",
-            "rows / packed",
+            *(f"{way} / packed" for way in WAYS[1:]),
+            "MiB",
             "tokens",
         ),
         [
             (
                 f"{r['turns']}, {r['vision']}",
                 *(r["cpu_s"][way]["median"] for way in WAYS),
-                r["ratio"]["turns"],
-                r["ratio"]["rows"],
+                *(r["ratio"][way] for way in WAYS[1:]),
+                " : ".join(f"{r['peak_mib'][way]:.0f}" for way in WAYS),
                 " : ".join(str(r["tokens"][way]) for way in WAYS),
             )
             for r in found

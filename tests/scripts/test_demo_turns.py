@@ -81,9 +81,12 @@ def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
 
     build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), tmp_path)
     row = bench_turns.measure(str(tmp_path), 3, True, 1)
-    assert row["tokens"]["packed"] < row["tokens"]["turns"] < row["tokens"]["rows"]
+    tokens = [row["tokens"][way] for way in bench_turns.WAYS]
+    assert bench_turns.WAYS == ("packed", "rollouts", "turns", "rows") and tokens == sorted(tokens)
+    assert len(set(tokens)) == 4 and all(mib > 0 for mib in row["peak_mib"].values())
     assert row["pictures"] == {
         "packed": 1 + 2 * 8,
+        "rollouts": (1 + 2) * 8,
         "turns": 1 + (2 + 3) * 8,
         "rows": (1 + 2 + 3) * 8,
     }
