@@ -236,6 +236,8 @@ class Rollout:
     `final`: the encoded last observation, where a critic's value of it is wanted. `frames`: pictures, where asked for.
     `final_value`: what a critic expects after the last turn, where training has computed it (mmrl.training.answer_critic).
     `film`: what its turns were shown (mmrl.rollout.film.Film), where people are to see it.
+    `tree`: its tree's number in the group, where it was sampled in one (mmrl.rollout.trees); the first `shared_turns` of its turns
+    were written for another rollout of the tree.
     """
 
     turns: tuple[Turn, ...]
@@ -248,6 +250,8 @@ class Rollout:
     final_value: float = 0.0
     film: Any = None
     replayed: bool = False
+    tree: int | None = None
+    shared_turns: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -256,6 +256,7 @@ _OF_PROMPTS = {
     "engine.rollout": "a policy that acts decides by its own forward pass",
     "engine.sequence_parallel": "each decision is a short row of its own, there is nothing to split",
     "engine.vllm": "a policy that acts decides by its own forward pass",
+    "rollout.tree": "an episode of a simulator is not played again up to a decision",
     "rollout.top_p": "actions are drawn from all of their bins",
     "rollout.top_k": "actions are drawn from all of their bins",
     "rollout.max_new_tokens": "a decision has the tokens of action.chunk action steps, no more and no fewer",

@@ -12,6 +12,7 @@ from mmrl.algorithms.advantages import (
     group_std,
     has_signal,
     over_rewards_std,
+    tree_advantages,
     whiten,
 )
 from mmrl.algorithms.contrast import ContrastSettings, bonuses, needs_contrast
@@ -142,6 +143,7 @@ __all__ = [
     "normalise",
     "off_policy_loss",
     "over_rewards_std",
+    "tree_advantages",
     "overlong_penalty",
     "policy_loss",
     "return_parts",

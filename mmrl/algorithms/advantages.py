@@ -26,6 +26,7 @@ __all__ = [
     "group_std",
     "has_signal",
     "over_rewards_std",
+    "tree_advantages",
     "whiten",
 ]
 
@@ -79,6 +80,24 @@ def group_advantages(
     if clip is not None:
         advantages = advantages.clamp(-clip, clip)
     return advantages.to(torch.float32)
+
+
+def tree_advantages(
+    rewards_G: Sequence[float],
+    trees_G: Sequence[int | None],
+    scale: AdvantageScale = "std",
+    eps: float = 1e-6,
+) -> list[float]:
+    """Tree-GRPO (Ji et al. 2025, arXiv 2509.21240, section 3.3): group_advantages within a rollout's own tree plus those within the
+    whole group; (G,). Rollouts that part at a turn share all that comes before it, so that the first term compares what followed.
+    """
+    whole = group_advantages(rewards_G, scale, eps).double().tolist()
+    for tree in sorted({t for t in trees_G if t is not None}):
+        places = [i for i, t in enumerate(trees_G) if t == tree]
+        within = group_advantages([rewards_G[i] for i in places], scale, eps).double().tolist()
+        for place, value in zip(places, within, strict=True):
+            whole[place] += value
+    return whole
 
 
 def has_signal(rewards_G: Sequence[float] | Tensor, tol: float = SIGNAL_TOLERANCE) -> bool:

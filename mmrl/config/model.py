@@ -86,6 +86,20 @@ class ModelConfig(_Section):
         return str(shipped(path)) if path.startswith("assets/") else path
 
 
+class TreeConfig(_Section):
+    """Tree sampling of rollouts of several turns (mmrl/rollout/trees.py), Tree-GRPO: branches begin at turns of rollouts that there
+    are, so that what comes before is not written again. For tasks with an environment that answers alike when it is asked alike."""
+
+    roots: int = Field(0, ge=0)
+    """Rollouts of a group that are played from the start, each the root of a tree (the paper's M); 0: all are, and there are no
+    trees. rollout.group_size is roots x (1 + rounds x branches per round)."""
+    rounds: int = Field(1, ge=1)
+    """Rounds of branches (L); those of a later round may begin at turns of earlier branches."""
+    within: bool = True
+    """A rollout's advantage is the sum of that within its tree and that within the group (intra-tree and inter-tree); false: the
+    group's alone. Needs algorithm.advantage grpo with advantage_scale std or none."""
+
+
 class RolloutConfig(_Section):
     """How completions are sampled."""
 
@@ -101,6 +115,7 @@ class RolloutConfig(_Section):
     """Completions are cut at this length."""
     batch_tokens: int = Field(65536, ge=1)
     """Most KV-cache slots (rows x length) that mmrl's own engine holds at once."""
+    tree: TreeConfig = TreeConfig()
     merge_adapter: bool = False
     """mmrl's own engine samples with the LoRA adapter merged: a copy of the adapted layers' weights in the type of the forward,
     made anew when the adapter has changed, in the place of two more products per layer and token. Its log-probs differ from

@@ -124,6 +124,7 @@ class RunConfig(_Section):
         self._check_critic()
         self._check_offline()
         self._check_replay()
+        self._check_tree()
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(
                 f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
@@ -377,6 +378,35 @@ class RunConfig(_Section):
                 f"algorithm.replay.per_group ({number}) leaves no rollouts of now: it must be below rollout.group_size "
                 f"({self.rollout.group_size})"
             )
+
+    def _check_tree(self) -> None:
+        tree, a, size = self.rollout.tree, self.algorithm, self.rollout.group_size
+        if not tree.roots:
+            return
+        if size % tree.roots or (size // tree.roots - 1) % tree.rounds or size == tree.roots:
+            raise ValueError(
+                "expected rollout.group_size = tree.roots x (1 + tree.rounds x branches per round) with at least one branch, found "
+                f"{size} with {tree.roots} roots and {tree.rounds} rounds; for example "
+                f"{tree.roots * (1 + tree.rounds)} or {tree.roots * (1 + 2 * tree.rounds)}"
+            )
+        plain = (
+            a.advantage == "grpo"
+            and a.advantage_scale in ("std", "none")
+            and a.reward_aggregation == "plain"
+        )
+        if tree.within and not plain:
+            raise ValueError(
+                "rollout.tree.within adds advantages within trees, which are those of algorithm.advantage grpo with "
+                "advantage_scale std or none and reward_aggregation plain; set them, or rollout.tree.within: false"
+            )
+        for key, number in (
+            ("algorithm.offline.per_group", a.offline.per_group),
+            ("algorithm.replay.per_group", a.replay.per_group),
+        ):
+            if number:
+                raise ValueError(
+                    f"expected {key} 0 with rollout.tree, found {number}: what was written elsewhere is in no tree"
+                )
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""

@@ -88,11 +88,13 @@ def _adapted_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> t
         return self.plain_forward(x, *args, **kwargs)
     out = self.base_layer(x)
     down, up = self.lora_A[name], self.lora_B[name].weight
-    narrow = linear(x, down.weight.to(x.dtype)).to(out.dtype)
+    # autocast keeps its copy of the weight from token to token
+    cast = torch.is_autocast_enabled(x.device.type)
+    narrow = linear(x if cast else x.to(down.weight.dtype), down.weight).to(out.dtype)
     flat, narrow = out.flatten(0, -2), narrow.flatten(0, -2)
     with torch.autocast(out.device.type, enabled=False):
         # in place where the base layer's product is nobody else's: a plain layer keeps its input, not what it returns
-        product = torch.Tensor.addmm_ if isinstance(self.base_layer, nn.Linear) else torch.addmm
+        product = torch.Tensor.addmm_ if type(self.base_layer) is nn.Linear else torch.addmm
         return product(flat, narrow, up.to(out.dtype).t(), alpha=self.scaling[name]).view_as(out)
 
 

@@ -10,10 +10,9 @@ to the rollout and its turn, so that the same tokens come out whatever else is p
 
 from __future__ import annotations
 
-import itertools
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -45,17 +44,20 @@ __all__ = [
     "play",
     "play_scripted",
     "play_written",
+    "side_by_side",
     "turns_of",
 ]
 
 T = TypeVar("T")
+Waves = Callable[[Sequence[Sequence["Episode"]]], Iterable[Sequence[Sequence["Episode"]]]]
 _PART = "reward"
 _MOST_THREADS = 32
 
 
 @dataclass
 class Episode:
-    """A rollout under way: `prompt` is all that precedes its next turn; `film` keeps what is shown, where it is asked for."""
+    """A rollout under way: `prompt` is all that precedes its next turn; `film` keeps what is shown, where it is asked for. `place`:
+    its number in the group, from 1; `tree` and `shared`: see mmrl.rollout.trees."""
 
     sample: Sample
     task: Task
@@ -69,6 +71,9 @@ class Episode:
     parsed: bool = True
     closed: bool = False
     film: Film | None = None
+    place: int = 1
+    tree: int | None = None
+    shared: int = 0
 
     @property
     def open(self) -> bool:
@@ -174,6 +179,12 @@ class Episode:
         """What came of it: its score is the sum of the rewards, with the last turn's info as metrics."""
         turns = tuple(self.turns) or (Turn((), "", (), StopReason.ERROR),)
         task, error = self.task.member(self.sample.task), self.failure
+        told: dict[str, Any] = {
+            "info": self.info,
+            "film": self.film,
+            "tree": self.tree,
+            "shared_turns": self.shared,
+        }
         if error is None:
             try:
                 score = checked(
@@ -186,11 +197,11 @@ class Episode:
                     ),
                     task.value_range,
                 )
-                return Rollout(turns, score, info=self.info, film=self.film)
+                return Rollout(turns, score, **told)
             except ValueError as wrong:  # a reward outside the task's range, info without an end
                 error = wrong
         score = failed(f"reward_error: environment{place_of(error)}", error, (_PART,))
-        return Rollout(turns, score, error=score.reason, info=self.info, film=self.film)
+        return Rollout(turns, score, error=score.reason, **told)
 
 
 def place_of(error: BaseException) -> str:
@@ -227,9 +238,10 @@ def begin(
             if environment is None:
                 return []
             film = Film(sample) if len(episodes) < filmed else None
-            episodes.append(Episode(sample, task, environment, key, greedy, film=film))
+            place = len(episodes) + 1
+            episodes.append(Episode(sample, task, environment, key, greedy, film=film, place=place))
             stack.callback(episodes[-1].close)
-        shown = _side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
+        shown = side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
         for episode, first in zip(episodes, shown, strict=True):
             if isinstance(first, (MediaError, DataError)):
                 raise first
@@ -248,26 +260,26 @@ def play(
     engine: RolloutEngine,
     groups: Sequence[Sequence[Episode]],
     settings: SamplingSettings,
+    waves: Waves | None = None,
 ) -> list[tuple[Rollout, ...]]:
-    """Play to their ends and close the environments; the rollouts of each group."""
+    """Play to their ends and close the environments; the rollouts of each group. `waves`: which of them begin together, after those
+    before have ended (mmrl.rollout.trees); None: all at once."""
     with ExitStack() as stack:
         for episode in (e for group in groups for e in group):
             stack.callback(episode.close)
-        for number in itertools.count(1):
-            asked = [parts for group in groups for parts in _asked(group, number)]
-            if not asked:
-                break
-            written = engine.generate([request for request, _ in asked], settings)
-            acting = [
-                (episode, turn)
-                for (_, episodes), turns in zip(asked, written, strict=True)
-                for episode, turn in zip(episodes, turns, strict=True)
-            ]
-            outcomes = _side_by_side(
-                [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
-            )
-            for (episode, turn), outcome in zip(acting, outcomes, strict=True):
-                episode.take(policy, turn, outcome)
+        for number, wave in enumerate(waves(groups) if waves is not None else [groups]):
+            while asked := [parts for group in wave for parts in _asked(group, first=number == 0)]:
+                written = engine.generate([request for request, _ in asked], settings)
+                acting = [
+                    (episode, turn)
+                    for (_, episodes), turns in zip(asked, written, strict=True)
+                    for episode, turn in zip(episodes, turns, strict=True)
+                ]
+                outcomes = side_by_side(
+                    [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
+                )
+                for (episode, turn), outcome in zip(acting, outcomes, strict=True):
+                    episode.take(policy, turn, outcome)
     return [tuple(e.rollout() for e in group) for group in groups]
 
 
@@ -307,15 +319,13 @@ def _played_by(
             for number, e in enumerate(episodes)
             if e.open and (t := turn_of(e, number)) is not None
         ]:
-            outcomes = _side_by_side(
-                [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
-            )
+            outcomes = side_by_side([e for e, _ in acting], [partial(e.step, t) for e, t in acting])
             for (episode, turn), outcome in zip(acting, outcomes, strict=True):
                 episode.take(policy, turn, outcome)
     return [e.rollout() for e in episodes]
 
 
-def _side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:
+def side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:
     """What the calls give; made by threads where the environments wait for other processes (Environment.concurrent)."""
     if len(calls) > 1 and all(e.environment.concurrent for e in episodes):
         with ThreadPoolExecutor(min(len(calls), _MOST_THREADS), "environment") as threads:
@@ -323,17 +333,18 @@ def _side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]])
     return [call() for call in calls]
 
 
-def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, list[Episode]]]:
-    """The requests of a group's open rollouts at their turn `number`, with the rollouts that each is for."""
-    at = [
-        (place, e, e.prompt) for place, e in enumerate(group, 1) if e.open and e.prompt is not None
-    ]
+def _asked(group: Sequence[Episode], *, first: bool) -> Iterator[tuple[Request, list[Episode]]]:
+    """The requests of a group's open rollouts, with the rollouts that each is for; `first`: nothing was asked for the group before
+    these rollouts."""
+    at = [(e, e.prompt) for e in group if e.open and e.prompt is not None]
+    begins = first and not any(e.turns for e, _ in at)
     # as one question's answers
-    if number == 1 and len({(id(prompt), e.greedy) for _, e, prompt in at}) == 1:
-        yield Request(at[0][2], len(at), at[0][1].key, at[0][1].greedy), [e for _, e, _ in at]
+    if begins and len({(id(prompt), e.greedy) for e, prompt in at}) == 1:
+        yield Request(at[0][1], len(at), at[0][0].key, at[0][0].greedy), [e for e, _ in at]
     else:
-        for place, e, prompt in at:
-            yield Request(prompt, 1, () if e.greedy else (*e.key, number, place), e.greedy), [e]
+        for e, prompt in at:
+            key = () if e.greedy else (*e.key, len(e.turns) + 1, e.place)
+            yield Request(prompt, 1, key, e.greedy), [e]
 
 
 def _visuals(policy: Policy, observation: Observation, sample: Sample) -> list[Any]:
@@ -379,6 +390,11 @@ def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]
         raise ConfigError(
             "expected a task with an environment for algorithm.mask_rollouts, whose rollouts take several turns, found none; for "
             "answers cut by rollout.max_new_tokens there is algorithm.overlong: mask; set algorithm.mask_rollouts: []"
+        )
+    if config.rollout.tree.roots and not played:
+        raise ConfigError(
+            "expected a task with an environment for rollout.tree, whose branches begin at turns, found none; set "
+            "rollout.tree.roots: 0"
         )
     why = {
         "algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),

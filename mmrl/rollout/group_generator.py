@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.episodes import Episode, begin, play
 from mmrl.rollout.replaying import Replaying
+from mmrl.rollout.trees import waves
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
@@ -117,6 +119,8 @@ class GroupGenerator:
         self._config_of = {id(s.task): s.config for s in sources}
         self.demonstrations = Demonstrations(config, policy, sources)
         self.replaying = Replaying(config, policy, sources)
+        tree = config.rollout.tree
+        self._tree = partial(waves, policy, tree) if tree.roots else None
         self.exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.timeline = Timeline()
         self.step, self.tally = 0, StepTally()
@@ -288,10 +292,11 @@ class GroupGenerator:
                 self.engine,
                 [o.episodes for o in ready],
                 sampling_settings(self.config),
+                self._tree,
             )
             self.tally.rollout_s += time.perf_counter() - began
         for opened, rollouts in zip(ready, found, strict=True):
-            turns = [t for r in rollouts for t in r.turns]
+            turns = [t for r in rollouts for t in r.turns[r.shared_turns :]]
             self.tally.prompt_tokens += opened.prompt.length + sum(
                 t.prompt.length for r in rollouts for t in r.turns[1:]
             )

@@ -27,6 +27,7 @@ from mmrl.distributed.world import World
 from mmrl.policy.policy import Policy
 from mmrl.rollout import RolloutEngine
 from mmrl.rollout.group_generator import GroupGenerator, StepTally
+from mmrl.rollout.trees import shared_turns
 from mmrl.types import RolloutGroup
 from mmrl.workers.scoring import Scorer
 
@@ -115,6 +116,8 @@ class PromptRollouter:
         tally.notes = self._notes()
         if replaying.pool.active:
             tally.notes |= replaying.gathered(closed, self.world.gather)
+        if self.config.rollout.tree.roots:
+            tally.notes |= shared_turns(closed, self.world.gather)
         # the next step begins before this one is trained and saved
         if self.keeps_states:
             self.states[step] = copy.deepcopy(self.state_dict())

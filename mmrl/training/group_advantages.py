@@ -24,6 +24,7 @@ from mmrl.algorithms import (
     group_advantages,
     group_std,
     over_rewards_std,
+    tree_advantages,
     whiten,
 )
 from mmrl.algorithms.group_rewards import (
@@ -58,6 +59,7 @@ class GroupView:
     parts: tuple[Mapping[str, float], ...]
     weights: tuple[Mapping[str, float], ...]
     level: float  # mean accuracy
+    trees: tuple[int | None, ...] = ()
 
 
 def accuracy_level(group: RolloutGroup, headline: str) -> float:
@@ -172,6 +174,7 @@ class GroupAdvantages:
             tuple(parts),
             tuple(weights),
             accuracy_level(group, self.headline_of(group.sample)),
+            tuple(keep([t.tree for t in group.rollouts])),
         )
 
     def _advantages(self, views: Sequence[GroupView]) -> list[list[float]]:
@@ -183,7 +186,13 @@ class GroupAdvantages:
         elif a.advantage_scale in ("ema", "ema_within"):
             found = self._by_ema(views)
         elif a.advantage == "grpo" and a.advantage_scale in ("std", "none"):
-            found = [group_advantages(v.rewards, a.advantage_scale).tolist() for v in views]
+            tree = self.config.rollout.tree
+            found = [
+                tree_advantages(v.rewards, v.trees, a.advantage_scale)
+                if tree.roots and tree.within
+                else group_advantages(v.rewards, a.advantage_scale).tolist()
+                for v in views
+            ]
         else:
             assert a.advantage != "gae", "a critic's advantages are mmrl.training.critic's"
             found = [centred(v.rewards, a.advantage, v.lengths) for v in views]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmrl.config import CriticConfig, EntropyConfig, ReplayConfig, RunConfig
+from mmrl.config.model import TreeConfig
 from mmrl.config.renamed import flat_with_new_names
 from mmrl.errors import ConfigError
 from mmrl.training.optim import learning_rate
@@ -29,6 +30,7 @@ _MAY_CHANGE = (
     "reward.timeout_s",
     "reward.max_failure_share",
     "rollout.batch_tokens",
+    "model.fused_layers",
     "train.save_every",
     "train.checkpoint",
     "train.keep_last",
@@ -72,11 +74,12 @@ _BEFORE = {
     "schedule.partial_rollouts": False,
     "rollout.merge_adapter": False,
     **{
-        f"algorithm.{section}.{name}": value
+        f"{section}.{name}": value
         for section, kind in (
-            ("entropy", EntropyConfig),
-            ("critic", CriticConfig),
-            ("replay", ReplayConfig),
+            ("algorithm.entropy", EntropyConfig),
+            ("algorithm.critic", CriticConfig),
+            ("algorithm.replay", ReplayConfig),
+            ("rollout.tree", TreeConfig),
         )
         for name, value in kind().model_dump(mode="json").items()
     },

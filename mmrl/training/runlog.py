@@ -108,6 +108,11 @@ def rollout_rows(
                     **_token_versions(trajectory),
                     **({"offline": True} if trajectory.offline else {}),
                     **({"replayed": True} if trajectory.replayed else {}),
+                    **(
+                        {"tree": trajectory.tree, "shared_turns": trajectory.shared_turns}
+                        if trajectory.tree is not None
+                        else {}
+                    ),
                     **view,
                     **({"contrast": True} if contrast else {}),
                     **({"film": film.write(pictures, name)} if film is not None else {}),

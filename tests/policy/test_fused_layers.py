@@ -53,6 +53,17 @@ def test_values_and_gradients_are_those_of_plain_layers(
         assert (found[name] - gradient).norm() <= 1e-3 * gradient.norm(), name
 
 
+@pytest.mark.slow
+def test_adapters_on_a_quantized_base_are_summed_too() -> None:
+    lora = LoraSettings(r=4, alpha=8, quantize="nf4")
+    plain, fused = (policy_with("qwen2_5_vl", fused=f, lora=lora) for f in (False, True))
+    assert "FusedLinear" in names_of(fused)
+    batch = some_batch(plain)
+    expected, found = gradients(plain, batch), gradients(fused, batch)
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 1e-3 * gradient.norm(), name
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_in_bf16_they_are_as_near_to_fp32_as_plain_layers(checkpointing: bool) -> None:
     exact = policy_with("qwen2_5_vl", fused=False, lora=LORA)
