@@ -56,7 +56,7 @@ class Viewer:
 
     def raw(self, target: str, method: str = "GET", **headers: str) -> Answer:
         """The answer to exactly this request target."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=240)
         sent = {
             "host": f"127.0.0.1:{self.port}",
             **{k.replace("_", "-"): v for k, v in headers.items()},
