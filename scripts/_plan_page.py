@@ -83,7 +83,9 @@ def _row(name: str, cells: list[str]) -> str:
 
 
 def _assumptions(
-    assumed: Mapping[str, tuple[float, str, str]], measured: Mapping[str, Mapping[str, float]]
+    assumed: Mapping[str, tuple[float, str, str]],
+    measured: Mapping[str, Mapping[str, float]],
+    ways: Mapping[str, str],
 ) -> list[str]:
     lines = ["## Assumptions", "", "| name | value | what | source |", "|---|---|---|---|"]
     lines += [
@@ -91,7 +93,8 @@ def _assumptions(
         for name, (value, what, source) in assumed.items()
     ]
     lines += [
-        f"| {key} | {value:g} | {model} | measured, assets/results/bench_gpu.json |"
+        f"| {key} | {value:g} | {model} | measured{f' ({ways[model]})' if key == 'update_share' and model in ways else ''}, "
+        "assets/results/bench_gpu.json |"
         for model, row in measured.items()
         for key, value in row.items()
     ]
@@ -192,11 +195,13 @@ def page(
     measured: Mapping[str, Mapping[str, float]],
     trained: Callable[[Any], float],
     micro: Callable[[Any, float], int],
+    ways: Mapping[str, str],
 ) -> str:
-    """Markdown; `rows`: title -> (recipe, plans with a batch that grows, plans with the recipe's own)."""
+    """Markdown; `rows`: title -> (recipe, plans with a batch that grows, plans with the recipe's own); `ways`: what a
+    model's update share was measured with."""
     lines = ["# Scaling: what 8, 64 and 512 GPUs would do", "", *_INTRO.splitlines(), ""]
     lines += _summary(rows)
-    lines += _assumptions(assumed, measured)
+    lines += _assumptions(assumed, measured, ways)
     lines += ["## Formulas", "", *_FORMULAS.splitlines(), ""]
     for r, weak, strong in rows.values():
         lines += _recipe(r, weak, strong, trained, micro)

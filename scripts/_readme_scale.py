@@ -182,22 +182,21 @@ def gap(found: dict[str, Any]) -> str:
 
 
 def gpu(found: dict[str, Any]) -> str:
-    """Updates on a GPU: shared prefix beside padded rows, fused beside plain layers, measured memory beside the estimate."""
+    """Updates on a GPU: shared prefix beside padded rows, fused beside plain layers, and peak memory."""
     lines = [
-        "| model | trains | layers | batch | s | completion tokens/s | MFU | peak GiB | estimate GiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | trains | layers | batch | s | completion tokens/s | MFU | peak GiB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
         for update in row.get("updates", ()):
             if "seconds" not in update:
                 continue
             shared = update["forward"] == "shared"
-            memory = (
-                f"{row['step']['peak_gib']:.1f} | {row['estimate_gib']:.1f}" if shared else " | "
-            )
+            memory, seconds = f"{row['step']['peak_gib']:.1f}" if shared else "", update["seconds"]
             lines.append(
                 f"| {row['shape']} | {row['mode']} | {'fused' if row['fused'] else 'plain'} | "
-                f"{'shared prefix' if shared else 'padded rows'} | {update['seconds']['median']:.2f} | "
+                f"{'shared prefix' if shared else 'padded rows'} | {seconds['median']:.2f} "
+                f"({seconds['min']:.2f} to {seconds['max']:.2f}) | "
                 f"{update['completion_tokens_per_s']:,.0f} | {update['mfu']:.3f} | {memory} |"
             )
     card, setting, versions = found["gpu"], found["setting"], found["versions"]

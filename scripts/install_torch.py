@@ -38,7 +38,7 @@ _LINE = (
 )
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda)[-_]", re.IGNORECASE)
-OLDEST_TORCH = (2, 6)
+OLDEST_TORCH = (2, 7)
 
 
 def has_nvidia_gpu() -> bool:

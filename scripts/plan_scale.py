@@ -196,6 +196,13 @@ def measured_gpu() -> dict[str, dict[str, float]]:
     }
 
 
+def measured_ways() -> dict[str, str]:
+    """model -> what its update share was measured with, as 'lora flex'."""
+    file = REPO / "assets/results/bench_gpu.json"
+    found = json.loads(file.read_text(encoding="utf-8")).get("plan", {}) if file.exists() else {}
+    return {m: row["update_of"] for m, row in found.items() if "update_of" in row}
+
+
 def decode_bytes(s: Shape, rows: float, length: float, weight: int = 2) -> float:
     """Bytes that one token of each of `rows` rows reads: the weights once, every row's keys and values of `length` tokens."""
     return weight * (s.language + s.head) + s.kv_bytes * rows * length
@@ -443,7 +450,7 @@ def render() -> str:
             [plan(r, g, per_gpu) for g in GPUS],
             [plan(r, g, max(1.0, r.config.train.prompts_per_step / g)) for g in GPUS],
         )
-    return page(ASSUMED, rows, measured_gpu(), trained_parameters, micro_batches)
+    return page(ASSUMED, rows, measured_gpu(), trained_parameters, micro_batches, measured_ways())
 
 
 def main() -> int:

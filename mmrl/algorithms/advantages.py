@@ -94,6 +94,8 @@ def tree_advantages(
     whole = group_advantages(rewards_G, scale, eps).double().tolist()
     for tree in sorted({t for t in trees_G if t is not None}):
         places = [i for i, t in enumerate(trees_G) if t == tree]
+        if len(places) == len(whole):
+            break  # the only tree is the group
         within = group_advantages([rewards_G[i] for i in places], scale, eps).double().tolist()
         for place, value in zip(places, within, strict=True):
             whole[place] += value

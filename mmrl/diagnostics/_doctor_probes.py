@@ -137,7 +137,7 @@ def probe_torch() -> list[Finding]:
                 "bad",
                 f"cannot be used: {failure}",
                 purpose,
-                _pip("--force-reinstall 'torch>=2.6'"),
+                _pip("--force-reinstall 'torch>=2.7'"),
             )
         ]
     build = (
@@ -150,7 +150,7 @@ def probe_torch() -> list[Finding]:
     found = f"{state['version']} ({build})"
     old = _numbers(state["version"]) < (2, 6)
     findings = [
-        Finding("torch", "bad", found + ", expected 2.6 or newer", purpose, _pip("-U 'torch>=2.6'"))
+        Finding("torch", "bad", found + ", expected 2.7 or newer", purpose, _pip("-U 'torch>=2.7'"))
         if old
         else Finding("torch", "ok", found, purpose)
     ]
@@ -199,7 +199,7 @@ def _gpu_findings(gpus: list[str], bf16: bool, build: str) -> list[Finding]:
 
 
 def _kernel_findings(sdpa: str, flex: str) -> list[Finding]:
-    reinstall = _pip("--force-reinstall 'torch>=2.6'")
+    reinstall = _pip("--force-reinstall 'torch>=2.7'")
     findings = [
         Finding("attention: sdpa", "bad", sdpa, "every model (default kernel)", reinstall)
         if sdpa

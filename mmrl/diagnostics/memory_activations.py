@@ -119,7 +119,8 @@ def layer_bytes(
         kept += p.half * width * (min(copies, 1) if shared else copies)
     kept += (2 if fused else 3) * p.half * F  # gate, its activation, up
     if text.model_type.startswith("qwen3"):
-        kept += (4 + (p.full if trained else 0)) * (Q + K)  # norms of queries and keys
+        # norms of queries and keys
+        kept += (p.full if fused else 4 + (p.full if trained else 0)) * (Q + K)
     return kept * micro.tokens + _attention_bytes(text, p, micro, attn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +132,16 @@ def micro_batch(config: RunConfig, prompt: int) -> Micro:
     return Micro(budget / (prompt + size * new), prompt, new, size)
 
 
+_FUSED = re.compile(r"qwen2(_vl|_5_vl)?(_text)?|qwen3(_vl)?(_text)?")
+"""Language models whose norms and gated layers are those of mmrl.policy.fused_layers."""
+
+
+def _fused(config: RunConfig, model_type: str, kind: str, half: bool) -> bool:
+    """Whether model.fused_layers spares the update memory: where it is compiled, of models of which most is fused."""
+    wanted = half if config.model.fused_layers is None else config.model.fused_layers
+    return wanted and kind == "cuda" and _FUSED.fullmatch(model_type) is not None
+
+
 def _update(
     config: RunConfig, shape: Any, p: ParameterBytes, kind: str, prompt: int
 ) -> tuple[dict[str, float], Micro]:
@@ -154,11 +165,7 @@ def _update(
         trained=p.trained_language,
         adapted=p.adapted,
         checkpointing=checkpointing,
-        fused=(
-            config.model.fused_layers
-            if config.model.fused_layers is not None
-            else kind == "cuda" and autocast is not None
-        ),
+        fused=_fused(config, text.model_type, kind, autocast is not None),
     )
     if p.trained_vision:
         _, merge = family_of(shape).patches(shape)

@@ -1,9 +1,9 @@
 """Small operations of a layer in one kernel each, on a GPU (`model.fused_layers`): RMSNorm, SiLU times gate, a LoRA adapter's sum.
 
-Written one by one, each of them reads and writes its activations several times; together they take half of an update's time on an
-H100 (Qwen2.5-VL-3B, packed rows of 16,384 tokens). RMSNorm and SiLU times gate are compiled (TorchInductor); the adapter's product
-B (A x) is added where the base layer's product lies, inside the matrix product (alpha and beta of GEMM), in the place of three
-operations. Formulas are those of transformers and peft; what they round in between is rounded once here.
+Written one by one, each of them reads and writes its activations several times (what that costs: docs/results.md, On a GPU).
+RMSNorm and SiLU times gate are compiled (TorchInductor); the adapter's product B (A x) is added where the base product lies,
+inside the matrix product (alpha and beta of GEMM), in the place of three operations. Formulas are those of transformers and peft;
+what they round in between is rounded once here.
 
 A class of transformers is replaced only where its own code is the formula, and no module but the one that is called changes: names
 of weights, hooks and checkpoints stay. On a CPU the same classes compute without a compiler, for tests.
@@ -86,16 +86,18 @@ def _adapted_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> t
     )
     if not plain:
         return self.plain_forward(x, *args, **kwargs)
-    out = self.base_layer(x)
+    # as rows from the start: what is added to in place must be no view, whose gradient would be copied four times
+    rows = x.flatten(0, -2)
+    out = self.base_layer(rows)
     down, up = self.lora_A[name], self.lora_B[name].weight
     # autocast keeps its copy of the weight from token to token
     cast = torch.is_autocast_enabled(x.device.type)
-    narrow = linear(x if cast else x.to(down.weight.dtype), down.weight).to(out.dtype)
-    flat, narrow = out.flatten(0, -2), narrow.flatten(0, -2)
+    narrow = linear(rows if cast else rows.to(down.weight.dtype), down.weight).to(out.dtype)
     with torch.autocast(out.device.type, enabled=False):
         # in place where the base layer's product is nobody else's: a plain layer keeps its input, not what it returns
         product = torch.Tensor.addmm_ if type(self.base_layer) is nn.Linear else torch.addmm
-        return product(flat, narrow, up.to(out.dtype).t(), alpha=self.scaling[name]).view_as(out)
+        summed = product(out, narrow, up.to(out.dtype).t(), alpha=self.scaling[name])
+    return summed.view(*x.shape[:-1], summed.shape[-1])
 
 
 def _body(forward: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.families import (
     PARTS,
+    ModelFamily,
     family_named,
     family_of,
     family_of_processor,
@@ -200,10 +203,11 @@ def add_adapter(
 
 
 def fuses_layers(config: ModelConfig, device: torch.device, autocast: torch.dtype | None) -> bool:
-    """What model.fused_layers means on this device."""
+    """What model.fused_layers means on this device. What is compiled needs Triton, as flex attention does."""
     if config.fused_layers is not None:
         return config.fused_layers
-    return device.type == "cuda" and autocast is not None
+    on_gpu = device.type == "cuda" and autocast is not None
+    return on_gpu and importlib.util.find_spec("triton") is not None
 
 
 def storage_types(config: ModelConfig) -> tuple[torch.dtype, torch.dtype]:
@@ -238,8 +242,9 @@ def device_and_precision(
         )
     if choice == "fp32":
         if device.type == "cuda":
-            # torch lets convolutions, a tower's first layer, round to 10 bits: features of an H100 differed by 3e-4
-            torch.backends.cudnn.allow_tf32 = False
+            # torch lets convolutions, a tower's first layer, round to 10 bits: features of an H100 differed by 3e-4; some images
+            # switch that on for matrix products, too
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         return device, torch.float32, None
     return device, *storage_types(config)
 
@@ -251,7 +256,21 @@ def check_transformers() -> None:
         needed = ".".join(map(str, OLDEST_TRANSFORMERS))
         raise ConfigError(
             f"expected transformers {needed} or later, found {found}, whose models drop the features of a vision tower and would "
-            "answer without having seen the picture; pip install 'transformers>=5.18,<5.21'"
+            f"answer without having seen the picture; pip install -U 'transformers>={needed}'"
+        )
+
+
+def check_takes_features(model: Any) -> None:
+    """Raises ConfigError where the model's own forward has no argument of the name that a frozen tower's features come under: among
+    any other keywords they would be dropped."""
+    family = family_of(model.config)
+    if type(family).forward is not ModelFamily.forward:
+        return  # puts them in their places itself
+    names = inspect.signature(family.body(model).forward).parameters
+    if "mm_encoder_outputs" not in names:
+        raise ConfigError(
+            f"expected a forward of {type(model).__name__} that takes a tower's features (mm_encoder_outputs), found none in "
+            f"transformers {version('transformers')}; install a release that was tried (mmrl doctor names them)"
         )
 
 
@@ -274,6 +293,7 @@ def _load_model(
         trust_remote_code=False,
         use_safetensors=True,
     )
+    check_takes_features(model)
     set_attention(model, config.attn)
     return model, stored
 

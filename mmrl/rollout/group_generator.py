@@ -298,7 +298,7 @@ class GroupGenerator:
         for opened, rollouts in zip(ready, found, strict=True):
             turns = [t for r in rollouts for t in r.turns[r.shared_turns :]]
             self.tally.prompt_tokens += opened.prompt.length + sum(
-                t.prompt.length for r in rollouts for t in r.turns[1:]
+                t.prompt.length for r in rollouts for t in r.turns[max(1, r.shared_turns) :]
             )
             self.tally.rollout_tokens += sum(len(t.token_ids) for t in turns)
             self._record(opened.group.sample, [r.error for r in rollouts if r.error is not None])

@@ -25,7 +25,7 @@ from mmrl.rollout.trees import shared_turns, waves
 from mmrl.training.group_advantages import GroupAdvantages
 from mmrl.training.runlog import rollout_rows
 from mmrl.training.trainer import Trainer
-from mmrl.types import Rollout, RolloutGroup
+from mmrl.types import Rollout, RolloutGroup, Score
 from tests.kits.engine_kit import Album, policy, read_jsonl
 from tests.rollout.test_episodes import Counting, Play, play_run, rows_of, sample
 
@@ -177,6 +177,16 @@ def test_advantages_within_trees_add_to_those_within_the_group() -> None:
     expected += [(0.5 - 5 / 6) / root3, (1 - 5 / 6) / root3, (1 - 5 / 6) / root3]
     found = tree_advantages(rewards, trees)
     assert found == pytest.approx([a + b for a, b in zip(whole, expected, strict=True)], abs=1e-4)
+    # one that failed is left out before, with its tree's number
+    scores = [Score.combine({"reward": r}, {"reward": 1.0}, parsed=True) for r in rewards]
+    scores.append(Score.failure("reward_error: lost", ["reward"]))
+    rollouts = tuple(Rollout((), s, tree=t) for s, t in zip(scores, [*trees, 1], strict=True))
+    group = RolloutGroup(sample(), rollouts)
+    config = run("rollout.group_size=6", "rollout.tree.roots=2")
+    (assigned,) = GroupAdvantages(config, None).assign([group]).values()  # type: ignore[arg-type]
+    assert assigned == pytest.approx([*found, 0.0])
+    # a single tree is the group, which counts once
+    assert tree_advantages([1.0, 0.0], [0, 0]) == group_advantages([1.0, 0.0]).tolist()
     # equal rewards within a tree say nothing of it
     assert tree_advantages([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1], "none") == [0.5, 0.5, -0.5, -0.5]
 

@@ -148,13 +148,15 @@ def test_what_another_writer_has_not_named_yet_counts(
         write(fd, packed)
 
     monkeypatch.setattr(store_module, "write", wait_and_write)
-    thread = threading.Thread(target=lambda: slow.put(key(0), numbers(1000, 0)).close())
+    written: list[str] = []
+    thread = threading.Thread(target=lambda: written.append(slow.put(key(0), numbers(1000, 0)).key))
     thread.start()
     assert writes.wait(60)
     for i in range(1, 21):
         other.put(key(i), numbers(1000, i)).close()
     go_on.set()
     thread.join(60)
+    assert written == [key(0)]
     stats = other.stats()
     assert stats.nbytes <= 20 * one and stats.entries >= 17
     assert at_rest(other)
