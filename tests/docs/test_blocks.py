@@ -21,6 +21,7 @@ PYTHON = {
     "# parity.py": "tests/docs/test_readme.py checks the task",
     "# look.py": "tests/docs/test_readme.py plays it",
     "import mmrl\n\n\n@mmrl.reward": "tests/library trains with it",
+    "from mmrl.tasks.gymnasium_worlds": "tests/tasks/test_gymnasium_worlds.py plays one made so",
 }
 """How a program begins, and what runs it."""
 
