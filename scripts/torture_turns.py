@@ -205,7 +205,8 @@ def _kills(run: Run, rng: random.Random, kills: int, wanted: tuple[str, ...]) ->
     """Start, kill, resume ..., each kill in its share of the steps; yields each and leaves the run finished."""
     for number in range(kills):
         run.start(resume=run.path.exists())
-        step = int((number + rng.random()) * run.steps / kills)
+        # a step of the run is left: a moment that is not seen in this one comes again
+        step = min(int((number + rng.random()) * run.steps / kills), max(0, run.steps - 2))
         kill = killed(run, _moment(run, rng, step, wanted[number % len(wanted)]))
         if kill is None:
             run.finish()
