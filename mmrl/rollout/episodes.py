@@ -10,6 +10,7 @@ to the rollout and its turn, so that the same tokens come out whatever else is p
 
 from __future__ import annotations
 
+import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,8 +268,13 @@ def play(
     with ExitStack() as stack:
         for episode in (e for group in groups for e in group):
             stack.callback(episode.close)
-        for number, wave in enumerate(waves(groups) if waves is not None else [groups]):
-            while asked := [parts for group in wave for parts in _asked(group, first=number == 0)]:
+        for place, wave in enumerate(waves(groups) if waves is not None else [groups]):
+            # scripts/torture_turns.py reads this number of a run's stack
+            for number in itertools.count(1):
+                first = place == 0 and number == 1
+                asked = [parts for group in wave for parts in _asked(group, first=first)]
+                if not asked:
+                    break
                 written = engine.generate([request for request, _ in asked], settings)
                 acting = [
                     (episode, turn)
