@@ -16,6 +16,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mmrl.config import RunConfig, load_config
 from mmrl.diagnostics.memory import estimate
@@ -180,27 +181,26 @@ def _constants(model: str) -> dict[str, float]:
     return {**values, **measured_gpu().get(model, {})}
 
 
+def _gpu_plan() -> dict[str, dict[str, Any]]:
+    file = REPO / "assets/results/bench_gpu.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("plan", {}) if file.exists() else {}
+
+
 def measured_gpu() -> dict[str, dict[str, float]]:
     """model -> measured figures of assets/results/bench_gpu.json; empty while there are none."""
-    file = REPO / "assets/results/bench_gpu.json"
-    if not file.exists():
-        return {}
-    found = json.loads(file.read_text(encoding="utf-8")).get("plan", {})
     return {
         m: {
             k: float(v)
             for k, v in row.items()
             if k in ("update_share", "prefill_share", "decode_share")
         }
-        for m, row in found.items()
+        for m, row in _gpu_plan().items()
     }
 
 
 def measured_ways() -> dict[str, str]:
     """model -> what its update share was measured with, as 'lora flex'."""
-    file = REPO / "assets/results/bench_gpu.json"
-    found = json.loads(file.read_text(encoding="utf-8")).get("plan", {}) if file.exists() else {}
-    return {m: row["update_of"] for m, row in found.items() if "update_of" in row}
+    return {m: row["update_of"] for m, row in _gpu_plan().items() if "update_of" in row}
 
 
 def decode_bytes(s: Shape, rows: float, length: float, weight: int = 2) -> float:

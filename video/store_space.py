@@ -193,9 +193,8 @@ class Space:
 
     def _evict(self, goal: int | None, bound: int | None, before: float | None) -> tuple[int, int]:
         """Evict those unused since `before`; if more than `bound` is left, the oldest down to `goal`; (bytes left, evicted)."""
-        coming = (
-            self._coming()
-        )  # looked at first: what gets its name meanwhile is counted twice, not missed
+        # looked at first: what gets its name meanwhile is counted twice, not missed
+        coming = self._coming()
         found = sorted(files(self.folder), key=lambda f: f.used_at)
         self._measured_at = time.monotonic()
         total, evicted = coming + sum(f.nbytes for f in found), 0

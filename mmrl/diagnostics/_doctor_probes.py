@@ -22,7 +22,7 @@ from typing import Any, Literal
 from mmrl.diagnostics._doctor_children import ChildFailure, ask
 from mmrl.diagnostics._vulkan import mesa_version
 from mmrl.errors import install_command
-from mmrl.operations.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
+from mmrl.operations.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, TRANSFORMERS
 
 __all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
 
@@ -148,7 +148,7 @@ def probe_torch() -> list[Finding]:
         else "CPU build"
     )
     found = f"{state['version']} ({build})"
-    old = _numbers(state["version"]) < (2, 6)
+    old = _numbers(state["version"]) < (2, 7)
     findings = [
         Finding("torch", "bad", found + ", expected 2.7 or newer", purpose, _pip("-U 'torch>=2.7'"))
         if old
@@ -256,7 +256,7 @@ def probe_libraries() -> list[Finding]:
     findings = []
     for name, oldest, purpose in required:
         version, wanted = _version(name), ".".join(map(str, oldest))
-        fix = _pip(f"-U '{name}>={wanted}'")
+        fix = _pip(f"'{TRANSFORMERS}'" if name == "transformers" else f"-U '{name}>={wanted}'")
         if version is None:
             findings.append(Finding(name, "bad", "not installed", purpose, fix))
         elif _numbers(version) < oldest:
@@ -266,7 +266,6 @@ def probe_libraries() -> list[Finding]:
         elif name == "transformers" and _numbers(version)[:2] > NEWEST_TRANSFORMERS:
             tried = ".".join(map(str, NEWEST_TRANSFORMERS))
             found = f"{version}, tried up to {tried}: some families fail, with an error"
-            fix = _pip(f"'transformers>={wanted},<={tried}.99'")
             findings.append(Finding(name, "warn", found, purpose, fix))
         else:
             findings.append(Finding(name, "ok", version, purpose))

@@ -9,7 +9,14 @@ import platform
 from collections.abc import Iterable
 from importlib import metadata
 
-__all__ = ["LIBRARIES", "NEWEST_TRANSFORMERS", "OLDEST_TRANSFORMERS", "VERSION", "versions"]
+__all__ = [
+    "LIBRARIES",
+    "NEWEST_TRANSFORMERS",
+    "OLDEST_TRANSFORMERS",
+    "TRANSFORMERS",
+    "VERSION",
+    "versions",
+]
 
 VERSION = "0.1.0"
 """mmrl's own, as in pyproject.toml."""
@@ -20,6 +27,8 @@ LIBRARIES = ("mmrl", "torch", "transformers", "accelerate", "peft", "numpy", "pi
 # An older one's models take the features of a frozen vision tower without a word, and do not look at them; newer ones have moved
 # parts of some families (Qwen2.5-Omni, Qwen3.5, Idefics3, SmolVLM).
 OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS = (5, 18), (5, 20)
+TRANSFORMERS = "transformers>=5.18,<5.21"
+"""As pip is asked for it; the same in pyproject.toml."""
 
 
 def versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:

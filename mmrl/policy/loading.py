@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from mmrl.operations.versions import OLDEST_TRANSFORMERS
+from mmrl.operations.versions import OLDEST_TRANSFORMERS, TRANSFORMERS
 from mmrl.policy.attention import check_attention, choose_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
@@ -256,7 +256,7 @@ def check_transformers() -> None:
         needed = ".".join(map(str, OLDEST_TRANSFORMERS))
         raise ConfigError(
             f"expected transformers {needed} or later, found {found}, whose models drop the features of a vision tower and would "
-            f"answer without having seen the picture; pip install -U 'transformers>={needed}'"
+            f"answer without having seen the picture; pip install '{TRANSFORMERS}'"
         )
 
 
@@ -270,7 +270,7 @@ def check_takes_features(model: Any) -> None:
     if "mm_encoder_outputs" not in names:
         raise ConfigError(
             f"expected a forward of {type(model).__name__} that takes a tower's features (mm_encoder_outputs), found none in "
-            f"transformers {version('transformers')}; install a release that was tried (mmrl doctor names them)"
+            f"transformers {version('transformers')}; pip install '{TRANSFORMERS}'"
         )
 
 

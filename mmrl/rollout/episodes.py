@@ -343,9 +343,8 @@ def _asked(group: Sequence[Episode], *, first: bool) -> Iterator[tuple[Request, 
     """The requests of a group's open rollouts, with the rollouts that each is for; `first`: nothing was asked for the group before
     these rollouts."""
     at = [(e, e.prompt) for e in group if e.open and e.prompt is not None]
-    begins = first and not any(e.turns for e, _ in at)
     # as one question's answers
-    if begins and len({(id(prompt), e.greedy) for e, prompt in at}) == 1:
+    if first and len({(id(prompt), e.greedy) for e, prompt in at}) == 1:
         yield Request(at[0][1], len(at), at[0][0].key, at[0][0].greedy), [e for e, _ in at]
     else:
         for e, prompt in at:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
 from mmrl.distributed.engines import held_back
 from mmrl.errors import ConfigError, DataError, MediaError, MismatchError
+from mmrl.operations.versions import TRANSFORMERS
 from mmrl.policy import loading
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.families import families
@@ -30,6 +32,7 @@ from mmrl.training.optim import build_optimizer
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import (
     ARCHITECTURES,
+    REPO,
     Album,
     album_data,
     config_file,
@@ -405,6 +408,16 @@ def test_a_transformers_that_shows_no_features_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(loading, "version", lambda name: "5.17.0")
     with pytest.raises(ConfigError, match=r"expected transformers 5\.18 or later, found 5\.17\.0"):
         fresh_policy()
+
+
+def test_a_forward_that_would_drop_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the version says: the argument has to be named."""
+    p = fresh_policy()
+    monkeypatch.setattr(type(p.body), "forward", lambda self, input_ids=None, **kwargs: None)
+    with pytest.raises(ConfigError, match=r"takes a tower's features \(mm_encoder_outputs\)"):
+        loading.check_takes_features(p.base)
+    (asked,) = re.findall(r'"(transformers>[^"]*)"', (REPO / "pyproject.toml").read_text("utf-8"))
+    assert asked == TRANSFORMERS, "pip is asked for one range everywhere"
 
 
 @pytest.mark.parametrize("arch", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
