@@ -123,7 +123,7 @@ def child(system: str, folder: Path, workers: int) -> None:
     from mmrl.policy.loading import load_policy
     from mmrl.rollout import PrefillOnceEngine, SamplingSettings
     from mmrl.workers.prefetch import prefetching
-    from mmrl.workers.scoring import Scorer
+    from mmrl.workers.scorer import Scorer
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         config = RunConfig.model_validate(

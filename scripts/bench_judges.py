@@ -17,7 +17,8 @@ from typing import Any
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
 from mmrl.types import RewardContext, Sample
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 from scripts._bench import parse, print_table, spread, write_results
 from scripts._judge_server import judge_server
 

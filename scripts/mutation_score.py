@@ -38,6 +38,12 @@ from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 from scripts._mutation_worker import Zygote
 
 _STATE = ("tests/attacks/test_state_checkpoints.py", "tests/training/test_checkpoint.py")
+_SCORES = (
+    "tests/workers/test_scoring_parts.py",
+    "tests/workers/test_scoring_workers.py",
+    "tests/workers/test_scoring.py",
+    "tests/attacks/test_state_scores.py",
+)
 TESTS: dict[str, tuple[str, ...]] = {
     "mmrl/training/alarms.py": ("tests/training/test_alarms.py", "tests/training/test_collapse.py"),
     "mmrl/diagnostics/diagnosis.py": (
@@ -59,12 +65,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "mmrl/policy/manifest.py": ("tests/policy/test_manifest.py",),
     "mmrl/training/checkpoint.py": ("tests/training/test_checkpoint_files.py", *_STATE),
-    "mmrl/workers/scoring.py": (
-        "tests/workers/test_scoring_parts.py",
-        "tests/workers/test_scoring_workers.py",
-        "tests/workers/test_scoring.py",
-        "tests/attacks/test_state_scores.py",
-    ),
+    "mmrl/workers/scoring.py": _SCORES,
+    "mmrl/workers/scorer.py": _SCORES,
 }
 """Module -> the test files that are to notice its defects, quick ones first."""
 REQUIRED = 0.9

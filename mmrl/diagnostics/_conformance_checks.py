@@ -22,7 +22,8 @@ from mmrl.policy.encode import Encoder
 from mmrl.registry import task_from_spec
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score, VideoSize
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure, score_one
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, is_reward_failure, score_one
 
 __all__ = ["CHECKS", "Bench", "Check", "GARBAGE"]
 

@@ -30,7 +30,7 @@ from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import Sample
 from mmrl.video.media import sizes_on_disk
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 
 if TYPE_CHECKING:
     from mmrl.config import DataSource, RunConfig

@@ -40,7 +40,8 @@ from mmrl.rollout.episodes import Episode, begin, play, turns_of
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score, StopReason
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 
 __all__ = ["evaluate", "evaluate_model"]
 

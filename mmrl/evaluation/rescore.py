@@ -28,7 +28,8 @@ from mmrl.files import json_line, write_text
 from mmrl.registry import resolve_task, task_from_spec
 from mmrl.task import Task
 from mmrl.types import AudioSize, ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 
 __all__ = [
     "BrokenLine",

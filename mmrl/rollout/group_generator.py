@@ -34,7 +34,8 @@ from mmrl.rollout.trees import waves
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 
 __all__ = ["GroupGenerator", "StepTally", "sampling_settings"]
 

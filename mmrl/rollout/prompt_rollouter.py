@@ -29,7 +29,7 @@ from mmrl.rollout import RolloutEngine
 from mmrl.rollout.group_generator import GroupGenerator, StepTally
 from mmrl.rollout.trees import shared_turns
 from mmrl.types import RolloutGroup
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 
 __all__ = ["GroupIndex", "PromptRollouter"]
 

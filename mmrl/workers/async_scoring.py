@@ -7,7 +7,7 @@
                 return Score.failure(f"reward_error: {verdict.reason}", ("judge",))
             return Score.combine({"judge": verdict.value}, {"judge": 1.0}, parsed=True)
 
-A scorer (mmrl.workers.scoring) gives the completions of such tasks to one process beside its others, where as many as
+A scorer (mmrl.workers.scorer) gives the completions of such tasks to one process beside its others, where as many as
 `reward.concurrency` of them wait at once: 64 questions to a judge that answers in 0.2 s take 0.2 s, not 13. Each has
 `reward.timeout_s` (or its task's own `deadline_s`) from when it begins; one that is late is cancelled and recorded, and the others
 go on. The loop beats: where it stands still for as long, because a reward computes or sleeps without `await`, the process is
@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
-import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -29,10 +27,11 @@ from typing import Any
 from mmrl.registry import adopt, task_from_spec
 from mmrl.task import Task
 from mmrl.types import Score
+from mmrl.workers.event_loop import run_here
 from mmrl.workers.reward_pipe import ScoreWriter
 from mmrl.workers.scoring import RewardWorker, ScoreJob, checked, failed
 
-__all__ = ["AsyncWorker", "is_async", "run_here", "score_here"]
+__all__ = ["AsyncWorker", "is_async", "score_here"]
 
 _BEAT_S = 0.1
 # a busy machine may hold up a loop that is well
@@ -105,22 +104,6 @@ async def _within(
 
 
 # in the training process (reward.workers 0, and tools that score a completion or two)
-
-_LOOP = threading.Lock()
-
-
-@functools.lru_cache(maxsize=1)
-def _background() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="mmrl-rewards-loop").start()
-    return loop
-
-
-def run_here(work: Any) -> Any:
-    """The result of a coroutine, from a thread that may have an event loop of its own (a notebook's): run on one of ours."""
-    with _LOOP:
-        loop = _background()
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
 def score_here(

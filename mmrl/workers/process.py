@@ -16,7 +16,7 @@ A child is started, asked, waited for and ended; what goes wrong in between is a
 
 | who                                       | transport                        | believes                                        |
 |-------------------------------------------|----------------------------------|-------------------------------------------------|
-| rewards (mmrl.workers.scoring)            | Worker, frames of reward_pipe    | frames with its token: user code runs there     |
+| rewards (mmrl.workers.scorer)             | Worker, frames of reward_pipe    | frames with its token: user code runs there     |
 | media (mmrl.workers.prefetch)             | Worker                           | what our code there sends                       |
 | rollouts (mmrl.training.generator)        | Worker, weights by shared memory | what our code there sends                       |
 | requests (mmrl.serve.pool)                | Worker of a fork server          | what our code there sends                       |

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import mmrl.workers.scoring
+import mmrl.workers.scorer
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.workers.scorer import Scorer
 from mmrl.workers.scoring import (
     LARGEST_DETAIL,
     LONGEST_REASON,
     MOST_NUMBERS,
     ScoreJob,
-    Scorer,
     is_reward_failure,
 )
 from mmrl.workers.spawned import MOST_OUTPUT
@@ -249,10 +249,10 @@ def test_waiting_for_a_reward_that_hangs_is_waiting(
         waits.append(timeout)
         return wait(sources, timeout)
 
-    wait = mmrl.workers.scoring.wait
+    wait = mmrl.workers.scorer.wait
     with scorer(spec, 2, timeout_s=1.0) as s:
         s.score(jobs(["0.1", "0.2"]))
-        monkeypatch.setattr(mmrl.workers.scoring, "wait", noted)
+        monkeypatch.setattr(mmrl.workers.scorer, "wait", noted)
         hung, good = s.score(jobs(["0.1 half", "0.2"]))
     assert "reward_timeout" in (hung.reason or "") and good.value == 0.2
     assert 2 <= len(waits) <= 40 and max(waits) <= 1.0 and max(waits) > 0.1, waits

@@ -26,7 +26,7 @@ from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.training.trainer import Trainer
 from mmrl.types import Turn
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 from tests.kits.engine_kit import (
     ALBUM,
     Album,

@@ -28,7 +28,7 @@ from mmrl.evaluation.suite_book import load_suites
 from mmrl.evaluation.suites import source_of
 from mmrl.rollout import SamplingSettings
 from mmrl.types import ImageSize, Sample, StopReason, Turn
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 
 __all__ = [
     "BOOK",

@@ -18,7 +18,7 @@ from mmrl.evaluation.views import view_gaps
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.rollout.views import VIEWS
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 from tests.kits.clip_kit import broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.kits.engine_kit import picture, read_jsonl
 

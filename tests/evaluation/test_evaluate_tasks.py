@@ -25,7 +25,7 @@ from mmrl.evaluation.stats import Estimate, describe, macro_estimate
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 from tests.kits.engine_kit import Album, picture, policy
 from tests.kits.medley_task import Medley
 

@@ -31,7 +31,8 @@ from mmrl.types import (
     StopReason,
     Turn,
 )
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
 WITNESS = """

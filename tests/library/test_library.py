@@ -25,7 +25,8 @@ from mmrl.library import _tree
 from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec, using
 from mmrl.tasks.scenes import make_scenes
 from mmrl.training.identity import check_identity, run_identity
-from mmrl.workers.scoring import ScoreJob, Scorer, score_one
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, score_one
 from tests.kits.engine_kit import ENVIRONMENT, REPO
 
 MODEL = REPO / "assets" / "tiny_vlm"

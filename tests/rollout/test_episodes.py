@@ -32,7 +32,7 @@ from mmrl.training.runlog import rollout_rows
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
 from mmrl.video.media import ORIENTATION_PARAM
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 from tests.kits.engine_kit import ALBUM, REPO, Album, policy, read_jsonl, tiny_folder
 
 SAMPLING = SamplingSettings(max_new_tokens=5)

@@ -18,7 +18,8 @@ from mmrl.judges.store import current, keep_in
 from mmrl.registry import task_from_spec
 from mmrl.rewards.thinking import is_uniform, trust, weight
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, is_reward_failure
 from scripts._judge_server import judge_server
 
 # (step, T, outcomes, thinking rewards, rewards), the last as SophiaVL-R1's own program gave them at a818494

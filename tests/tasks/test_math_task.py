@@ -16,7 +16,8 @@ from mmrl.rewards.verifier_pool import Verdict, VerifierPool
 from mmrl.task import Template
 from mmrl.tasks.math_expression import Math
 from mmrl.types import RewardContext, Sample
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, is_reward_failure
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 DEEP = "(" * 50 + "x" + ")" * 50

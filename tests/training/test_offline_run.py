@@ -286,7 +286,7 @@ def test_only_when_failing_leaves_solved_groups_alone(tmp_path: Path) -> None:
 def with_scorer(made: Trainer) -> None:
     """The rollouter of a trainer, without its loop."""
     from mmrl.rollout.prompt_rollouter import PromptRollouter
-    from mmrl.workers.scoring import Scorer
+    from mmrl.workers.scorer import Scorer
 
     rollouts = made.rollouts
     if not hasattr(rollouts, "rollouter"):

@@ -1,4 +1,4 @@
-"""Threads in the place of reward processes: the pipe, the frames and the loop of mmrl.workers.scoring are real, starting is
+"""Threads in the place of reward processes: the pipe, the frames and the loop of mmrl.workers.scorer are real, starting is
 free."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import mmrl.workers.scoring as scoring
 from mmrl.coords import CoordFrame
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 from mmrl.workers.spawned import Worker
 
 __all__ = ["PATIENCE_S", "Told", "ending", "in_threads", "jobs", "scorer"]

@@ -11,7 +11,8 @@ from mmrl.coords import CoordFrame
 from mmrl.library import _named
 from mmrl.registry import resolve_task, task_from_spec
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, is_reward_failure
 
 WAITING = '''
 """A task whose reward waits, or does what the completion says."""

@@ -26,7 +26,7 @@ from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.training.trainer import Trainer
 from mmrl.types import Sample
 from mmrl.workers.prefetch import Ahead, Media, Prefetcher, media_of
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 from tests.kits.clip_kit import (
     VIDEO,
     Deadly,

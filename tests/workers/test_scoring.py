@@ -13,7 +13,8 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import RewardError
 from mmrl.registry import task_from_spec
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, is_reward_failure
 from tests.kits.fast_kit import first_fast
 
 HOSTILE = '''

@@ -14,7 +14,8 @@ import mmrl.workers.scoring as scoring
 from mmrl.registry import carried
 from mmrl.task import Task
 from mmrl.types import Score
-from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure, score_one
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob, is_reward_failure, score_one
 from tests.workers.scoring_kit import Told, ending, jobs, scorer
 
 

@@ -1,4 +1,4 @@
-"""Which worker gets which job, and what becomes of jobs whose worker hangs, dies or babbles: mmrl.workers.scoring's loop over
+"""Which worker gets which job, and what becomes of jobs whose worker hangs, dies or babbles: mmrl.workers.scorer's loop over
 threads that stand for its processes (tests/workers/scoring_kit.py)."""
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-import mmrl.workers.scoring as scoring
+import mmrl.workers.scorer as scorer_module
 from mmrl.errors import RewardError
 from mmrl.types import Score
 from mmrl.workers.reward_pipe import GarbledError
-from mmrl.workers.scoring import Scorer, is_reward_failure
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import is_reward_failure
 from tests.workers.scoring_kit import PATIENCE_S, Told, ending, in_threads, jobs, scorer
 
 
@@ -206,13 +207,13 @@ def test_a_worker_that_does_not_start_says_why(sent: Any, word: Any, said: str) 
 def test_how_long_the_loop_waits(sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the earliest deadline: a job that hangs ends then, not before and not after twice of it."""
     waits: list[float | None] = []
-    real = scoring.wait
+    real = scorer_module.wait
 
     def noted(sources: Any, timeout: float | None = None) -> Any:
         waits.append(timeout)
         return real(sources, timeout)
 
-    monkeypatch.setattr(scoring, "wait", noted)
+    monkeypatch.setattr(scorer_module, "wait", noted)
     with scorer(2, timeout_s=0.5) as s:
         hung, good = s.score(jobs("hang", "0.5"))
     assert is_reward_failure(hung) and good.value == 0.5
@@ -303,7 +304,9 @@ def test_half_a_score_is_given_up_at_the_deadline_and_not_after_it(
         worker.send({0: job}, [0])
         worker.progress[:] = next(iter(worker.pending)), 100.0
         for now, given_up in ((104.9, False), (105.0, True)):
-            monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda now=now: now))
+            monkeypatch.setattr(
+                scorer_module, "time", SimpleNamespace(monotonic=lambda now=now: now)
+            )
             s._receive(worker, {0: job}, scores)
             assert bool(scores) == given_up, now
     assert "reward_timeout" in (scores[0].reason or "")

@@ -3,7 +3,7 @@
     with RayScorer(specs, tasks, cluster, workers=4, timeout_s=10.0) as scorer:
         scorer.score(jobs)
 
-Each actor scores its share with a mmrl.workers.scoring.Scorer of one process beside it: deadlines, crashes and their records
+Each actor scores its share with a mmrl.workers.scorer.Scorer of one process beside it: deadlines, crashes and their records
 (reward_timeout, reward_crash) are the local ones, and a reward that hangs or dies never takes an actor along. A lost actor or node
 is nobody's fault: its share is scored again by another, and counted in `cluster.restarts`.
 """
@@ -21,7 +21,8 @@ from mmrl.distributed.cluster.session import Cluster
 from mmrl.registry import adopt, carried, task_from_spec
 from mmrl.task import Task
 from mmrl.types import Score
-from mmrl.workers.scoring import ScoreJob, Scorer
+from mmrl.workers.scorer import Scorer
+from mmrl.workers.scoring import ScoreJob
 
 __all__ = ["RayScorer", "RewardHost"]
 

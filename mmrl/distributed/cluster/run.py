@@ -21,7 +21,7 @@ from mmrl.errors import ConfigError
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import RolloutEngine
 from mmrl.task import Task
-from mmrl.workers.scoring import Scorer
+from mmrl.workers.scorer import Scorer
 
 __all__ = [
     "check_prompt_workers",
