@@ -97,7 +97,7 @@ _SUITES: dict[str, dict[str, Any]] = {
 }
 
 _PHASES = {
-    "checkpoint": ("in _checkpoint",),
+    "checkpoint": ("in save_checkpoint",),
     "evaluation": ("in _evaluate",),
     "report": ("in build_report",),
     "update": ("in add", "in finish"),

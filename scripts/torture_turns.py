@@ -57,7 +57,7 @@ TURNS = 3
 _KINDS = ("own/menu", "own/settings", "miniwob/click-button-sequence")
 _PATIENCE_S = 60.0
 _PHASES = {
-    "checkpoint": ("in _checkpoint",),
+    "checkpoint": ("in save_checkpoint",),
     "evaluation": ("in _evaluate",),
     "report": ("in build_report",),
     "update": ("in add", "in finish"),

@@ -73,11 +73,11 @@ def stop_if_requested(trainer: Any, step: int, *, saved: bool) -> None:
 
     # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
     def save() -> None:
-        trainer._checkpoint(step, {})
-        trainer.settle_checkpoint()
+        trainer.save_checkpoint(step)
+        trainer.saver.settle()
 
     def last_saved() -> int:
-        trainer.settle_checkpoint()
+        trainer.saver.settle()
         return max(trainer.checkpoints.steps(), default=0)
 
     trainer.interrupts.stop_if_requested(

@@ -29,7 +29,7 @@ from mmrl.distributed.engines import (
     build_train_engine,
 )
 from mmrl.distributed.world import World
-from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
+from mmrl.errors import MMRLError, NonFiniteError, WeightSyncError
 from mmrl.evaluation.result import flat_metrics, write_evaluation
 from mmrl.files import optional
 from mmrl.operations.restart import find_start, resumes, sound_best
@@ -37,6 +37,7 @@ from mmrl.operations.run_guard import run_lock, run_signals, stop_if_requested
 from mmrl.operations.startup import loaded
 from mmrl.training.alarms import Alarm, AlarmBoard
 from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoint_saver import CheckpointSaver
 from mmrl.training.identity import check_identity, extension_notes, run_identity
 from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord, restore_media
@@ -45,7 +46,6 @@ from mmrl.training.pipeline import Pipeline, PipelineSettings
 from mmrl.training.preflight import best_metric, check_model_folder, check_packages
 from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.runlog import RunFolder, write_json
-from mmrl.training.sharded_checkpoint import ShardedSaver
 from mmrl.training.trackers import Trackers
 from mmrl.training.update_result import UpdateResult
 
@@ -109,7 +109,6 @@ class Trainer:
         resume = resumes(resume, self.folder.path, self.world)
         self.resume, self.overwrite = resume, overwrite and not resume
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
-        self.sharded = ShardedSaver(self.checkpoints, self.world)
         if self.world.is_main:
             # a trainer that never trains keeps nobody out
             with self.folder.held(resume=resume, overwrite=overwrite):
@@ -131,8 +130,6 @@ class Trainer:
             )
         self.optimizer = self._build_optimizer()
         self.alarms = AlarmBoard(config.alarms)
-        self.best: float | None = None
-        self.best_step = 0
         self.media = MediaRecord()
         self._filled = -1  # optimizer steps taken when the actor got its weights
         # rows for failures.jsonl of a step that failed, which the main process does not have
@@ -164,12 +161,23 @@ class Trainer:
         )
         with self.world.raise_on_all_ranks():
             self.rollouts.build(self.policy, self.actor)
+        self.context = RunContext(self.policy, self.actor, self.training, self.media)
+        self.saver = CheckpointSaver(
+            self.config,
+            self.world,
+            self.checkpoints,
+            self.context,
+            tell=lambda kind, payload: self.on_event(
+                kind, payload
+            ),  # it is another one within run_signals
+            alarm=lambda alarm: self._raise_alarms([alarm]),
+        )
 
     @contextmanager
     def open_runtime(self) -> Iterator[None]:
         """Everything that rolls out, scores and trains, while it is open."""
         s, c = self.config.schedule, self.config
-        with self.rollouts.open(RunContext(self.policy, self.actor, self.training, self.media)):
+        with self.rollouts.open(self.context):
             self.learner = self.rollouts.learner()
             settings = PipelineSettings(
                 schedule=s.kind,
@@ -231,7 +239,7 @@ class Trainer:
                 failure = error
                 raise
             finally:
-                self.sharded.finish(failing=True)
+                self.saver.close()
                 if self.world.is_main:
                     self.folder.finish(status, signal=signal, error=failure)
                 if self.trackers is not None:
@@ -259,14 +267,14 @@ class Trainer:
             restore_media(self.media, self.checkpoints.path(step), self._sources(), self.world)
             # else numbers of two metrics would be compared
             if state.get("best_metric", self.best_metric) == self.best_metric:
-                self.best, self.best_step = sound_best(
+                self.saver.best, self.saver.best_step = sound_best(
                     self.checkpoints, self.start, state["best"], state["best_step"], self.world
                 )
         if self.world.is_main:
             damaged = self.start.put_aside(self.checkpoints)
             # killed between writing a checkpoint and marking it
-            if self.best_step in self.checkpoints.steps():
-                self.checkpoints.mark_best(self.best_step)
+            if self.saver.best_step in self.checkpoints.steps():
+                self.checkpoints.mark_best(self.saver.best_step)
             self.folder.start(
                 total_steps=self.config.train.steps,
                 resumed_at=step or None,
@@ -319,10 +327,10 @@ class Trainer:
             row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
-            self.settle_checkpoint(wait=False)
+            self.saver.settle(wait=False)
             alarms = self._write(step, row, trackers)
             if saved := bool(last or (c.train.save_every and step % c.train.save_every == 0)):
-                self._checkpoint(step, row)
+                self.save_checkpoint(step, row.get("eval/selection"))
             if (stop := self.alarms.must_stop(alarms)) is not None:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
             if not last:
@@ -434,86 +442,13 @@ class Trainer:
             "time/eval": time.perf_counter() - began,
         }
 
-    def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
-        began = time.perf_counter()
-        metric = row.get("eval/selection")
-        better = metric is not None and (self.best is None or metric > self.best)
-        best, best_step = (metric, step) if better else (self.best, self.best_step)
-        self.media.learn(self.world.gather(self.media.take_new()))
-        if self.config.train.checkpoint == "sharded":
-            self._begin_checkpoint(step, best, best_step, better=better)
-            return
-        self._fill_actor(save=True)
-        with self.training.collective_section():
-            optimizer = self.training.optimizer_state()
-        if optimizer is not None:  # the main process
-            settings, state = self._state(step, best, best_step)
-            try:
-                with self._alarmed(step):
-                    path = self.checkpoints.save(
-                        step, self.actor, optimizer, state, settings, self.media.files()
-                    )
-                if better:
-                    self.checkpoints.mark_best(step)
-                self.best, self.best_step = best, best_step
-                self.on_event(
-                    "checkpoint",
-                    {"step": step, "path": path, "seconds": time.perf_counter() - began},
-                )
-            except CheckpointError as error:
-                self._checkpoint_failed(step, error)
-        self.world.barrier()
-
-    def _state(
-        self, step: int, best: float | None, best_step: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(settings, run state) of a checkpoint; main process."""
-        settings = self.config.model_dump(mode="json")
-        return settings, {
-            "step": step,
-            "identity": run_identity(settings),
-            "best": best,
-            "best_step": best_step,
-            "best_metric": self.best_metric,
-            "alarms": self.alarms.state_dict(),
-            **self.learner.state_dict(),
-            **self.rollouts.state_dict(),
-        }
-
-    def _checkpoint_failed(self, step: int, error: CheckpointError) -> None:
-        if step == self.config.train.steps:
-            raise error
+    def save_checkpoint(self, step: int, metric: float | None = None) -> None:
+        """Write the checkpoint of `step`; `metric`, if there is one, makes it a candidate for the best. Collective."""
+        if not self.saver.sharded:
+            self._fill_actor(save=True)
+        state: dict[str, Any] = {}
         if self.world.is_main:
-            self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
-
-    def _begin_checkpoint(
-        self, step: int, best: float | None, best_step: int, *, better: bool
-    ) -> None:
-        """Write a checkpoint in the background, each process its share; the last one is waited for."""
-        self.settle_checkpoint()
-        settings, state = self._state(step, best, best_step) if self.world.is_main else ({}, {})
-        files = self.media.files() if self.world.is_main else {}
-        try:
-            with self._alarmed(step):
-                self.sharded.begin(
-                    step, self.policy, self.training, state, settings, files, best=better
-                )
-            self.best, self.best_step = best, best_step
-        except CheckpointError as error:
-            self._checkpoint_failed(step, error)
-        if step == self.config.train.steps:
-            self.settle_checkpoint()
-            # where others hear of an error of the main process
-            self.world.barrier()
-
-    def settle_checkpoint(self, *, wait: bool = True) -> None:
-        """Say how the checkpoint that is being written in the background ended, if it has (with `wait`, as soon as it has)."""
-        step = self.sharded.step
-        try:
-            done = self.sharded.finish(wait=wait)
-        except CheckpointError as error:
-            self._checkpoint_failed(step, error)
-        else:
-            if done and self.world.is_main:
-                path, seconds = self.checkpoints.path(step), self.sharded.seconds
-                self.on_event("checkpoint", {"step": step, "path": path, "seconds": seconds})
+            state = {"best_metric": self.best_metric, "alarms": self.alarms.state_dict()}
+            state |= self.learner.state_dict() | self.rollouts.state_dict()
+        with self._alarmed(step):
+            self.saver.save(step, metric, state)

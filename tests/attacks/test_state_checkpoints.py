@@ -239,10 +239,10 @@ def test_a_damaged_best_checkpoint_gives_its_place_to_the_next_best(calm: Path) 
     with trainer.open_runtime():
         trainer._restore()
     trainer.folder.finish("interrupted")
-    assert trainer.start_step == STEPS and trainer.best == scores[trainer.best_step] == max(
-        scores[2], scores[3]
-    )
-    assert (run / "checkpoints" / "best").resolve() == checkpoint(run, trainer.best_step)
+    assert trainer.start_step == STEPS and trainer.saver.best == scores[
+        trainer.saver.best_step
+    ] == max(scores[2], scores[3])
+    assert (run / "checkpoints" / "best").resolve() == checkpoint(run, trainer.saver.best_step)
     assert any(
         "it was the best one" in alarm["message"] for alarm in read_jsonl(run / "alarms.jsonl")
     )

@@ -466,7 +466,7 @@ def test_best_checkpoint_survives_pruning(tmp_path: Path, data: tuple[str, str])
     assert sorted(p.name for p in (trainer.folder.path / "eval").iterdir()) == [
         f"step_{s:06d}" for s in range(6)
     ]
-    assert trainer.best == scores[best]
+    assert trainer.saver.best == scores[best]
 
 
 @pytest.mark.slow
