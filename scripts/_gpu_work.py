@@ -198,8 +198,30 @@ def update(setting: Setting) -> dict[str, Any]:
         return row
 
 
+_PROFILED_TOKENS = 8
+_KERNELS = 20
+
+
+def _kernels(setting: Setting, function: Callable[[], Any]) -> list[dict[str, Any]]:
+    """What the device did in one call of `function`, what took longest first: kernels on a GPU (those of CUDA graphs too),
+    operators on a CPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kind = ProfilerActivity.CUDA if _on_gpu(setting) else ProfilerActivity.CPU
+    with profile(activities=[kind]) as seen:
+        function()
+        _wait(setting)
+    time_of = "self_device_time_total" if _on_gpu(setting) else "self_cpu_time_total"
+    events = sorted(seen.key_averages(), key=lambda e: -getattr(e, time_of))
+    return [
+        {"name": e.key[:120], "calls": e.count, "ms": round(getattr(e, time_of) / 1e3, 3)}
+        for e in events[:_KERNELS]
+    ]
+
+
 def rollout(setting: Setting) -> dict[str, Any]:
-    """Tokens per second of mmrl's own engine, and the seconds to the first token of all rows."""
+    """Tokens per second of mmrl's own engine, the seconds to the first token of all rows, those of a step behind it, and what the
+    device does in them."""
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
         requests = [
@@ -219,6 +241,13 @@ def rollout(setting: Setting) -> dict[str, Any]:
             )
             one = SamplingSettings(max_new_tokens=1)
             row["first_seconds"] = timed(setting, lambda: engine.generate(requests, one))
+            behind = row["seconds"]["median"] - row["first_seconds"]["median"]
+            row["step_ms"] = round(1e3 * behind / (setting.new_tokens - 1), 3)
+            few = SamplingSettings(max_new_tokens=_PROFILED_TOKENS)
+            row["kernels"] = {
+                "new_tokens": _PROFILED_TOKENS,
+                "longest": _kernels(setting, lambda: engine.generate(requests, few)),
+            }
         return {"engine": "own", "prompt_tokens": requests[0].prompt.length, **row}
 
 
