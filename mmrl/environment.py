@@ -28,7 +28,7 @@ from mmrl.types import ImageSize, Sample, Turn, VideoSize
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Environment", "Mark", "Observation", "Outcome"]
+__all__ = ["Environment", "Mark", "Observation", "Outcome", "TurnRewards"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,20 @@ class Outcome:
         return self.terminated or self.truncated
 
 
+@dataclass(frozen=True)
+class TurnRewards:
+    """What the turns of a rollout earn beside `Outcome.reward`, one number for each; `info` joins the rollout's metrics. Raises
+    ValueError for a number that is not finite."""
+
+    rewards: Sequence[float]
+    info: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        vars(self)["rewards"] = tuple(float(r) for r in self.rewards)
+        if not all(map(math.isfinite, self.rewards)):
+            raise ValueError(f"expected finite process rewards, found {self.rewards}")
+
+
 class Environment(abc.ABC):
     """One rollout's surroundings. Made by `Task.environment`, cheap until `reset`; its calls follow each other.
 
@@ -143,6 +157,12 @@ class Environment(abc.ABC):
 
     def random(self, rng: np.random.Generator) -> str | None:
         """A turn drawn at random from those that the environment understands; None: the check writes words of its own."""
+        return None
+
+    async def process_rewards(self, turns: Sequence[Turn]) -> TurnRewards | None:
+        """What the turns earn beside their outcomes' rewards, such as a judge's verdict on each; None: nothing. Asked when the
+        rollout is over, before `close`, of all rollouts on one event loop: let it `await` what takes time. Rewards and these add up
+        within `value_range`. What it raises fails the rollout."""
         return None
 
     def close(self) -> None:  # noqa: B027  most hold nothing

@@ -77,7 +77,10 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "mixed": "mmrl.tasks.mixed:Mixed",
 }
 # around another task, which their parameters name: none of them can be made without parameters
-WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
+WRAPPERS: dict[str, str] = {
+    "judged": "mmrl.tasks.judged:Judged",
+    "process": "mmrl.tasks.process:Process",
+}
 # played in an environment, whose rewards are the reward
 EPISODES: dict[str, str] = {
     "browser": "mmrl.tasks.browser.task:Browser",

@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 from mmrl.errors import ConfigError
-from mmrl.judges import Comparison, Verdict, judge_from
+from mmrl.judges import Comparison, Verdict, counted, judge_from
 from mmrl.registry import task_from_spec
 from mmrl.rewards import thinking
 from mmrl.tasks.around import AroundTask
@@ -204,7 +204,7 @@ class Judged(AroundTask):
             reference=self.reference(sample, ctx),
             images=sample.images,
         )
-        metrics = _counted(verdict)
+        metrics = counted([verdict])
         if audited:
             if verdict.value is not None:
                 says = verdict.value >= _RIGHT
@@ -243,7 +243,7 @@ class Judged(AroundTask):
         values = [0.0 if v is None else v.value for v in verdicts]
         trusted = thinking.trust(outcomes, values)
         mine = verdicts[places.index(index)]
-        metrics = {**({} if mine is None else _counted(mine)), "judge_trust": trusted}
+        metrics = {**({} if mine is None else counted([mine])), "judge_trust": trusted}
         value = 0.0 if mine is None else mine.value
         if value is None:
             assert mine is not None
@@ -273,7 +273,7 @@ class Judged(AroundTask):
         found = await asyncio.gather(*(self._against(sample, scores, index, i) for i in others))
         # each comparison is of two answers: the one that stands first in the group counts it
         verdicts = [v for i, c in zip(others, found, strict=True) if index < i for v in c.verdicts]
-        metrics = {name: math.fsum(_counted(v)[name] for v in verdicts) for name in _COUNTS}
+        metrics = counted(verdicts)
         asked_twice = [c.agreed for c in found if c.agreed is not None]
         metrics |= {
             "judge_swapped": float(bool(asked_twice)),
@@ -343,7 +343,7 @@ class Judged(AroundTask):
             weights = {"rule": 1.0, second: 0.0}
         else:
             weights = {"rule": 0.0, "judge": 1.0} if self.use == "hybrid" else dict(self.weights)
-        counted = {**dict.fromkeys(_COUNTS, 0.0), **(metrics or {})}
+        known = {**counted([]), **(metrics or {})}
         detail = {k: v for k, v in rule.detail.items() if k != _KEY}
         if memo is not None:
             detail[_KEY] = dict(memo)
@@ -354,7 +354,7 @@ class Judged(AroundTask):
             weights,
             parsed=rule.parsed,
             reason=rule.reason,
-            metrics={**rule.metrics, **counted},
+            metrics={**rule.metrics, **known},
             detail=detail,
         )
 
@@ -366,22 +366,6 @@ class Judged(AroundTask):
         lost = self._score(rule, {}, "rule", metrics, verdict)
         failure = Score.failure(f"reward_{reason}", self.part_names)
         return replace(failure, metrics=lost.metrics, detail=lost.detail)
-
-
-_COUNTS = ("judge_asked", "judge_failed", "judge_kept", "judge_calls", "judge_tokens", "judge_cost")
-
-
-def _counted(verdict: Verdict) -> dict[str, float]:
-    """What a verdict adds to the metrics."""
-    numbers = (
-        1,
-        verdict.value is None,
-        verdict.kept,
-        verdict.calls,
-        sum(verdict.tokens),
-        verdict.cost,
-    )
-    return dict(zip(_COUNTS, map(float, numbers), strict=True))
 
 
 def _memo(score: Score) -> Mapping[str, Any] | None:

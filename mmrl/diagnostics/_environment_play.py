@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.coords import CoordFrame
-from mmrl.environment import Environment, Observation, Outcome
+from mmrl.environment import Environment, Observation, Outcome, TurnRewards
 from mmrl.errors import DataError, MediaError
 from mmrl.registry import task_from_spec
 from mmrl.task import Task, Template
@@ -107,6 +107,9 @@ class _Recorder(Environment):
             self.steps.append(Step(turn.text, outcome, time.perf_counter() - begun))
         return outcome
 
+    async def process_rewards(self, turns: Sequence[Turn]) -> TurnRewards | None:
+        return await self.inner.process_rewards(turns)
+
     def close(self) -> None:
         with time_limit(self.limit_s):
             self.inner.close()
@@ -167,6 +170,7 @@ def play(
 ) -> Played:
     """One episode as training plays it. What the environment raises is in `failure`."""
     from mmrl.rollout.episodes import Episode
+    from mmrl.rollout.process_rewards import add_process_rewards
 
     environment = task.member(sample.task).environment(stage.template)
     assert environment is not None, "a task of several turns"
@@ -187,6 +191,7 @@ def play(
             break
         turn = stage.turn(text)
         episode.take(policy, turn, episode.step(turn))
+    add_process_rewards([episode])
     episode.close()
     played.first, played.steps, played.sizes = recorder.first, recorder.steps, recorder.sizes
     played.reset_s, played.failure = recorder.reset_s, episode.failure

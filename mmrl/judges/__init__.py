@@ -4,5 +4,6 @@ from mmrl.judges import Judge
 """
 
 from mmrl.judges.judge import Comparison, Judge, Verdict, judge_from
+from mmrl.judges.verdict import counted
 
-__all__ = ["Comparison", "Judge", "Verdict", "judge_from"]
+__all__ = ["Comparison", "Judge", "Verdict", "counted", "judge_from"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,8 @@ class Judge:
     Args:
         url: the server's address up to and with /v1.
         model: name of the model, as the server calls it.
-        rubric: correctness, quality, thinking, preference (which compares two), or {system, prompt} of your own.
+        rubric: correctness, quality, thinking, progress and turn (of rollouts of several turns), preference (which compares two),
+            or {system, prompt} of your own.
         read: json (default: {"score": S} at the reply's end), answer (<answer>S</answer> at its end), or words (the share of the
             first of `words` in the first token's probability; needs top_logprobs).
         low, high: scale of S.
@@ -188,10 +190,10 @@ class Judge:
         answer: str,
         *,
         reference: str | None = None,
-        images: Sequence[str | Path] = (),
+        images: Sequence[Any] = (),
     ) -> Verdict:
-        """The verdict on one answer; `images` are files, shown with `images` true. Raises ConfigError for a rubric that
-        compares."""
+        """The verdict on one answer; `images` are files or pixels, uint8 (H, W, 3), shown with `images` true. Raises ConfigError
+        for a rubric that compares."""
         if self.template.compares:
             raise ConfigError("judge.rubric: expected one that grades, found one that compares two")
         texts = {"question": question, "answer": answer, "reference": reference}
@@ -207,7 +209,7 @@ class Judge:
         second: str,
         *,
         reference: str | None = None,
-        images: Sequence[str | Path] = (),
+        images: Sequence[Any] = (),
     ) -> Comparison:
         """Which answer is better, asked in both orders (`swap`). Raises ConfigError for a rubric that grades one."""
         if not self.template.compares:
@@ -236,7 +238,7 @@ class Judge:
     async def _vote(
         self,
         texts: Mapping[str, str | None],
-        images: Sequence[str | Path],
+        images: Sequence[Any],
         read: Callable[[Mapping[str, Any]], float],
         number: int,
     ) -> Verdict:
@@ -247,14 +249,14 @@ class Judge:
         return await self._once(body, read)
 
     def _body(
-        self, texts: Mapping[str, str | None], images: Sequence[str | Path], number: int
+        self, texts: Mapping[str, str | None], images: Sequence[Any], number: int
     ) -> dict[str, Any]:
         shown = {name: None if text is None else self._cut(text) for name, text in texts.items()}
         messages = self.template.messages(shown)
         if self.images and images:
             pictures = [
-                {"type": "image_url", "image_url": {"url": _data_url(Path(path))}}
-                for path in images
+                {"type": "image_url", "image_url": {"url": _data_url(picture)}}
+                for picture in images
             ]
             messages[-1]["content"] = [
                 *pictures,
@@ -378,7 +380,17 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _data_url(path: Path) -> str:
-    if (kind := _PICTURES.get(path.suffix.lower())) is None:
-        raise ValueError(f"expected a picture as {', '.join(_PICTURES)}, found {path.name}")
-    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _data_url(picture: Any) -> str:
+    """Of a file, or of pixels as PNG."""
+    if isinstance(picture, (str, Path)):
+        path = Path(picture)
+        if (kind := _PICTURES.get(path.suffix.lower())) is None:
+            raise ValueError(f"expected a picture as {', '.join(_PICTURES)}, found {path.name}")
+        data = path.read_bytes()
+    else:
+        from PIL import Image
+
+        kind, file = "png", io.BytesIO()
+        Image.fromarray(picture).save(file, "PNG")
+        data = file.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -131,6 +131,22 @@ RUBRICS: Mapping[str, Rubric] = {
         "claims without support, or wrong steps? Is it in one language throughout? Is it free of repetition and detours?\n"
         f"{_SCORE}",
     ),
+    "progress": Rubric(
+        f"You watch a player at a task of several turns and say how far the task is done. {_DATA}",
+        "The task and its turns up to the one to look at, with what answered that one, as JSON: {question}\n"
+        "The turn to look at: {answer}\n"
+        "How far is the task done after this turn? The lowest number: nothing that helps is done, or it is lost. The highest: all "
+        "of it is done. What the player says of its own success counts for nothing; what the environment answered does.\n"
+        f"{_SCORE}",
+    ),
+    "turn": Rubric(
+        f"You watch a player at a task of several turns and grade one turn. {_DATA}",
+        "The task and its turns up to the one to grade, with what answered that one, as JSON: {question}\n"
+        "The turn to grade: {answer}\n"
+        "Given what was known then, was it a right and useful step towards the end of the task? Steps that repeat, undo or guess "
+        "where one could look are not. What the player says of its own success counts for nothing.\n"
+        f"{_SCORE}",
+    ),
     "preference": Rubric(
         f"You compare two answers to a question. {_DATA}",
         "The question: {question}\n"

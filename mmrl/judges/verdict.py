@@ -16,6 +16,7 @@ __all__ = [
     "Comparison",
     "Verdict",
     "check_whole",
+    "counted",
     "from_row",
     "reply_of",
     "to_row",
@@ -57,6 +58,20 @@ class Comparison:
     value: float | None
     agreed: bool | None
     verdicts: tuple[Verdict, ...]
+
+
+def counted(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """What verdicts add to the metrics of a completion or a rollout: how many were asked for, failed and were known from before,
+    with requests, tokens and cost."""
+    numbers = {
+        "judge_asked": len(verdicts),
+        "judge_failed": sum(v.value is None for v in verdicts),
+        "judge_kept": sum(v.kept for v in verdicts),
+        "judge_calls": sum(v.calls for v in verdicts),
+        "judge_tokens": sum(sum(v.tokens) for v in verdicts),
+        "judge_cost": math.fsum(v.cost for v in verdicts),
+    }
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def _choice(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,6 +32,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.film import Film
+from mmrl.rollout.process_rewards import add_process_rewards
 from mmrl.task import Task, Template
 from mmrl.types import Rollout, Sample, Score, StopReason, Turn
 from mmrl.video.media import image_overrides
@@ -286,6 +287,7 @@ def play(
                 )
                 for (episode, turn), outcome in zip(acting, outcomes, strict=True):
                     episode.take(policy, turn, outcome)
+        add_process_rewards([e for group in groups for e in group])
     return [tuple(e.rollout() for e in group) for group in groups]
 
 
@@ -328,6 +330,7 @@ def _played_by(
             outcomes = side_by_side([e for e, _ in acting], [partial(e.step, t) for e, t in acting])
             for (episode, turn), outcome in zip(acting, outcomes, strict=True):
                 episode.take(policy, turn, outcome)
+        add_process_rewards(episodes)
     return [e.rollout() for e in episodes]
 
 

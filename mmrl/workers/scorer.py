@@ -41,6 +41,12 @@ class Scorer:
     ) -> None:
         self.tasks, self.timeout_s = list(tasks), timeout_s
         self._specs, self._concurrency, self._verdicts = specs, concurrency, verdicts
+        if (
+            verdicts is not None
+        ):  # of rewards in this process, and of process rewards (mmrl.rollout.process_rewards)
+            from mmrl.judges.store import keep_in
+
+            keep_in(verdicts)
         # scores that belong to no completion that waits for one, and were dropped
         self.unclaimed = 0
         # never used twice: a score that comes late finds nobody
@@ -90,10 +96,6 @@ class Scorer:
         from mmrl.workers.async_scoring import score_here
 
         later = [jobs[i] for i in sorted(waiting)]
-        if later and self._verdicts is not None:
-            from mmrl.judges.store import keep_in
-
-            keep_in(self._verdicts)
         found = iter(
             score_here(self.tasks, later, concurrency=self._concurrency, timeout_s=self.timeout_s)
             if later

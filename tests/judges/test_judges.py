@@ -268,7 +268,7 @@ def test_settings_that_cannot_be_are_named(settings: dict[str, Any], words: str)
         judge_from({"url": "http://127.0.0.1:1/v1", "model": "m", **settings}).template  # noqa: B018
     with pytest.raises(ConfigError, match="give it yourself"):
         judge_from({"model": "m"})
-    assert set(RUBRICS) == {"correctness", "quality", "thinking", "preference"}
+    assert set(RUBRICS) == {"correctness", "quality", "thinking", "progress", "turn", "preference"}
 
 
 def test_a_key_is_never_shown_and_settings_of_other_kinds_are_named(

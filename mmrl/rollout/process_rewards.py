@@ -1,0 +1,56 @@
+"""Process rewards: what an environment pays for turns when their rollout is over (mmrl.Environment.process_rewards).
+
+    add_process_rewards(episodes)       # waits for all of them at once; each turn's reward grows by its own
+
+The credit of a turn is algorithm.turns' affair, as with rewards that come turn by turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mmrl.environment import Environment, TurnRewards
+from mmrl.workers.event_loop import run_here
+
+if TYPE_CHECKING:
+    from mmrl.rollout.episodes import Episode
+
+__all__ = ["add_process_rewards"]
+
+
+def add_process_rewards(episodes: Sequence[Episode]) -> None:
+    """Ask the environments of episodes that have ended, and add what they say to the rewards of the turns and to `info`."""
+    asked = [e for e in episodes if e.failure is None and e.turns and _pays(e.environment)]
+    if asked:
+        run_here(_every(asked))
+
+
+def _pays(environment: Environment) -> bool:
+    return type(environment).process_rewards is not Environment.process_rewards
+
+
+async def _every(episodes: Sequence[Episode]) -> None:
+    await asyncio.gather(*(_add(e) for e in episodes))
+
+
+async def _add(episode: Episode) -> None:
+    try:
+        found = await episode.environment.process_rewards(tuple(episode.turns))
+        if found is None:
+            return
+        if not isinstance(found, TurnRewards):
+            raise TypeError(f"expected mmrl.environment.TurnRewards, found {type(found).__name__}")
+        if len(found.rewards) != len(episode.turns):
+            raise ValueError(
+                f"expected a process reward for each of {len(episode.turns)} turns, found {len(found.rewards)}"
+            )
+        episode.turns = [
+            replace(turn, rewards=(turn.reward + more,))
+            for turn, more in zip(episode.turns, found.rewards, strict=True)
+        ]
+        episode.info |= {str(name): float(value) for name, value in found.info.items()}
+    except (Exception, SystemExit) as error:  # an environment is user code
+        episode.failure = error
