@@ -203,9 +203,10 @@ class ManiSkillSimulator(Simulator):
 
     def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Any:
         """A scripted expert (mmrl.robotics.maniskill_experts) for the episode just reset."""
-        from mmrl.robotics.maniskill_experts import EXPERTS, Expert
+        from mmrl.robotics.maniskill_experts import Expert
+        from mmrl.robotics.maniskill_plans import PLANS
 
-        if self.spec.task not in EXPERTS:
+        if self.spec.task not in PLANS:
             return super().expert(rng, noise)
         if self.options.control_mode != "pd_ee_delta_pose":
             raise ConfigError(
