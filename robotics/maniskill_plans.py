@@ -34,6 +34,8 @@ from mmrl.robotics.maniskill_skills import (
 __all__ = ["PLANS", "TURNING"]
 
 _CUBE = 0.04  # edge of every cube here, m
+# m: where the hand can be turned until it points back at the robot; forwards its wrist would meet the table
+_ROOM = (-0.2, 0.0)
 
 
 def _pick_cube(env: Any) -> Goal:
@@ -56,7 +58,7 @@ def _stack_pyramid(env: Any) -> Goal:
         side = np.array([1.0, 0, 0]) if abs(x) > abs(y) else np.array([0, 1.0, 0])
         away = [float(np.linalg.norm(green + sign * 0.053 * side - blue)) for sign in (1, -1)]
         spot = green + side * (0.053 if away[0] > away[1] else -0.053)
-        return place(env, env.cubeA, spot, near=0.005)
+        return place(env, env.cubeA, spot, near=0.005, hover=0.065)
     return place(env, env.cubeC, up((red + green) / 2, _CUBE), near=0.01)
 
 
@@ -70,12 +72,12 @@ def _peg_upright(env: Any) -> Goal:
     along = axis_of(peg)
     if not holding(env, env.peg):
         return grasp(env, place_of(env.peg), facing_down(env, along))
-    left = math.acos(float(np.clip(along[2], -1, 1)))
-    axis = np.cross(along, [0.0, 0.0, 1.0])
+    left = math.acos(float(np.clip(-along[2], -1, 1)))
+    axis = np.cross(along, [0.0, 0.0, -1.0])
     axis = axis / max(1e-6, float(np.linalg.norm(axis)))
     turn = type(peg)(q=[math.cos(left / 2), *(math.sin(left / 2) * axis)])
     height = env.peg_half_length + (0.02 if left > 0.06 else 0.001)
-    wanted = type(peg)([*peg.p[:2], height], (turn * type(peg)(q=peg.q)).q)
+    wanted = type(peg)([*_ROOM, height], (turn * type(peg)(q=peg.q)).q)
     return carry(env, peg, wanted)
 
 
@@ -137,6 +139,9 @@ def _roll_ball(env: Any) -> Goal:
     """From behind the ball, straight at the goal, fast: it rolls on alone."""
     tcp, ball, goal = place_of(env.agent.tcp), place_of(env.ball), place_of(env.goal_region)
     speed = np.asarray(env.ball.linear_velocity[0], dtype=np.float64)[:2]
+    base = place_of(env.agent.robot)
+    if holding(env, env.ball) or np.linalg.norm((base - ball)[:2]) < 0.4:
+        return place(env, env.ball, np.array([ball[0], base[1] - 0.58, env.ball_radius]), near=0.05)
     ahead = (goal - ball)[:2]
     ahead = ahead / max(1e-6, float(np.linalg.norm(ahead)))
     if float(speed @ ahead) > 0.6:

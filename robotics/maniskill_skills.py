@@ -146,9 +146,17 @@ def carry(env: Any, held: Any, wanted: Any, *, stride: float = 0.1) -> Goal:
     return Goal(np.asarray(target.p, dtype=np.float64), CLOSED, np.asarray(target.q), stride)
 
 
-def place(env: Any, thing: Any, spot: np.ndarray, *, near: float = 0.025, drop: float = 0.0) -> Goal:
+def place(
+    env: Any,
+    thing: Any,
+    spot: np.ndarray,
+    *,
+    near: float = 0.025,
+    hover: float = 0.04,
+    drop: float = 0.0,
+) -> Goal:
     """Bring a cube or ball to lie at `spot` (3,): grasp it, over the spot, down, let go (`drop` metres above), leave.
-    near: how far beside the spot it may lie, m."""
+    near: how far beside the spot it may lie, hover: how far above the spot it is carried, m."""
     tcp, way = place_of(env.agent.tcp), spot - place_of(thing)
     across = float(np.linalg.norm(way[:2]))
     grasped = holding(env, thing)
@@ -157,9 +165,9 @@ def place(env: Any, thing: Any, spot: np.ndarray, *, near: float = 0.025, drop: 
     if not grasped:
         return grasp(env, place_of(thing))
     if across > min(0.012, near):
-        lift = max(0.0, way[2] + 0.04)
+        lift = way[2] + hover
         step = way[:2] if lift < 0.03 else np.zeros(2)
-        return Goal(tcp + np.array([*step, lift if lift else way[2] + 0.04]), CLOSED)
+        return Goal(tcp + np.array([*step, lift]), CLOSED)
     return Goal(tcp + up(way, drop), CLOSED)
 
 
@@ -203,9 +211,13 @@ def insert(
     """
     pose = type(held)
     away = inside.inv() * held
-    aside, angle = float(np.hypot(*away.p[1:])), angle_between(held.q, inside.q)
-    if away.p[0] > -depth + 0.004 or (aside < tolerance and angle < 0.02):
-        ahead = min(0.0, float(away.p[0]) + stride)
-        return carry(env, held, inside * pose([ahead, 0, 0]))
-    back = 0.025 if aside < 0.03 and angle < 0.1 else 0.1
-    return carry(env, held, inside * pose([-depth - back, 0, 0]))
+    ahead, beside_y, beside_z = (float(v) for v in away.p)
+    aside, angle = math.hypot(beside_y, beside_z), angle_between(held.q, inside.q)
+    if ahead > -depth + 0.004 or (aside < tolerance and angle < 0.02):
+        ahead = min(0.0, ahead + stride)
+    elif aside < 0.01 and angle < 0.05:  # wait there until it is in line
+        ahead = min(-depth - 0.003, ahead)
+    else:
+        ahead = -depth - (0.025 if aside < 0.03 and angle < 0.1 else 0.1)
+    # half of what is missing beside the axis goes on top: the arm sags under its load
+    return carry(env, held, inside * pose([ahead, -beside_y / 2, -beside_z / 2]))
