@@ -164,11 +164,12 @@ def place(
         return Goal(tcp if grasped else up(tcp, 0.05), OPEN)
     if not grasped:
         return grasp(env, place_of(thing))
-    if across > min(0.012, near):
-        lift = way[2] + hover
+    lift = way[2] + hover
+    # a quick way down shakes the hand sideways: once it is under way, that is mended below
+    if across > (min(0.012, near) if lift < 0.015 else 0.025):
         step = way[:2] if lift < 0.03 else np.zeros(2)
         return Goal(tcp + np.array([*step, lift]), CLOSED)
-    return Goal(tcp + up(way, drop), CLOSED)
+    return Goal(tcp + up(way, drop), CLOSED, stride=0.05)
 
 
 def beside(env: Any, cube: np.ndarray, goal: np.ndarray, sign: float) -> Goal:
