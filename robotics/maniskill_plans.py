@@ -136,27 +136,35 @@ def _pull_with_tool(env: Any) -> Goal:
 
 
 def _roll_ball(env: Any) -> Goal:
-    """From behind the ball, straight at the goal, fast: it rolls on alone."""
+    """Bring the ball onto the line from the robot's base to the goal, where the arm pushes straightest, and push it along."""
     tcp, ball, goal = place_of(env.agent.tcp), place_of(env.ball), place_of(env.goal_region)
-    speed = np.asarray(env.ball.linear_velocity[0], dtype=np.float64)[:2]
-    base = place_of(env.agent.robot)
-    if holding(env, env.ball) or np.linalg.norm((base - ball)[:2]) < 0.4:
-        return place(env, env.ball, np.array([ball[0], base[1] - 0.58, env.ball_radius]), near=0.05)
-    ahead = (goal - ball)[:2]
-    ahead = ahead / max(1e-6, float(np.linalg.norm(ahead)))
-    if float(speed @ ahead) > 0.6:
-        return Goal(up(tcp, 0.05), CLOSED)
+    base, speed = place_of(env.agent.robot), np.asarray(env.ball.linear_velocity[0], dtype=float)
+    line = (goal - base)[:2] / float(np.linalg.norm((goal - base)[:2]))
+    out, off = _along_and_across((ball - base)[:2], line)
+    fast, held = float(np.linalg.norm(speed[:2])), holding(env, env.ball)
+    if held or (fast < 0.1 and (abs(off) > 0.03 or out < 0.5)):
+        spot = np.array([*(base[:2] + 0.58 * line), env.ball_radius])
+        return place(env, env.ball, spot, near=0.02)
+    way = (goal - ball)[:2]
+    ahead = way / max(1e-6, float(np.linalg.norm(way)))
+    if float(speed[:2] @ ahead) > 0.3:  # it rolls on alone
+        return Goal(up(tcp, 0.02 if tcp[2] < 0.15 else 0.0), CLOSED)
     facing = facing_down(env, ahead)
-    rest = tcp[:2] - ball[:2]
-    along, across = float(rest @ ahead), float(rest @ np.array([-ahead[1], ahead[0]]))
-    if along < -0.02 and abs(across) < 0.006 and tcp[2] < 0.05:
-        return Goal(np.array([*(ball[:2] + (along + 0.2) * ahead), env.ball_radius]), CLOSED, facing)
-    start = np.array([*(ball[:2] - 0.08 * ahead), env.ball_radius])
-    if along > -0.05:
-        if tcp[2] < 0.1:
-            return Goal(np.array([tcp[0], tcp[1], 0.14]), CLOSED, facing)
+    along, across = _along_and_across((tcp - ball)[:2], ahead)
+    ready = angle_between(env.agent.tcp.pose.sp.q, facing) < 0.03 and abs(across) < 0.004
+    if tcp[2] < 0.05 and along < -0.02 and (ready or (along > -0.11 and abs(across) < 0.012)):
+        return Goal(np.array([*(ball[:2] + (along + 0.1) * ahead), env.ball_radius]), CLOSED, facing)
+    start = np.array([*(ball[:2] - 0.12 * ahead), env.ball_radius])
+    if along > -0.06:
+        if tcp[2] < 0.1:  # open: the ball may be between the fingers
+            return Goal(np.array([tcp[0], tcp[1], 0.14]), OPEN)
         start[2] = 0.13
     return Goal(start, CLOSED, facing)
+
+
+def _along_and_across(way: np.ndarray, line: np.ndarray) -> tuple[float, float]:
+    """Parts of a way (2,) along a unit vector (2,) and to the left of it."""
+    return float(way @ line), float(line[0] * way[1] - line[1] * way[0])
 
 
 def _draw_triangle(env: Any) -> Goal:
