@@ -153,7 +153,9 @@ def _roll_ball(env: Any) -> Goal:
     along, across = _along_and_across((tcp - ball)[:2], ahead)
     ready = angle_between(env.agent.tcp.pose.sp.q, facing) < 0.03 and abs(across) < 0.004
     if tcp[2] < 0.05 and along < -0.02 and (ready or (along > -0.11 and abs(across) < 0.012)):
-        return Goal(np.array([*(ball[:2] + (along + 0.1) * ahead), env.ball_radius]), CLOSED, facing)
+        return Goal(
+            np.array([*(ball[:2] + (along + 0.1) * ahead), env.ball_radius]), CLOSED, facing
+        )
     start = np.array([*(ball[:2] - 0.12 * ahead), env.ball_radius])
     if along > -0.06:
         if tcp[2] < 0.1:  # open: the ball may be between the fingers
