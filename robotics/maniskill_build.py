@@ -79,7 +79,7 @@ def default_robot(cls: Any) -> str:
 
 
 def fixed_robot(task: str, wanted: str) -> str:
-    """The robot that a task names itself and cannot be told; '' for the other tasks. Raises ConfigError where `wanted` is another."""
+    """The robot that a task names itself, '' for other tasks. Raises ConfigError where `wanted` is another."""
     robot = _FIXED_ROBOTS.get(task, "")
     if robot and wanted not in ("", robot):
         raise ConfigError(

@@ -115,7 +115,8 @@ def facing_down(env: Any, along: np.ndarray) -> np.ndarray:
 
 def holding(env: Any, thing: Any) -> bool:
     """Whether both fingers press on the thing."""
-    return bool(env.agent.is_grasping(thing)[0])
+    # contacts are those of the last physics step: after a reset those of the episode before
+    return int(env.elapsed_steps[0]) > 0 and bool(env.agent.is_grasping(thing)[0])
 
 
 def grasp(
