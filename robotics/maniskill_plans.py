@@ -127,10 +127,11 @@ def _pull_with_tool(env: Any) -> Goal:
     hooked = within[0] < inner and env.width / 2 < within[1] < 0.1
     if hooked and tool.p[2] < low + 0.015:
         return carry(env, tool, type(tool)([tool.p[0] - 0.05, tool.p[1], low]), stride=0.05)
-    over = np.array([cube.p[0] + 0.04 - inner, cube.p[1] - 0.0625])
-    if float(np.linalg.norm(over - tool.p[:2])) < 0.012:
-        return carry(env, tool, type(tool)([*over, low]))
-    high = 0.1
+    over = np.array([cube.p[0] + 0.052 - inner, cube.p[1] - 0.066])
+    high = 0.15  # the hook hangs down, however the handle is held
+    aside = float(np.linalg.norm(over - tool.p[:2]))
+    if aside < (0.012 if tool.p[2] > high - 0.02 else 0.025):
+        return carry(env, tool, type(tool)([*over, low]), stride=0.05)
     at = over if tool.p[2] > high - 0.02 else tool.p[:2]
     return carry(env, tool, type(tool)([*at, high]))
 
@@ -147,7 +148,9 @@ def _roll_ball(env: Any) -> Goal:
         return place(env, env.ball, spot, near=0.02)
     way = (goal - ball)[:2]
     ahead = way / max(1e-6, float(np.linalg.norm(way)))
-    if float(speed[:2] @ ahead) > 0.3:  # it rolls on alone
+    towards, aside = _along_and_across(speed[:2], ahead)
+    if towards > 0.3 and abs(aside) * float(np.linalg.norm(way)) < 0.09 * towards or out > 0.85:
+        # it rolls on alone
         return Goal(up(tcp, 0.02 if tcp[2] < 0.15 else 0.0), CLOSED)
     facing = facing_down(env, ahead)
     along, across = _along_and_across((tcp - ball)[:2], ahead)
