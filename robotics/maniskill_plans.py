@@ -149,7 +149,7 @@ def _roll_ball(env: Any) -> Goal:
     way = (goal - ball)[:2]
     ahead = way / max(1e-6, float(np.linalg.norm(way)))
     towards, aside = _along_and_across(speed[:2], ahead)
-    if towards > 0.3 and abs(aside) * float(np.linalg.norm(way)) < 0.09 * towards or out > 0.85:
+    if (towards > 0.3 and abs(aside) * float(np.linalg.norm(way)) < 0.09 * towards) or out > 0.85:
         # it rolls on alone
         return Goal(up(tcp, 0.02 if tcp[2] < 0.15 else 0.0), CLOSED)
     facing = facing_down(env, ahead)

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 OPEN, CLOSED = 1.0, -1.0
+Quaternion = Sequence[float] | np.ndarray
 _PUSH = 0.03  # m asked for in one step of a push: a faster one kicks the cube past the goal
 _ALIGNED = 0.12  # rad that an open gripper may be off its wanted turn when it goes down
 
@@ -67,7 +68,7 @@ def up(point: np.ndarray, height: float) -> np.ndarray:
     return point + np.array([0.0, 0.0, height])
 
 
-def turn_between(now: Sequence[float], wanted: Sequence[float]) -> np.ndarray:
+def turn_between(now: Quaternion, wanted: Quaternion) -> np.ndarray:
     """Rotation vector (3,), world frame, rad, that leads from one orientation to another the short way round."""
     w, x, y, z = (float(v) for v in now)
     a, b, c, d = (float(v) for v in wanted)
@@ -85,7 +86,7 @@ def turn_between(now: Sequence[float], wanted: Sequence[float]) -> np.ndarray:
     return turn[1:] * (2 * math.atan2(length, turn[0]) / length if length > 1e-9 else 2.0)
 
 
-def angle_between(now: Sequence[float], wanted: Sequence[float]) -> float:
+def angle_between(now: Quaternion, wanted: Quaternion) -> float:
     """How far two orientations are apart, rad in [0, pi]."""
     return float(np.linalg.norm(turn_between(now, wanted)))
 
@@ -95,7 +96,7 @@ def _down(yaw: float) -> np.ndarray:
     return np.array([0.0, math.cos(yaw / 2), math.sin(yaw / 2), 0.0])
 
 
-def turn_to_down(quaternion: Sequence[float]) -> np.ndarray:
+def turn_to_down(quaternion: Quaternion) -> np.ndarray:
     """Rotation vector (3,) that brings a gripper at (w, x, y, z) to straight down, at the nearest quarter turn."""
     turns = [turn_between(quaternion, _down(quarter * math.pi / 2)) for quarter in range(4)]
     return min(turns, key=lambda turn: float(np.linalg.norm(turn)))
