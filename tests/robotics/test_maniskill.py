@@ -374,7 +374,7 @@ def test_what_cannot_be_built_says_why(
 @real
 def test_a_task_without_an_expert_and_a_mode_without_one_say_so(blind: ManiSkillSimulator) -> None:
     with pytest.raises(ConfigError, match="expected a task with a scripted expert"):
-        make("PokeCube-v1", **BLIND).expert(np.random.default_rng(0))
+        make("FMBAssembly1Easy-v1", **BLIND).expert(np.random.default_rng(0))
     with pytest.raises(ConfigError, match="expected control_mode pd_ee_delta_pose"):
         make(control_mode="pd_joint_delta_pos", **BLIND).expert(np.random.default_rng(0))
 
