@@ -42,8 +42,10 @@ from mmrl.robotics.maniskill_build import (
     RENDER_VARIABLE,
     REWARDS,
     check_assets,
+    check_horizon,
     check_task,
     default_robot,
+    fixed_robot,
     registered_tasks,
     render_backend_of,
     reward_mode,
@@ -68,6 +70,11 @@ _INSTRUCTIONS = {
     "PlugCharger-v1": "plug the charger into the socket",
     "PushT-v1": "push the T onto its outline",
     "RollBall-v1": "roll the ball to the goal",
+    "DrawTriangle-v1": "draw along the outline of the triangle",
+    "DrawSVG-v1": "draw along the outline",
+    "FMBAssembly1Easy-v1": "put the green bridge into the board",
+    "PickCubeSO100-v1": "pick up the cube and move it to the goal",
+    "PickCubeWidowXAI-v1": "pick up the cube and move it to the goal",
 }
 
 
@@ -164,6 +171,12 @@ class ManiSkillSimulator(Simulator):
     def reset(self, state: InitialState) -> None:
         """Start the episode of `state.seed`; renders nothing."""
         self.env.reset(seed=int(state.seed))
+        if "success" not in self.env.evaluate():
+            self._ended = True
+            raise ConfigError(
+                f"maniskill/{self.spec.task}: expected a task that tells success, found one that does not: nothing could be "
+                "rewarded or counted. Choose another"
+            )
         self._steps, self._ended = 0, False
 
     def step(self, action_A: np.ndarray) -> StepResult:
@@ -203,14 +216,19 @@ class ManiSkillSimulator(Simulator):
 
     def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Any:
         """A scripted expert (mmrl.robotics.maniskill_experts) for the episode just reset."""
-        from mmrl.robotics.maniskill_experts import EXPERTS, Expert
+        from mmrl.robotics.maniskill_experts import Expert
+        from mmrl.robotics.maniskill_plans import PLANS, TURNING
 
-        if self.spec.task not in EXPERTS:
+        if self.spec.task not in PLANS:
             return super().expert(rng, noise)
         if self.options.control_mode != "pd_ee_delta_pose":
             raise ConfigError(
                 f"maniskill/{self.spec.task}: expected control_mode pd_ee_delta_pose for the scripted expert, found "
                 f"{self.options.control_mode}"
+            )
+        if self.options.dims == 4 and self.spec.task in TURNING:
+            raise ConfigError(
+                f"maniskill/{self.spec.task}: expected dims 7 for the scripted expert, which turns the gripper, found 4"
             )
         return Expert(self.spec.task, self.env, self.action_space, rng, noise)
 
@@ -235,7 +253,9 @@ class ManiSkillSimulator(Simulator):
         registered = registered_tasks()
         check_task(self.spec.task, registered)
         options, spec = self.options, registered[self.spec.task]
-        robot = options.robot or default_robot(spec.cls)
+        check_horizon(self.spec.task, spec.cls, self.spec.horizon)
+        fixed = fixed_robot(self.spec.task, options.robot)
+        robot = fixed or options.robot or default_robot(spec.cls)
         if "wrist" in self.spec.cameras and robot == "panda":
             robot = "panda_wristcam"
         check_assets(self.spec.task, spec.asset_download_ids, robot)
@@ -253,7 +273,7 @@ class ManiSkillSimulator(Simulator):
                 "shader_pack": options.shader,
             },
         }
-        if robot:
+        if robot and not fixed:
             settings["robot_uids"] = robot
         if options.camera_eye is not None or options.camera_fov is not None:
             settings["sensor_configs"]["base_camera"] = _view(options)
@@ -265,7 +285,13 @@ class ManiSkillSimulator(Simulator):
                 f"maniskill/{self.spec.task}: ManiSkill cannot build it with control_mode {options.control_mode}, robot "
                 f"{robot or 'default'}, render backend {backend}: {type(error).__name__}: {error}"
             )
+            if isinstance(error, ImportError):
+                raise MissingExtraError(message) from error
             if re.search(r"vk::|vulkan|physical device|render", str(error), re.IGNORECASE):
+                if backend == "none":
+                    raise ConfigError(
+                        f"{message}. Some tasks need a renderer even where no picture is taken: set render_backend to cpu or gpu"
+                    ) from error
                 raise MissingExtraError(
                     f"{message}. Run `mmrl doctor`, or set {RENDER_VARIABLE}=cpu"
                 ) from error

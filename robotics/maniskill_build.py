@@ -21,8 +21,10 @@ __all__ = [
     "RENDER_VARIABLE",
     "REWARDS",
     "check_assets",
+    "check_horizon",
     "check_task",
     "default_robot",
+    "fixed_robot",
     "registered_tasks",
     "render_backend_of",
     "reward_mode",
@@ -32,6 +34,9 @@ RENDER_VARIABLE = "MMRL_MANISKILL_RENDER"
 """Environment variable that chooses the render backend where the options do not."""
 
 REWARDS = ("sparse", "dense", "normalized_dense")
+
+# of tasks in ManiSkill 3.0.1 whose constructor names the robot itself and takes no other
+_FIXED_ROBOTS = {"PickCubeSO100-v1": "so100", "PickCubeWidowXAI-v1": "widowxai"}
 
 
 def registered_tasks() -> dict[str, Any]:
@@ -71,6 +76,26 @@ def default_robot(cls: Any) -> str:
             f"suite maniskill: expected a task with one robot, found {cls.__name__} with {', '.join(found)}"
         )
     return found if isinstance(found, str) else ""
+
+
+def fixed_robot(task: str, wanted: str) -> str:
+    """The robot that a task names itself, '' for other tasks. Raises ConfigError where `wanted` is another."""
+    robot = _FIXED_ROBOTS.get(task, "")
+    if robot and wanted not in ("", robot):
+        raise ConfigError(
+            f"maniskill/{task}: expected its own robot, {robot}, found {wanted!r}: leave out env.options.robot"
+        )
+    return robot
+
+
+def check_horizon(task: str, cls: Any, horizon: int) -> None:
+    """Raises ConfigError for a horizon beyond what a task can be played: one that draws has a dot for each control step."""
+    dots = getattr(cls, "MAX_DOTS", None)
+    if dots is not None and horizon > dots:
+        raise ConfigError(
+            f"maniskill/{task}: expected a horizon of at most {dots} control steps (it has as many dots to draw), found "
+            f"{horizon}: set env.horizon"
+        )
 
 
 def check_assets(task: str, wanted: list[str], robot: str) -> None:

@@ -40,11 +40,11 @@ __all__ = ["SUITES", "expert_specs", "measure"]
 
 SUITES: dict[str, tuple[str, ...]] = {
     "libero": ("libero_spatial", "libero_object", "libero_goal", "libero_10"),
-    "maniskill": ("maniskill_push", "maniskill_pull", "maniskill_pick", "maniskill_stack"),
+    "maniskill": ("maniskill_tabletop",),
     "tiny": ("tiny_push", "tiny_reach", "tiny_pick"),
     "robosuite": ("robosuite_lift",),
 }
-"""Suites of configs/robot_suites.yaml whose tasks have an expert, by simulator."""
+"""Suites and groups of configs/robot_suites.yaml whose tasks have an expert, by simulator."""
 
 _PACKAGES = {
     "libero": ("mujoco", "robosuite", "hf-libero"),

@@ -162,7 +162,7 @@ def test_rotations_are_measured_from_straight_down(axis: int, angle: float) -> N
 def test_the_experts_turn_leads_straight_down_at_the_nearest_quarter(yaw: float) -> None:
     from scipy.spatial.transform import Rotation
 
-    from mmrl.robotics.maniskill_experts import _turn_to_down
+    from mmrl.robotics.maniskill_skills import turn_to_down
 
     now = (
         Rotation.from_rotvec([0.1, -0.2, 0])
@@ -170,7 +170,7 @@ def test_the_experts_turn_leads_straight_down_at_the_nearest_quarter(yaw: float)
         * Rotation.from_quat([1, 0, 0, 0])
     )
     x, y, z, w = now.as_quat()
-    turn = _turn_to_down((w, x, y, z))
+    turn = turn_to_down((w, x, y, z))
     there = Rotation.from_rotvec(turn) * now
     assert np.allclose(there.apply([0, 0, 1]), [0, 0, -1], atol=1e-6)
     assert np.allclose(np.abs(there.apply([1, 0, 0])).max(), 1, atol=1e-6)
@@ -374,7 +374,7 @@ def test_what_cannot_be_built_says_why(
 @real
 def test_a_task_without_an_expert_and_a_mode_without_one_say_so(blind: ManiSkillSimulator) -> None:
     with pytest.raises(ConfigError, match="expected a task with a scripted expert"):
-        make("PokeCube-v1", **BLIND).expert(np.random.default_rng(0))
+        make("FMBAssembly1Easy-v1", **BLIND).expert(np.random.default_rng(0))
     with pytest.raises(ConfigError, match="expected control_mode pd_ee_delta_pose"):
         make(control_mode="pd_joint_delta_pos", **BLIND).expert(np.random.default_rng(0))
 
