@@ -429,7 +429,7 @@ def experts() -> str:
         "| scripted expert, evaluation states | solved | control steps, median (lowest to highest) | assets |",
         "|---|---|---|---|",
     ]
-    for name in ("libero", "maniskill", "robosuite", "tiny"):
+    for name in ("libero", "maniskill", "robosuite", "metaworld", "tiny"):
         file = ROOT / "assets" / "results" / f"experts_{name}.json"
         found = json.loads(file.read_text(encoding="utf-8"))["tasks"] if file.exists() else []
         suites: dict[str, list[Any]] = {}
