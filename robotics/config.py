@@ -57,8 +57,8 @@ class EnvConfig(_Section):
     suite: str = "tiny"
     """tiny, maniskill, libero, robosuite, metaworld, or module:Class of a mmrl.robotics.contract.Simulator."""
     tasks: list[str] = Field(["push"], min_length=1)
-    """Tasks of the suite: one policy for all, groups are drawn from them in turn. Of metaworld also its groups of tasks: MT10, MT50,
-    ML10-train, ML10-test, ML45-train, ML45-test, easy, medium, hard, very-hard."""
+    """Tasks of the suite: one policy for all, groups are drawn from them in turn. Of metaworld also its groups of tasks: MT10,
+    MT50, ML10-train, ML10-test, ML45-train, ML45-test, easy, medium, hard, very-hard."""
     horizon: int = Field(40, ge=1)
     """Control steps until an episode is truncated."""
     image_size: int = Field(64, ge=8)

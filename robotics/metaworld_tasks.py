@@ -66,21 +66,47 @@ INSTRUCTIONS: dict[str, str] = {
 }
 """Task -> what to do, in words."""
 
-_MT10 = (
-    "reach-v3 push-v3 pick-place-v3 door-open-v3 drawer-open-v3 drawer-close-v3 button-press-topdown-v3 peg-insert-side-v3 "
-    "window-open-v3 window-close-v3"
-).split()
-_ML45_TEST = "bin-picking-v3 box-close-v3 hand-insert-v3 door-lock-v3 door-unlock-v3".split()
-_MEDIUM = (
-    "basketball-v3 bin-picking-v3 box-close-v3 coffee-pull-v3 coffee-push-v3 hammer-v3 peg-insert-side-v3 push-wall-v3 "
-    "soccer-v3 sweep-v3 sweep-into-v3"
-).split()
-_HARD = (
-    "assembly-v3 hand-insert-v3 pick-out-of-hole-v3 pick-place-v3 push-v3 push-back-v3".split()
-)
-_VERY_HARD = (
-    "shelf-place-v3 disassemble-v3 stick-pull-v3 stick-push-v3 pick-place-wall-v3".split()
-)
+_MT10 = [
+    "reach-v3",
+    "push-v3",
+    "pick-place-v3",
+    "door-open-v3",
+    "drawer-open-v3",
+    "drawer-close-v3",
+    "button-press-topdown-v3",
+    "peg-insert-side-v3",
+    "window-open-v3",
+    "window-close-v3",
+]
+_ML45_TEST = ["bin-picking-v3", "box-close-v3", "hand-insert-v3", "door-lock-v3", "door-unlock-v3"]
+_MEDIUM = [
+    "basketball-v3",
+    "bin-picking-v3",
+    "box-close-v3",
+    "coffee-pull-v3",
+    "coffee-push-v3",
+    "hammer-v3",
+    "peg-insert-side-v3",
+    "push-wall-v3",
+    "soccer-v3",
+    "sweep-v3",
+    "sweep-into-v3",
+]
+_HARD = [
+    "assembly-v3",
+    "hand-insert-v3",
+    "pick-out-of-hole-v3",
+    "pick-place-v3",
+    "push-v3",
+    "push-back-v3",
+]
+_VERY_HARD = [
+    "shelf-place-v3",
+    "disassemble-v3",
+    "stick-pull-v3",
+    "stick-push-v3",
+    "pick-place-wall-v3",
+]
 
 GROUPS: dict[str, list[str]] = {
     "MT10": _MT10,
@@ -90,7 +116,13 @@ GROUPS: dict[str, list[str]] = {
         "sweep-v3",
         "basketball-v3",
     ],
-    "ML10-test": "drawer-open-v3 door-close-v3 shelf-place-v3 sweep-into-v3 lever-pull-v3".split(),
+    "ML10-test": [
+        "drawer-open-v3",
+        "door-close-v3",
+        "shelf-place-v3",
+        "sweep-into-v3",
+        "lever-pull-v3",
+    ],
     "ML45-train": [task for task in INSTRUCTIONS if task not in _ML45_TEST],
     "ML45-test": _ML45_TEST,
     "easy": [t for t in INSTRUCTIONS if t not in (*_MEDIUM, *_HARD, *_VERY_HARD)],

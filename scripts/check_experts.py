@@ -53,7 +53,11 @@ _PACKAGES = {
     "robosuite": ("mujoco", "robosuite"),
     "metaworld": ("mujoco", "metaworld", "gymnasium"),
 }
-_BLIND = {"maniskill": {"render_backend": "none"}, "libero": {"gl": "none"}, "metaworld": {"gl": "none"}}
+_BLIND = {
+    "maniskill": {"render_backend": "none"},
+    "libero": {"gl": "none"},
+    "metaworld": {"gl": "none"},
+}
 """Options without which a simulator would prepare to draw."""
 _BLACK_SIDE, _CLIP_SIDE = 8, 192  # pixels: of pictures that nobody draws, and of clips
 _CHUNK = 10  # control steps of one command to a worker
