@@ -146,6 +146,7 @@ def test_metaworld(tmp_path: Path) -> None:
             "env.suite=metaworld",
             "env.tasks=[reach-v3]",
             "env.horizon=120",
+            "env.options={gl: osmesa}",
             "env.image_size=32",
             "demos.episodes=2",
             "demos.every=8",
