@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from mmrl.config import (
     AlgorithmConfig,
@@ -24,6 +24,7 @@ from mmrl.config import (
 from mmrl.config import ScheduleConfig as _ScheduleConfig
 from mmrl.errors import did_you_mean
 from mmrl.robotics.contract import simulator_class
+from mmrl.robotics.metaworld_tasks import expand
 
 __all__ = [
     "ActionConfig",
@@ -54,9 +55,10 @@ class EnvConfig(_Section):
     """
 
     suite: str = "tiny"
-    """tiny, maniskill, libero, robosuite, or module:Class of a mmrl.robotics.contract.Simulator."""
+    """tiny, maniskill, libero, robosuite, metaworld, or module:Class of a mmrl.robotics.contract.Simulator."""
     tasks: list[str] = Field(["push"], min_length=1)
-    """Tasks of the suite: one policy for all, groups are drawn from them in turn."""
+    """Tasks of the suite: one policy for all, groups are drawn from them in turn. Of metaworld also its groups of tasks: MT10,
+    MT50, ML10-train, ML10-test, ML45-train, ML45-test, easy, medium, hard, very-hard."""
     horizon: int = Field(40, ge=1)
     """Control steps until an episode is truncated."""
     image_size: int = Field(64, ge=8)
@@ -83,6 +85,11 @@ class EnvConfig(_Section):
     """A worker with more memory than this is restarted between episodes; null: never."""
     retries: int = Field(2, ge=0)
     """An episode that failed (crash, hang) is played again so often, from the same state."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _groups(cls, tasks: list[str], info: ValidationInfo) -> list[str]:
+        return expand(tasks) if info.data.get("suite") == "metaworld" else tasks
 
 
 class ActionConfig(_Section):
@@ -329,7 +336,7 @@ class EmbodiedConfig(RunConfig):
         if self.rl.success == "at_end" and self.stops_at_success:
             raise ValueError(
                 "rl.success at_end needs episodes that go on after a success: set env.options.stop_at_success: false "
-                "(tiny, maniskill; LIBERO and robosuite always stop)"
+                "(tiny, maniskill, metaworld; LIBERO and robosuite always stop)"
             )
         if "brevity" in weights and not self.stops_at_success:
             raise ValueError(

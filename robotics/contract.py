@@ -49,6 +49,7 @@ SIMULATORS: dict[str, str] = {
     "maniskill": "mmrl.robotics.maniskill:ManiSkillSimulator",
     "libero": "mmrl.robotics.libero:LiberoSimulator",
     "robosuite": "mmrl.robotics.robosuite:RobosuiteSimulator",
+    "metaworld": "mmrl.robotics.metaworld:MetaWorldSimulator",
 }
 """Suite name -> module:class, imported in the worker that needs it."""
 

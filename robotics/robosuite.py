@@ -281,7 +281,7 @@ class ArmSimulator(Simulator):
         self._start(state)
         if not self._blind:
             self._env.sim._render_context_offscreen.data = SimpleNamespace(_data=self._frame)
-            self._renderer = self._renderer or _gl_renderer()
+            self._renderer = self._renderer or gl_renderer()
         self._steps, self._over = 0, False
 
     def _settings(self, robosuite: Any) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def _installed(distribution: str) -> bool:
     return True
 
 
-def _gl_renderer() -> str:
+def gl_renderer() -> str:
     """GL_RENDERER of the current context, e.g. llvmpipe."""
     gl = importlib.import_module("OpenGL.GL")
     name = gl.glGetString(gl.GL_RENDERER)

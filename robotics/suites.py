@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from mmrl.config import merge, parse_overrides
 from mmrl.errors import ConfigError
@@ -25,6 +25,7 @@ from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
 from mmrl.robotics.contract import InitialState, Observation
 from mmrl.robotics.load import read_description
+from mmrl.robotics.metaworld_tasks import expand
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
 from mmrl.robotics.remote import ExternalCodec, RemotePolicy
@@ -60,10 +61,10 @@ class EnvironmentSuite(Suite, BaseModel):
 
     @field_validator("tasks")
     @classmethod
-    def _ranges(cls, tasks: list[str]) -> list[str]:
-        """'libero_10/0-9' stands for ten tasks."""
+    def _ranges(cls, tasks: list[str], info: ValidationInfo) -> list[str]:
+        """'libero_10/0-9' stands for ten tasks, 'MT10' for MetaWorld's."""
         out: list[str] = []
-        for task in tasks:
+        for task in expand(tasks) if info.data.get("env") == "metaworld" else tasks:
             found = re.fullmatch(r"(.+/)(\d+)-(\d+)", task)
             out += (
                 [f"{found[1]}{i}" for i in range(int(found[2]), int(found[3]) + 1)]

@@ -43,6 +43,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "maniskill": ("maniskill_tabletop",),
     "tiny": ("tiny_push", "tiny_reach", "tiny_pick"),
     "robosuite": ("robosuite_lift",),
+    "metaworld": ("metaworld_mt50",),
 }
 """Suites and groups of configs/robot_suites.yaml whose tasks have an expert, by simulator."""
 
@@ -50,8 +51,13 @@ _PACKAGES = {
     "libero": ("mujoco", "robosuite", "hf-libero"),
     "maniskill": ("mani_skill", "sapien"),
     "robosuite": ("mujoco", "robosuite"),
+    "metaworld": ("mujoco", "metaworld", "gymnasium"),
 }
-_BLIND = {"maniskill": {"render_backend": "none"}, "libero": {"gl": "none"}}
+_BLIND = {
+    "maniskill": {"render_backend": "none"},
+    "libero": {"gl": "none"},
+    "metaworld": {"gl": "none"},
+}
 """Options without which a simulator would prepare to draw."""
 _BLACK_SIDE, _CLIP_SIDE = 8, 192  # pixels: of pictures that nobody draws, and of clips
 _CHUNK = 10  # control steps of one command to a worker

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config.peers import PEERS
+from mmrl.robotics.metaworld_tasks import GROUPS
 from scripts._readme_apart import balance, decoupled, judges, sequence, staleness, syncs, viewer
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
@@ -424,20 +425,26 @@ def robot_algorithms(found: dict[str, Any]) -> str:
 
 
 def experts() -> str:
-    """How often scripted experts solve their tasks: a row for each suite of LIBERO, the other simulators' tasks one by one."""
+    """How often scripted experts solve their tasks: a row for each suite of LIBERO and of MetaWorld, the other simulators' tasks
+    one by one."""
     lines = [
         "| scripted expert, evaluation states | solved | control steps, median (lowest to highest) | assets |",
         "|---|---|---|---|",
     ]
-    for name in ("libero", "maniskill", "robosuite", "tiny"):
+    for name in ("libero", "maniskill", "robosuite", "metaworld", "tiny"):
         file = ROOT / "assets" / "results" / f"experts_{name}.json"
         found = json.loads(file.read_text(encoding="utf-8"))["tasks"] if file.exists() else []
         suites: dict[str, list[Any]] = {}
         for row in found:
             suite, numbered, _ = row["task"].partition("/")
             suites.setdefault(suite if numbered else f"{name} {row['task']}", []).append(row)
+        if name == "metaworld":  # too many for a row each
+            ten = [row for row in found if row["task"] in GROUPS["MT10"]]
+            suites = {"MetaWorld MT10": ten, "MetaWorld MT50": found} if found else {}
         parts = [
-            (f"{label}, {len(rows)} tasks" if "/" in rows[0]["task"] else label, rows)
+            (label, rows)
+            if " " in label and name != "metaworld"
+            else (f"{label}, {len(rows)} tasks", rows)
             for label, rows in suites.items()
         ]
         for label, rows in parts:

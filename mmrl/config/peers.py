@@ -272,7 +272,9 @@ _VERL: dict[str, Meaning] = {
 _LEROBOT: dict[str, Meaning] = {
     "dataset.root": Meaning("demos.path", "a LeRobot folder, v2.1 or v3, read as it is"),
     "policy.path": Meaning("model.path", "a Qwen-VL, or a checkpoint of mmrl"),
-    "env.type": Meaning("env.suite", "tiny, maniskill, libero, robosuite, or module:Class"),
+    "env.type": Meaning(
+        "env.suite", "tiny, maniskill, libero, robosuite, metaworld, or module:Class"
+    ),
     "env.task": Meaning("env.tasks", "a list"),
     "steps": Meaning("demos.steps", "of cloning; reinforcement learning has train.steps"),
     "batch_size": Meaning("demos.batch", "of cloning; reinforcement learning: prompts_per_step"),

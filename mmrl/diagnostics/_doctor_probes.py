@@ -508,7 +508,7 @@ def probe_programs() -> list[Finding]:
 
 
 def probe_simulators() -> list[Finding]:
-    """ManiSkill and LIBERO by their installed versions; importing them is left to the first episode."""
+    """ManiSkill, LIBERO and MetaWorld by their installed versions; importing them is left to the first episode."""
     mani_skill, libero, mujoco = (
         _version("mani_skill"),
         _version("hf-libero", "libero"),
@@ -549,6 +549,13 @@ def probe_simulators() -> list[Finding]:
         )
     else:
         findings.append(Finding("mujoco", "ok", mujoco, "LIBERO suites"))
+    metaworld = _version("metaworld")
+    fix = _pip("'metaworld>=3' 'mujoco>=3.3,<3.4'")
+    findings.append(
+        Finding("metaworld", "ok", metaworld, "MetaWorld tasks")
+        if metaworld
+        else Finding("metaworld", "missing", "not installed", "MetaWorld tasks", fix)
+    )
     return findings
 
 

@@ -139,6 +139,36 @@ def test_maniskill(tmp_path: Path) -> None:
 
 
 @pytest.mark.render("libOSMesa.so.8")
+def test_metaworld(tmp_path: Path) -> None:
+    results = through_the_command_line(
+        tmp_path,
+        [
+            "env.suite=metaworld",
+            "env.tasks=[reach-v3]",
+            "env.horizon=120",
+            "env.options={gl: osmesa}",
+            "env.image_size=32",
+            "demos.episodes=2",
+            "demos.every=8",
+        ],
+        horizon=16,
+    )
+    assert results["protocol"]["max_steps"] == 16 and results["greedy"]["success_once"]["n"] == 1
+    row, _ = through_eval(
+        tmp_path / "run" / "checkpoints" / "best",
+        tmp_path / "suites",
+        "--suite",
+        "metaworld_mt10",
+        "env.tasks=[drawer-close-v3, push-v3]",
+        "env.horizon=16",
+        "--limit",
+        "1",
+    )
+    assert (row["tasks"], row["n"], row["render"]) == (2, 2, "osmesa")
+    assert row["simulator"]["metaworld"][0] == "3" and not row["stand_in"]
+
+
+@pytest.mark.render("libOSMesa.so.8")
 def test_libero_on_stand_ins_says_so(tmp_path: Path) -> None:
     results = through_the_command_line(
         tmp_path,
