@@ -3,9 +3,9 @@
     data.train=[{task: browsergym, path: rows.jsonl, params: {env_id: browsergym/miniwob.click-test, show: both}}]
     mmrl env check browsergym --data rows.jsonl --param env_id=browsergym/miniwob.click-test
 
-A row is one episode: {"id": "17", "seed": 17}; it may name an `env_id` and `task_kwargs` of its own, so that one file mixes pages, and
-`question` takes the place of the environment's goal. Each turn the policy is shown BrowserGym's screenshot, its accessibility tree
-or both, and replies with one action of BrowserGym's HighLevelActionSet, as text or as a call of a tool. What cannot be done, or is
+A row is one episode: {"id": "17", "seed": 17}; it may name an `env_id` and `task_kwargs` of its own, so that one file mixes pages,
+and `question` takes the place of the environment's goal. Each turn the policy is shown BrowserGym's screenshot, its accessibility
+tree or both, and replies with one action of BrowserGym's HighLevelActionSet, as text or as a call of a tool. What cannot be done, or is
 no action, changes nothing: the policy is shown BrowserGym's `last_action_error`, and the turn counts.
 
 The environments run in processes of their own (mmrl.tasks.browser.gym), which see no network but the origins that the source names.
@@ -61,16 +61,17 @@ def _actions(subsets: tuple[str, ...]) -> Actions:
 class BrowserGymEnvironment(Environment):
     """An environment of BrowserGym.
 
-    env_id: as BrowserGym registers it, where rows do not name their own. env_kwargs: for BrowserGym's BrowserEnv, such as {slow_mo: 0,
-    pre_observation_delay: 0.1}, which makes MiniWoB++ twice as fast as with BrowserGym's own settings. task_kwargs: for its task, such
-    as {start_url: ..., goal: ...} of browsergym/openended. action_subsets: BrowserGym's names (bid, coord, chat, infeas, nav, tab,
-    miniwob_all ...; default: coord for pictures, bid for trees); actions that read files of this machine are left out. calls: 'text'
-    (BrowserGym's description in the prompt) or 'tools' (of the chat template, called as <tool_call>). show: 'picture' (screenshot),
-    'tree' (accessibility tree as text) or 'both'. prompt: text with {goal} and, for calls as text, {actions}. max_turns: turns at most.
-    origins: http addresses of this machine that pages may reach, beside that of task_kwargs.start_url. rewards: (lowest, highest) sum
-    of an episode's rewards, mapped to 0 and 1; beyond is cut off. success_at: the sum from which on an episode that ended by itself is
-    a success (default: the highest). processes: of browsers, which the open episodes share; limit_s: seconds for one step; one that
-    needs more costs its process and the episodes in it. chromium: the browser's program (default: the one on PATH).
+    env_id: as BrowserGym registers it, where rows do not name their own. env_kwargs: for BrowserGym's BrowserEnv, such as
+    {slow_mo: 0, pre_observation_delay: 0.1}, which makes MiniWoB++ twice as fast as with BrowserGym's own settings.
+    task_kwargs: for its task, such as {start_url: ..., goal: ...} of browsergym/openended. action_subsets: BrowserGym's names
+    (bid, coord, chat, infeas, nav, tab, miniwob_all ...; default: coord for pictures, bid for trees); actions that read files
+    of this machine are left out. calls: 'text' (BrowserGym's description in the prompt) or 'tools' (of the chat template,
+    called as <tool_call>). show: 'picture' (screenshot), 'tree' (accessibility tree as text) or 'both'. prompt: text with
+    {goal} and, for calls as text, {actions}. max_turns: turns at most. origins: http addresses of this machine that pages may
+    reach, beside that of task_kwargs.start_url. rewards: (lowest, highest) sum of an episode's rewards, mapped to 0 and 1;
+    beyond is cut off. success_at: the sum from which on an episode that ended by itself is a success (default: the highest).
+    processes: of browsers, which the open episodes share; limit_s: seconds for one step; one that needs more costs its process
+    and the episodes in it. chromium: the browser's program (default: the one on PATH).
 
     Places in actions are in the frame that the model's family points in, and put into the screenshot's pixels.
 

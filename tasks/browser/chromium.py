@@ -77,7 +77,7 @@ _CLOSE_S = 5.0
 _PARK_S = 2.0
 _START_S = 120.0
 _WAIT_S = 0.2  # that the action `wait` waits
-_SETTLE = (
+SETTLE = (
     "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(null))))"
 )
 _SELECT = """([x, y, label]) => {
@@ -246,7 +246,7 @@ class _Browser:
 
     async def _look(self, opened: _Page, acted: bool = True) -> Shown:
         page, (width, height) = opened.page, opened.site.size
-        await page.evaluate(_SETTLE)
+        await page.evaluate(SETTLE)
         judged = await page.evaluate(opened.site.judge)
         png = await page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
         return Shown(

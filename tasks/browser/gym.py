@@ -4,9 +4,9 @@ The process runs `serve(connection, progress, settings)` (mmrl.workers.spawned),
 BrowserGym drives Playwright's blocking interface, so that a process does one thing at a time: a page that hangs costs the process
 and every episode in it, and the process is replaced (mmrl.tasks.browser.pool).
 
-BrowserGym starts a browser for each environment and one for its chat, of Playwright's own download. It is handed a driver here whose
-`launch` lends the system's Chromium, one for all, with contexts that see no network: what lies on MiniWoB++'s pages is given to them
-as files, origins on this machine that the user named are reached, all else is refused.
+BrowserGym starts a browser for each environment and one for its chat, of Playwright's own download. It is handed a driver here
+whose `launch` lends the system's Chromium, one for all, with contexts that see no network: MiniWoB++'s pages are given to them as
+files, origins on this machine that the user named are reached, all else is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import itertools
 import logging
 import math
 import os
@@ -29,7 +30,7 @@ import numpy as np
 
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from mmrl.tasks.browser.chromium import ALONE, NO_WEBRTC, ORIGIN, file_for
+from mmrl.tasks.browser.chromium import ALONE, NO_WEBRTC, ORIGIN, SETTLE, file_for
 from mmrl.tasks.browser.pool import EXACT, Browsers, Host, PageLost
 from mmrl.tasks.browser.sites import miniwob_folder
 from mmrl.tasks.pages import find_chromium
@@ -37,7 +38,7 @@ from mmrl.types import ImageSize
 
 __all__ = ["INSTALL", "Actions", "Begin", "GymPage", "Gyms", "Seen", "check_env_id", "origin_of"]
 
-INSTALL = "pip install 'mmrl-rft[browsergym]' && pip install --no-deps 'browsergym-core>=0.14,<0.15' 'browsergym-miniwob>=0.14,<0.15'"
+INSTALL = "pip install 'mmrl-rft[browsergym]' && pip install --no-deps browsergym-core==0.14.3 browsergym-miniwob==0.14.3"
 """BrowserGym's own requirements name Playwright 1.44 alone and lxml below 6, which would downgrade those of this project, and mcp,
 which only a server of it imports; it works with newer ones (the tests run it so)."""
 _FILES = ("upload_file", "mouse_upload_file")  # they read whatever file of this machine is named
@@ -54,7 +55,7 @@ def check_env_id(env_id: str) -> None:
             f"expected browsergym.env_id such as browsergym/miniwob.click-test or browsergym/openended, found {env_id!r}"
         )
     try:
-        import browsergym.core
+        import browsergym.core  # noqa: F401  registers browsergym/openended
         import gymnasium
     except ImportError as error:
         raise MissingExtraError(
@@ -128,7 +129,7 @@ class Actions:
         from browsergym.core.action import functions
         from browsergym.core.action.parsers import NamedArgument, highlevel_action_parser
 
-        calls = sum(highlevel_action_parser.search_string(text).as_list(), [])
+        calls = list(itertools.chain(*highlevel_action_parser.search_string(text).as_list()))
         if len(calls) != 1 or calls[0][0] not in self.set.action_set:
             return None
         name, given = calls[0]
@@ -291,6 +292,7 @@ class _Episode:
         self.frame, self.size = CoordFrame.ABS_ORIG, None
         self.marks: tuple[tuple[Any, tuple[float, ...]], ...] = ()
         self.elements: Mapping[str, Any] = {}
+        self._sized: tuple[Any, Any] | None = None  # the page and the session that keeps its size
         self.env = gymnasium.make(
             begin.env_id,
             disable_env_checker=True,  # it would look through each accessibility tree
@@ -334,6 +336,7 @@ class _Episode:
                 "expected a goal of text, found one with pictures, which are not shown yet"
             )
         self.elements = observed["extra_element_properties"]
+        self._settle()
         tree = ""
         if self.begin.tree:
             tree = flatten_axtree_to_str(
@@ -350,6 +353,19 @@ class _Episode:
             *paid,
             marks=self.marks,
         )
+
+    def _settle(self) -> None:
+        """Give the page its size back. BrowserGym sets it anew for a screenshot, by a session that it ends then, and with it
+        Playwright's own size: a Chromium with a window (its new headless mode) then keeps what its bars leave, and clicks below miss."""
+        page = self.env.unwrapped.page
+        size = page.viewport_size
+        if self._sized is None or self._sized[0] is not page:
+            self._sized = (page, page.context.new_cdp_session(page))
+        session = self._sized[1]
+        session.send("Emulation.clearDeviceMetricsOverride")
+        metrics = {**size, "deviceScaleFactor": 1.0, "mobile": False}
+        session.send("Emulation.setDeviceMetricsOverride", metrics)
+        page.evaluate(SETTLE)
 
     def close(self) -> None:
         self.env.close()

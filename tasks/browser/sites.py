@@ -63,7 +63,7 @@ class Site:
 
 @functools.cache
 def miniwob_folder() -> Path:
-    """Folder of MiniWoB++'s pages. Raises MissingExtraError. The package is only looked at, never imported: it would bring Selenium along."""
+    """Folder of MiniWoB++'s pages. Raises MissingExtraError. The package is never imported: it would bring Selenium along."""
     found = importlib.util.find_spec("miniwob")
     if found is None or found.origin is None:
         raise MissingExtraError(
