@@ -5,8 +5,8 @@
 
 A row is one episode: {"id": "17", "seed": 17}; it may name an `env_id` and `task_kwargs` of its own, so that one file mixes pages,
 and `question` takes the place of the environment's goal. Each turn the policy is shown BrowserGym's screenshot, its accessibility
-tree or both, and replies with one action of BrowserGym's HighLevelActionSet, as text or as a call of a tool. What cannot be done, or is
-no action, changes nothing: the policy is shown BrowserGym's `last_action_error`, and the turn counts.
+tree or both, and replies with one action of BrowserGym's HighLevelActionSet, as text or as a call of a tool. What cannot be done,
+or is no action, changes nothing: the policy is shown BrowserGym's `last_action_error`, and the turn counts.
 
 The environments run in processes of their own (mmrl.tasks.browser.gym), which see no network but the origins that the source names.
 """

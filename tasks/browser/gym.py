@@ -355,8 +355,8 @@ class _Episode:
         )
 
     def _settle(self) -> None:
-        """Give the page its size back. BrowserGym sets it anew for a screenshot, by a session that it ends then, and with it
-        Playwright's own size: a Chromium with a window (its new headless mode) then keeps what its bars leave, and clicks below miss."""
+        """Give the page its size back. BrowserGym sets it anew for a screenshot, by a session that it ends then, and with it goes
+        Playwright's own: a Chromium that keeps room for bars (its new headless mode) lays the page out smaller, and clicks miss."""
         page = self.env.unwrapped.page
         size = page.viewport_size
         if self._sized is None or self._sized[0] is not page:

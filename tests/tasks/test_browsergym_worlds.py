@@ -56,7 +56,8 @@ def words(observation: mmrl.Observation | None) -> str:
     return str(observation.messages[-1]["content"][-1]["text"])
 
 
-# BrowserGym as its own README runs it; only the program of its two browsers is the system's, as its chat takes no parameter for it
+# BrowserGym as its own README runs it. Two things are not its own: the program of its two browsers is the system's, as its chat takes
+# no parameter for it, and the page is given its size back after each screenshot, which such a Chromium loses (_Episode._settle).
 OFFICIAL = """
 import json, sys
 import gymnasium, numpy as np
@@ -71,9 +72,13 @@ BrowserType.launch = lambda self, args=(), **kw: launch(self, executable_path=pr
 known = HighLevelActionSet(["bid", "coord"], multiaction=False, demo_mode="off")
 env = gymnasium.make(env_id, action_mapping=known.to_python_code, slow_mo=0, pre_observation_delay=0.1)
 seen, _ = env.reset(seed=7)
+page = env.unwrapped.page
+session = page.context.new_cdp_session(page)
 rows, pictures = [], []
 for action in [None, *actions]:
     paid = (0.0, False, False)
+    session.send("Emulation.clearDeviceMetricsOverride")
+    session.send("Emulation.setDeviceMetricsOverride", {**page.viewport_size, "deviceScaleFactor": 1.0, "mobile": False})
     if action is not None:
         seen, *paid, _ = env.step(action)
     tree = flatten_axtree_to_str(seen["axtree_object"], seen["extra_element_properties"], with_clickable=True,
@@ -217,7 +222,7 @@ def test_pages_reach_the_named_origin_and_nothing_else(site: str, tmp_path: Path
 
 def test_what_hangs_or_dies_costs_its_episodes_and_is_replaced(site: str, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(
-        "<title>t</title><body onmousedown='for (;;) {}'><button>b</button>"
+        "<title>t</title><script>addEventListener('mousedown', () => { for (;;) {} });</script><button>b</button>"
     )
     with Gyms(1, limit_s=2.0, origins=[site]) as gyms:
         hung, _ = gyms.begin(
