@@ -56,7 +56,7 @@ def words(observation: mmrl.Observation | None) -> str:
     return str(observation.messages[-1]["content"][-1]["text"])
 
 
-# BrowserGym as its own README runs it. Two things are not its own: the program of its two browsers is the system's, as its chat takes
+# BrowserGym as its own README runs it. Two things are ours: the program of its two browsers is the system's, as its chat takes
 # no parameter for it, and the page is given its size back after each screenshot, which such a Chromium loses (_Episode._settle).
 OFFICIAL = """
 import json, sys
