@@ -289,7 +289,8 @@ class _Episode:
         import gymnasium
 
         self.begin, self.actions = begin, Actions(begin.subsets, settings.origins)
-        self.frame, self.size = CoordFrame.ABS_ORIG, None
+        self.frame = CoordFrame.ABS_ORIG
+        self.size: ImageSize | None = None
         self.marks: tuple[tuple[Any, tuple[float, ...]], ...] = ()
         self.elements: Mapping[str, Any] = {}
         self._sized: tuple[Any, Any] | None = None  # the page and the session that keeps its size
@@ -311,11 +312,14 @@ class _Episode:
         code = self.actions.code(name, arguments)
         named = [arguments[key] for key in ("bid", "from_bid", "to_bid") if key in arguments]
         boxes = [self.elements.get(str(bid), {}).get("bbox") for bid in named]
-        drag = [("drag", points[0] + points[1])] if len(points) == 2 else []
-        self.marks = (
-            *[("box", (x, y, x + w, y + h)) for x, y, w, h in filter(None, boxes)],
-            *(drag or [("point", point) for point in points]),
-        )
+        marks: list[tuple[str, tuple[float, ...]]] = [
+            ("box", (x, y, x + w, y + h)) for x, y, w, h in filter(None, boxes)
+        ]
+        if len(points) == 2:
+            marks.append(("drag", points[0] + points[1]))
+        else:
+            marks.extend(("point", point) for point in points)
+        self.marks = tuple(marks)
         return code
 
     def reset(self) -> Seen:
@@ -327,7 +331,13 @@ class _Episode:
         observed, reward, terminated, truncated, _ = self.env.step(text)
         return self._seen(observed, float(reward), bool(terminated), bool(truncated))
 
-    def _seen(self, observed: Mapping[str, Any], *paid: Any) -> Seen:
+    def _seen(
+        self,
+        observed: Mapping[str, Any],
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+    ) -> Seen:
         from browsergym.utils.obs import flatten_axtree_to_str
 
         goals = observed["goal_object"]
@@ -350,8 +360,10 @@ class _Episode:
             "\n".join(part["text"] for part in goals),
             tree.strip("\n"),
             " ".join(str(observed["last_action_error"]).split())[:_MOST_ERROR],
-            *paid,
-            marks=self.marks,
+            reward,
+            terminated,
+            truncated,
+            self.marks,
         )
 
     def _settle(self) -> None:

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.render("chromium")]
 FAST = {"slow_mo": 0, "pre_observation_delay": 0.1}
 CLICK = "browsergym/miniwob.click-test"
 ACTS = {
-    CLICK: ["fly(1)", "click('999')", "mouse_click(5, 5)", "click('13')"],
+    CLICK: ["fly(1)", "click('999')", "mouse_click(5, 5)", "mouse_click(160, 200)", "click('13')"],
     "browsergym/miniwob.enter-text": ["noop(5)", "fill('14', 'no')", "click('15')"],
 }
 
