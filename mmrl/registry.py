@@ -84,6 +84,7 @@ WRAPPERS: dict[str, str] = {
 # played in an environment, whose rewards are the reward
 EPISODES: dict[str, str] = {
     "browser": "mmrl.tasks.browser.task:Browser",
+    "browsergym": "mmrl.tasks.browsergym_worlds:BrowserGymEnvironment",
     "gymnasium": "mmrl.tasks.gymnasium_worlds:GymnasiumEnvironment",
     "zoom": "mmrl.tasks.zoom:Zoom",
 }

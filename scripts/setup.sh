@@ -78,6 +78,10 @@ robots=no
 if has robotics || has all || has dev; then robots=yes; fi
 # LIBERO without its declared requirements (see pyproject.toml); what it imports came with the extra 'robotics'.
 [ "$robots" = no ] || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl
+# BrowserGym likewise: its pins would take Playwright back to 1.44.
+if has browsergym || has dev; then
+    "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps browsergym-core browsergym-miniwob
+fi
 # Tests run with the newest Pillow and with Trackio, which asks for an older one and works with both.
 ! has dev || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps trackio brotli gradio-client orjson python-multipart
 # Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).

@@ -33,6 +33,7 @@ NO_SKIP = any(
 
 LONG = (
     "test_browser.py",
+    "test_browsergym_worlds.py",
     "test_vllm_run.py",
     "test_sharded_processes.py",
     "test_simulator_runs.py",

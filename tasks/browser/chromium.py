@@ -24,13 +24,21 @@ from urllib.parse import unquote, urlsplit
 
 from mmrl.tasks.browser.sites import Site
 
-__all__ = ["BrowserSettings", "Command", "Shown", "serve"]
+__all__ = [
+    "ALONE",
+    "NO_WEBRTC",
+    "ORIGIN",
+    "BrowserSettings",
+    "Command",
+    "Shown",
+    "file_for",
+    "serve",
+]
 
-_ORIGIN = "http://127.0.0.1"
-_NO_NETWORK = (
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
-)
+ORIGIN = "http://127.0.0.1"
+"""Where pages are, for the browser; nothing listens there."""
+NO_WEBRTC = "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"
+_NO_NETWORK = ("--host-resolver-rules=MAP * ~NOTFOUND", NO_WEBRTC)
 # what moves by itself, and what shows where the mouse is, would make equal states look different
 _STILL = (
     "*, *::before, *::after { animation: none !important; transition: none !important; caret-color: transparent !important; }"
@@ -48,7 +56,7 @@ _TYPES = {
     ".json": "application/json",
 }
 # A page has a clipboard of its own: a browser has one for all its pages. WebRTC would send datagrams past every rule.
-_ALONE = """(() => {
+ALONE = """(() => {
   let held = "";
   const chosen = () => {
     const field = document.activeElement;
@@ -69,7 +77,7 @@ _CLOSE_S = 5.0
 _PARK_S = 2.0
 _START_S = 120.0
 _WAIT_S = 0.2  # that the action `wait` waits
-_SETTLE = (
+SETTLE = (
     "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(null))))"
 )
 _SELECT = """([x, y, label]) => {
@@ -205,12 +213,12 @@ class _Browser:
         opened = _Page(site, context, None)
         try:
             await context.route("**/*", lambda route: _give(route, site.folder))
-            await context.add_init_script(_ALONE)
+            await context.add_init_script(ALONE)
             opened.page = page = await context.new_page()
             page.on("dialog", lambda dialog: asyncio.ensure_future(_quietly(dialog.dismiss())))
             page.on("crash", lambda _: setattr(opened, "crashed", True))
             context.on("page", lambda other: asyncio.ensure_future(_quietly(other.close())))
-            await page.goto(f"{_ORIGIN}/{site.file}")
+            await page.goto(f"{ORIGIN}/{site.file}")
             await page.add_style_tag(content=_STILL)
         except (
             BaseException
@@ -238,7 +246,7 @@ class _Browser:
 
     async def _look(self, opened: _Page, acted: bool = True) -> Shown:
         page, (width, height) = opened.page, opened.site.size
-        await page.evaluate(_SETTLE)
+        await page.evaluate(SETTLE)
         judged = await page.evaluate(opened.site.judge)
         png = await page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
         return Shown(
@@ -255,7 +263,7 @@ class _Browser:
         opened = self.pages.pop(number, None)
         if opened is None:
             return
-        usable = not opened.crashed and opened.page.url == f"{_ORIGIN}/{opened.site.file}"
+        usable = not opened.crashed and opened.page.url == f"{ORIGIN}/{opened.site.file}"
         try:
             if not usable or not self.browser.is_connected():
                 raise RuntimeError("not to be used again")
@@ -290,20 +298,25 @@ async def _quietly(waited: Any) -> None:
         await waited
 
 
+def file_for(url: str, folder: Path) -> tuple[bytes, str] | None:
+    """What a page of `folder` gets for `url`, and its content type; None for what does not lie in the folder."""
+    asked = urlsplit(url)
+    path = (folder / unquote(asked.path).lstrip("/")).resolve()
+    if f"{asked.scheme}://{asked.netloc}" != ORIGIN or not path.is_relative_to(folder):
+        return None
+    try:
+        return path.read_bytes(), _TYPES.get(path.suffix, "application/octet-stream")
+    except OSError:
+        return None
+
+
 async def _give(route: Any, folder: Path) -> None:
     """A file of the page's own folder, or nothing."""
-    asked = urlsplit(route.request.url)
-    path = (folder / unquote(asked.path).lstrip("/")).resolve()
-    known = f"{asked.scheme}://{asked.netloc}" == _ORIGIN and path.is_relative_to(folder)
-    body = None
-    if known:
-        with contextlib.suppress(OSError):
-            body = path.read_bytes()
-    if body is None:
+    found = file_for(route.request.url, folder)
+    if found is None:
         answered = route.abort()
     else:
-        kind = _TYPES.get(path.suffix, "application/octet-stream")
-        answered = route.fulfill(body=body, content_type=kind)
+        answered = route.fulfill(body=found[0], content_type=found[1])
     await _quietly(answered)
 
 

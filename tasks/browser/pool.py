@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -26,10 +27,10 @@ from mmrl.tasks.pages import FLAGS, find_chromium
 from mmrl.workers.process import ChildError
 from mmrl.workers.spawned import START_S, Worker
 
-__all__ = ["Browsers", "Page", "PageLost"]
+__all__ = ["EXACT", "Browsers", "Host", "Page", "PageLost"]
 
 # Without them a page that is painted in parts has pixels that differ by 1 from one time to the next: 12 of 15 pictures of a dialog.
-_EXACT = ("--disable-partial-raster", "--disable-skia-runtime-opts")
+EXACT = ("--disable-partial-raster", "--disable-skia-runtime-opts")
 _GRACE_S = 15.0  # beyond a page's own time: the process's, to answer that the page did not
 _WAITERS = 64  # operations that may wait for their turn before one: they count for its patience
 
@@ -38,15 +39,16 @@ class PageLost(MMRLError):
     """The page hung or crashed, or its browser did: the episode cannot go on."""
 
 
-class _Host:
-    """One browser's process and the questions that it has not answered."""
+class Host:
+    """One browser's process and the questions that it has not answered. `settings` go to `target`; of them, `limit_s` and
+    `parallel` are known here, as BrowserSettings has them."""
 
-    def __init__(self, settings: BrowserSettings, name: str) -> None:
+    def __init__(self, settings: Any, name: str, target: Callable[..., None] = serve) -> None:
         self.settings, self.pages, self.gone = settings, 0, False
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
-        self.worker = Worker(serve, (settings,), name)
+        self.worker = Worker(target, (settings,), name)
         try:
             self.worker.await_ready(START_S)
         except ChildError as error:
@@ -105,7 +107,7 @@ class _Host:
 class Page:
     """A page with one episode on it: one question at a time."""
 
-    def __init__(self, host: _Host, number: int) -> None:
+    def __init__(self, host: Host, number: int) -> None:
         self._host, self._number, self._open = host, number, True
 
     def act(self, command: Command) -> Shown:
@@ -135,20 +137,21 @@ class Browsers:
         self, processes: int = 1, program: str | None = None, limit_s: float = 20.0
     ) -> None:
         self.processes, self.program, self.limit_s = processes, program, limit_s
-        self._hosts: list[_Host] = []
+        self._hosts: list[Host] = []
         self._numbers, self._names = itertools.count(), itertools.count()
         self._lock = threading.Lock()
 
-    def _host(self) -> _Host:
+    def _new(self, name: str) -> Host:
+        root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        flags = (*FLAGS, *EXACT, *root)
+        return Host(BrowserSettings(find_chromium(self.program), flags, self.limit_s), name)
+
+    def _host(self) -> Host:
         """The browser with the fewest pages; those that ended are replaced."""
         with self._lock:
             self._hosts = [h for h in self._hosts if not h.gone]
             while len(self._hosts) < self.processes:
-                root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-                settings = BrowserSettings(
-                    find_chromium(self.program), (*FLAGS, *_EXACT, *root), self.limit_s
-                )
-                self._hosts.append(_Host(settings, f"mmrl-browser-{next(self._names)}"))
+                self._hosts.append(self._new(f"mmrl-browser-{next(self._names)}"))
             found = min(self._hosts, key=lambda h: h.pages)
             found.pages += 1
             return found

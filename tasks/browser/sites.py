@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 
-__all__ = ["OWN", "Site", "find_site", "miniwob_kinds", "site_names"]
+__all__ = ["OWN", "Site", "find_site", "miniwob_folder", "miniwob_kinds", "site_names"]
 
 OWN = Path(__file__).resolve().parent / "sites"
 """Folder of our own pages."""
@@ -62,8 +62,8 @@ class Site:
 
 
 @functools.cache
-def _miniwob_folder() -> Path:
-    """Raises MissingExtraError. The package is only looked at, never imported: it would bring Selenium along."""
+def miniwob_folder() -> Path:
+    """Folder of MiniWoB++'s pages. Raises MissingExtraError. The package is never imported: it would bring Selenium along."""
     found = importlib.util.find_spec("miniwob")
     if found is None or found.origin is None:
         raise MissingExtraError(
@@ -75,7 +75,7 @@ def _miniwob_folder() -> Path:
 @functools.cache
 def miniwob_kinds() -> tuple[str, ...]:
     """Names of MiniWoB++'s pages. Raises MissingExtraError."""
-    return tuple(sorted(path.stem for path in (_miniwob_folder() / "miniwob").glob("*.html")))
+    return tuple(sorted(path.stem for path in (miniwob_folder() / "miniwob").glob("*.html")))
 
 
 def site_names() -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def find_site(name: str) -> Site:
         # at a width of 160 pixels some dialogs lie outside of the page
         return Site(
             name,
-            _miniwob_folder(),
+            miniwob_folder(),
             f"miniwob/{kind}.html",
             _MINIWOB_SIZE,
             (500, 320),
