@@ -33,7 +33,7 @@ quick_transformers()  # before anything imports transformers
 if TYPE_CHECKING:
     from mmrl.config import RunConfig, load_config
     from mmrl.coords import CoordFrame
-    from mmrl.environment import Environment, Mark, Observation, Outcome
+    from mmrl.environment import Environment, Mark, Observation, Outcome, TurnRewards
     from mmrl.errors import DataError
     from mmrl.evaluation.result import Evaluation
     from mmrl.library import Trainer, evaluate, reward
@@ -71,6 +71,7 @@ __all__ = [
     "Template",
     "Trainer",
     "Turn",
+    "TurnRewards",
     "__version__",
     "evaluate",
     "load_config",
@@ -82,7 +83,7 @@ __all__ = [
 _HOMES = {
     "mmrl.config": ("RunConfig", "load_config"),
     "mmrl.coords": ("CoordFrame",),
-    "mmrl.environment": ("Environment", "Mark", "Observation", "Outcome"),
+    "mmrl.environment": ("Environment", "Mark", "Observation", "Outcome", "TurnRewards"),
     "mmrl.errors": ("DataError",),
     "mmrl.evaluation.result": ("Evaluation",),
     "mmrl.library": ("Trainer", "evaluate", "reward"),

@@ -10,6 +10,7 @@ scripts/torture_robot.py and scripts/torture_turns.py kill such runs; torture_re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -278,12 +279,28 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
+def held_elsewhere(name: str) -> bool:
+    """Whether a process other than this one has mapped or opened a name of /dev/shm: somebody else's, who works with it now."""
+    path = f"/dev/shm/{name}"
+    for process in Path("/proc").glob("[0-9]*"):
+        # processes come and go, and some are another user's
+        with contextlib.suppress(OSError):
+            if int(process.name) == os.getpid():
+                continue
+            if path in (process / "maps").read_text(errors="replace"):
+                return True
+            if any(os.readlink(fd) == path for fd in (process / "fd").iterdir()):
+                return True
+    return False
+
+
 def left_in(before: set[str]) -> list[str]:
-    """What there is of ours in shared memory that was not there before."""
+    """What there is of ours in shared memory that was not there before, and nobody works with."""
     return sorted(
         name
         for name in shared_memory() - before
-        if "mmrl" in name or "torch" in name or name.startswith("psm_")
+        if ("mmrl" in name or "torch" in name or name.startswith("psm_"))
+        and not held_elsewhere(name)
     )
 
 

@@ -35,6 +35,7 @@ from mmrl.robotics.contract import (
 )
 from mmrl.robotics.pool import PoolSettings, Reply, VectorEnv
 from scripts._bench import parse, write_results
+from scripts._torture_runs import held_elsewhere, shared_memory
 
 __all__ = ["Request", "torture"]
 
@@ -214,7 +215,7 @@ class _Torture:
 def _left(descriptors: int, shared: set[str], pids: set[int]) -> list[str]:
     """What is still there after close()."""
     found = [f"process {pid}" for pid in pids if psutil.pid_exists(pid)]
-    found += [f"/dev/shm/{name}" for name in _shared() - shared]
+    found += [f"/dev/shm/{name}" for name in shared_memory() - shared if not held_elsewhere(name)]
     now = len(os.listdir("/proc/self/fd"))
     return found + ([f"{now - descriptors} descriptors"] if now > descriptors else [])
 
@@ -223,15 +224,11 @@ def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def _shared() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-
-
 def torture(
     seconds: float, seed: int = 0, slots: int = 8, workers: int = 2, chaos: float = 0.25
 ) -> dict[str, Any]:
     """One torture; the record that --record writes. `passed` is False when anything does not add up."""
-    descriptors, shared, others = len(os.listdir("/proc/self/fd")), _shared(), _children()
+    descriptors, shared, others = len(os.listdir("/proc/self/fd")), shared_memory(), _children()
     began = time.monotonic()
     with VectorEnv(slots, workers, _LIMITS) as pool:
         player = _Torture(pool, seed, chaos)

@@ -2,7 +2,7 @@
 
     add_process_rewards(episodes)       # waits for all of them at once; each turn's reward grows by its own
 
-The credit of a turn is algorithm.turns' affair, as with rewards that come turn by turn.
+How far back a reward counts is the algorithm's affair, as with rewards that come turn by turn.
 """
 
 from __future__ import annotations
