@@ -7,9 +7,12 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tests.packaging.wheel_kit import LINKED, ROOT, build_wheel, copy_of_the_sources
 
@@ -159,3 +162,23 @@ print({{f: n for f, n in files.items() if len(n) > 1}})
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{}"
+
+
+@pytest.mark.parametrize("python", ["3.10.12", "3.11.2", "3.12.3", "3.13.1"])
+def test_each_pin_is_for_the_pythons_that_its_release_is_for(python: str) -> None:
+    """What the packages' own metadata say. 3.11.2 is Debian 12's, 3.10 the oldest that we support."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    here = {"python_version": python.rpartition(".")[0], "python_full_version": python}
+    looked_at = 0
+    for pin in pins:
+        try:
+            metadata = distribution(pin.name)
+        except PackageNotFoundError:  # of another machine
+            continue
+        if metadata.version not in pin.specifier or (pin.marker and not pin.marker.evaluate(here)):
+            continue
+        looked_at += 1
+        needs = str(metadata.metadata["Requires-Python"] or "")
+        assert python in SpecifierSet(needs), f"{pin}: its release asks for Python {needs}"
+    assert looked_at > 100
