@@ -3,6 +3,7 @@
 python -m scripts.family_table             # a quarter of an hour at most on two cores
 python -m scripts.family_table --only internvl gemma3      # these anew, the others as they are recorded
 python -m scripts.family_table --page      # the page alone, from the recorded results
+python -m scripts.family_table --release   # all families with the transformers that is installed, into families_releases.json
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from scripts._bench import ROOT, machine
 
 RESULTS = ROOT / "assets" / "results" / "families.json"
+RELEASES = RESULTS.with_name("families_releases.json")
 LEARNING = RESULTS.with_name("bench_families.json")
 PAGE = ROOT / "docs" / "families.md"
 _HEAD = """# Model families
@@ -51,6 +53,15 @@ seed. With rewards shuffled within each group, everything else equal, the policy
 
 | family | kind | warm start | GRPO steps | before | after | after, rewards shuffled |
 |---|---|---|---|---|---|---|
+"""
+_RELEASES = """## Releases of transformers
+
+    python -m scripts.family_table --release
+
+The same checks of all families, in an environment of each release.
+
+| transformers | families | cells ok | refused, with the reason | failed |
+|---|---|---|---|---|
 """
 _OWN = """## Add a family
 
@@ -99,7 +110,36 @@ def page(cells: Sequence[Mapping[str, str]]) -> str:
     for c in cells:
         if c["verdict"] != "ok" and (c["check"] != "audio" or c["family"] not in deaf):
             lines.append(f"- {c['family']}, {c['check']}: {c['verdict']}. {c['found']}.")
-    return _HEAD + "\n".join(lines) + "\n\n" + learning() + _OWN
+    return _HEAD + "\n".join(lines) + "\n\n" + releases() + learning() + _OWN
+
+
+def record_release(cells: Sequence[Mapping[str, str]]) -> None:
+    """Write what the checks found with the installed transformers beside what they found with others."""
+    from collections import Counter
+
+    import transformers
+
+    known = json.loads(RELEASES.read_text(encoding="utf-8")) if RELEASES.exists() else {}
+    known[transformers.__version__] = {
+        "families": len({c["family"] for c in cells}),
+        "verdicts": dict(sorted(Counter(c["verdict"] for c in cells).items())),
+        "failed": [
+            f"{c['family']}, {c['check']}: {c['found']}" for c in cells if c["verdict"] == "failed"
+        ],
+    }
+    RELEASES.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def releases() -> str:
+    """The part on releases of transformers, from what `--release` recorded in each environment."""
+    if not RELEASES.exists():
+        return ""
+    lines = []
+    for release, found in json.loads(RELEASES.read_text(encoding="utf-8")).items():
+        v = found["verdicts"]
+        counts = (v.get("ok", 0), v.get("refused", 0), "; ".join(found["failed"]) or "none")
+        lines.append(f"| {release} | {found['families']} | {' | '.join(map(str, counts))} |")
+    return _RELEASES + "\n".join(lines) + "\n\n"
 
 
 def learning() -> str:
@@ -123,11 +163,18 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", action="store_true", help="write the page alone")
+    parser.add_argument(
+        "--release", action="store_true", help="record the counts of the installed transformers"
+    )
     from mmrl.policy.families import BUILT_IN
 
     names = [f.name for f in BUILT_IN]
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     options = parser.parse_args()
+    if options.release:
+        record_release(cells := measure(names))
+        failures = [c for c in cells if c["verdict"] == "failed"]
+        raise SystemExit(f"{len(failures)} checks failed" if failures else 0)
     if not options.page:
         kept = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"]
         cells = [c for c in kept if c["family"] not in options.only] + measure(options.only)

@@ -95,20 +95,19 @@ class _CarriesState:
     def forward(
         self: Any,
         hidden_states: torch.Tensor,
-        cache_params: Any = None,
         attention_mask: torch.Tensor | None = None,
         prefix_layout: PrefixLayout | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """(R, T, H) -> (R, T, H)."""
+        # `cache_params` until transformers 5.20, `cache` since
+        cache = kwargs.get("cache", kwargs.get("cache_params"))
         if prefix_layout is not None:
             found = _packed(self, hidden_states, prefix_layout)
-        elif isinstance(cache_params, KeepsStates):
-            found = _remembered(self, hidden_states, cache_params, attention_mask)
+        elif isinstance(cache, KeepsStates):
+            found = _remembered(self, hidden_states, cache, attention_mask)
         else:
-            return super().forward(  # type: ignore[misc]
-                hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
-            )
+            return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)  # type: ignore[misc]
         gate = self.in_proj_z(hidden_states).reshape(-1, self.head_v_dim)
         out = self.norm(found.reshape(-1, self.head_v_dim), gate)
         return self.out_proj(out.reshape(*hidden_states.shape[:2], -1))

@@ -87,12 +87,17 @@ class Idefics3(TileFamily):
         self, base: Any, kind: str, pixels_nD: Any, grids: Sequence[tuple[int, int, int]]
     ) -> list[Features]:
         """See ModelFamily."""
+        import torch
+
         from mmrl.video.references import Features
 
         side = base.config.vision_config.image_size
         tiles = pixels_nD.view(1, len(pixels_nD), -1, side, side)
         found = base.get_image_features(pixel_values=tiles, return_dict=True).pooler_output
-        return [Features(mine.flatten(0, 1)) for mine in found.split([g[0] for g in grids])]
+        # (tiles, tokens, H), and since transformers 5.21 a list of (tokens, H), one for each row of the batch
+        rows = found if torch.is_tensor(found) else torch.cat(list(found))
+        tokens = rows.reshape(len(pixels_nD), -1, rows.shape[-1])
+        return [Features(mine.flatten(0, 1)) for mine in tokens.split([g[0] for g in grids])]
 
     def encoded(self, base: Any, features: Sequence[Features]) -> Any:
         """See ModelFamily. Raises ConfigError for a part of a tile, which engine.sequence_parallel would make."""

@@ -59,12 +59,6 @@ class Qwen25Omni(GridFamily):
         "which ask for it"
     )
     system = "You are a helpful assistant."
-    parts = Parts(
-        language="model",
-        layers="model.layers",
-        hearing=("audio_tower",),
-        hearing_blocks="audio_tower.layers",
-    )
     media_tokens = (*_NAMED.values(), "<|vision_pad|>")
     reserved = tuple(_NAMED.values())
     refused: ClassVar[Mapping[str, str]] = {
@@ -72,13 +66,28 @@ class Qwen25Omni(GridFamily):
         "transformers reads it; use engine.rollout: own",
     }
 
+    @property
+    def parts(self) -> Parts:  # type: ignore[override]  # elsewhere one for all releases of transformers
+        """See ModelFamily. Until transformers 5.20 towers and text model lie beside the output layer, since then in a model of
+        their own below it."""
+        from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni
+
+        nested = hasattr(modeling_qwen2_5_omni, "Qwen2_5OmniThinkerModel")
+        language = "language_model" if nested else "model"
+        return Parts(
+            language=language,
+            layers=f"{language}.layers",
+            hearing=("audio_tower",),
+            hearing_blocks="audio_tower.layers",
+        )
+
     def part_config(self, config: Any) -> Any:
         """See ModelFamily: the thinker's."""
         return getattr(config, "thinker_config", config)
 
     def body(self, model: Any) -> Any:
-        """See ModelFamily. Towers and text model lie beside the output layer."""
-        return model
+        """See ModelFamily: what holds towers and text model."""
+        return model.model if hasattr(model.model, "audio_tower") else model
 
     def forward(self, body: Any, **inputs: Any) -> Any:
         """See ModelFamily."""
@@ -94,7 +103,7 @@ class Qwen25Omni(GridFamily):
                     f"expected one feature per {kind} token, found {len(rows_nH)} for {tokens} tokens"
                 )
             embedded_RTH = embedded_RTH.masked_scatter(shown_RT[..., None], rows_nH)
-        return body.model(inputs_embeds=embedded_RTH, **inputs)
+        return self.parts.decoder(body)(inputs_embeds=embedded_RTH, **inputs)
 
     def ears(self, processor: Any) -> AudioReader:
         """See ModelFamily."""
