@@ -82,6 +82,7 @@ WRAPPERS: dict[str, str] = {"judged": "mmrl.tasks.judged:Judged"}
 EPISODES: dict[str, str] = {
     "browser": "mmrl.tasks.browser.task:Browser",
     "gymnasium": "mmrl.tasks.gymnasium_worlds:GymnasiumEnvironment",
+    "openenv": "mmrl.tasks.openenv_worlds:OpenEnvEnvironment",
     "zoom": "mmrl.tasks.zoom:Zoom",
 }
 _SHIPPED = ChainMap(BUILT_IN, WRAPPERS, EPISODES)

@@ -80,6 +80,17 @@ if has robotics || has all || has dev; then robots=yes; fi
 [ "$robots" = no ] || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl
 # Tests run with the newest Pillow and with Trackio, which asks for an older one and works with both.
 ! has dev || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps trackio brotli gradio-client orjson python-multipart
+# OpenEnv's servers, for tests of the task openenv, which speaks to them over a socket: in an environment of their own, since they need
+# an MCP of another major version than vLLM does. Beside it the release under OpenEnv's former name, which uses the same packages.
+served="$VENV/openenv/bin/python"
+wanted_server="openenv 0.10.0, openenv-core 0.3.0"
+if has dev && [ "$(cat "$VENV/openenv/.mmrl-setup" 2>/dev/null)" != "$wanted_server" ]; then
+    rm -rf "$VENV/openenv"
+    "$python" -m venv "$VENV/openenv"
+    "$served" -m pip install --quiet openenv==0.10.0
+    "$served" -m pip install --quiet --no-deps --target "$VENV/openenv/former" openenv-core==0.3.0
+    echo "$wanted_server" > "$VENV/openenv/.mmrl-setup"
+fi
 # Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).
 if has_version opencv-python && has_version opencv-python-headless; then
     "$python" -m pip uninstall --quiet --yes opencv-python opencv-python-headless
