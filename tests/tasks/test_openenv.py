@@ -231,9 +231,18 @@ def test_a_server_that_dies_is_found_again_by_the_next_episode() -> None:
         again = threading.Thread(target=one.reset, args=(row(), 0))
         again.start()  # while nobody listens
         time.sleep(0.3)
-        with serving(port=int(url.rpartition(":")[2])):
+        with serving(port=int(url.rpartition(":")[2])) as (_, process):
             again.join(30)
             assert one.step(said("end")).terminated
+            # in the middle of rollouts it costs each that was open, and nothing else
+            task = task_from_spec("openenv", {"url": f"{url}/faulty", "max_turns": 4})
+            episodes = begin(policy(), row(), task, 3, (1, 2))
+            turns = [["end"], ["go", "die"], ["go", "go", "go"]]
+            played = play_written(policy(), episodes, [[said(t) for t in ts] for ts in turns])
+            assert process.wait(10) == 7
+            assert [bool(r.error) for r in played] == [False, True, True]
+            assert "found the end of the connection" in str(played[1].error)
+            assert played[0].score is not None and played[0].score.value == 1
     with (
         world(url, connect_s=0.2) as late,
         pytest.raises(ServerError, match=r"within 0\.2 s, found none.*start it, or mend"),
