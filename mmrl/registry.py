@@ -86,6 +86,7 @@ EPISODES: dict[str, str] = {
     "browser": "mmrl.tasks.browser.task:Browser",
     "browsergym": "mmrl.tasks.browsergym_worlds:BrowserGymEnvironment",
     "gymnasium": "mmrl.tasks.gymnasium_worlds:GymnasiumEnvironment",
+    "openenv": "mmrl.tasks.openenv_worlds:OpenEnvEnvironment",
     "zoom": "mmrl.tasks.zoom:Zoom",
 }
 _SHIPPED = ChainMap(BUILT_IN, WRAPPERS, EPISODES)

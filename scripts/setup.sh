@@ -84,6 +84,19 @@ if has browsergym || has dev; then
 fi
 # Tests run with the newest Pillow and with Trackio, which asks for an older one and works with both.
 ! has dev || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps trackio brotli gradio-client orjson python-multipart
+# OpenEnv's servers, for tests of the task openenv, which speaks to them over a socket: in an environment of their own, since they need
+# an MCP of another major version than vLLM does. Beside it the release under OpenEnv's former name, which uses the same packages.
+# fastmcp and mcp are pinned as in constraints.txt, which does not hold for this environment.
+wanted_server="openenv==0.10.0 fastmcp==3.4.11 mcp==1.30.0"
+former_server="openenv-core==0.3.0"
+if has dev && [ "$(cat "$VENV/.mmrl-openenv" 2>/dev/null)" != "$wanted_server $former_server" ]; then
+    rm -rf "$VENV/openenv" "$VENV/.mmrl-openenv"
+    "$python" -m venv --without-pip "$VENV/openenv"
+    # shellcheck disable=SC2086  # several packages
+    "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet $wanted_server
+    "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet --no-deps --target "$VENV/openenv/former" "$former_server"
+    echo "$wanted_server $former_server" > "$VENV/.mmrl-openenv"
+fi
 # Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).
 if has_version opencv-python && has_version opencv-python-headless; then
     "$python" -m pip uninstall --quiet --yes opencv-python opencv-python-headless

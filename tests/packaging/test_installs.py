@@ -72,6 +72,7 @@ def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
             "video",
             "robotics",
             "openpi",
+            "openenv",
             "serve",
             "judge",
             "view",
