@@ -124,7 +124,10 @@ def test_an_episode_is_the_one_that_browsergym_plays(
         assert seen.goal == goal and seen.error == error, action
         assert [seen.reward, seen.terminated, seen.truncated] == paid, action
         assert seen.tree.replace("http://127.0.0.1/miniwob/", base) == tree.strip("\n"), action
-        assert np.array_equal(seen.pixels, pictures[number]), action
+        # a caret in a field that has the focus blinks: each side's picture may be with it or without
+        rows, columns = np.nonzero((seen.pixels != pictures[number]).any(-1))
+        assert seen.pixels.shape == pictures[number].shape, action
+        assert not len(rows) or (np.ptp(rows) < 24 and np.ptp(columns) < 3), (action, len(rows))
     assert seen.terminated and seen.reward == float(env_id == CLICK)
     page.close()
 
