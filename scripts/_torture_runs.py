@@ -228,13 +228,10 @@ def killed(run: Run, phase: str) -> Kill | None:
     seconds = time.monotonic() - run.began
     phase = "checkpoint" if run.saving else phase
     began, left = time.monotonic(), workers
-    while left := _living(left):
-        if time.monotonic() - began > _GONE_S:
-            break
+    # asked again: between the list and the kill it may have started one more, which ends once it has begun
+    while (left := _living({*left, *run.family()})) and time.monotonic() - began < _GONE_S:
         time.sleep(0.02)
-    gone_s = time.monotonic() - began
-    if left or [p for p in run.family() if _living({p})]:
-        gone_s = _GONE_S
+    gone_s = time.monotonic() - began if not left else _GONE_S
     return Kill(round(seconds, 2), phase, run.saved, len(workers), round(min(gone_s, _GONE_S), 2))
 
 

@@ -78,3 +78,31 @@ def test_a_process_that_stays_is_seen_whoever_its_parent_is(
                 run.process.stdout.close()
             assert kill is not None and kill.workers >= 1 - number
             assert (kill.gone_s == 0.5) == (number == 0)
+
+
+@pytest.mark.slow
+def test_a_process_started_after_the_list_was_made_has_its_time_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed while it starts its workers: the list of them was made before the last one began."""
+
+    class StartsOneMore(Run):
+        def family(self) -> list[psutil.Process]:
+            found = super().family()
+            if self.process.returncode is None:
+                late.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", "import time; time.sleep(1)"],
+                        env={**os.environ, "TMPDIR": str(self.scratch)},
+                    )
+                )
+            return found
+
+    late: list[subprocess.Popen[bytes]] = []
+    with StartsOneMore(tmp_path, {"train": {"steps": 1}}, "run", {}) as run:
+        run.began = time.monotonic()
+        run.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+        kill = killed(run, "doing")
+    assert kill is not None and kill.workers == 0 and 0.3 < kill.gone_s < 20.0
+    [started] = late
+    assert started.wait() == 0
