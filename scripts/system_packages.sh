@@ -7,7 +7,7 @@ set -euo pipefail
 
 # package: which tests need it
 #   python3-venv       every test: scripts/setup.sh makes the virtual environment with it
-#   chromium           pictures of the report page (render)
+#   chromium-headless-shell  the browser of the tasks browser, browsergym and pages, pictures of the report (render)
 #   ffmpeg             video clips written and read by an independent decoder (render); torchcodec loads its shared libraries
 #   fonts-dejavu-core  text in generated pictures and in the report page (render)
 #   libvulkan1         pictures from ManiSkill, and what the doctor says about Vulkan (render)
@@ -15,7 +15,7 @@ set -euo pipefail
 #   libegl1 libosmesa6   pictures from LIBERO and robosuite (render)
 #   g++ python3-dev    flex attention, which torch compiles
 #   libgl1 libglib2.0-0 libx11-6 libxext6  OpenCV builds that are not headless, and SAPIEN, brought by the robotics extra
-packages=(python3-venv chromium ffmpeg fonts-dejavu-core libvulkan1 mesa-vulkan-drivers libegl1 libosmesa6 libgl1 libglib2.0-0
+packages=(python3-venv chromium-headless-shell ffmpeg fonts-dejavu-core libvulkan1 mesa-vulkan-drivers libegl1 libosmesa6 libgl1 libglib2.0-0
     libx11-6 libxext6 g++ python3-dev)
 oldest_mesa=25
 
@@ -93,6 +93,8 @@ for package in "${missing[@]}"; do
         continue
     elif apt-get install -s -qq --no-install-recommends "$package" >/dev/null 2>&1; then
         wanted+=("$package")
+    elif [ "$package" = chromium-headless-shell ]; then  # a distribution that has the whole browser only
+        installed chromium || wanted+=(chromium)
     else
         echo "system packages: no package $package in the sources of this machine; tests that need it are skipped" >&2
     fi

@@ -558,6 +558,32 @@ def rendering(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@_recorded("bench_browser")
+def browsers(found: dict[str, Any]) -> str:
+    """A browser without windows beside the whole one."""
+    rows = {
+        "start and first page": ("start_s", "processor seconds"),
+        f"each further page, {found['size'][0]} x {found['size'][1]}": (
+            "page_s",
+            "processor seconds",
+        ),
+        "a screenshot more": ("screenshot_s", "processor seconds"),
+        f"memory with {found['pages']} pages": ("memory_mib", "MiB"),
+    }
+    lines = [
+        "| | "
+        + " | ".join(f"`{program}`" for program in found["programs"].values())
+        + " | ratio |",
+        "|---|---|---|---|",
+    ]
+    for what, (name, unit) in rows.items():
+        cells = [found["browsers"][kind][name]["median"] for kind in found["programs"]]
+        lines.append(
+            f"| {what}, {unit} | {' | '.join(f'{cell:.3g}' for cell in cells)} | {found['ratio'][name]:g} |"
+        )
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "demo": demo,
     "mixed": mixed,
@@ -581,6 +607,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bridge": bridge,
     "killed": killed,
     "rendering": rendering,
+    "browsers": browsers,
     "turns": _recorded("demo_turns", " --record")(turns),
     "turns_cost": _recorded("bench_turns")(turns_cost),
     "turns_trl": _recorded("bench_turns_trl")(turns_trl),

@@ -122,7 +122,11 @@ atexit.register(gc.unfreeze)
 
 
 def _available(need: str) -> bool:
-    """A program on PATH, or a shared library (a name with '.so') that loads."""
+    """A program on PATH, Chromium under any of its names, or a shared library (a name with '.so') that loads."""
+    if need == "chromium":
+        from mmrl.tasks.pages import PROGRAMS
+
+        return any(map(shutil.which, PROGRAMS))
     if ".so" not in need:
         return shutil.which(need) is not None
     try:

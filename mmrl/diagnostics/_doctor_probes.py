@@ -491,18 +491,18 @@ def probe_programs() -> list[Finding]:
             findings.append(Finding(name, "missing", f"no {library}", purpose, _apt(package)))
         else:
             findings.append(Finding(name, "ok", library, purpose))
-    browsers = [
-        path
-        for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-        if path
-    ]
-    purpose = "pictures of the report in tests; the report opens in any browser"
+    from mmrl.tasks.pages import PROGRAMS
+
+    browsers = [path for path in map(shutil.which, PROGRAMS) if path]
+    purpose = "the tasks browser and browsergym, generated screens; the report opens in any browser"
     findings.append(
         Finding(
             "Chromium", "ok", _program_version(browsers[0], "--version") or browsers[0], purpose
         )
         if browsers
-        else Finding("Chromium", "missing", "not on PATH", purpose, _apt("chromium"))
+        else Finding(
+            "Chromium", "missing", "not on PATH", purpose, f"{_apt(PROGRAMS[0])} (or chromium)"
+        )
     )
     return findings
 

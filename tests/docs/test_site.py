@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mmrl.tasks.pages import find_chromium
 from scripts.docs_hooks import site_links
 from tests.docs.pages_kit import REPO, TEXT
 
@@ -122,9 +123,7 @@ def test_a_browser_shows_it_without_asking_anybody_else(site: Path) -> None:
     errors: list[str] = []
     try:
         with sync_playwright() as play:
-            browser = play.chromium.launch(
-                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-            )
+            browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 390, "height": 800})
             page.on("request", lambda request: asked.append(request.url))
             page.on("pageerror", lambda error: errors.append(str(error)))

@@ -6,7 +6,6 @@ pytest tests/report/test_render.py -m render
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from PIL import Image
 
 from mmrl.report import build_comparison, build_report
+from mmrl.tasks.pages import find_chromium
 from tests.report.video_run import make_video_run
 
 pytestmark = [pytest.mark.render("chromium"), pytest.mark.slow]
@@ -35,10 +35,14 @@ FLAGS = (
 
 def browse(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Chromium on a page, with a profile of its own."""
-    program = shutil.which("chromium")
-    assert program
     return subprocess.run(
-        [program, *FLAGS, f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri()],
+        [
+            find_chromium(),
+            *FLAGS,
+            f"--user-data-dir={page.parent / 'profile'}",
+            *flags,
+            page.as_uri(),
+        ],
         capture_output=True,
         text=True,
         timeout=120,

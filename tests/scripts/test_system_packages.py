@@ -25,6 +25,7 @@ class Machine:
         (self.sources / name).write_text(sources)
         (folder / "os-release").write_text("ID=debian\nVERSION_CODENAME=bookworm\n")
         self.release, self.user, self.has_backports, self.mesa = folder / "os-release", 0, True, ""
+        self.has_shell = True
 
     def run(self) -> subprocess.CompletedProcess[str]:
         real = shutil.which("apt-get")
@@ -42,6 +43,7 @@ fi
 echo "$@" >> {self.log}
 case "$*" in
     *mmrl-backports*) [ {int(self.has_backports)} = 1 ];;
+    "install -s"*chromium-headless-shell) [ {int(self.has_shell)} = 1 ];;
     install*/bookworm-backports) [ {int(self.has_backports)} = 1 ];;
 esac""",
         )
@@ -134,6 +136,23 @@ def test_who_is_not_root_is_told_the_command_and_nothing_changes(tmp_path: Path)
         and "bookworm-backports" in done.stderr
     )
     assert not machine.added and not machine.asked
+
+
+@pytest.mark.parametrize("has_shell", [True, False])
+def test_the_browser_without_windows_is_preferred_to_the_whole_one(
+    has_shell: bool, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, ONE_LINE, "own.list")
+    machine.has_shell = has_shell
+    done = machine.run()
+    [installed] = [
+        line
+        for line in machine.asked.splitlines()
+        if line.startswith("install -y -qq") and "ffmpeg" in line
+    ]
+    assert done.returncode == 0 and ("chromium-headless-shell" in installed.split()) is has_shell
+    assert ("chromium" in installed.split()) is not has_shell
+    assert "chromium" not in done.stderr
 
 
 def test_no_mirror_is_named_in_the_script() -> None:

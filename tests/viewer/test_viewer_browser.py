@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mmrl.tasks.pages import find_chromium
 from tests.report.conftest import Plan, step_row
 from tests.report.mixed_run import make_mixed_run
 from tests.viewer.conftest import Viewer, rows_of
@@ -33,7 +34,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        one = started.chromium.launch(executable_path=shutil.which("chromium"))
+        one = started.chromium.launch(executable_path=find_chromium())
         yield one
         one.close()
 
