@@ -34,6 +34,8 @@ def forget_plugin() -> None:
     AcceleratorState._reset_state()
     GradientState._reset_state()
     gc.collect()
+    # modules and what stays are looked through once, not after every job
+    gc.freeze()
 
 
 def cut(run: Path, name: str, steps: int = 2) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import gc
 import itertools
 import sys
 import tempfile
@@ -268,6 +269,7 @@ def run(
                 if what == "vllm" and (backends is None or not (grid or name == "frozen")):
                     continue
                 label = f"{arch}-{dtype}-{name} {what}"
+                gc.freeze()  # what is imported by now is looked through no more
                 try:
                     with device_of() as device:
                         # each with a model and a cache of its own: features of an earlier one would hide who asks for them
