@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -94,6 +95,9 @@ def test_turns_are_paid_one_by_one(url: str) -> None:
 def test_a_verdict_that_there_is_none_of_is_accounted_for(url: str, junk: str) -> None:
     bad, good = played(process(url), ["score 5", junk], ["score 5"])
     assert bad.error is not None and "1 of 2 turns have no verdict" in bad.error
+    assert bad.score is not None and bad.score.value == 0.0
+    assert bad.score.metrics["judge_asked"] == 2 and bad.score.metrics["judge_failed"] == 1
+    assert bad.score.metrics["judge_calls"] >= 2, "a failed rollout's verdicts cost as much"
     assert good.error is None, "it costs its own rollout"
     (passed_over,) = played(process(url, on_failure="skip"), ["score 4", junk, "score 6"])
     assert passed_over.error is None and passed_over.info["judge_failed"] == 1
@@ -166,8 +170,13 @@ class _Pays(Saying):
     found: Any = None
 
     async def process_rewards(self, turns: Any) -> Any:
-        if isinstance(self.found, Exception):
+        if isinstance(self.found, BaseException):
             raise self.found
+        return self.found
+
+
+class _PaysAtOnce(_Pays):
+    def process_rewards(self, turns: Any) -> Any:  # type: ignore[override]  # as a user may write it
         return self.found
 
 
@@ -178,23 +187,35 @@ class _Pays(Saying):
         ([0.1, 0.1], "expected mmrl.environment.TurnRewards, found list"),
         (RuntimeError("no model"), "no model"),
         (TurnRewards([3.0, 3.0]), "expected a value in"),
+        (asyncio.CancelledError(), "it cancelled itself"),
     ],
 )
 def test_an_environment_that_pays_wrongly_fails_its_rollout(
     found: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = task_from_spec(SAYING, {})
-    monkeypatch.setattr(_Pays, "found", found)
-    monkeypatch.setattr(type(task), "environment_class", _Pays)
-    p = policy()
-    episodes = begin(p, Sample("1", task.name, "s", "q", None), task, 1, (1,))
-    (rollout,) = play_written(p, episodes, [[turn("a"), turn("done")]])
+    rollout = paid(_Pays, found, monkeypatch)
     assert rollout.error is not None and words in rollout.error
 
 
-def test_process_rewards_must_be_finite() -> None:
+def paid(kind: type[_Pays], found: Any, monkeypatch: pytest.MonkeyPatch) -> Rollout:
+    task = task_from_spec(SAYING, {})
+    monkeypatch.setattr(_Pays, "found", found)
+    monkeypatch.setattr(type(task), "environment_class", kind)
+    p = policy()
+    episodes = begin(p, Sample("1", task.name, "s", "q", None), task, 1, (1,))
+    (rollout,) = play_written(p, episodes, [[turn("a"), turn("done")]])
+    return rollout
+
+
+def test_one_that_is_not_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = paid(_PaysAtOnce, TurnRewards([0.1, 0.1]), monkeypatch)
+    assert rollout.error is not None and "expected `async def process_rewards`" in rollout.error
+
+
+@pytest.mark.parametrize("found", [([math.nan],), ([0.1], {"judge": math.inf})])
+def test_process_rewards_must_be_finite(found: Any) -> None:
     with pytest.raises(ValueError, match="finite"):
-        TurnRewards([math.nan])
+        TurnRewards(*found)
 
 
 @pytest.mark.parametrize(
