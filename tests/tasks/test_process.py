@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from mmrl.errors import ConfigError
 from mmrl.judges.store import current, keep_in
 from mmrl.registry import task_from_spec
 from mmrl.rollout.episodes import begin, play_written
+from mmrl.workers.scorer import Scorer
 from scripts._judge_server import judge_server
 from tests.kits.engine_kit import cli, config_file, policy, read_jsonl, small_run, start_cli
 from tests.kits.saying_environment import Saying
@@ -244,6 +246,17 @@ def test_settings_that_cannot_be_are_named(params: dict[str, Any], words: str) -
 def test_no_environment_pays_by_itself() -> None:
     assert _Pays.process_rewards is not Environment.process_rewards
     assert Saying.process_rewards is Environment.process_rewards
+
+
+def test_a_run_that_replaces_another_keeps_verdicts_of_its_own(url: str, tmp_path: Path) -> None:
+    """Its scorer is made before the folder is emptied: what was kept in there is gone, and nothing is taken from deleted files."""
+    folder = tmp_path / "run" / "verdicts"
+    for _ in range(2):
+        with Scorer([], [], workers=0, verdicts=str(folder)):
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            (rollout,) = played(process(url), ["score 5"])
+        assert rollout.info["judge_kept"] == 0
+        assert len(list(folder.glob("*.jsonl"))) == 1
 
 
 @pytest.mark.slow
