@@ -491,9 +491,7 @@ def probe_programs() -> list[Finding]:
             findings.append(Finding(name, "missing", f"no {library}", purpose, _apt(package)))
         else:
             findings.append(Finding(name, "ok", library, purpose))
-    from mmrl.tasks.pages import PROGRAMS
-
-    browsers = [path for path in map(shutil.which, PROGRAMS) if path]
+    browsers = [path for path in map(shutil.which, CHROMIUM) if path]
     purpose = "the tasks browser and browsergym, generated screens; the report opens in any browser"
     findings.append(
         Finding(
@@ -501,7 +499,7 @@ def probe_programs() -> list[Finding]:
         )
         if browsers
         else Finding(
-            "Chromium", "missing", "not on PATH", purpose, f"{_apt(PROGRAMS[0])} (or chromium)"
+            "Chromium", "missing", "not on PATH", purpose, f"{_apt(CHROMIUM[0])} (or chromium)"
         )
     )
     return findings
