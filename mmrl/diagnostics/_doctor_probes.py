@@ -23,6 +23,7 @@ from mmrl.diagnostics._doctor_children import ChildFailure, ask
 from mmrl.diagnostics._vulkan import mesa_version
 from mmrl.errors import install_command
 from mmrl.operations.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, TRANSFORMERS
+from mmrl.workers.program import CHROMIUM
 
 __all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
 
