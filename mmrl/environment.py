@@ -104,16 +104,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TurnRewards:
-    """What the turns of a rollout earn beside `Outcome.reward`, one number for each; `info` joins the rollout's metrics. Raises
-    ValueError for a number that is not finite."""
+    """What the turns of a rollout earn beside `Outcome.reward`, one number for each; `info` joins the rollout's metrics. `failure`:
+    why there is nothing to learn from, such as a judge that gave no verdict; the rollout is recorded as failed, with `info` as its
+    metrics. Raises ValueError for a number that is not finite."""
 
     rewards: Sequence[float]
     info: Mapping[str, float] = field(default_factory=dict)
+    failure: str | None = None
 
     def __post_init__(self) -> None:
         vars(self)["rewards"] = tuple(float(r) for r in self.rewards)
-        if not all(map(math.isfinite, self.rewards)):
-            raise ValueError(f"expected finite process rewards, found {self.rewards}")
+        vars(self)["info"] = {str(name): float(value) for name, value in self.info.items()}
+        for what, numbers in (("process rewards", self.rewards), ("info", self.info.values())):
+            if not all(map(math.isfinite, numbers)):
+                raise ValueError(f"expected finite {what}, found {numbers}")
 
 
 class Environment(abc.ABC):

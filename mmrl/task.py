@@ -66,6 +66,8 @@ class Task(abc.ABC):
     metric_names: ClassVar[tuple[str, ...]] = ()
     # True: `score_in_group` is asked once all completions of a group have scores
     in_group: ClassVar[bool] = False
+    # what may stand for a path of data though no file has that name: rows that come from elsewhere, such as an installed package
+    own_rows: ClassVar[tuple[str, ...]] = ()
     # seconds that an `async def` score may take, in place of reward.timeout_s; inf: it bounds what it waits for by itself
     deadline_s: float | None = None
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising

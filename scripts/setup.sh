@@ -97,6 +97,22 @@ if has dev && [ "$(cat "$VENV/.mmrl-openenv" 2>/dev/null)" != "$wanted_server $f
     "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet --no-deps --target "$VENV/openenv/former" "$former_server"
     echo "$wanted_server $former_server" > "$VENV/.mmrl-openenv"
 fi
+# verifiers, for the task of that name, which plays its environments in processes of their own: it asks for an mcp of another major
+# version than vLLM does, and its environments bring requirements of their own. 0.3.1 is the last release with load_environment;
+# pillow is for the environments of the tests.
+wanted_verifiers="verifiers==0.3.1 mcp==1.30.0 openai==3.57.0 anthropic==2.14.0 datasets==5.2.0 pydantic==2.14.4 pillow"
+if { has verifiers || has dev; } && [ "$(cat "$VENV/.mmrl-verifiers" 2>/dev/null)" != "$wanted_verifiers" ]; then
+    if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        rm -rf "$VENV/verifiers" "$VENV/.mmrl-verifiers"
+        "$python" -m venv --without-pip "$VENV/verifiers"
+        # shellcheck disable=SC2086  # several packages
+        "$python" -m pip --python "$VENV/verifiers/bin/python" install --quiet $wanted_verifiers
+        echo "$wanted_verifiers" > "$VENV/.mmrl-verifiers"
+    else
+        echo "setup: verifiers needs Python 3.11 or newer, found $("$python" --version 2>&1); the task verifiers can be given" \
+            "another one (params.python)" >&2
+    fi
+fi
 # Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).
 if has_version opencv-python && has_version opencv-python-headless; then
     "$python" -m pip uninstall --quiet --yes opencv-python opencv-python-headless

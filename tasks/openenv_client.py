@@ -166,7 +166,7 @@ class Session:
 
     def step(self, action: Mapping[str, Any], *, tell: bool = False) -> Step | Refused:
         """Act. `tell`: what the environment raises is Refused, too. Raises ServerError; there is no second attempt, for the
-        environment ends with its connection."""
+        environment ends with its connection. Raises ValueError for a number that JSON has not."""
         told = ("VALIDATION_ERROR", *(("EXECUTION_ERROR",) if tell else ()))
         answer = self._exchange({"type": "step", "data": dict(action)}, "the step", told=told)
         return answer if isinstance(answer, Refused) else self._step(answer)
@@ -211,7 +211,8 @@ class Session:
         from websockets.exceptions import WebSocketException
 
         # the episode is over: what a broken connection still says concerns nobody
-        with contextlib.suppress(OSError, WebSocketException), self._limited(connection, _CLOSE_S):
+        ended = self._limited(connection.socket, _CLOSE_S, threading.Event())
+        with contextlib.suppress(OSError, WebSocketException), ended:
             connection.send('{"type": "close"}')
         with contextlib.suppress(OSError):
             self._stack.close()
@@ -278,20 +279,22 @@ class Session:
             ) from error
 
     @contextlib.contextmanager
-    def _limited(self, connection: Any, limit_s: float) -> Iterator[threading.Event]:
-        """Within it `connection` ends after limit_s, whatever is waited for, sending included; the event tells that it did."""
-        late = threading.Event()
+    def _limited(
+        self, sock: socket.socket, limit_s: float, late: threading.Event
+    ) -> Iterator[None]:
+        """Within it the connection of `sock` ends after limit_s, whatever is waited for, sending included; `late` tells that it
+        did."""
 
         def end() -> None:
             late.set()
             with contextlib.suppress(OSError):
-                connection.socket.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(limit_s, end)
         timer.daemon = True
         timer.start()
         try:
-            yield late
+            yield
         finally:
             timer.cancel()
 
@@ -309,11 +312,12 @@ class Session:
         connection = self._connection
         if connection is None:
             raise ServerError(f"{self._who}: expected an open connection, found a closed one")
-        with self._limited(connection, self.answer_s) as late:
+        late = threading.Event()
+        with self._limited(connection.socket, self.answer_s, late):
             try:
                 # a server without a free session says so unasked, and closes: its words are there though nothing can be sent
                 with contextlib.suppress(ConnectionClosed):
-                    connection.send(json.dumps(message))
+                    connection.send(json.dumps(message, allow_nan=False))
                 raw = connection.recv()
             except (ConnectionClosed, OSError) as error:
                 if late.is_set():
@@ -371,25 +375,19 @@ class Session:
     def _get(self, path: str) -> Any:
         """JSON of a GET within connect_s. Raises ServerError."""
         ends = time.monotonic() + self.connect_s
-        sock = self._reached(ends)
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(max(0.1, ends - time.monotonic()), end)
-        timer.daemon = True
-        timer.start()
+        sock, late = self._reached(ends), threading.Event()
         try:
             if self._secure:
+                # by the socket's own time: wrapping takes the connection out of the socket that a timer would end
+                sock.settimeout(max(0.1, ends - time.monotonic()))
                 sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self._host)
-            asked = http.client.HTTPConnection(self._host, self._port)
-            asked.sock = sock
-            asked.request("GET", f"{self._path}{path}", headers=self._headers)
-            answer = asked.getresponse()
-            raw = answer.read(MOST_BYTES + 1)
+                sock.settimeout(None)
+            with self._limited(sock, max(0.1, ends - time.monotonic()), late):
+                asked = http.client.HTTPConnection(self._host, self._port)
+                asked.sock = sock
+                asked.request("GET", f"{self._path}{path}", headers=self._headers)
+                answer = asked.getresponse()
+                raw = answer.read(MOST_BYTES + 1)
             if answer.status != 200 or len(raw) > MOST_BYTES:
                 raise ServerError(
                     f"{self._who}: expected {path} with status 200 and at most {MOST_BYTES:,} bytes, found status "
@@ -397,12 +395,12 @@ class Session:
                 )
             return json.loads(raw)
         except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-            found = "none" if late.is_set() else _plain(f"{type(error).__name__}: {error}", 200)
+            silent = late.is_set() or isinstance(error, TimeoutError)
+            found = "none" if silent else _plain(f"{type(error).__name__}: {error}", 200)
             raise ServerError(
                 f"{self._who}: expected JSON of GET {path} within {self.connect_s:g} s, found {found}"
             ) from error
         finally:
-            timer.cancel()
             sock.close()
 
     def _fail(

@@ -27,7 +27,7 @@ from mmrl.errors import MediaError
 from mmrl.tasks.openenv_client import ServerError
 from mmrl.video.media import MAX_PIXELS, open_image
 
-__all__ = ["seen"]
+__all__ = ["picture_of_text", "seen"]
 
 _MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")
 """How the base64 of PNG, JPEG, WebP (RIFF) and GIF begins."""
@@ -104,7 +104,7 @@ class _Looked:
     def without(self, value: Any, depth: int = 0) -> Any:
         """`value` without its pictures, which are kept; None where nothing else is left."""
         if isinstance(value, str):
-            if (picture := _of_text(value)) is None:
+            if (picture := picture_of_text(value)) is None:
                 return value
             self.add(picture)
             return None
@@ -120,8 +120,8 @@ class _Looked:
         return [v for k, v in left.items() if v is not None or value[k] is None] or None
 
 
-def _of_text(text: str) -> np.ndarray | None:
-    """The picture that a text is the base64 of; None for another text."""
+def picture_of_text(text: str) -> np.ndarray | None:
+    """The picture, uint8 (H, W, 3), that a text is the base64 of; None for another text. Raises ServerError for a broken one."""
     head, comma, body = text.partition(",") if text[:11] == "data:image/" else ("", "", text)
     if comma and "base64" not in head:
         return None
@@ -135,7 +135,7 @@ def _of_text(text: str) -> np.ndarray | None:
         raise ServerError(
             f"expected base64 of a picture, found something else ({error})"
         ) from error
-    with tempfile.NamedTemporaryFile(prefix="mmrl-openenv-") as file:
+    with tempfile.NamedTemporaryFile(prefix="mmrl-picture-") as file:
         file.write(data)
         file.flush()
         try:
@@ -150,7 +150,7 @@ def _of_text(text: str) -> np.ndarray | None:
 def _of_numbers(name: str, value: Any, shape: Any) -> np.ndarray:
     """Pixels given as numbers."""
     if isinstance(value, str):
-        if (picture := _of_text(value)) is not None:
+        if (picture := picture_of_text(value)) is not None:
             return picture
         raise ServerError(f"expected a picture in the field {name!r}, found a text")
     try:
@@ -197,7 +197,7 @@ def _tool_result(observation: Mapping[str, Any], looked: _Looked) -> str:
         if isinstance(one, Mapping) and isinstance(one.get("text"), str):
             lines.append(one["text"])
         elif isinstance(one, Mapping) and one.get("type") == "image":
-            picture = _of_text(f"data:image/x;base64,{one.get('data')}")
+            picture = picture_of_text(f"data:image/x;base64,{one.get('data')}")
             assert picture is not None, "a data address is a picture or an error"
             looked.add(picture)
     return "\n".join(lines)

@@ -31,10 +31,10 @@ import numpy as np
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.tasks.page_parts import LOOKS, page_html
 from mmrl.tasks.scenes import COLORS, draw_scene
+from mmrl.workers.program import CHROMIUM
 
 __all__ = [
     "LOOKS",
-    "PROGRAMS",
     "STYLES",
     "browser_page",
     "find_chromium",
@@ -43,16 +43,6 @@ __all__ = [
 ]
 
 STYLES = ("full", "simple")
-PROGRAMS = (
-    "chromium-headless-shell",
-    "chrome-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-)
-"""Names under which distributions install the browser. The shell without windows comes first: the whole Chromium
-builds its toolbars for each page, also where nobody sees them (scripts/bench_browser.py measures what that costs)."""
 FLAGS = (
     "--disable-gpu",
     "--disable-background-networking",
@@ -90,11 +80,11 @@ _TARGETS = """() => [...document.querySelectorAll("[data-say]")].map((e) => {
 
 
 def find_chromium(program: str | None = None) -> str:
-    """Path of the browser: `program`, else the first of PROGRAMS on PATH. Raises ConfigError saying how to install it."""
-    found = next(filter(None, map(shutil.which, [program] if program else PROGRAMS)), None)
+    """Path of the browser: `program`, else the first of CHROMIUM on PATH. Raises ConfigError saying how to install it."""
+    found = next(filter(None, map(shutil.which, [program] if program else CHROMIUM)), None)
     if found is None:
         raise ConfigError(
-            f"expected a Chromium browser, found no {program or ' or '.join(PROGRAMS)}; install one with "
+            f"expected a Chromium browser, found no {program or ' or '.join(CHROMIUM)}; install one with "
             "`sudo apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core` (on Ubuntu "
             "chromium; or run "
             "`bash scripts/system_packages.sh`), or name it with --chromium PATH"

@@ -13,7 +13,8 @@ When a rollout is over, a judge is shown the task, what was written and what was
 ways to pay:
 
     progress   it says how far the task is done after each turn, p in [0, 1]: a turn earns weight * (p - p before it).
-               Potential-based shaping (Ng, Harada & Russell 1999): the sum is weight * the last p, however many turns there are
+               These are the differences of potential-based shaping (Ng, Harada & Russell 1999, without discount), but the end
+               keeps its potential: the sum is weight * the last p, however many turns there are, which pays for the outcome, too
     turns      it grades each turn by itself, g in [0, 1]: a turn earns weight * g / max_turns, as step rewards of process reward
                models do. Longer rollouts may earn more; where that is no wish, take progress
 
@@ -32,7 +33,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mmrl.environment import Environment, Observation, Outcome, TurnRewards
-from mmrl.errors import ConfigError, RewardError
+from mmrl.errors import ConfigError
 from mmrl.judges import Verdict, counted, judge_from
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
@@ -121,16 +122,17 @@ class Process(AroundTask):
         return self.inner.example_data(folder)
 
     async def rewards(self, seen: _Seen, turns: Sequence[Turn]) -> TurnRewards:
-        """What each turn of a rollout earns by the verdicts. Raises RewardError for one that there is none of (on_failure fail)."""
+        """What each turn of a rollout earns by the verdicts; a failure where one is missing (on_failure fail)."""
         asked = [n for n, turn in enumerate(turns) if turn.parsed]
         found = await asyncio.gather(*(self._verdict(seen, turns, n) for n in asked))
         verdicts = dict(zip(asked, found, strict=True))
         lost = [v.reason for v in verdicts.values() if v.value is None]
         if lost and self.on_failure == "fail":
-            raise RewardError(
+            why = (
                 f"{len(lost)} of {len(asked)} turns have no verdict, the first for {lost[0]}; process.on_failure: skip pays "
                 "nothing for such a turn instead"
             )
+            return TurnRewards([0.0] * len(turns), counted(found), why)
         rewards, before = [], 0.0
         for number in range(len(turns)):
             verdict = verdicts.get(number)
@@ -141,9 +143,7 @@ class Process(AroundTask):
                 now = before if value is None else value
                 rewards.append(self.weight * (now - before))
                 before = now
-        return TurnRewards(
-            rewards, {"process": math.fsum(rewards), **counted(list(verdicts.values()))}
-        )
+        return TurnRewards(rewards, {"process": math.fsum(rewards), **counted(found)})
 
     async def _verdict(self, seen: _Seen, turns: Sequence[Turn], number: int) -> Verdict:
         """On turn `number`. What was said is one JSON text, in which nobody can write a line of somebody else's."""
@@ -230,7 +230,7 @@ class _Watched(Environment):
         if own is None:
             return judged
         both = [a + b for a, b in zip(own.rewards, judged.rewards, strict=True)]
-        return TurnRewards(both, {**own.info, **judged.info})
+        return TurnRewards(both, {**own.info, **judged.info}, own.failure or judged.failure)
 
     def close(self) -> None:
         self.inner.close()

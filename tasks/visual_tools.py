@@ -24,7 +24,16 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.parsing import load_json
 from mmrl.types import ImageSize
 
-__all__ = ["TOOLS", "BadCall", "PictureTools", "ToolCall", "described", "fitted", "read_call"]
+__all__ = [
+    "TOOLS",
+    "BadCall",
+    "PictureTools",
+    "ToolCall",
+    "described",
+    "fitted",
+    "read_call",
+    "read_calls",
+]
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _MOST_CHARS = 4_000
@@ -47,14 +56,25 @@ class ToolCall:
 
 def read_call(text: str) -> ToolCall | None:
     """The one tool call of a turn, None where there is none; thoughts do not count. Raises BadCall for several or a broken one."""
-    said = text.rpartition("</think>")[2]
-    found = _CALL.findall(said)
-    if not found:
-        return None
+    found = _CALL.findall(text.rpartition("</think>")[2])
     if len(found) > 1:
         raise BadCall(f"expected one tool call in a turn, found {len(found)}")
+    return _call(found[0]) if found else None
+
+
+def read_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """What a turn says before its tool calls, and the calls in order; thoughts do not count. Raises BadCall where one of them is
+    broken."""
+    thoughts, mark, said = text.rpartition("</think>")
+    first = _CALL.search(said)
+    before = text if first is None else f"{thoughts}{mark}{said[: first.start()]}"
+    return before, [_call(found) for found in _CALL.findall(said)]
+
+
+def _call(found: str) -> ToolCall:
+    """A call of its JSON. Raises BadCall."""
     try:
-        value = load_json(found[0].strip()) if len(found[0]) <= _MOST_CHARS else None
+        value = load_json(found.strip()) if len(found) <= _MOST_CHARS else None
     except (ValueError, RecursionError):
         value = None
     if (

@@ -126,9 +126,9 @@ atexit.register(gc.unfreeze)
 def _available(need: str) -> bool:
     """A program on PATH, Chromium under any of its names, or a shared library (a name with '.so') that loads."""
     if need == "chromium":
-        from mmrl.tasks.pages import PROGRAMS
+        from mmrl.workers.program import CHROMIUM
 
-        return any(map(shutil.which, PROGRAMS))
+        return any(map(shutil.which, CHROMIUM))
     if ".so" not in need:
         return shutil.which(need) is not None
     try:

@@ -76,12 +76,19 @@ def load_sources(
     loaded: list[LoadedSource] = []
     seen: dict[str, str] = {}
     for config in configs:
-        if not config.path.startswith("hf:/") and not Path(config.path).exists():
+        task = task_from_spec(config.task, config.params)
+        if (
+            config.path not in task.own_rows
+            and not config.path.startswith("hf:/")
+            and not Path(config.path).exists()
+        ):
             drawn = "`mmrl demo` draws it and trains on it; or " * (
                 _DEMO in Path(config.path).parents
             )
-            raise DataError(f"expected data at {config.path}, found nothing; {drawn}check {key}")
-        task = task_from_spec(config.task, config.params)
+            own = "".join(f"{name}, " for name in task.own_rows)
+            raise DataError(
+                f"expected {own and f'one of {own}or '}data at {config.path}, found nothing; {drawn}check {key}"
+            )
         task.on_error, task.orientation = on_error, orientation
         samples, refused = check_demonstrations(config.path, _rows(task, config), on_error)
         skipped, rates = Counter(task.skipped), {}

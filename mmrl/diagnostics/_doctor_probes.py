@@ -23,6 +23,7 @@ from mmrl.diagnostics._doctor_children import ChildFailure, ask
 from mmrl.diagnostics._vulkan import mesa_version
 from mmrl.errors import install_command
 from mmrl.operations.versions import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, TRANSFORMERS
+from mmrl.workers.program import CHROMIUM
 
 __all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
 
@@ -491,9 +492,7 @@ def probe_programs() -> list[Finding]:
             findings.append(Finding(name, "missing", f"no {library}", purpose, _apt(package)))
         else:
             findings.append(Finding(name, "ok", library, purpose))
-    from mmrl.tasks.pages import PROGRAMS
-
-    browsers = [path for path in map(shutil.which, PROGRAMS) if path]
+    browsers = [path for path in map(shutil.which, CHROMIUM) if path]
     purpose = "the tasks browser and browsergym, generated screens; the report opens in any browser"
     findings.append(
         Finding(
@@ -501,7 +500,7 @@ def probe_programs() -> list[Finding]:
         )
         if browsers
         else Finding(
-            "Chromium", "missing", "not on PATH", purpose, f"{_apt(PROGRAMS[0])} (or chromium)"
+            "Chromium", "missing", "not on PATH", purpose, f"{_apt(CHROMIUM[0])} (or chromium)"
         )
     )
     return findings

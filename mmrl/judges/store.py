@@ -33,7 +33,8 @@ def digest(question: Any) -> str:
 
 
 class VerdictStore:
-    """Verdicts of one folder; without a folder those of this process. Not for several threads."""
+    """Verdicts of one folder, which is looked at when the first is asked for: a run that replaces another empties it before that.
+    Without a folder those of this process. Not for several threads."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -42,12 +43,19 @@ class VerdictStore:
         self._open: list[int] = []
         self._own: int | None = None
         self._end = 0
+        self._looked = False
+
+    def __len__(self) -> int:
+        self._look()
+        return len(self._memory) + len(self._places)
+
+    def _look(self) -> None:
+        if self._looked:
+            return
+        self._looked = True
         if self.folder is not None and self.folder.is_dir():
             for path in sorted(self.folder.glob("*.jsonl")):
                 self._index(path)
-
-    def __len__(self) -> int:
-        return len(self._memory) + len(self._places)
 
     def _index(self, path: Path) -> None:
         """Where each whole line of a file is."""
@@ -64,6 +72,7 @@ class VerdictStore:
         """What was put under `key`; None where nothing was, or where its line is damaged."""
         if self.folder is None:
             return self._memory.get(key)
+        self._look()
         if (found := self._places.get(key.encode())) is None:
             return None
         number, place, length = found
@@ -84,6 +93,7 @@ class VerdictStore:
             raise ValueError(
                 f"expected a verdict of at most {_LONGEST:,} bytes, found {len(line):,}"
             )
+        self._look()
         if self._own is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}.jsonl"
@@ -113,8 +123,7 @@ def current() -> VerdictStore:
 
 
 def keep_in(folder: str | Path) -> None:
-    """Let this process's verdicts be kept in `folder`, and taken from it."""
+    """Let this process's verdicts be kept in `folder`, and taken from what is there now."""
     global _current
-    if _current.folder != Path(folder):
-        _current.close()
-        _current = VerdictStore(folder)
+    _current.close()
+    _current = VerdictStore(folder)

@@ -59,7 +59,8 @@ _MOST_THREADS = 32
 @dataclass
 class Episode:
     """A rollout under way: `prompt` is all that precedes its next turn; `film` keeps what is shown, where it is asked for. `place`:
-    its number in the group, from 1; `tree` and `shared`: see mmrl.rollout.trees."""
+    its number in the group, from 1; `tree` and `shared`: see mmrl.rollout.trees. `accounts`: metrics of a rollout that its process
+    rewards let fail."""
 
     sample: Sample
     task: Task
@@ -69,6 +70,7 @@ class Episode:
     prompt: Prompt | None = None
     turns: list[Turn] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)
+    accounts: dict[str, float] = field(default_factory=dict)
     failure: Exception | SystemExit | None = None
     parsed: bool = True
     closed: bool = False
@@ -203,6 +205,7 @@ class Episode:
             except ValueError as wrong:  # a reward outside the task's range, info without an end
                 error = wrong
         score = failed(f"reward_error: environment{place_of(error)}", error, (_PART,))
+        score = replace(score, metrics=self.accounts)
         return Rollout(turns, score, error=score.reason, **told)
 
 

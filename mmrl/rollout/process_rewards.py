@@ -8,11 +8,13 @@ How far back a reward counts is the algorithm's affair, as with rewards that com
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mmrl.environment import Environment, TurnRewards
+from mmrl.errors import RewardError
 from mmrl.workers.event_loop import run_here
 
 if TYPE_CHECKING:
@@ -38,7 +40,12 @@ async def _every(episodes: Sequence[Episode]) -> None:
 
 async def _add(episode: Episode) -> None:
     try:
-        found = await episode.environment.process_rewards(tuple(episode.turns))
+        asked = episode.environment.process_rewards(tuple(episode.turns))
+        if not inspect.isawaitable(asked):
+            raise TypeError(
+                "expected `async def process_rewards`, found one without `async`, which the other rollouts would wait for"
+            )
+        found = await asked
         if found is None:
             return
         if not isinstance(found, TurnRewards):
@@ -47,10 +54,17 @@ async def _add(episode: Episode) -> None:
             raise ValueError(
                 f"expected a process reward for each of {len(episode.turns)} turns, found {len(found.rewards)}"
             )
+        if found.failure is not None:
+            episode.failure, episode.accounts = RewardError(found.failure), dict(found.info)
+            return
         episode.turns = [
             replace(turn, rewards=(turn.reward + more,))
             for turn, more in zip(episode.turns, found.rewards, strict=True)
         ]
-        episode.info |= {str(name): float(value) for name, value in found.info.items()}
+        episode.info |= found.info
     except (Exception, SystemExit) as error:  # an environment is user code
         episode.failure = error
+    except asyncio.CancelledError:  # of something that it waited for: nobody cancels this
+        episode.failure = RewardError(
+            "process_rewards ended with CancelledError: it cancelled itself"
+        )

@@ -23,6 +23,7 @@ A child is started, asked, waited for and ended; what goes wrong in between is a
 | recording (mmrl.robotics.datasets.record) | Worker                           | what our code there sends                       |
 | simulators (mmrl.robotics.pool_process)   | Program, a pipe that it inherits | what our code there sends                       |
 | verifiers (mmrl.rewards.verifier_pool)    | Program, lines of JSON           | JSON                                            |
+| worlds (mmrl.tasks.verifiers_process)     | Program, a socket that it inherits | JSON                                          |
 | other policies (mmrl.robotics.external)   | Program, headers and arrays      | JSON and numbers of the size that was announced |
 | questions of mmrl doctor                  | Program, all that it prints      | one line of JSON                                |
 

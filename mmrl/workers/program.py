@@ -24,8 +24,18 @@ from typing import IO, Any
 
 from mmrl.workers.process import END_S, Child, ChildError, end_group, patience
 
-__all__ = ["TAIL", "Program"]
+__all__ = ["CHROMIUM", "TAIL", "Program"]
 
+CHROMIUM = (
+    "chromium-headless-shell",
+    "chrome-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)
+"""Names under which distributions install the browser. The shell without windows comes first: the whole Chromium
+builds its toolbars for each page, also where nobody sees them (scripts/bench_browser.py measures what that costs)."""
 TAIL = 3000
 """Bytes of stderr that an error ends with."""
 _MOST_STDERR = 4 << 20  # of a program that writes on and on: more is forgotten by `trim`

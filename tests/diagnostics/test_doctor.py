@@ -20,7 +20,7 @@ from mmrl.diagnostics._doctor_children import ChildFailure, ask
 from mmrl.diagnostics._doctor_probes import PROBES
 from mmrl.diagnostics._vulkan import mesa_version
 from mmrl.diagnostics.doctor import Finding, print_doctor, run_doctor
-from mmrl.tasks.pages import PROGRAMS as CHROMIUM
+from mmrl.workers.program import CHROMIUM
 
 pytestmark = pytest.mark.slow  # the doctor asks processes about every library
 

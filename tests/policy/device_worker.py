@@ -10,8 +10,8 @@ With `cuda` the device is a GPU.
 from __future__ import annotations
 
 import functools
-import importlib
 import gc
+import importlib
 import itertools
 import sys
 import tempfile

@@ -391,6 +391,34 @@ def test_a_server_that_says_nothing_and_one_that_redirects_are_left() -> None:
                 session.schema()
 
 
+def test_a_server_that_begins_no_tls_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        session = Session(f"https://127.0.0.1:{silent.getsockname()[1]}", connect_s=0.2)
+        found = list[Exception]()
+
+        def ask() -> None:
+            for asked in (session.schema, lambda: session.reset({})):
+                with pytest.raises(ServerError, match=r"within 0\.2 s, found none") as error:
+                    asked()
+                found.append(error.value)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(10)
+        assert len(found) == 2, "it waits for the handshake without end"
+
+
+def test_a_number_that_json_has_not_is_told_and_not_sent() -> None:
+    begun = '{"type": "observation", "data": {"observation": {}, "reward": null, "done": false}}'
+    one = OpenEnvEnvironment("http://127.0.0.1:1")
+    with answering(begun) as url, Session(url, connect_s=2) as one.session:
+        one.session.reset({})
+        one.form = ActionForm.of({"properties": {"by": {"type": "number"}}, "required": ["by"]})
+        refused = one.step(Turn((1,), "1e999", (0.0,), StopReason.EOS))
+        assert not refused.parsed and refused.info["bad_actions"] == 1
+        assert one.step(Turn((1,), "1e3", (0.0,), StopReason.EOS)).parsed, "the episode goes on"
+
+
 # actions
 
 

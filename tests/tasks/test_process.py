@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -27,6 +29,7 @@ from mmrl.errors import ConfigError
 from mmrl.judges.store import current, keep_in
 from mmrl.registry import task_from_spec
 from mmrl.rollout.episodes import begin, play_written
+from mmrl.workers.scorer import Scorer
 from scripts._judge_server import judge_server
 from tests.kits.engine_kit import cli, config_file, policy, read_jsonl, small_run, start_cli
 from tests.kits.saying_environment import Saying
@@ -94,6 +97,9 @@ def test_turns_are_paid_one_by_one(url: str) -> None:
 def test_a_verdict_that_there_is_none_of_is_accounted_for(url: str, junk: str) -> None:
     bad, good = played(process(url), ["score 5", junk], ["score 5"])
     assert bad.error is not None and "1 of 2 turns have no verdict" in bad.error
+    assert bad.score is not None and bad.score.value == 0.0
+    assert bad.score.metrics["judge_asked"] == 2 and bad.score.metrics["judge_failed"] == 1
+    assert bad.score.metrics["judge_calls"] >= 2, "a failed rollout's verdicts cost as much"
     assert good.error is None, "it costs its own rollout"
     (passed_over,) = played(process(url, on_failure="skip"), ["score 4", junk, "score 6"])
     assert passed_over.error is None and passed_over.info["judge_failed"] == 1
@@ -166,8 +172,13 @@ class _Pays(Saying):
     found: Any = None
 
     async def process_rewards(self, turns: Any) -> Any:
-        if isinstance(self.found, Exception):
+        if isinstance(self.found, BaseException):
             raise self.found
+        return self.found
+
+
+class _PaysAtOnce(_Pays):
+    def process_rewards(self, turns: Any) -> Any:  # type: ignore[override]  # as a user may write it
         return self.found
 
 
@@ -178,23 +189,35 @@ class _Pays(Saying):
         ([0.1, 0.1], "expected mmrl.environment.TurnRewards, found list"),
         (RuntimeError("no model"), "no model"),
         (TurnRewards([3.0, 3.0]), "expected a value in"),
+        (asyncio.CancelledError(), "it cancelled itself"),
     ],
 )
 def test_an_environment_that_pays_wrongly_fails_its_rollout(
     found: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = task_from_spec(SAYING, {})
-    monkeypatch.setattr(_Pays, "found", found)
-    monkeypatch.setattr(type(task), "environment_class", _Pays)
-    p = policy()
-    episodes = begin(p, Sample("1", task.name, "s", "q", None), task, 1, (1,))
-    (rollout,) = play_written(p, episodes, [[turn("a"), turn("done")]])
+    rollout = paid(_Pays, found, monkeypatch)
     assert rollout.error is not None and words in rollout.error
 
 
-def test_process_rewards_must_be_finite() -> None:
+def paid(kind: type[_Pays], found: Any, monkeypatch: pytest.MonkeyPatch) -> Rollout:
+    task = task_from_spec(SAYING, {})
+    monkeypatch.setattr(_Pays, "found", found)
+    monkeypatch.setattr(type(task), "environment_class", kind)
+    p = policy()
+    episodes = begin(p, Sample("1", task.name, "s", "q", None), task, 1, (1,))
+    (rollout,) = play_written(p, episodes, [[turn("a"), turn("done")]])
+    return rollout
+
+
+def test_one_that_is_not_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = paid(_PaysAtOnce, TurnRewards([0.1, 0.1]), monkeypatch)
+    assert rollout.error is not None and "expected `async def process_rewards`" in rollout.error
+
+
+@pytest.mark.parametrize("found", [([math.nan],), ([0.1], {"judge": math.inf})])
+def test_process_rewards_must_be_finite(found: Any) -> None:
     with pytest.raises(ValueError, match="finite"):
-        TurnRewards([math.nan])
+        TurnRewards(*found)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +246,17 @@ def test_settings_that_cannot_be_are_named(params: dict[str, Any], words: str) -
 def test_no_environment_pays_by_itself() -> None:
     assert _Pays.process_rewards is not Environment.process_rewards
     assert Saying.process_rewards is Environment.process_rewards
+
+
+def test_a_run_that_replaces_another_keeps_verdicts_of_its_own(url: str, tmp_path: Path) -> None:
+    """Its scorer is made before the folder is emptied: what was kept in there is gone, and nothing is taken from deleted files."""
+    folder = tmp_path / "run" / "verdicts"
+    for _ in range(2):
+        with Scorer([], [], workers=0, verdicts=str(folder)):
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            (rollout,) = played(process(url), ["score 5"])
+        assert rollout.info["judge_kept"] == 0
+        assert len(list(folder.glob("*.jsonl"))) == 1
 
 
 @pytest.mark.slow
