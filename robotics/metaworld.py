@@ -98,8 +98,13 @@ class MetaWorldOptions:
                 f"{where}: expected reward sparse or dense, found {options.reward!r}."
                 f"{did_you_mean(str(options.reward), ('sparse', 'dense'))}"
             )
+        if not isinstance(options.stop_at_success, bool):
+            raise ConfigError(
+                f"{where}: expected stop_at_success as true or false, found {options.stop_at_success!r}"
+            )
         place = options.base_position
-        if place is not None and (len(place) != 3 or not np.isfinite(place).all()):
+        numbers = isinstance(place, (list, tuple)) and all(type(v) in (int, float) for v in place)
+        if place is not None and not (numbers and len(place) == 3 and np.isfinite(place).all()):
             raise ConfigError(
                 f"{where}: expected base_position as three finite numbers or null, found {place!r}"
             )
@@ -107,7 +112,11 @@ class MetaWorldOptions:
             raise ConfigError(
                 f"{where}: expected instructions as {{task: sentence}}, found {options.instructions!r}"
             )
-        for task in options.instructions:
+        for task, words in options.instructions.items():
+            if not isinstance(words, str) or not words.strip():
+                raise ConfigError(
+                    f"{where}: expected instructions.{task} as a sentence, found {words!r}"
+                )
             if task not in INSTRUCTIONS:
                 raise ConfigError(
                     f"{where}: expected instructions of MetaWorld's tasks, found one of {task!r}."

@@ -52,6 +52,8 @@ class CheckpointSaver:
         # the largest metric of a checkpoint so far, and its step
         self.best: float | None = None
         self.best_step = 0
+        # the same without the one that is being written in the background
+        self._before: tuple[float | None, int] = (None, 0)
 
     @property
     def sharded(self) -> bool:
@@ -66,6 +68,8 @@ class CheckpointSaver:
             state: what a resumed run needs beside weights and optimizer; the main process's is written.
         Raises NonFiniteError for weights that are not finite, CheckpointError when the last one cannot be written.
         """
+        if self.sharded:
+            self.settle()  # else it is compared with one that may not come to be
         media = self._context.media
         media.learn(self.world.gather(media.take_new()))
         better = metric is not None and (self.best is None or metric > self.best)
@@ -79,6 +83,7 @@ class CheckpointSaver:
         write = self._begin if self.sharded else self._write
         try:
             write(step, whole, settings, better)
+            self._before = self.best, self.best_step
             self.best, self.best_step = best, best_step
         except CheckpointError as error:
             self._failed(step, error)
@@ -110,7 +115,6 @@ class CheckpointSaver:
         self, step: int, state: dict[str, Any], settings: dict[str, Any], better: bool
     ) -> None:
         """In the background, by each process its share."""
-        self.settle()
         context = self._context
         files = context.media.files() if self.world.is_main else {}
         self._in_background.begin(
@@ -123,6 +127,7 @@ class CheckpointSaver:
         try:
             done = self._in_background.finish(wait=wait)
         except CheckpointError as error:
+            self.best, self.best_step = self._before
             self._failed(step, error)
         else:
             if done and self.world.is_main:

@@ -147,6 +147,18 @@ def test_a_process_that_cannot_write_leaves_an_alarm_and_earlier_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(tmp_path)
+    _fill_up(monkeypatch)
+    trainer = Trainer(load_config(config, [SHARDED]))
+    trainer.fit()
+    assert trainer.checkpoints.steps() == [1, 3]
+    alarms = (trainer.folder.path / "alarms.jsonl").read_text().splitlines()
+    (alarm,) = [a for a in map(json.loads, alarms) if a["name"] == "checkpoint_failed"]
+    assert "cannot write the checkpoint of step 2" in alarm["message"]
+    assert not list(trainer.checkpoints.folder.glob(".partial*"))
+
+
+def _fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of step 2 cannot be written."""
     plain = ShardedSaver._write
 
     def full(self: ShardedSaver, partial: Path, *rest: Any) -> None:
@@ -155,13 +167,22 @@ def test_a_process_that_cannot_write_leaves_an_alarm_and_earlier_checkpoints(
         plain(self, partial, *rest)
 
     monkeypatch.setattr(ShardedSaver, "_write", full)
-    trainer = Trainer(load_config(config, [SHARDED]))
-    trainer.fit()
+
+
+@pytest.mark.slow
+def test_one_that_could_not_be_written_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill_up(monkeypatch)
+    trainer = Trainer(load_config(small(tmp_path), [SHARDED]))
+    with trainer.open_runtime():
+        for step, metric in enumerate((0.5, 0.9, 0.7), 1):
+            trainer.save_checkpoint(step, metric)
     assert trainer.checkpoints.steps() == [1, 3]
-    alarms = (trainer.folder.path / "alarms.jsonl").read_text().splitlines()
-    (alarm,) = [a for a in map(json.loads, alarms) if a["name"] == "checkpoint_failed"]
-    assert "cannot write the checkpoint of step 2" in alarm["message"]
-    assert not list(trainer.checkpoints.folder.glob(".partial*"))
+    assert (trainer.checkpoints.folder / "best").resolve().name == "step_000003"
+    assert (trainer.saver.best, trainer.saver.best_step) == (0.7, 3)
+    state = trainer.checkpoints.load_state(3, lambda found: None)
+    assert (state["best"], state["best_step"]) == (0.7, 3)
 
 
 KILLED = """
