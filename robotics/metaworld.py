@@ -99,7 +99,10 @@ class MetaWorldOptions:
                 f"{did_you_mean(str(options.reward), ('sparse', 'dense'))}"
             )
         place = options.base_position
-        if place is not None and (len(place) != 3 or not np.isfinite(place).all()):
+        numbers = (
+            [type(v) in (int, float) for v in place] if isinstance(place, (list, tuple)) else []
+        )
+        if place is not None and (numbers != [True] * 3 or not np.isfinite(place).all()):
             raise ConfigError(
                 f"{where}: expected base_position as three finite numbers or null, found {place!r}"
             )
@@ -107,7 +110,15 @@ class MetaWorldOptions:
             raise ConfigError(
                 f"{where}: expected instructions as {{task: sentence}}, found {options.instructions!r}"
             )
-        for task in options.instructions:
+        if not isinstance(options.stop_at_success, bool):
+            raise ConfigError(
+                f"{where}: expected stop_at_success true or false, found {options.stop_at_success!r}"
+            )
+        for task, words in options.instructions.items():
+            if not isinstance(words, str) or not words:
+                raise ConfigError(
+                    f"{where}: expected instructions as {{task: sentence}}, found {words!r} for {task!r}"
+                )
             if task not in INSTRUCTIONS:
                 raise ConfigError(
                     f"{where}: expected instructions of MetaWorld's tasks, found one of {task!r}."

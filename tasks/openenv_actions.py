@@ -194,7 +194,9 @@ class ActionForm:
         found = _ANSWER.findall(said)
         said = (found[-1] if found else said).strip()
         if self.kind == "names":
-            name = said.casefold().strip(".!'\"` ")
+            name = said.casefold()
+            if name not in self.names:  # which may be signs themselves
+                name = name.strip(".!'\"` ")
             if name not in self.names:
                 raise NoAction("that was no action")
             return dict(self.names[name])

@@ -62,7 +62,11 @@ def official(simulator: MetaWorldSimulator, **settings: Any) -> Any:
         ({"options": {"rewards": "dense"}}, "Did you mean 'reward'?"),
         ({"options": {"reward": "densee"}}, "Did you mean 'dense'?"),
         ({"options": {"base_position": [1, 2]}}, "three finite numbers or null, found"),
+        ({"options": {"base_position": 3}}, "three finite numbers or null, found 3"),
+        ({"options": {"base_position": "abc"}}, "three finite numbers or null, found 'abc'"),
+        ({"options": {"stop_at_success": "no"}}, "stop_at_success true or false, found 'no'"),
         ({"options": {"instructions": "go"}}, "expected instructions as {task: sentence}"),
+        ({"options": {"instructions": {"reach-v3": 3}}}, "sentence}, found 3 for 'reach-v3'"),
         ({"options": {"instructions": {"reach": "go"}}}, "Did you mean 'reach-v3'?"),
     ],
 )
