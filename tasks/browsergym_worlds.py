@@ -134,7 +134,8 @@ class BrowserGymEnvironment(Environment):
         self.origins = tuple(sorted({origin_of(str(url)) for url in named}))
         self.low, self.high, self.success_at = reward_bounds("browsergym", rewards, success_at)
         self.template = template
-        self.pool = (processes, chromium, float(limit_s), self.origins)
+        # here, where environments are made one by one: threads that reset side by side would make one each
+        self.gyms = _gyms(processes, chromium, float(limit_s), self.origins)
         self.page: GymPage | None = None
         self.size: ImageSize | None = None
         self.total = self.paid = 0.0
@@ -168,7 +169,7 @@ class BrowserGymEnvironment(Environment):
             self.show != "picture",
         )
         actions = _actions(self.subsets)
-        self.page, seen = _gyms(*self.pool).begin(begin)
+        self.page, seen = self.gyms.begin(begin)
         asked = self.prompt.replace(
             "{actions}", actions.words() if self.calls == "text" else ""
         ).replace("{goal}", sample.question or seen.goal)

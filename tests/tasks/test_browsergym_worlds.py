@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -252,6 +254,31 @@ def test_what_hangs_or_dies_costs_its_episodes_and_is_replaced(site: str, tmp_pa
         assert page.act("click('13')", CoordFrame.ABS_ORIG, None).reward == 1
         assert not psutil.pid_exists(first) or first == process.pid
         page.close()
+
+
+def test_environments_that_begin_side_by_side_share_their_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Begun(Exception):
+        """In place of an episode."""
+
+    def begin(self: Gyms, episode: Begin) -> Any:
+        pools.append(self)
+        raise Begun
+
+    class Slow(Gyms):
+        def __init__(self, *settings: Any) -> None:
+            time.sleep(0.05)
+            super().__init__(*settings)
+
+    pools: list[Gyms] = []
+    monkeypatch.setattr(Gyms, "begin", begin)
+    monkeypatch.setattr("mmrl.tasks.browsergym_worlds.Gyms", Slow)
+    worlds = [environment(limit_s=77.5) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(world.reset, row(), 0) for world in worlds]
+        assert all(isinstance(a.exception(), Begun) for a in asked)
+    assert len(pools) == 4 and len({id(pool) for pool in pools}) == 1
 
 
 @pytest.mark.parametrize(
