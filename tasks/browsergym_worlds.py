@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -28,7 +27,14 @@ from mmrl.environment import Environment, Mark, Observation, Outcome
 from mmrl.errors import ConfigError, DataError
 from mmrl.task import Template
 from mmrl.tasks.browser.gym import Actions, Begin, GymPage, Gyms, Seen, check_env_id, origin_of
-from mmrl.tasks.parameters import check_number, check_whole
+from mmrl.tasks.parameters import (
+    check_mapping,
+    check_names,
+    check_number,
+    check_whole,
+    reached,
+    reward_bounds,
+)
 from mmrl.tasks.visual_tools import BadCall, read_call
 from mmrl.types import ImageSize, Sample, Turn, VideoSize
 
@@ -101,7 +107,7 @@ class BrowserGymEnvironment(Environment):
         chromium: str | None = None,
         template: Template | None = None,
     ) -> None:
-        if show not in _SUBSETS:
+        if show not in tuple(_SUBSETS):
             raise ConfigError(f"expected browsergym.show picture, tree or both, found {show!r}")
         if calls not in ("text", "tools"):
             raise ConfigError(f"expected browsergym.calls text or tools, found {calls!r}")
@@ -110,14 +116,12 @@ class BrowserGymEnvironment(Environment):
             raise ConfigError(
                 f"expected a browsergym.prompt that contains {' and '.join(needed)}, found {prompt!r}"
             )
+        check_mapping("browsergym.env_kwargs", env_kwargs or {})
+        check_mapping("browsergym.task_kwargs", task_kwargs or {})
+        check_names("browsergym.origins", origins, "[http://127.0.0.1:8000]")
         check_whole("browsergym.max_turns", max_turns, 1)
         check_whole("browsergym.processes", processes, 1)
         check_number("browsergym.limit_s", limit_s, 1.0, 600.0)
-        bounds = [float(r) for r in rewards]
-        if len(bounds) != 2 or not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
-            raise ConfigError(
-                f"expected browsergym.rewards as (lowest, highest) sum of an episode, found {list(rewards)}"
-            )
         if action_subsets is not None and (isinstance(action_subsets, str) or not action_subsets):
             raise ConfigError(
                 f"expected browsergym.action_subsets as names such as [bid, coord], found {action_subsets!r}"
@@ -128,10 +132,10 @@ class BrowserGymEnvironment(Environment):
         self.max_turns = max_turns  # type: ignore[misc]  # the source's setting
         named = [*origins, *filter(None, [self.task_kwargs.get("start_url")])]
         self.origins = tuple(sorted({origin_of(str(url)) for url in named}))
-        self.low, self.high = bounds
-        self.success_at = self.high if success_at is None else float(success_at)
+        self.low, self.high, self.success_at = reward_bounds("browsergym", rewards, success_at)
         self.template = template
-        self.pool = (processes, chromium, float(limit_s), self.origins)
+        # here, where environments are made one by one: threads that reset side by side would make one each
+        self.gyms = _gyms(processes, chromium, float(limit_s), self.origins)
         self.page: GymPage | None = None
         self.size: ImageSize | None = None
         self.total = self.paid = 0.0
@@ -165,7 +169,7 @@ class BrowserGymEnvironment(Environment):
             self.show != "picture",
         )
         actions = _actions(self.subsets)
-        self.page, seen = _gyms(*self.pool).begin(begin)
+        self.page, seen = self.gyms.begin(begin)
         asked = self.prompt.replace(
             "{actions}", actions.words() if self.calls == "text" else ""
         ).replace("{goal}", sample.question or seen.goal)
@@ -201,7 +205,7 @@ class BrowserGymEnvironment(Environment):
         ended = seen.terminated or seen.truncated
         share = (min(max(self.total, self.low), self.high) - self.low) / (self.high - self.low)
         gained, self.paid = share - self.paid, share  # they add up to what the episode came to
-        won = seen.terminated and self.total >= self.success_at
+        won = seen.terminated and reached(self.total, self.success_at)
         words = f"Your last action failed: {seen.error}" if seen.error else ""
         return Outcome(
             None if ended else self._shown(seen, words, self._role),

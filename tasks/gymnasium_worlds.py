@@ -17,7 +17,6 @@ by a subclass, in a file that is named as a task:
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -27,6 +26,7 @@ import numpy as np
 from mmrl.environment import Environment, Observation, Outcome
 from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean, install_command
 from mmrl.task import Template
+from mmrl.tasks.parameters import check_mapping, check_names, reached, reward_bounds
 from mmrl.types import Sample, Turn
 
 __all__ = ["GymnasiumEnvironment"]
@@ -63,6 +63,8 @@ class GymnasiumEnvironment(Environment):
         success_at: float | None = None,
         template: Template | None = None,
     ) -> None:
+        check_mapping("gymnasium.env_kwargs", env_kwargs or {})
+        check_names("gymnasium.actions", actions, "[left, right]")
         self.env_id, self.env_kwargs = env_id, dict(env_kwargs or {})
         self.actions = [str(a).strip().casefold() for a in actions]
         self.show, self.goal, self.prompt, self.template = show, goal, prompt, template
@@ -78,7 +80,7 @@ class GymnasiumEnvironment(Environment):
             )
         if show not in _SHOWS:
             raise ConfigError(f"expected gymnasium.show picture or text, found {show!r}")
-        if "{actions}" not in prompt:
+        if not isinstance(prompt, str) or "{actions}" not in prompt:
             raise ConfigError(
                 f"expected a gymnasium.prompt that contains {{actions}}, found {prompt!r}"
             )
@@ -86,13 +88,7 @@ class GymnasiumEnvironment(Environment):
             raise ConfigError(
                 f"expected gymnasium.max_turns as a whole number from 1, found {max_turns!r}"
             )
-        bounds = [float(r) for r in rewards]
-        if len(bounds) != 2 or not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
-            raise ConfigError(
-                f"expected gymnasium.rewards as (lowest, highest) sum of an episode, found {list(rewards)}"
-            )
-        self.low, self.high = bounds
-        self.success_at = self.high if success_at is None else float(success_at)
+        self.low, self.high, self.success_at = reward_bounds("gymnasium", rewards, success_at)
         self.world: Any = None
         self.total = self.paid = 0.0
         self.turns = self.bad = 0
@@ -156,7 +152,7 @@ class GymnasiumEnvironment(Environment):
         ended = bool(terminated or truncated)
         share = (min(max(self.total, self.low), self.high) - self.low) / (self.high - self.low)
         gained, self.paid = share - self.paid, share  # they add up to what the episode came to
-        won = bool(terminated) and self.total >= self.success_at
+        won = bool(terminated) and reached(self.total, self.success_at)
         return Outcome(
             None if ended else self._seen(f"You chose {self.actions[named]}."),
             reward=gained,
@@ -178,7 +174,8 @@ class GymnasiumEnvironment(Environment):
         """The number of the action that a turn names."""
         found = _ANSWER.findall(text)
         said = (found[-1] if found else text.rpartition("</think>")[2]).strip().casefold()
-        said = said.strip(".!'\"` ")
+        if said not in self.actions:  # names may be signs themselves
+            said = said.strip(".!'\"` ")
         return self.actions.index(said) if said in self.actions else None
 
     def _seen(self, words: str, before: Sequence[Mapping[str, Any]] = ()) -> Observation:

@@ -15,7 +15,6 @@ recorded as failed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -27,7 +26,14 @@ from mmrl.task import Template
 from mmrl.tasks.openenv_actions import ActionForm, NoAction, tools_described
 from mmrl.tasks.openenv_client import Refused, ServerError, Session, Step, check_url, key_of
 from mmrl.tasks.openenv_views import seen
-from mmrl.tasks.parameters import check_number, check_whole
+from mmrl.tasks.parameters import (
+    check_mapping,
+    check_names,
+    check_number,
+    check_whole,
+    reached,
+    reward_bounds,
+)
 from mmrl.types import Sample, Turn
 
 __all__ = ["OpenEnvEnvironment"]
@@ -101,20 +107,19 @@ class OpenEnvEnvironment(Environment):
                 raise ConfigError(
                     f"expected openenv.{name} as one of {', '.join(map(str, known))}, found {chosen!r}"
                 )
-        if isinstance(actions, str) or len({str(a).strip().casefold() for a in actions}) != len(
-            actions
-        ):
+        check_mapping("openenv.reset", reset or {})
+        check_names("openenv.pictures", pictures, "[screen]")
+        if fields is not None:
+            check_names("openenv.fields", fields, "[text, screen]")
+        named = list(actions) if isinstance(actions, Mapping) else actions
+        check_names("openenv.actions", named, "[left, right] or {left: 2, right: 3}")
+        if len({str(a).strip().casefold() for a in named}) != len(named):
             raise ConfigError(
                 f"expected openenv.actions as different names, such as [left, right] or {{left: 2, right: 3}}, found {actions!r}"
             )
-        if "{observation}" not in prompt:
+        if not isinstance(prompt, str) or "{observation}" not in prompt:
             raise ConfigError(
                 f"expected an openenv.prompt that contains {{observation}}, found {prompt!r}"
-            )
-        bounds = [float(r) for r in rewards]
-        if len(bounds) != 2 or not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
-            raise ConfigError(
-                f"expected openenv.rewards as (lowest, highest) of an episode, found {list(rewards)}"
             )
         self.url, self.key, self.options = url, key_of(key_env), dict(reset or {})
         self.connect_s, self.answer_s = float(connect_s), float(answer_s)
@@ -128,8 +133,7 @@ class OpenEnvEnvironment(Environment):
         self.prompt, self.template = prompt, template
         self.max_turns = max_turns  # type: ignore[misc]  # the source's setting
         self.reward, self.errors = reward, errors
-        self.low, self.high = bounds
-        self.success_at = self.high if success_at is None else float(success_at)
+        self.low, self.high, self.success_at = reward_bounds("openenv", rewards, success_at)
         self.session: Session | None = None
         self.form: ActionForm | None = None
         self.total = self.paid = 0.0
@@ -211,7 +215,7 @@ class OpenEnvEnvironment(Environment):
             self.total = self.total + said if self.reward == "sum" else said
         share = (min(max(self.total, self.low), self.high) - self.low) / (self.high - self.low)
         gained, self.paid = share - self.paid, share  # they add up to what the episode came to
-        won = answer.done and self.total >= self.success_at
+        won = answer.done and reached(self.total, self.success_at)
         shown: Observation | None = None
         if not answer.done:
             text, pictures = seen(answer.observation, **self.shows)

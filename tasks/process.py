@@ -38,6 +38,7 @@ from mmrl.judges import Verdict, counted, judge_from
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
 from mmrl.tasks.around import AroundTask
+from mmrl.tasks.parameters import check_mapping
 from mmrl.types import ImageSize, RewardContext, Sample, Score, Turn, VideoSize
 
 __all__ = ["Process"]
@@ -86,6 +87,7 @@ class Process(AroundTask):
             raise ConfigError(
                 f"process.weight: expected a number above 0 and at most 10, found {weight!r}"
             )
+        check_mapping("process.params", params or {})
         if not task or task == "process":
             raise ConfigError(
                 f"process.task: expected a task with an environment, such as zoom or browser, found {task!r}"

@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,31 @@ def test_what_hangs_or_dies_costs_its_episodes_and_is_replaced(site: str, tmp_pa
         page.close()
 
 
+def test_environments_that_begin_side_by_side_share_their_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Begun(Exception):
+        """In place of an episode."""
+
+    def begin(self: Gyms, episode: Begin) -> Any:
+        pools.append(self)
+        raise Begun
+
+    class Slow(Gyms):
+        def __init__(self, *settings: Any) -> None:
+            time.sleep(0.05)
+            super().__init__(*settings)
+
+    pools: list[Gyms] = []
+    monkeypatch.setattr(Gyms, "begin", begin)
+    monkeypatch.setattr("mmrl.tasks.browsergym_worlds.Gyms", Slow)
+    worlds = [environment(limit_s=77.5) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(world.reset, row(), 0) for world in worlds]
+        assert all(isinstance(a.exception(), Begun) for a in asked)
+    assert len(pools) == 4 and len({id(pool) for pool in pools}) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -262,6 +289,12 @@ def test_what_hangs_or_dies_costs_its_episodes_and_is_replaced(site: str, tmp_pa
         ({"prompt": "{goal}"}, "contains {goal} and {actions}"),
         ({"max_turns": 0}, "browsergym.max_turns"),
         ({"rewards": (1, 1)}, "browsergym.rewards as (lowest, highest)"),
+        ({"rewards": 5}, "browsergym.rewards as (lowest, highest)"),
+        ({"success_at": "x"}, "browsergym.success_at as the sum"),
+        ({"env_kwargs": [1]}, "browsergym.env_kwargs as a mapping"),
+        ({"task_kwargs": 3}, "browsergym.task_kwargs as a mapping"),
+        ({"show": ["tree"]}, "browsergym.show picture, tree or both"),
+        ({"origins": "http://127.0.0.1:80"}, "browsergym.origins as a list of names"),
         ({"action_subsets": "bid"}, "as names such as [bid, coord]"),
         ({"origins": ["https://example.com"]}, "an address on this machine"),
         ({"task_kwargs": {"start_url": "file:///etc"}}, "an address on this machine"),

@@ -146,6 +146,12 @@ def test_seeds_are_the_rows_own_or_the_groups() -> None:
         ({"prompt": "go"}, "contains {actions}"),
         ({"max_turns": 0}, "as a whole number from 1, found 0"),
         ({"rewards": (1, 1)}, "expected gymnasium.rewards as (lowest, highest)"),
+        ({"rewards": 5}, "expected gymnasium.rewards as (lowest, highest)"),
+        ({"success_at": "x"}, "expected gymnasium.success_at as the sum"),
+        ({"env_kwargs": [1]}, "expected gymnasium.env_kwargs as a mapping"),
+        ({"actions": "left"}, "expected gymnasium.actions as a list of names"),
+        ({"actions": [True, False, "up", "down"]}, "YAML reads yes, no, on and off"),
+        ({"prompt": 3}, "contains {actions}"),
         ({"rewards": (0, float("inf"))}, "expected gymnasium.rewards as (lowest, highest)"),
     ],
 )

@@ -419,6 +419,21 @@ def test_a_number_that_json_has_not_is_told_and_not_sent() -> None:
         assert one.step(Turn((1,), "1e3", (0.0,), StopReason.EOS)).parsed, "the episode goes on"
 
 
+def test_ten_tenths_are_a_success() -> None:
+    one = OpenEnvEnvironment("http://127.0.0.1:1")
+    paid = '{"type": "observation", "data": {"observation": {}, "reward": 0.1, "done": %s}}'
+    one.form = ActionForm.of(WALK)
+    with answering(paid % "false") as url, Session(url, connect_s=2) as one.session:
+        one.session.reset({})
+        for _ in range(9):
+            assert not one.step(Turn((1,), "1", (0.0,), StopReason.EOS)).ended
+    with answering(paid % "true") as url, Session(url, connect_s=2) as one.session:
+        one.session.reset({})
+        last = one.step(Turn((1,), "1", (0.0,), StopReason.EOS))
+    assert last.info["return"] == pytest.approx(1.0) and last.info["return"] < 1.0
+    assert last.terminated and last.info["success"] == 1.0
+
+
 # actions
 
 
@@ -433,6 +448,9 @@ def test_a_number_that_json_has_not_is_told_and_not_sent() -> None:
         ({"properties": {"way": {"type": "string"}}}, {"actions": ["N", "S"]}, "s", {"way": "S"}),
         ({"properties": {"by": {"type": ["integer", "null"]}}}, {}, "3", {"by": 3}),
         ({"properties": {"by": {"type": ["integer", "string"]}}}, {}, "3", {"by": "3"}),
+        (WALK, {"actions": [".", "go!"]}, ".", {"by": 0}),
+        (WALK, {"actions": [".", "go!"]}, "GO!", {"by": 1}),
+        (WALK, {"actions": [7, 8]}, "8.", {"by": 1}),
         ({"properties": {"message": {"type": "string"}}}, {}, " 17 ", {"message": "17"}),
         (
             {"properties": {"code": {"type": "string"}, "metadata": {"type": "object"}}},
@@ -621,6 +639,16 @@ def test_observations_that_cannot_be_shown_are_errors(
         ({"actions": ["a", "A"]}, "as different names"),
         ({"prompt": "go"}, "contains {observation}"),
         ({"rewards": (1, 1)}, "expected openenv.rewards as (lowest, highest)"),
+        ({"rewards": 5}, "expected openenv.rewards as (lowest, highest)"),
+        ({"rewards": "01"}, "expected openenv.rewards as (lowest, highest)"),
+        ({"success_at": "1"}, "expected openenv.success_at as the sum"),
+        ({"fields": "text"}, "expected openenv.fields as a list of names"),
+        ({"pictures": "screen"}, "expected openenv.pictures as a list of names"),
+        ({"reset": [1]}, "expected openenv.reset as a mapping"),
+        ({"prompt": 3}, "contains {observation}"),
+        ({"actions": 5}, "expected openenv.actions as a list of names"),
+        ({"actions": ["left", True]}, "YAML reads yes, no, on and off as truth values"),
+        ({"actions": {False: 0, True: 1}}, "YAML reads yes, no, on and off as truth values"),
     ],
 )
 def test_parameters_that_make_no_environment_are_refused(options: Any, why: str) -> None:

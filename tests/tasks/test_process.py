@@ -230,6 +230,7 @@ def test_process_rewards_must_be_finite(found: Any) -> None:
         ({"weight": 0}, "above 0"),
         ({"weight": True}, "above 0"),
         ({"on_failure": "zero"}, "fail or skip"),
+        ({"params": [1]}, "process.params as a mapping"),
         (
             {"judge": {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": "preference"}},
             "compares",
