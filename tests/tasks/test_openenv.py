@@ -646,6 +646,8 @@ def test_observations_that_cannot_be_shown_are_errors(
         ({"errors": "hide"}, "expected openenv.errors as one of fail, tell"),
         ({"tools": "yes"}, "expected openenv.tools as one of auto"),
         ({"actions": ["a", "A"]}, "as different names"),
+        ({"tools": True, "actions": ["a", "b"]}, "tools: true without openenv.actions"),
+        ({"tools": True, "field": "a"}, "tools: true without openenv.field"),
         ({"prompt": "go"}, "contains {observation}"),
         ({"rewards": (1, 1)}, "expected openenv.rewards as (lowest, highest)"),
         ({"rewards": 5}, "expected openenv.rewards as (lowest, highest)"),
