@@ -175,6 +175,8 @@ def main() -> None:
     names = [f.name for f in BUILT_IN]
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     options = parser.parse_args()
+    if options.release and (options.page or options.only != names):
+        parser.error("expected --release by itself: it records all families, and writes no page")
     if options.release:
         record_release(cells := measure(names))
         failures = [c for c in cells if c["verdict"] == "failed"]

@@ -84,7 +84,7 @@ def _told(name: str, one: Mapping[str, Any], *, needed: bool) -> str:
         for key, words in (("minimum", "at least"), ("maximum", "at most"))
         if key in one
     ]
-    about = str(one.get("description", ""))[:_MOST_WORDS]
+    about = _shortened(one.get("description", ""))
     kind = ", ".join([kind, *bounds, *([] if needed else ["optional"])])
     return f"{name} ({kind}){f': {about}' if about else ''}"
 
@@ -121,6 +121,12 @@ def _drawn(one: Mapping[str, Any], rng: np.random.Generator) -> Any:
     return ("hello", "yes", "1")[int(rng.integers(3))]
 
 
+def _shortened(said: Any) -> str:
+    """A description of at most so many characters; a longer one says that it was cut."""
+    text = str(said)
+    return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]} [cut]"
+
+
 @dataclass(frozen=True)
 class ActionForm:
     """How turns become actions; see the module. `needed`: names of the fields that have no default."""
@@ -142,6 +148,11 @@ class ActionForm:
     ) -> ActionForm:
         """The form of a schema. actions: names, or name -> value or whole action. only: the field that the whole answer is. tools:
         what the server offers. Raises ConfigError where the parameters do not fit the schema."""
+        if len(tools) > _MOST_TOOLS:
+            raise ConfigError(
+                f"expected at most {_MOST_TOOLS} tools of an OpenEnv environment, found {len(tools)}; offer fewer, or set "
+                "openenv.tools: false and name its openenv.actions"
+            )
         if tools:
             return cls("tools", tools=tuple(tools))
         named = {name: _resolved(one, schema) for name, one in _fields(schema).items()}
@@ -298,9 +309,9 @@ def tools_described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "type": "function",
             "function": {
                 "name": tool["name"],
-                "description": str(tool.get("description") or "")[:_MOST_WORDS],
+                "description": _shortened(tool.get("description") or ""),
                 "parameters": dict(_parameters(tool)),
             },
         }
-        for tool in tools[:_MOST_TOOLS]
+        for tool in tools
     ]

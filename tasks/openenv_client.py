@@ -149,8 +149,11 @@ class Session:
     # what is asked
 
     def reset(self, options: Mapping[str, Any]) -> Step:
-        """Begin the episode, on a new connection. Until connect_s are over this is tried again where nobody listens, the connection
-        breaks before there was an answer, or all sessions are taken: nothing was played by then. Raises ServerError."""
+        """Begin the episode, on a new connection. Raises ServerError.
+
+        Until connect_s are over this is tried again where nobody listens, a proxy says that nobody does, the connection breaks
+        before there was an answer, or all sessions are taken: nothing was played by then.
+        """
         ends = time.monotonic() + self.connect_s
         while True:
             self.close()
@@ -269,7 +272,9 @@ class Session:
                     if status in (401, 403)
                     else ""
                 )
-                raise ServerError(
+                # what stands before a server that starts says so
+                kind = _Lost if status in (429, 502, 503, 504) else ServerError
+                raise kind(
                     f"{self._who}: expected a WebSocket at {self._path}/ws, found status {status} (redirects are not "
                     f"followed); mend openenv.url{key}"
                 ) from error

@@ -117,6 +117,11 @@ class OpenEnvEnvironment(Environment):
             raise ConfigError(
                 f"expected openenv.actions as different names, such as [left, right] or {{left: 2, right: 3}}, found {actions!r}"
             )
+        if tools is True and (named or field is not None):
+            raise ConfigError(
+                f"expected openenv.tools: true without openenv.{'actions' if named else 'field'}: a turn is a call of a tool or an "
+                "action by name, found both; leave one out"
+            )
         if not isinstance(prompt, str) or "{observation}" not in prompt:
             raise ConfigError(
                 f"expected an openenv.prompt that contains {{observation}}, found {prompt!r}"

@@ -9,6 +9,7 @@ of words, addresses and the order of episodes differ.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -108,7 +109,14 @@ class _Recorder(Environment):
         return outcome
 
     async def process_rewards(self, turns: Sequence[Turn]) -> TurnRewards | None:
-        return await self.inner.process_rewards(turns)
+        from mmrl.rollout.process_rewards import asked
+
+        try:
+            return await asyncio.wait_for(asked(self.inner, turns), self.limit_s)
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(
+                f"expected process_rewards within {self.limit_s:g} s, found none"
+            ) from error
 
     def close(self) -> None:
         with time_limit(self.limit_s):

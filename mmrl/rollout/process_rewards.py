@@ -15,23 +15,34 @@ from typing import TYPE_CHECKING
 
 from mmrl.environment import Environment, TurnRewards
 from mmrl.errors import RewardError
+from mmrl.types import Turn
 from mmrl.workers.event_loop import run_here
 
 if TYPE_CHECKING:
     from mmrl.rollout.episodes import Episode
 
-__all__ = ["add_process_rewards"]
+__all__ = ["add_process_rewards", "asked"]
 
 
 def add_process_rewards(episodes: Sequence[Episode]) -> None:
     """Ask the environments of episodes that have ended, and add what they say to the rewards of the turns and to `info`."""
-    asked = [e for e in episodes if e.failure is None and e.turns and _pays(e.environment)]
-    if asked:
-        run_here(_every(asked))
+    ended = [e for e in episodes if e.failure is None and e.turns and _pays(e.environment)]
+    if ended:
+        run_here(_every(ended))
 
 
 def _pays(environment: Environment) -> bool:
     return type(environment).process_rewards is not Environment.process_rewards
+
+
+async def asked(environment: Environment, turns: Sequence[Turn]) -> TurnRewards | None:
+    """What the environment pays. Raises TypeError where its method is no `async def`, and what the method raises."""
+    waiting = environment.process_rewards(turns)
+    if not inspect.isawaitable(waiting):
+        raise TypeError(
+            "expected `async def process_rewards`, found one without `async`, which the other rollouts would wait for"
+        )
+    return await waiting
 
 
 async def _every(episodes: Sequence[Episode]) -> None:
@@ -40,12 +51,7 @@ async def _every(episodes: Sequence[Episode]) -> None:
 
 async def _add(episode: Episode) -> None:
     try:
-        asked = episode.environment.process_rewards(tuple(episode.turns))
-        if not inspect.isawaitable(asked):
-            raise TypeError(
-                "expected `async def process_rewards`, found one without `async`, which the other rollouts would wait for"
-            )
-        found = await asked
+        found = await asked(episode.environment, tuple(episode.turns))
         if found is None:
             return
         if not isinstance(found, TurnRewards):

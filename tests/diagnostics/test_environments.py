@@ -27,6 +27,7 @@ FAULTS = {
     "pictures": {"episodes begin"},
     "junk": {"bad turns are answered"},
     "slow": {"turns are answered"},
+    "unpaid": {"turns are answered", "bad turns are answered"},
     "mark": {"marks"},
     "range": {"rewards"},
     "headline": {"rewards"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -68,6 +69,10 @@ class Light(Environment):
         info = {} if self.fault == "headline" else {"correct": float(right)}
         pays = {"range": 2.0, "worse": 0.0}.get(self.fault, 1.0) * right
         return Outcome(reward=pays, terminated=True, info=info, marks=marks)
+
+    async def process_rewards(self, turns: Any) -> None:
+        if self.fault == "unpaid":
+            await asyncio.sleep(15)
 
     def scripted(self, rng: np.random.Generator) -> str:
         return "ABCD"[self.lit]

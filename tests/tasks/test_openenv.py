@@ -391,6 +391,29 @@ def test_a_server_that_says_nothing_and_one_that_redirects_are_left() -> None:
                 session.schema()
 
 
+def test_a_proxy_before_a_server_that_starts_is_asked_again() -> None:
+    from websockets.sync.server import serve
+
+    begun = '{"type": "observation", "data": {"observation": {}, "reward": null, "done": false}}'
+    asked = list[str]()
+
+    def not_yet(connection: Any, request: Any) -> Any:
+        asked.append(request.path)
+        return connection.respond(503, "starting") if len(asked) < 3 else None
+
+    def handle(connection: Any) -> None:
+        for _ in connection:
+            connection.send(begun)
+
+    with serve(handle, "127.0.0.1", 0, process_request=not_yet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        with Session(url, connect_s=5) as session:
+            assert session.reset({}).reward is None
+        assert asked == ["/ws"] * 3
+        server.shutdown()
+
+
 def test_a_server_that_begins_no_tls_is_left() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         session = Session(f"https://127.0.0.1:{silent.getsockname()[1]}", connect_s=0.2)
@@ -550,6 +573,15 @@ def test_numbers_drawn_at_random_are_within_the_schemas_bounds(
     assert all(type(v) is (float if one["type"] == "number" else int) for v in drawn)
 
 
+def test_no_tool_is_left_out_and_a_cut_description_says_so() -> None:
+    with pytest.raises(ConfigError, match="at most 64 tools of an OpenEnv environment, found 65"):
+        ActionForm.of({}, tools=[{"name": f"t{n}"} for n in range(65)])
+    known = ActionForm.of({}, tools=[{"name": f"t{n}"} for n in range(64)]).tools
+    assert len(tools_described(known)) == 64
+    (told,) = tools_described([{"name": "x", "description": "a" * 2_001}])
+    assert told["function"]["description"] == "a" * 2_000 + " [cut]"
+
+
 def test_parameters_that_do_not_fit_the_schema_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"expected openenv\.field as a field.*\(by\), found 'bi'"
@@ -637,6 +669,8 @@ def test_observations_that_cannot_be_shown_are_errors(
         ({"errors": "hide"}, "expected openenv.errors as one of fail, tell"),
         ({"tools": "yes"}, "expected openenv.tools as one of auto"),
         ({"actions": ["a", "A"]}, "as different names"),
+        ({"tools": True, "actions": ["a", "b"]}, "tools: true without openenv.actions"),
+        ({"tools": True, "field": "a"}, "tools: true without openenv.field"),
         ({"prompt": "go"}, "contains {observation}"),
         ({"rewards": (1, 1)}, "expected openenv.rewards as (lowest, highest)"),
         ({"rewards": 5}, "expected openenv.rewards as (lowest, highest)"),
