@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-__all__ = ["turns", "turns_cost", "turns_killed", "turns_trl"]
+__all__ = ["turns", "turns_cost", "turns_killed", "turns_trl", "zoom"]
 
 
 def turns(found: dict[str, Any]) -> str:
@@ -31,6 +31,43 @@ def turns(found: dict[str, Any]) -> str:
                 f"held-out pictures, sampled, brackets of 95 %, seed {found['seed']}; {found['real']['seconds']:.0f} s beside other "  # noqa: E501
                 "work."
             ),
+        ]
+    )
+
+
+def zoom(found: dict[str, Any]) -> str:
+    """What looking again earned, beside the start, the same model without the tool, and permuted rewards."""
+    words = {
+        "real": "with the tool",
+        "without": "without it, as many seconds",
+        "shuffled": "with it, rewards permuted",
+    }
+    lines = [
+        "| seed | run | right, sampled: start | after | right, greedy: start | after | looked | at the right place | steps |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["seeds"]:
+        for name, what in words.items():
+            run = row[name]
+            cells = [
+                "{:.2f} [{:.2f}, {:.2f}]".format(*run[when][mode]["correct"])
+                for mode in ("sampled", "greedy")
+                for when in ("before", "after")
+            ]
+            seen = [
+                f"{run['after']['sampled'].get(metric, [0.0])[0]:.2f}"
+                for metric in ("looked", "found")
+            ]
+            cells += [*seen, str(run["steps"])]
+            lines.append(f"| {row['seed']} | {what} | {' | '.join(cells)} |")
+    seconds = [row["real"]["seconds"] for row in found["seeds"]]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{found['held_out']} held-out pictures a seed, brackets of 95 %; {found['prompts_per_step']} prompts x "
+            f"{found['group_size']} rollouts a step, {min(seconds):.0f} to {max(seconds):.0f} s of processor time with the tool, "
+            f"after a cold start of {max(row['start_seconds'] for row in found['seeds']):.0f} s.",
         ]
     )
 

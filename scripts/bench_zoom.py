@@ -1,14 +1,14 @@
 """Learning to look again: a tiny model with the tool zoom against itself before, without the tool, and with permuted rewards.
 
-    python -m scripts.bench_zoom                      (13 minutes a seed; writes assets/results/zoom.json)
+    python -m scripts.bench_zoom                      (18 minutes a seed; writes assets/results/zoom.json)
     python -m scripts.bench_zoom --jobs 3             # so many seeds at a time, on one thread each
     python -m scripts.bench_zoom --seeds 1 --steps 20
 
 The task is mmrl.tasks.zoom on generated pictures whose answer the whole picture does not show, bit by bit. For each seed a tiny
 Qwen2.5-VL of random weights learns from the task's scripted player (configs/zoom_warmstart.yaml), which guesses without a look in
-half of its rollouts, and looks at a wrong place at times. It is then trained by configs/zoom.yaml three times: with its rewards,
-with the rewards of each group permuted among its rollouts (reward.shuffle), and without the tool for as many seconds. Held-out
-pictures have a seed of their own. Exit status 1 where the claim of `verdict` does not hold.
+two of three rollouts, and looks at a wrong place at times. It is then trained by configs/zoom.yaml three times: with its rewards,
+with the rewards of each group permuted among its rollouts (reward.shuffle), and without the tool for as many seconds
+of processor time. Held-out pictures have a seed of their own. Exit status 1 where the claim of `verdict` does not hold.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def pictures(folder: Path, seed: int) -> tuple[Path, Path, Path]:
 def warm_model(
     blank: Path, train: Path, plain: Path, folder: Path, seed: int, overrides: Sequence[str] = ()
 ) -> float:
-    """What `mmrl sft` makes of it, saved in `folder`; returns its seconds."""
+    """What `mmrl sft` makes of it, saved in `folder`; returns its seconds of processor time."""
     from mmrl.cli.run import sft_command
 
-    began = time.time()
+    began = time.process_time()
     sft_command(
         ROOT / "configs" / "zoom_warmstart.yaml",
         [
@@ -90,13 +90,14 @@ def warm_model(
         folder,
         quiet=True,
     )
-    return round(time.time() - began, 1)
+    return round(time.process_time() - began, 1)
 
 
 def trained(
     name: str, start: Path, data: tuple[Path, Path], folder: Path, seed: int, steps: int
 ) -> dict[str, Any]:
-    """One run of configs/zoom.yaml: held-out numbers before and after, mean rewards of its steps, seconds without evaluations."""
+    """One run of configs/zoom.yaml: held-out numbers before and after, mean rewards of its steps, seconds of processor time
+    without evaluations."""
     import mmrl
 
     curve: list[float] = []
@@ -106,10 +107,10 @@ def trained(
     def watch(kind: str, payload: Any) -> None:
         if kind == "step":
             curve.append(round(payload["train/reward/mean"], 4))
-            marks["end"] = time.time()
+            marks["end"] = time.process_time()
         if kind == "eval":
             evaluations.append(payload.results)
-            marks.setdefault("begin", time.time())
+            marks.setdefault("begin", time.process_time())
 
     params = {"tools": [] if name == "without" else ["zoom"]}
     mmrl.Trainer(

@@ -103,8 +103,8 @@ fi
 wanted_verifiers="verifiers==0.3.1 mcp==1.30.0 openai==3.57.0 anthropic==2.14.0 datasets==5.2.0 pydantic==2.14.4 pillow"
 if { has verifiers || has dev; } && [ "$(cat "$VENV/.mmrl-verifiers" 2>/dev/null)" != "$wanted_verifiers" ]; then
     if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        rm -rf "$VENV/verifiers" "$VENV/.mmrl-verifiers"
-        "$python" -m venv --without-pip "$VENV/verifiers"
+        rm -f "$VENV/.mmrl-verifiers"
+        "$python" -m venv --without-pip "$VENV/verifiers"  # one that is there keeps the packages of its environments
         # shellcheck disable=SC2086  # several packages
         "$python" -m pip --python "$VENV/verifiers/bin/python" install --quiet $wanted_verifiers
         echo "$wanted_verifiers" > "$VENV/.mmrl-verifiers"
