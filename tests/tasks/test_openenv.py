@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +430,17 @@ def test_a_server_that_begins_no_tls_is_left() -> None:
         asking.start()
         asking.join(10)
         assert len(found) == 2, "it waits for the handshake without end"
+
+
+def test_a_server_that_tells_no_schema_is_waited_for_once_by_all() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with ThreadPoolExecutor(6) as threads:
+            asked = [threads.submit(Session(url, connect_s=0.5).schema) for _ in range(6)]
+            errors = [str(a.exception()) for a in asked]
+        assert time.monotonic() - began < 1.5
+    assert len(set(errors)) == 1 and "within 0.5 s, found none" in errors[0]
 
 
 def test_a_number_that_json_has_not_is_told_and_not_sent() -> None:
