@@ -569,6 +569,8 @@ def test_no_tool_is_left_out_and_a_cut_description_says_so() -> None:
     assert len(tools_described(known)) == 64
     (told,) = tools_described([{"name": "x", "description": "a" * 2_001}])
     assert told["function"]["description"] == "a" * 2_000 + " [cut]"
+    form = ActionForm.of({"properties": {"n": {"enum": list(range(130))}}})
+    assert "98, 99 and 30 more" in form.words
 
 
 def test_parameters_that_do_not_fit_the_schema_are_refused() -> None:
