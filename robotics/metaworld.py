@@ -98,11 +98,13 @@ class MetaWorldOptions:
                 f"{where}: expected reward sparse or dense, found {options.reward!r}."
                 f"{did_you_mean(str(options.reward), ('sparse', 'dense'))}"
             )
+        if not isinstance(options.stop_at_success, bool):
+            raise ConfigError(
+                f"{where}: expected stop_at_success as true or false, found {options.stop_at_success!r}"
+            )
         place = options.base_position
-        numbers = (
-            [type(v) in (int, float) for v in place] if isinstance(place, (list, tuple)) else []
-        )
-        if place is not None and (numbers != [True] * 3 or not np.isfinite(place).all()):
+        numbers = isinstance(place, (list, tuple)) and all(type(v) in (int, float) for v in place)
+        if place is not None and not (numbers and len(place) == 3 and np.isfinite(place).all()):
             raise ConfigError(
                 f"{where}: expected base_position as three finite numbers or null, found {place!r}"
             )
@@ -110,14 +112,10 @@ class MetaWorldOptions:
             raise ConfigError(
                 f"{where}: expected instructions as {{task: sentence}}, found {options.instructions!r}"
             )
-        if not isinstance(options.stop_at_success, bool):
-            raise ConfigError(
-                f"{where}: expected stop_at_success true or false, found {options.stop_at_success!r}"
-            )
         for task, words in options.instructions.items():
-            if not isinstance(words, str) or not words:
+            if not isinstance(words, str) or not words.strip():
                 raise ConfigError(
-                    f"{where}: expected instructions as {{task: sentence}}, found {words!r} for {task!r}"
+                    f"{where}: expected instructions.{task} as a sentence, found {words!r}"
                 )
             if task not in INSTRUCTIONS:
                 raise ConfigError(

@@ -47,6 +47,7 @@ ONE_THREAD = {
         "MKL_NUM_THREADS",
         "NUMEXPR_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
+        "LP_NUM_THREADS",  # Mesa's software renderer, behind OSMesa and Vulkan where there is no GPU
     )
 }
 """Set before the worker imports anything: with more threads, workers and trainer slow each other down many times."""

@@ -284,7 +284,9 @@ def held_elsewhere(name: str) -> bool:
         with contextlib.suppress(OSError):
             if int(process.name) == os.getpid():
                 continue
-            if path in (process / "maps").read_text(errors="replace"):
+            # the last of a line's fields: another name may begin with this one
+            maps = (process / "maps").read_text(errors="replace").splitlines()
+            if any(line.endswith(f" {path}") for line in maps):
                 return True
             if any(os.readlink(fd) == path for fd in (process / "fd").iterdir()):
                 return True

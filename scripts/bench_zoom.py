@@ -1,6 +1,7 @@
 """Learning to look again: a tiny model with the tool zoom against itself before, without the tool, and with permuted rewards.
 
-    python -m scripts.bench_zoom                      (one core, some minutes a seed; writes assets/results/zoom.json)
+    python -m scripts.bench_zoom                      (13 minutes a seed; writes assets/results/zoom.json)
+    python -m scripts.bench_zoom --jobs 3             # so many seeds at a time, on one thread each
     python -m scripts.bench_zoom --seeds 1 --steps 20
 
 The task is mmrl.tasks.zoom on generated pictures whose answer the whole picture does not show, bit by bit. For each seed a tiny
@@ -16,10 +17,11 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import parse, print_table, write_results
+from scripts._bench import finish_child, parse, print_table, run_child, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 HELD_OUT, TRAIN, PLAIN = 200, 2000, 200
@@ -199,13 +201,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time, a process each")
+    parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "zoom_bench")
     options = parse(parser, arguments, least=("seeds", "steps"))
-    rows = [
-        one_seed(options.folder / str(seed), seed, options.steps)
-        for seed in range(options.first, options.first + options.seeds)
-    ]
+    if options.one is not None:
+        row = one_seed(options.folder / str(options.one), options.one, options.steps)
+        finish_child(row)
+        return 0
+    folder = str(options.folder.resolve())
+
+    def child(seed: int) -> dict[str, Any]:
+        asked = ["--one", str(seed), "--steps", str(options.steps), "--folder", folder]
+        return run_child("scripts.bench_zoom", asked, timeout=4 * 3600)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(child, range(options.first, options.first + options.seeds)))
     print_table(
         (
             "seed, run",

@@ -87,14 +87,17 @@ if [ $newer_mesa = yes ]; then
             "/etc/apt/sources.list.d and run this again" >&2
     fi
 fi
+known() { apt-get install -s -qq --no-install-recommends "$1" >/dev/null 2>&1; }
 wanted=()
 for package in "${missing[@]}"; do
     if installed "$package"; then
         continue
-    elif apt-get install -s -qq --no-install-recommends "$package" >/dev/null 2>&1; then
+    elif known "$package"; then
         wanted+=("$package")
-    elif [ "$package" = chromium-headless-shell ]; then  # a distribution that has the whole browser only
-        installed chromium || wanted+=(chromium)
+    elif [ "$package" = chromium-headless-shell ] && installed chromium; then
+        continue
+    elif [ "$package" = chromium-headless-shell ] && known chromium; then  # a distribution that has the whole browser only
+        wanted+=(chromium)
     else
         echo "system packages: no package $package in the sources of this machine; tests that need it are skipped" >&2
     fi

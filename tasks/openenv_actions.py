@@ -6,7 +6,8 @@
 
 Four forms, of which one is chosen by the schema or by the task's parameters:
 
-    names   `actions`: names, each the value of the only field (its number in the list) or a whole action
+    names   `actions`: names, each the value of the only field (of a list its number, or the name where the field is a text) or a
+            whole action
     field   one field: the answer itself, as text, or as the number or truth value that the schema asks for
     object  several fields: a JSON object
     tools   the server's MCP tools, called in the format of the model's chat template
@@ -17,6 +18,7 @@ What a model wrote is data: parsed, and judged by the server's own schema.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +35,8 @@ __all__ = ["ActionForm", "NoAction", "tools_described"]
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _MOST_CHARS = 100_000
 _MOST_TOOLS, _MOST_WORDS = 64, 2_000
-_NUMBERS = {"integer": int, "number": float}
+_NUMBERS = ("integer", "number")
+_MOST_DRAWN = 2**53  # beyond it not each whole number is a float
 
 
 class NoAction(ValueError):
@@ -48,7 +51,7 @@ def _fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _resolved(one: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A property with its `$ref` followed once, and Optional[X] taken as X."""
+    """A property with its `$ref` followed once, and Optional[X] taken as X; of several types it has none."""
     ref = one.get("$ref")
     if isinstance(ref, str) and ref.startswith("#/$defs/"):
         defined = whole.get("$defs")
@@ -59,6 +62,11 @@ def _resolved(one: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, 
         real = [c for c in choices if isinstance(c, Mapping) and c.get("type") != "null"]
         if len(real) == 1:
             one = {**one, **real[0]}
+    if isinstance(kinds := one.get("type"), list):
+        known = [kind for kind in kinds if kind != "null"]
+        one = {name: value for name, value in one.items() if name != "type"}
+        if len(known) == 1 and isinstance(known[0], str):
+            one["type"] = known[0]
     return one
 
 
@@ -82,6 +90,18 @@ def _told(name: str, one: Mapping[str, Any], *, needed: bool) -> str:
     return f"{name} ({kind}){f': {about}' if about else ''}"
 
 
+def _measured(end: Any) -> float | None:
+    return float(end) if type(end) in (int, float) and abs(end) <= _MOST_DRAWN else None
+
+
+def _bounds(one: Mapping[str, Any]) -> tuple[float, float]:
+    """Least and largest number to draw for a property: its own bounds, at most 9 apart."""
+    low, high = (_measured(one.get(key)) for key in ("minimum", "maximum"))
+    if low is None:
+        low = 0.0 if high is None else min(0.0, high)
+    return low, low + 9.0 if high is None else max(low, min(high, low + 9.0))
+
+
 def _drawn(one: Mapping[str, Any], rng: np.random.Generator) -> Any:
     """A value of a property, for checks."""
     if "const" in one:
@@ -91,8 +111,10 @@ def _drawn(one: Mapping[str, Any], rng: np.random.Generator) -> Any:
         return values[int(rng.integers(len(values)))]
     kind = one.get("type")
     if kind in _NUMBERS:
-        low = int(one.get("minimum", 0))
-        return _NUMBERS[kind](rng.integers(low, max(low + 1, int(one.get("maximum", low + 9)) + 1)))
+        low, high = _bounds(one)
+        if kind == "integer" and math.ceil(low) <= math.floor(high):
+            return int(rng.integers(math.ceil(low), math.floor(high) + 1))
+        return low + (high - low) * float(rng.random())
     if kind == "boolean":
         return bool(rng.integers(2))
     if kind in ("array", "object"):
@@ -147,7 +169,7 @@ class ActionForm:
         single = only or (free[0] if len(free) == 1 else asked[0] if len(asked) == 1 else None)
         constant = {name: one["const"] for name, one in named.items() if "const" in one}
         if actions:
-            return cls("names", named, cls._named(actions, single, constant), needed=needed)
+            return cls("names", named, cls._named(actions, single, constant, named), needed=needed)
         if single is not None and (only or len(free) == 1):
             return cls("field", {single: named[single]}, {"": constant}, needed=needed)
         return cls("object", named, {"": constant}, needed=needed)
@@ -157,11 +179,13 @@ class ActionForm:
         actions: Sequence[Any] | Mapping[str, Any],
         single: str | None,
         constant: Mapping[str, Any],
+        fields: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, Mapping[str, Any]]:
+        text = single is not None and fields[single].get("type") == "string"
         pairs = (
             list(actions.items())
             if isinstance(actions, Mapping)
-            else [(name, number) for number, name in enumerate(actions)]
+            else [(name, str(name) if text else number) for number, name in enumerate(actions)]
         )
         found: dict[str, Mapping[str, Any]] = {}
         for name, value in pairs:
@@ -207,7 +231,7 @@ class ActionForm:
         said = (found[-1] if found else said).strip()
         if self.kind == "names":
             name = said.casefold()
-            if name not in self.names:  # which may be signs themselves
+            if name not in self.names:  # as it is told comes first: names may have such marks
                 name = name.strip(".!'\"` ")
             if name not in self.names:
                 raise NoAction("that was no action")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -441,12 +442,16 @@ def main() -> None:
     leave_secrets(settings["variables"])
     sys.path[:0] = settings["folders"]
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    # of importing verifiers a quarter is looking for garbage among what stays
+    gc.disable()
     try:
         world = World(settings["env"], settings["args"])
         facts = world.facts()
     except Refused as why:
         print(json.dumps({"refused": str(why)}), file=told, flush=True)
         return
+    gc.freeze()
+    gc.enable()
     counting = RewardErrors()
     counting.setLevel(logging.ERROR)
     logging.getLogger().addHandler(counting)

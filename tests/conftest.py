@@ -25,6 +25,8 @@ settings.load_profile("mmrl")
 # whichever test imports robosuite first: the software renderer
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("MUJOCO_GL", "osmesa")
+# one thread renders, as in the pool's workers: on busy cores Mesa's threads wait for each other
+os.environ.setdefault("LP_NUM_THREADS", "1")
 
 NO_SKIP = any(
     os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "MMRL_NO_SKIP")

@@ -197,7 +197,10 @@ def test_workers_use_one_thread_and_the_given_environment(monkeypatch: pytest.Mo
     with VectorEnv(1, 1, PoolSettings(environment={"MMRL_TEST": "here"})) as pool:
         environment = psutil.Process(pool.pids()[0]).environ()
         assert (
-            environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "1"
+            environment["OMP_NUM_THREADS"]
+            == environment["OPENBLAS_NUM_THREADS"]
+            == environment["LP_NUM_THREADS"]
+            == "1"
             and environment["MMRL_TEST"] == "here"
         )
     assert os.environ["OMP_NUM_THREADS"] == "7"

@@ -25,7 +25,7 @@ class Machine:
         (self.sources / name).write_text(sources)
         (folder / "os-release").write_text("ID=debian\nVERSION_CODENAME=bookworm\n")
         self.release, self.user, self.has_backports, self.mesa = folder / "os-release", 0, True, ""
-        self.has_shell = True
+        self.has_shell = self.has_chromium = True
 
     def run(self) -> subprocess.CompletedProcess[str]:
         real = shutil.which("apt-get")
@@ -44,6 +44,7 @@ echo "$@" >> {self.log}
 case "$*" in
     *mmrl-backports*) [ {int(self.has_backports)} = 1 ];;
     "install -s"*chromium-headless-shell) [ {int(self.has_shell)} = 1 ];;
+    install*" chromium"|install*" chromium "*) [ {int(self.has_chromium)} = 1 ];;
     install*/bookworm-backports) [ {int(self.has_backports)} = 1 ];;
 esac""",
         )
@@ -153,6 +154,16 @@ def test_the_browser_without_windows_is_preferred_to_the_whole_one(
     assert done.returncode == 0 and ("chromium-headless-shell" in installed.split()) is has_shell
     assert ("chromium" in installed.split()) is not has_shell
     assert "chromium" not in done.stderr
+
+
+def test_a_distribution_without_any_chromium_gets_the_other_packages(tmp_path: Path) -> None:
+    """One name that apt-get does not know lets it install nothing of all."""
+    machine = Machine(tmp_path, ONE_LINE, "own.list")
+    machine.has_shell = machine.has_chromium = False
+    done = machine.run()
+    assert done.returncode == 0, done.stderr
+    assert "no package chromium-headless-shell" in done.stderr
+    assert "installed" in done.stdout.splitlines()[-1] and "ffmpeg" in done.stdout.splitlines()[-1]
 
 
 def test_no_mirror_is_named_in_the_script() -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from scripts import _torture_runs
-from scripts._torture_runs import Run, killed
+from scripts._torture_runs import Run, held_elsewhere, killed
 from scripts.torture_turns import PARTS, TURNS, earned, place_of, torture
 from scripts.update_readme import BLOCKS
 from tests.kits.engine_kit import REPO
@@ -106,3 +106,27 @@ def test_a_process_started_after_the_list_was_made_has_its_time_to_end(
     assert kill is not None and kill.workers == 0 and 0.3 < kill.gone_s < 20.0
     [started] = late
     assert started.wait() == 0
+
+
+def test_a_name_in_shared_memory_is_not_taken_for_a_longer_one_that_is_in_use() -> None:
+    """What a killed run left counts as left, whatever somebody else has mapped beside it."""
+    name = f"psm_mmrl_{os.getpid()}"
+    maps = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close()"
+    left, used = Path("/dev/shm", name), Path("/dev/shm", f"{name}1")
+    try:
+        for path in (left, used):
+            path.write_bytes(bytes(8))
+        with subprocess.Popen(
+            [sys.executable, "-c", f"{maps}; print(); sys.stdin.read()", str(used)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            try:
+                assert held_elsewhere(used.name) and not held_elsewhere(left.name)
+            finally:
+                other.communicate(timeout=20)
+    finally:
+        left.unlink(missing_ok=True)
+        used.unlink(missing_ok=True)

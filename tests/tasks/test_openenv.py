@@ -478,6 +478,11 @@ def test_ten_tenths_are_a_success() -> None:
         (WALK, {}, "2", {"by": 2}),
         (WALK, {}, "<think>1</think><answer> -1 </answer>", {"by": -1}),
         (WALK, {"actions": ["left", "Right"]}, "right.", {"by": 1}),
+        (WALK, {"actions": ["go", "stop!", "go."]}, "Stop!", {"by": 1}),
+        (WALK, {"actions": ["go", "stop!", "go."]}, "go.", {"by": 2}),
+        ({"properties": {"way": {"type": "string"}}}, {"actions": ["N", "S"]}, "s", {"way": "S"}),
+        ({"properties": {"by": {"type": ["integer", "null"]}}}, {}, "3", {"by": 3}),
+        ({"properties": {"by": {"type": ["integer", "string"]}}}, {}, "3", {"by": "3"}),
         (WALK, {"actions": [".", "go!"]}, ".", {"by": 0}),
         (WALK, {"actions": [".", "go!"]}, "GO!", {"by": 1}),
         (WALK, {"actions": [7, 8]}, "8.", {"by": 1}),
@@ -560,6 +565,24 @@ def test_turns_drawn_at_random_are_actions() -> None:
     ):
         assert len({json.dumps(form.action(form.random(rng))) for _ in range(40)}) > 1
     assert tools_described([{"name": "x"}])[0]["function"]["parameters"]["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    ("one", "low", "high"),
+    [
+        ({"type": "number", "minimum": 0.2, "maximum": 0.8}, 0.2, 0.8),
+        ({"type": "integer", "minimum": 3, "maximum": 2**64 - 1}, 3, 12),
+        ({"type": "integer", "maximum": -4}, -4, -4),
+        ({"type": ["integer", "null"], "minimum": "none"}, 0, 9),
+    ],
+)
+def test_numbers_drawn_at_random_are_within_the_schemas_bounds(
+    one: Any, low: float, high: float
+) -> None:
+    form, rng = ActionForm.of({"properties": {"v": one}}), np.random.default_rng(0)
+    drawn = [form.action(form.random(rng))["v"] for _ in range(20)]
+    assert all(low <= v <= high for v in drawn), drawn
+    assert all(type(v) is (float if one["type"] == "number" else int) for v in drawn)
 
 
 def test_no_tool_is_left_out_and_a_cut_description_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -204,28 +205,31 @@ def test_where_a_generator_process_cannot_act_it_is_refused(
 SHAPES = {"a": (300, 700), "b": (5,), "c": ()}
 
 
-def _write(shared: SharedWeights, versions: int) -> None:
-    for version in range(1, versions):
+def _write(shared: SharedWeights, enough: Any) -> None:
+    for version in itertools.count(1):
         shared.write(version, ((n, torch.full(s, float(version))) for n, s in SHAPES.items()))
+        if enough.is_set():
+            return
 
 
 def test_what_is_read_of_shared_weights_is_one_version_while_another_process_writes() -> None:
     shared = SharedWeights((n, torch.empty(s)) for n, s in SHAPES.items())
     mine = [(n, torch.empty(s)) for n, s in SHAPES.items()]
     assert shared.version == -1 and shared.read(mine) is None
-    versions = 4000
-    writer = get_context("spawn").Process(target=_write, args=(shared, versions))
+    enough = get_context("spawn").Event()
+    writer = get_context("spawn").Process(target=_write, args=(shared, enough))
     writer.start()
-    seen = []
-    while not seen or seen[-1] < versions - 1:
+    seen: list[int] = []
+    # how soon it meets so many versions is the scheduler's affair
+    while len(set(seen)) < 20:
+        assert writer.is_alive()
         if (version := shared.read(mine)) is None:
-            assert writer.exitcode in (None, 0)
             continue
         assert {float(t.min()) for _, t in mine} | {float(t.max()) for _, t in mine} == {version}
         seen.append(version)
+    enough.set()
     writer.join()
-    # how many versions are met is the scheduler's affair
-    assert seen == sorted(seen) and len(set(seen)) > 1
+    assert seen == sorted(seen) and writer.exitcode == 0
     with pytest.raises(WeightSyncError, match=r"b \(5,\) there, \(6,\) here"):
         shared.read([("a", mine[0][1]), ("b", torch.empty(6)), ("c", mine[2][1])])
     with pytest.raises(WeightSyncError, match="missing"):
