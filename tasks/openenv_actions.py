@@ -77,6 +77,7 @@ def _told(name: str, one: Mapping[str, Any], *, needed: bool) -> str:
         kind = json.dumps(one["const"])
     elif isinstance(values, list):
         kind = "one of " + ", ".join(json.dumps(v, ensure_ascii=False) for v in values[:100])
+        kind += f" and {len(values) - 100} more" if len(values) > 100 else ""
     else:
         kind = str(one.get("type", "any"))
     bounds = [

@@ -41,7 +41,7 @@ _PAUSE_S = 0.25  # between attempts to reach a server that starts, or has no fre
 _CLOSE_S = 2.0
 _SHOWN = 500  # characters of what a server said, in an error
 _SCHEMA_KEPT_S = 60.0
-_schemas: dict[str, tuple[float, Mapping[str, Any]]] = {}
+_schemas: dict[str, tuple[float, Mapping[str, Any] | str]] = {}
 _schemas_lock = threading.Lock()
 
 
@@ -192,17 +192,25 @@ class Session:
     def schema(self) -> Mapping[str, Any]:
         """The JSON schema of actions, by GET /schema; kept for a minute, since all rollouts of a round ask for it. Raises
         ServerError."""
-        with _schemas_lock:  # the others wait for the one that asks
-            kept = _schemas.get(self.url)
-            if kept is not None and time.monotonic() - kept[0] < _SCHEMA_KEPT_S:
-                return kept[1]
-            said = self._get("/schema")
-            action = said.get("action") if isinstance(said, Mapping) else None
-            if not isinstance(action, Mapping):
-                raise ServerError(
-                    f"{self._who}: expected GET /schema to tell the JSON schema of actions, found {_plain(said, 200)}; is it "
-                    "a server of OpenEnv?"
-                )
+        began = time.monotonic()
+        with _schemas_lock:  # the others wait for the one that asks, and fail with it
+            when, known = _schemas.get(self.url, (-math.inf, ""))
+            if isinstance(known, str):
+                if when > began:
+                    raise ServerError(known)
+            elif time.monotonic() - when < _SCHEMA_KEPT_S:
+                return known
+            try:
+                said = self._get("/schema")
+                action = said.get("action") if isinstance(said, Mapping) else None
+                if not isinstance(action, Mapping):
+                    raise ServerError(
+                        f"{self._who}: expected GET /schema to tell the JSON schema of actions, found {_plain(said, 200)}; is "
+                        "it a server of OpenEnv?"
+                    )
+            except ServerError as error:
+                _schemas[self.url] = (time.monotonic(), str(error))
+                raise
             _schemas[self.url] = (time.monotonic(), action)
             return action
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
@@ -50,7 +50,7 @@ def check_mapping(name: str, value: Any) -> None:
 def check_names(name: str, value: Any, example: str) -> None:
     """Raises ConfigError for what is no list of texts or whole numbers: a text by itself would be taken for its letters, and YAML's
     yes, no, on and off for names that were never written. `name`: TASK.PARAMETER."""
-    listed = list(value) if isinstance(value, (list, tuple)) else [None]
+    listed = list(value) if _is_list(value) else [None]
     if not all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in listed):
         quoted = (
             "; YAML reads yes, no, on and off as truth values: put names in quotes"
@@ -64,7 +64,7 @@ def check_names(name: str, value: Any, example: str) -> None:
 
 def reward_bounds(task: str, rewards: Any, success_at: Any) -> tuple[float, float, float]:
     """The lowest and highest sum of an episode's rewards, and the sum from which on it is a success. Raises ConfigError."""
-    pair = list(rewards) if isinstance(rewards, (list, tuple)) else []
+    pair = list(rewards) if _is_list(rewards) else []
     if len(pair) != 2 or not all(_finite(r) for r in pair) or pair[0] >= pair[1]:
         raise ConfigError(
             f"expected {task}.rewards as (lowest, highest) sum of an episode, found {rewards!r:.200}"
@@ -75,6 +75,10 @@ def reward_bounds(task: str, rewards: Any, success_at: Any) -> tuple[float, floa
             f"expected {task}.success_at as the sum of rewards of a success, found {success_at!r:.200}"
         )
     return float(pair[0]), float(pair[1]), float(at)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def _finite(value: Any) -> bool:

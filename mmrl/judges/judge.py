@@ -52,15 +52,25 @@ __all__ = ["Comparison", "Judge", "Verdict", "judge_from"]
 
 _KEPT = ("judge_junk", "judge_out_of_range")
 """Failures that are the reply's: asked again, the judge would be given another chance to say what suits."""
+_LIMITS = (
+    "url",
+    "concurrency",
+    "per_minute",
+    "attempts",
+    "timeout_s",
+    "deadline_s",
+    "key_env",
+)
 _PICTURES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 
 
 @dataclass
 class _Loop:
-    """What belongs to one event loop: servers, and questions on their way."""
+    """What belongs to one event loop: servers, questions on their way, and room for those that are written."""
 
     servers: dict[tuple[Any, ...], Endpoint] = field(default_factory=dict)
     flights: dict[str, asyncio.Task[Verdict]] = field(default_factory=dict)
+    desks: dict[tuple[Any, ...], asyncio.Semaphore] = field(default_factory=dict)
 
 
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
@@ -242,11 +252,14 @@ class Judge:
         read: Callable[[Mapping[str, Any]], float],
         number: int,
     ) -> Verdict:
-        try:
-            body = self._body(texts, images, number)
-        except (OSError, ValueError) as error:
-            return Verdict(None, f"judge_media: {error}"[:300])
-        return await self._once(body, read)
+        mine = _loops.setdefault(asyncio.get_running_loop(), _Loop())
+        # a question with pictures takes megabytes: no more are written than can be asked
+        async with mine.desks.setdefault(self._place(), asyncio.Semaphore(self.concurrency)):
+            try:
+                body = self._body(texts, images, number)
+            except (OSError, ValueError) as error:
+                return Verdict(None, f"judge_media: {error}"[:300])
+            return await self._once(mine, body, read)
 
     def _body(
         self, texts: Mapping[str, str | None], images: Sequence[Any], number: int
@@ -281,17 +294,19 @@ class Judge:
         return f"{text[:half]}\n[{left_out:,} characters are left out here]\n{text[-half:]}"
 
     async def _once(
-        self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], float]
+        self,
+        mine: _Loop,
+        body: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], float],
     ) -> Verdict:
         """The kept verdict on this question, that of who is asking it now, or a new one."""
         reading = [self.read, self.low, self.high, *self.words]
         key = digest([self.version, reading, body])
         if (row := current().get(key)) is not None and (kept := from_row(row)) is not None:
             return kept
-        loop = asyncio.get_running_loop()
-        mine = _loops.setdefault(loop, _Loop())
         if (flight := mine.flights.get(key)) is None:
-            flight = mine.flights[key] = loop.create_task(self._ask(mine, key, body, read))
+            asking = self._ask(mine, key, body, read)
+            flight = mine.flights[key] = asyncio.get_running_loop().create_task(asking)
             flight.add_done_callback(lambda _: mine.flights.pop(key, None))
         # who is cancelled leaves the question to the others, and its answer to the store
         return await asyncio.shield(flight)
@@ -309,22 +324,14 @@ class Judge:
             current().put(key, to_row(verdict))
         return verdict
 
+    def _place(self) -> tuple[Any, ...]:
+        """What tells servers apart."""
+        return tuple(getattr(self, name) for name in _LIMITS)
+
     def _server(self, mine: _Loop) -> Endpoint:
-        limits = {
-            name: getattr(self, name)
-            for name in (
-                "url",
-                "concurrency",
-                "per_minute",
-                "attempts",
-                "timeout_s",
-                "deadline_s",
-                "key_env",
-            )
-        }
-        place = tuple(limits.values())
+        place = self._place()
         if place not in mine.servers:
-            mine.servers[place] = Endpoint(**limits)
+            mine.servers[place] = Endpoint(**dict(zip(_LIMITS, place, strict=True)))
         return mine.servers[place]
 
     def _verdict(self, answered: Answered, read: Callable[[Mapping[str, Any]], float]) -> Verdict:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
@@ -154,6 +156,26 @@ def test_one_question_is_asked_once_and_never_again(url: str, kept: Path) -> Non
     assert asked(url, "ever 2")[0].value == 0.1
     assert counts(url)["requests"] == before + 2
     assert asked(url, "ever 1", version="2")[0].value == 0.2
+
+
+@pytest.mark.slow
+def test_pictures_are_in_memory_of_as_many_questions_as_are_asked_at_once(url: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 256, 256, 3), dtype=np.uint8)
+    judge = Judge(url=url, model="m", images=True, concurrency=2)
+
+    async def every() -> list[Verdict]:
+        asked = (judge.grade("q", f"score {n % 10}", images=[noise[n]]) for n in range(len(noise)))
+        return list(await asyncio.gather(*asked))
+
+    tracemalloc.start()
+    try:
+        found = asyncio.run(every())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [v.value for v in found] == [n % 10 / 10 for n in range(40)]
+    # a picture's PNG is 0.2 MB, and a question holds it a few times
+    assert peak < 5e6, f"{peak:,} bytes for {len(noise)} questions"
 
 
 @pytest.mark.slow

@@ -161,6 +161,10 @@ def test_parameters_that_make_no_environment_are_refused(options: Any, why: str)
     assert why in str(refused.value)
 
 
+def test_numbers_may_be_names() -> None:
+    assert GymnasiumEnvironment("FrozenLake-v1", actions=range(4)).actions == ["0", "1", "2", "3"]  # type: ignore[arg-type]
+
+
 def test_names_that_gymnasium_does_not_know_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"found 'FrozenLak-v1'\. Did you mean 'FrozenLake-v1'"):
         GymnasiumEnvironment("FrozenLak-v1", actions=LAKE).reset(row(), 0)

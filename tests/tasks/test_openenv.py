@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,17 @@ def test_a_server_that_begins_no_tls_is_left() -> None:
         assert len(found) == 2, "it waits for the handshake without end"
 
 
+def test_a_server_that_tells_no_schema_is_waited_for_once_by_all() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with ThreadPoolExecutor(6) as threads:
+            asked = [threads.submit(Session(url, connect_s=0.5).schema) for _ in range(6)]
+            errors = [str(a.exception()) for a in asked]
+        assert time.monotonic() - began < 1.5
+    assert len(set(errors)) == 1 and "within 0.5 s, found none" in errors[0]
+
+
 def test_a_number_that_json_has_not_is_told_and_not_sent() -> None:
     begun = '{"type": "observation", "data": {"observation": {}, "reward": null, "done": false}}'
     one = OpenEnvEnvironment("http://127.0.0.1:1")
@@ -580,6 +592,8 @@ def test_no_tool_is_left_out_and_a_cut_description_says_so() -> None:
     assert len(tools_described(known)) == 64
     (told,) = tools_described([{"name": "x", "description": "a" * 2_001}])
     assert told["function"]["description"] == "a" * 2_000 + " [cut]"
+    form = ActionForm.of({"properties": {"n": {"enum": list(range(130))}}})
+    assert "98, 99 and 30 more" in form.words
 
 
 def test_parameters_that_do_not_fit_the_schema_are_refused() -> None:

@@ -24,6 +24,7 @@ import pytest
 from PIL import Image
 
 from mmrl import Rollout, Sample, StopReason, Turn
+from mmrl.diagnostics.environments import check_environment
 from mmrl.environment import Environment, TurnRewards
 from mmrl.errors import ConfigError
 from mmrl.judges.store import current, keep_in
@@ -258,6 +259,17 @@ def test_a_run_that_replaces_another_keeps_verdicts_of_its_own(url: str, tmp_pat
             (rollout,) = played(process(url), ["score 5"])
         assert rollout.info["judge_kept"] == 0
         assert len(list(folder.glob("*.jsonl"))) == 1
+
+
+@pytest.mark.slow
+def test_the_check_of_environments_passes(url: str, tmp_path: Path) -> None:
+    """Also around an environment without a scripted player."""
+    judge = {"url": url, "model": "m"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "1", "question": "Say."}\n')
+    params = {"task": SAYING, "judge": judge, "on_failure": "skip"}
+    found = check_environment("process", str(rows), params=params, out=tmp_path / "check")
+    assert [f for f in found.findings if not f.ok] == []
 
 
 @pytest.mark.slow
