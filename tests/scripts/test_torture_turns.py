@@ -117,7 +117,7 @@ def test_a_name_in_shared_memory_is_not_taken_for_a_longer_one_that_is_in_use() 
         for path in (left, used):
             path.write_bytes(bytes(8))
         with subprocess.Popen(
-            [sys.executable, "-c", f"{maps}; print(); sys.stdin.read()", str(used)],
+            [sys.executable, "-c", f"{maps}; print(flush=True); sys.stdin.read()", str(used)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as other:
