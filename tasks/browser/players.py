@@ -17,7 +17,7 @@ from datetime import date
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 from mmrl.tasks.browser.chromium import Command, Shown
 from mmrl.tasks.browser.pool import Page
@@ -27,7 +27,7 @@ __all__ = ["PLAYERS", "View"]
 Element = dict[str, Any]
 Deeds = Iterator[Command]
 
-_TOP = 38  # pixels of MiniWoB++'s own line that says the goal
+_TOP = 38  # pixels: nothing that can be clicked is above, in MiniWoB++ the goal
 
 
 @dataclass
@@ -194,6 +194,25 @@ def _option(view: View, goal: str) -> Deeds:
     yield view.click("Submit", "button")
 
 
+def _colour(view: View, goal: str) -> Deeds:
+    rgb = ImageColor.getrgb(_parts(r"Click on the (\w+) colored box", goal)[0])
+    with Image.open(io.BytesIO(view.shown.png)) as picture:
+        pixels = picture.convert("RGB")
+    boxes = (e for e in view.see(tag="div") if pixels.getpixel(_whole(middle(e))) == rgb)
+    yield Command("click", middle(next_of(boxes)))
+
+
+def _whole(place: tuple[float, float]) -> tuple[int, int]:
+    return int(place[0]), int(place[1])
+
+
+def _collapsible(view: View, goal: str) -> Deeds:
+    yield Command(
+        "click", middle(next_of(e for e in view.see() if e["text"].startswith("Section")))
+    )
+    yield view.click("Submit", "button")
+
+
 def _tab(view: View, goal: str) -> Deeds:
     yield view.click(_parts(r"(Tab #\d)", goal)[0], "a")
 
@@ -219,6 +238,8 @@ PLAYERS: dict[str, Callable[[View, str], Deeds]] = {
     "miniwob/click-test": _one("Click Me!", "button"),
     "miniwob/click-test-2": _one("ONE", "button"),
     "miniwob/click-button": _named("button"),
+    "miniwob/click-collapsible": _collapsible,
+    "miniwob/click-color": _colour,
     "miniwob/click-dialog": _one("Close", "button"),
     "miniwob/click-link": _named("span"),
     "miniwob/click-checkboxes": _checkboxes,

@@ -167,7 +167,7 @@ def _sample(line: str, where: str) -> Sample:
     return Sample(
         str(row.get("id", f"{row['kind']}-{seed}")),
         "browser",
-        "browser",
+        row["kind"],
         row["kind"],
         None,
         params={"kind": row["kind"], "seed": seed},
