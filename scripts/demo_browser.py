@@ -191,11 +191,12 @@ def trained(
             evaluations.append(payload.results)
 
     began = time.monotonic()
-    source = {"task": "browser", "params": {**_PARAMS, "processes": 2}}
     trainer = mmrl.Trainer(
         start,
-        train_data=[{**source, "path": str(data[0])}],
-        eval_data=[{**source, "path": str(data[1])}],
+        task="browser",
+        params={**_PARAMS, "processes": 2},
+        train_data=str(data[0]),
+        eval_data=str(data[1]),
         overwrite=True,
         quiet=True,
         callbacks=[watch],
@@ -233,8 +234,8 @@ def _by_kind(found: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """kind -> sampled, greedy -> success and its 95 % interval."""
     return {
         kind: {
-            mode: [round(numbers["success"][k], 4) for k in ("mean", "low", "high")]
-            for mode, numbers in (("sampled", told["sampled"]), ("greedy", told))
+            mode: [round(told[name][k], 4) for k in ("mean", "low", "high")]
+            for mode, name in (("sampled", "sampled/success"), ("greedy", "success"))
         }
         for kind, told in found["per_source"].items()
     }
