@@ -17,6 +17,8 @@ import torch
 from mmrl.config import load_config, rollout_engine
 from mmrl.errors import ConfigError, MismatchError
 from mmrl.policy.routing import TurnExperts
+from mmrl.rollout.group_generator import sampling_settings
+from mmrl.rollout.vllm_engine import check_sampling
 from mmrl.training.samples import SampleBuilder
 from mmrl.training.sequences import RolloutTargets
 from mmrl.training.trainer import Trainer
@@ -49,7 +51,7 @@ def tree(folder: Path, name: str, *changes: dict[str, Any]) -> dict[str, Any]:
         name=name,
         model={"path": tiny_folder(MOE)},
         train={"token_budget": 4000},
-        algorithm=TWICE,
+        algorithm=dict(TWICE),  # changes are written into it
     )
     for change in changes:
         merge(whole, change)
@@ -205,6 +207,11 @@ def test_what_replay_does_not_go_with_is_refused(overrides: list[str], said: str
     with pytest.raises(ConfigError, match=said):
         load_config(None, overrides)
     assert load_config(None, ["algorithm.router_replay.mode=R2", "algorithm.minibatches=2"])
+
+
+def test_vllm_is_never_asked_for_experts() -> None:
+    with pytest.raises(ConfigError, match="found R3, for which vLLM"):
+        check_sampling(sampling_settings(load_config(None, ["algorithm.router_replay.mode=R3"])))
 
 
 def test_an_automatic_rollout_engine_is_the_one_that_notes_experts() -> None:
