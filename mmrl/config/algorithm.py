@@ -216,8 +216,9 @@ class RouterReplayConfig(_Section):
     """R2 (arXiv 2507.18071, section 5.3): the experts that the training model chooses before the first of a step's optimizer steps,
     found by one more forward; needs algorithm.epochs or minibatches above 1. R3 (arXiv 2510.11370): those that computed the
     rollout, by mmrl's own engine; not with schedule.partial_rollouts. They are kept with the turns until they are trained on: a
-    byte (two beyond 256 experts) per token, layer and chosen expert, 384 bytes a token for 48 layers with 8. Tokens that no rollout
-    read (demonstrations, past successes, the last of an answer) go where routers send them."""
+    byte (two beyond 256 experts) per token, layer and chosen expert, 384 bytes a token for 48 layers with 8. Answers of a group
+    share those of their prompt; of several turns each keeps those of all that precedes it. Tokens that no rollout read
+    (demonstrations, past successes, the last of an answer) go where routers send them."""
 
 
 class CriticConfig(_Section):
