@@ -59,7 +59,8 @@ def eval_settings(
     """Those of a run: `samples` (default: eval.samples) completions per prompt, the first `limit` samples of each source, and
     further entries of the protocol."""
     return EvalSettings(
-        sampling_settings(config),
+        # nothing is trained on what is measured: experts would be kept for nobody, and vLLM has none to give
+        dataclasses.replace(sampling_settings(config), routed_experts=False),
         config.eval.samples if samples is None else samples,
         config.seed,
         limit,

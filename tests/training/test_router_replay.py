@@ -16,6 +16,7 @@ import torch
 
 from mmrl.config import load_config, rollout_engine
 from mmrl.errors import ConfigError, MismatchError
+from mmrl.evaluation.settings import eval_settings
 from mmrl.policy.routing import TurnExperts
 from mmrl.rollout.group_generator import sampling_settings
 from mmrl.rollout.vllm_engine import check_sampling
@@ -212,6 +213,13 @@ def test_what_replay_does_not_go_with_is_refused(overrides: list[str], said: str
 def test_vllm_is_never_asked_for_experts() -> None:
     with pytest.raises(ConfigError, match="found R3, for which vLLM"):
         check_sampling(sampling_settings(load_config(None, ["algorithm.router_replay.mode=R3"])))
+
+
+def test_an_evaluation_notes_no_experts() -> None:
+    """Nobody would use them, and a run with R3 may be evaluated by vLLM."""
+    config = load_config(None, ["algorithm.router_replay.mode=R3"])
+    assert sampling_settings(config).routed_experts
+    check_sampling(eval_settings(config).sampling)
 
 
 def test_an_automatic_rollout_engine_is_the_one_that_notes_experts() -> None:
