@@ -161,7 +161,8 @@ class Prefetcher:
 
     `timeout_s` bounds one picture or clip. At most `ahead` of the expected media are prepared before they are asked for, so
     that a bounded cache does not evict them again. After `restarts` deaths or timeouts in a row the pool gives up: MMRLError
-    to whoever waits. A context manager; `close` leaves no process behind. Raises ConfigError for a cache without a store.
+    to whoever waits. A context manager; `close` leaves no worker behind (the fork server ends with the program). Raises
+    ConfigError for a cache without a store.
     """
 
     def __init__(
@@ -303,8 +304,14 @@ class Prefetcher:
     def _feed(self) -> None:
         with self._changed:
             for worker in self._workers:
-                # else reading will tell: no clip's fault
-                if worker.ready and worker.media is None and worker.alive:
+                if not worker.ready or worker.media is not None:
+                    continue
+                if not worker.alive:
+                    # of one that has ended reading will tell: no clip's fault; of one that is silent the fork server has ended, and
+                    # nobody sees any more whether it lives
+                    if not worker.connection.poll():
+                        worker.restart()
+                else:
                     media = self._next()
                     if media is None:
                         return

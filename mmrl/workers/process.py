@@ -1,7 +1,7 @@
 """A child process that may hang, die or lie: its deadline, its end with all that it started, and how it ended, in one place.
 
     Child                 since when it works on what, when it is late, whether it lives, how it ended (Death), kill, restart
-      Worker              mmrl.workers.spawned: a spawned Python that runs `target(connection, progress, *args)`
+      Worker              mmrl.workers.spawned: a Python process that runs `target(connection, progress, *args)`
       Program             mmrl.workers.program: a command with stdin and stdout, or descriptors that it inherits
     ChildError            the one error: it carries the Death
     Losses                deaths and timeouts against a limit: in a row, or altogether
@@ -17,7 +17,7 @@ A child is started, asked, waited for and ended; what goes wrong in between is a
 | who                                       | transport                        | believes                                        |
 |-------------------------------------------|----------------------------------|-------------------------------------------------|
 | rewards (mmrl.workers.scorer)             | Worker, frames of reward_pipe    | frames with its token: user code runs there     |
-| media (mmrl.workers.prefetch)             | Worker                           | what our code there sends                       |
+| media (mmrl.workers.prefetch)             | Worker of a fork server          | what our code there sends                       |
 | rollouts (mmrl.training.generator)        | Worker, weights by shared memory | what our code there sends                       |
 | requests (mmrl.serve.pool)                | Worker of a fork server          | what our code there sends                       |
 | recording (mmrl.robotics.datasets.record) | Worker                           | what our code there sends                       |

@@ -1,4 +1,5 @@
-"""A spawned Python behind a pipe: what scores rewards, prepares media, reads requests and records run in, and are killed with.
+"""A Python process behind a pipe, spawned or from a fork server: what scores rewards, prepares media, reads requests and records
+run in, and are killed with.
 
     worker = Worker(serve, (tasks,), "mmrl-reward")     # serve(connection, progress, tasks) in a process of its own
     worker.await_ready(START_S)
@@ -28,6 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from mmrl.operations.startup import loaded, loading
+from mmrl.workers.fork_server import SENT_TO_ALL
 from mmrl.workers.process import END_S, Child
 
 __all__ = [
@@ -117,7 +119,7 @@ def _main(
     output.close()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # not a terminal: lines would wait for a full block
     # terminals and schedulers send them to all processes
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in SENT_TO_ALL:
         # .. the parent finishes its step with us and ends us in its own order
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
@@ -151,8 +153,9 @@ def read_message(connection: Connection, most: int) -> Any:
 
 
 def warm_up(modules: Sequence[str]) -> None:
-    """Start multiprocessing's fork server, which imports `modules`, without waiting for it. There is one for the whole process: one
-    that runs already keeps what it has, and what a worker needs beyond that it imports itself."""
+    """Start multiprocessing's fork server, which imports `modules`, without waiting for it; the first process that is asked of it
+    waits. There is one for the whole program: one that runs already keeps what it has, and what a worker needs beyond that it
+    imports itself. It ends with the program."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     forkserver.ensure_running()

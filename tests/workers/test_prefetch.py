@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -188,6 +189,33 @@ def test_a_worker_killed_while_idle_is_replaced(
     media = clips(folder, "k0", "k1", "k2")
     pool.expect(media)
     assert [pool.wait(m) for m in media] == ["built"] * 3
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_is_gone_takes_nothing_along(
+    pool_and_policy: tuple[Prefetcher, Policy, Path],
+) -> None:
+    """Nobody tells whether its workers live; a signal that is sent to all processes does not end it."""
+    pool, _, folder = pool_and_policy
+    first, *later = clips(folder, "f0", "f1", "f2")
+    pool.wait(first)
+    server = psutil.Process(pool._workers[0].pid).parent()
+    assert server is not None and server.pid != os.getpid()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        server.send_signal(number)
+    time.sleep(0.5)
+    assert server.status() != psutil.STATUS_ZOMBIE
+    server.kill()  # and left to be waited for by multiprocessing
+    deadline = time.monotonic() + 20
+    while server.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = [psutil.Process(w.pid) for w in pool._workers]
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.extend(map(pool.wait, later)), daemon=True)
+    asking.start()
+    asking.join(120)
+    assert found == ["built"] * 2
+    assert psutil.wait_procs(workers[:1], timeout=10)[0], "one that was replaced has ended"
 
 
 @pytest.mark.slow
