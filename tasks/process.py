@@ -198,6 +198,10 @@ def _text_of(observation: Observation) -> str:
 class _Watched(Environment):
     """Another environment, whose observations are kept until the end."""
 
+    # the other environment keeps its own; a judge has a deadline for each request from when its turn has come, which is late where
+    # `per_minute` lets few begin
+    process_limit_s: ClassVar[float] = math.inf
+
     def __init__(self, inner: Environment, task: Process) -> None:
         self.inner, self.task = inner, task
         self.max_turns = inner.max_turns  # type: ignore[misc]
@@ -227,7 +231,9 @@ class _Watched(Environment):
         return self.inner.random(rng)
 
     async def process_rewards(self, turns: Sequence[Turn]) -> TurnRewards | None:
-        own = await self.inner.process_rewards(turns)
+        from mmrl.rollout.process_rewards import asked  # of a run, which has torch
+
+        own = await asked(self.inner, turns)
         judged = await self.task.rewards(self.seen, turns)
         if own is None:
             return judged

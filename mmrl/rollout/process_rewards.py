@@ -37,13 +37,22 @@ def _pays(environment: Environment) -> bool:
 
 
 async def asked(environment: Environment, turns: Sequence[Turn]) -> TurnRewards | None:
-    """What the environment pays. Raises TypeError where its method is no `async def`, and what the method raises."""
-    waiting = environment.process_rewards(turns)
+    """What the environment pays. Raises TypeError where its method is no `async def`, RewardError where it takes longer than its
+    `process_limit_s`, and what the method raises."""
+    waiting, limit_s = environment.process_rewards(turns), environment.process_limit_s
     if not inspect.isawaitable(waiting):
         raise TypeError(
             "expected `async def process_rewards`, found one without `async`, which the other rollouts would wait for"
         )
-    return await waiting
+    began = time.monotonic()
+    try:
+        return await asyncio.wait_for(waiting, limit_s)
+    except asyncio.TimeoutError as error:
+        if time.monotonic() - began < limit_s:  # something's own deadline
+            raise
+        raise RewardError(
+            f"expected process rewards within {limit_s:g} s (Environment.process_limit_s), found none"
+        ) from error
 
 
 async def _every(episodes: Sequence[Episode]) -> None:
@@ -51,19 +60,8 @@ async def _every(episodes: Sequence[Episode]) -> None:
 
 
 async def _add(episode: Episode) -> None:
-    began = time.monotonic()
     try:
-        limit_s = episode.environment.process_limit_s
-        try:
-            found = await asyncio.wait_for(
-                asked(episode.environment, tuple(episode.turns)), limit_s
-            )
-        except asyncio.TimeoutError as error:
-            if time.monotonic() - began < limit_s:  # something's own deadline
-                raise
-            raise RewardError(
-                f"expected process rewards within {limit_s:g} s (Environment.process_limit_s), found none"
-            ) from error
+        found = await asked(episode.environment, tuple(episode.turns))
         if found is None:
             return
         if not isinstance(found, TurnRewards):

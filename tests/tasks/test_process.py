@@ -228,6 +228,20 @@ def test_one_that_takes_too_long_fails_its_rollout(monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - began < 20
 
 
+def test_a_judge_that_is_asked_slowly_has_no_limit_but_its_own(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that `per_minute` keeps waiting are not late; the environment below the judge keeps its limit."""
+    monkeypatch.setattr(Environment, "process_limit_s", 0.3)
+    (slowly,) = played(process(url, {"per_minute": 60, "timeout_s": 20}), ["score 3", "score 4"])
+    assert slowly.error is None and slowly.info["judge_asked"] == 2
+    task = process(url)
+    monkeypatch.setattr(type(task.inner), "environment_class", _PaysLate)
+    monkeypatch.setattr(_Pays, "found", [])
+    (late,) = played(task, ["score 5"])
+    assert "expected process rewards within 0.2 s" in str(late.error)
+
+
 def test_one_that_is_not_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = paid(_PaysAtOnce, TurnRewards([0.1, 0.1]), monkeypatch)
     assert rollout.error is not None and "expected `async def process_rewards`" in rollout.error
