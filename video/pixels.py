@@ -22,6 +22,7 @@ __all__ = [
     "ByteCodec",
     "CanvasLayout",
     "PatchLayout",
+    "RowLayout",
     "TileLayout",
     "permute_frames",
     "run_part",
@@ -38,6 +39,11 @@ class PatchLayout:
     merge: int
     channels: int = 3
 
+    @property
+    def together(self) -> int:
+        """How many frames of a clip the tower sees at once."""
+        return self.temporal
+
     def split(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
         """Patches as (t, h / merge, w / merge, merge, merge, C, F, P, P); F is 1 for stills packed without their copies."""
         t, h, w = grid_thw
@@ -50,8 +56,10 @@ class PatchLayout:
         t, h, w = grid_thw
         return t * h * w // self.merge**2
 
-    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
-        """The patches of the picture or clip mirrored left to right."""
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
+        """The patches of the picture or clip mirrored left to right; `width` of it in pixels, where a padding follows."""
         return self.split(patches_nD, grid_thw).flip([2, 4, 8]).reshape(patches_nD.shape)
 
     def cut(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
@@ -60,6 +68,48 @@ class PatchLayout:
         m, p, f = self.merge, self.patch, self.temporal
         x = frames_TCHW.view(T // f, f, c, height // (m * p), m, p, width // (m * p), m, p)
         return x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, c * f * p * p)
+
+
+@dataclass(frozen=True)
+class RowLayout(PatchLayout):
+    """Patches row by row instead of block by block. `chunk` frames of a clip, at its end those that are left, become as many tokens
+    as one frame (Kimi's): grid (frames, height, width)."""
+
+    chunk: int = 1
+
+    @property
+    def together(self) -> int:
+        """See PatchLayout."""
+        return self.chunk
+
+    @property
+    def _plain(self) -> PatchLayout:
+        """Blocks of one patch come row by row."""
+        return PatchLayout(self.patch, self.temporal, 1, self.channels)
+
+    def split(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+        """See PatchLayout; blocks are of one patch."""
+        return self._plain.split(patches_nD, grid_thw)
+
+    def cut(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PatchLayout."""
+        return self._plain.cut(frames_TCHW)
+
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
+        """See PatchLayout. The padding stays where it is."""
+        import torch
+
+        (t, h, w), p = grid_thw, self.patch
+        x = patches_nD.view(t, h, w, -1, p, p).permute(0, 3, 1, 4, 2, 5).reshape(t, -1, h, p, w * p)
+        x = torch.cat([x[..., :width].flip(4), x[..., width:]], 4).unflatten(4, (w, p))
+        return x.permute(0, 2, 4, 1, 3, 5).reshape(patches_nD.shape)
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """See PatchLayout."""
+        t, h, w = grid_thw
+        return math.ceil(t / self.chunk) * h * w // self.merge**2
 
 
 @dataclass(frozen=True)
@@ -73,7 +123,9 @@ class TileLayout(PatchLayout):
         """See PatchLayout."""
         return grid_thw[0] * self.per_tile
 
-    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
         """See PatchLayout."""
         import torch
 
@@ -107,7 +159,9 @@ class CanvasLayout(TileLayout):
         text = self.processor.replace_image_token({**shown, "pixel_values": tile}, 0)
         return int(text.count(self.processor.image_token))
 
-    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
         """See PatchLayout. A padding that is a pixel wider on one side changes sides."""
         import torch
 
@@ -245,12 +299,16 @@ class ByteCodec:
         return per_channel.view(packed.shape)
 
 
-def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
+def run_video_processor(part: Any, frames_TCHW: torch.Tensor, *, do_resize: bool = False) -> Any:
     """The processor's output for frames already sampled and resized, as a mapping of tensors."""
     # a budget of resizing: not used
     own = {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}
     return part(
-        videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt", **own
+        videos=[frames_TCHW],
+        do_resize=do_resize,
+        do_sample_frames=False,
+        return_tensors="pt",
+        **own,
     )
 
 

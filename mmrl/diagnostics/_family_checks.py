@@ -202,11 +202,12 @@ def _gradients(s: Subject, policy: Policy, prompt: Prompt, media: Mapping[str, A
 
 def check_clip(s: Subject) -> str:
     """A packed group behind a clip against separate rows."""
+    from mmrl.video.clips import ChunkClips
     from mmrl.video.decode import read_clip
     from mmrl.video.encode import write_video
 
     rng, path = np.random.default_rng(1), s.folder / "clip.mp4"
-    write_video(path, rng.integers(0, 256, (8, 64, 96, 3), dtype=np.uint8), fps=4)
+    write_video(path, rng.integers(0, 256, (12, 64, 96, 3), dtype=np.uint8), fps=4)
     policy = s.plain
     visuals = policy.encoder.visuals
     visual = visuals.video(str(path))
@@ -232,7 +233,8 @@ def check_clip(s: Subject) -> str:
         videos=[[torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)]],
         video_metadata=[known],
         do_sample_frames=False,
-        do_resize=False,
+        # their size is its own already, and a processor that pads them does so where it resizes
+        do_resize=isinstance(visuals.clips, ChunkClips),
         return_tensors="pt",
     )
     assert prompt.ids_P.tolist() == media["input_ids"][0].tolist(), "clip: other token ids"
