@@ -23,7 +23,10 @@ __all__ = [
     "CanvasLayout",
     "PatchLayout",
     "RowLayout",
+    "SliceLayout",
     "TileLayout",
+    "Views",
+    "views_of",
     "permute_frames",
     "run_part",
     "run_video_processor",
@@ -168,6 +171,91 @@ class CanvasLayout(TileLayout):
         tiles = patches_nD.view(-1, self.channels, self.patch, self.patch).flip(3)
         shown = tiles[1:].unflatten(0, self.canvas(grid_thw)).flip(1).flatten(0, 1)
         return torch.cat([tiles[:1], shown]).reshape(patches_nD.shape)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Of a picture in MiniCPM-V's slices, (height, width) in patches each: the whole view, and rows x columns slices of one size;
+    rows and columns are 0 where there are none."""
+
+    whole: tuple[int, int]
+    slices: tuple[int, int]
+    each: tuple[int, int]
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Of all views, in their order."""
+        rows, columns = self.slices
+        return [self.whole, *([self.each] * (rows * columns))]
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """(height, width) in patches of what is shown largest."""
+        (rows, columns), (height, width) = self.slices, self.each
+        return (rows * height, columns * width) if rows else self.whole
+
+
+def views_of(part: Any, grid_thw: Sequence[int]) -> Views:
+    """How MiniCPM-V's image processor `part` cuts a picture of grid (views, height, width of the picture in pixels).
+
+    How many slices it may make decides their number alone: of the ways to lay out a number it takes the one nearest to the
+    picture's shape.
+    """
+    import inspect
+
+    (count, height, width), side = grid_thw, part.scale_resolution
+    mode = (
+        {"downsample_mode": part.downsample_mode}  # since transformers 5.24
+        if "downsample_mode" in inspect.signature(part.find_best_resize).parameters
+        else {}
+    )
+    patch, sliced = part.patch_size, count > 1
+    whole = part.find_best_resize((height, width), side, patch, allow_upscale=not sliced, **mode)
+    whole = (whole[0] // patch, whole[1] // patch)
+    if not sliced:
+        return Views(whole, (0, 0), (0, 0))
+    slices = count - 1
+    shape = math.log(width / height)
+
+    def far(rows: int) -> tuple[float, int]:
+        return abs(shape - math.log(slices // rows / rows)), -rows
+
+    rows = min((r for r in range(1, slices + 1) if slices % r == 0), key=far)
+    laid = (rows, slices // rows)
+    all_height, all_width = part.get_refine_size(
+        (height, width), list(laid), side, patch, allow_upscale=True, **mode
+    )
+    return Views(whole, laid, (all_height // rows // patch, all_width // laid[1] // patch))
+
+
+@dataclass(frozen=True)
+class SliceLayout(RowLayout):
+    """A whole view, then slices row by row, each with its patches row by row: grid (views, height, width of the picture in pixels).
+    `processor` (MiniCPM-V's) knows the sizes of views, and how many patches a token has."""
+
+    processor: Any = field(default=None, compare=False, repr=False)
+
+    def views(self, grid_thw: Sequence[int]) -> Views:
+        """How the picture is cut."""
+        return views_of(self.processor.image_processor, grid_thw)
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """See PatchLayout."""
+        per_token = self.processor.image_token_divisor
+        return sum(h * w // per_token for h, w in self.views(grid_thw).sizes)
+
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
+        """See PatchLayout. Slices change places within their row."""
+        import torch
+
+        views, p = self.views(grid_thw), self.patch
+        shape = (self.channels, -1, p, p)  # frames of a still
+        first = views.whole[0] * views.whole[1]
+        whole = patches_nD[:first].view(*views.whole, *shape).flip([1, 5]).reshape(first, -1)
+        slices = patches_nD[first:].view(*views.slices, *views.each, *shape).flip([1, 3, 7])
+        return torch.cat([whole, slices.reshape(len(patches_nD) - first, -1)])
 
 
 def permute_frames(

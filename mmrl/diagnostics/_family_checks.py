@@ -21,6 +21,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.families import ModelFamily
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
+from mmrl.video.pictures import SliceReader
 
 __all__ = ["CHECKS", "Subject"]
 
@@ -151,7 +152,12 @@ def check_prompt(s: Subject) -> str:
         )
         if count:
             pixels = torch.cat([policy.encoder.visuals.pixels(v) for v in prompt.visuals])
-            theirs = wanted["pixel_values"].reshape(pixels.shape)
+            theirs, reader = wanted["pixel_values"], policy.encoder.visuals.reader
+            if isinstance(
+                reader, SliceReader
+            ):  # its processor lays patches along the last dimension
+                theirs = reader.rows(theirs)
+            theirs = theirs.reshape(pixels.shape)
             assert torch.equal(pixels, theirs), f"{count} pictures: other pixels"
     return f"{_counted(s)}: ids and pixels equal"
 

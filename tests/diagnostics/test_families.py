@@ -20,13 +20,14 @@ from mmrl.cli.main import app
 from mmrl.config import DataConfig, VideoConfig
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
-from mmrl.errors import ConfigError, DataError, MissingExtraError
+from mmrl.errors import ConfigError, DataError, MismatchError, MissingExtraError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.families import BUILT_IN, families, family_of, family_of_processor
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.kimi import KimiK25
+from mmrl.policy.families.minicpm import MiniCPMV46
 from mmrl.policy.families.qwen import Qwen25VL
 from mmrl.policy.families.tiles import InternVL
 from mmrl.policy.loading import build_visuals, load_processor
@@ -304,6 +305,87 @@ def test_features_of_a_chunk_move_with_it(kimi: tuple[Policy, Visual, torch.Tens
         (wanted,) = tower("video", cache.pixels(shuffled), [visual.grid_thw])
         torch.testing.assert_close(found.main, wanted.main, atol=1e-6, rtol=1e-5)
         assert not torch.allclose(wanted.main, cache.features([visual], tower)[0].main, atol=1e-3)
+
+
+_SHAPES = ((56, 56), (112, 84), (37, 90), (180, 320), (320, 180), (100, 101), (640, 427), (60, 900))
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 9])
+def test_minicpm_cuts_pictures_as_its_processor_says(most: int) -> None:
+    """A grid tells every view's size without the setting that led to it, to the processor's reader and to the model alike."""
+    policy = fresh_policy("minicpmv4_6")
+    processor = policy.processor
+    part, reader = processor.image_processor, policy.family.reader(processor)
+    part.max_slice_nums = most
+    for height, width in _SHAPES:
+        picture = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+        rows, grid, _ = reader.read(picture, {})
+        own = part(images=[picture], return_tensors="pt")
+        views = reader.layout.views(grid)
+        assert [list(size) for size in views.sizes] == own["target_sizes"].tolist()
+        assert list(views.slices) == list(own["grids"][0])
+        assert reader.tokens(height, width, {}) == reader.layout.tokens(grid)
+        (found,) = policy.family.features(policy.base.model, "image", rows, [grid])
+        assert len(found.main) == reader.layout.tokens(grid)
+
+
+def test_minicpm_keeps_pictures_within_their_budget() -> None:
+    """data.max_pixels bounds all views together; of slices that fit there are as many as there may be."""
+    processor = fresh_policy("minicpmv4_6").processor
+    family, most = MiniCPMV46(), processor.image_processor.max_slice_nums
+    reader, high = family.reader(processor), 4 * 112 * 112
+    options, bounds = family.image_options(processor, None, high)
+    assert bounds == (0, high)
+    found = {}
+    for height, width in _SHAPES:
+        picture = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+        rows, grid, _ = reader.read(picture, options)
+        assert len(rows) * 14 * 14 <= high
+        assert reader.tokens(height, width, options) == reader.layout.tokens(grid)
+        found[height, width] = grid[0]
+    assert most == 4 and found[640, 427] == 3 and found[56, 56] == 1
+    with pytest.raises(ConfigError, match=r"expected no data\.min_pixels"):
+        family.image_options(processor, 1000, None)
+    with pytest.raises(MismatchError, match="scale_resolution must be equal"):
+        family.features(fresh_policy("minicpmv4_6").base.model, "image", rows[1:], [grid])
+
+
+def test_mirrored_slices_are_those_of_the_mirrored_picture() -> None:
+    """They change places within their row, and the whole view stays before them."""
+    reader = MiniCPMV46().reader(fresh_policy("minicpmv4_6").processor)
+    # its shape is that of its slices: nothing of it is resized
+    picture = torch.randint(0, 256, (3, 112, 224), dtype=torch.uint8)
+    rows, grid, shown = reader.read(picture, {})
+    assert grid == (3, 112, 224) and shown == (224, 112)
+    wanted, _, _ = reader.read(picture.flip(2), {})
+    first = len(rows) - 2 * 64
+    found = reader.layout.mirrored(rows, grid, shown[0])
+    assert torch.equal(found[first:], wanted[first:])
+    # the whole view is resized in 8 bits, to either side alike
+    torch.testing.assert_close(found[:first], wanted[:first], atol=2 / 127, rtol=0)
+
+
+def test_pictures_are_numbered_over_all_turns() -> None:
+    """As the processor numbers those of the whole chat."""
+    policy = fresh_policy("minicpmv4_6")
+    encoder, tokenizer = policy.encoder, policy.processor.tokenizer
+    pictures = [np.full((60, 80, 3), shade, np.uint8) for shade in (20, 90, 160)]
+    text = {"type": "text", "text": "yes or no"}
+
+    def asked(count: int) -> dict[str, Any]:
+        return {"role": "user", "content": [*([{"type": "image"}] * count), text]}
+
+    first = encoder.prompt_of([asked(2)], [encoder.visuals.frame(x) for x in pictures[:2]])
+    written = (*tokenizer("yes", add_special_tokens=False)["input_ids"], policy.eos_ids[0])
+    second = encoder.extended(first, written, [asked(1)], [encoder.visuals.frame(pictures[2])])
+    chat = [asked(2), {"role": "assistant", "content": "yes"}, asked(1)]
+    own = policy.processor(
+        text=[policy.processor.apply_chat_template(chat, add_generation_prompt=True)],
+        images=[Image.fromarray(x) for x in pictures],
+        return_tensors="pt",
+    )
+    assert second.ids_P.tolist() == own["input_ids"][0].tolist()
+    assert "<image_id>2</image_id>" in tokenizer.decode(second.ids_P)
 
 
 @pytest.mark.parametrize("name", ["internvl", "glm4v", "smolvlm"])

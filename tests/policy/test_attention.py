@@ -161,6 +161,20 @@ def test_every_attention_equals_sdpa(arch: str, attn: str) -> None:
         assert_same(lambda batch=batch: run(p, batch), there, p.model.parameters())
 
 
+@pytest.mark.parametrize("attn", OTHERS)
+def test_slices_are_seen_alike_under_every_attention(attn: str) -> None:
+    """MiniCPM-V's tower attends within views and, in the middle, within windows of four patches; its state layers take no parallel
+    decoding, which the test above has."""
+    p = policy_with("sdpa", "minicpmv4_6")
+    batch = pack(items_of(p))
+    set_attention(p.base, attn)
+    tower = p.family.parts.blocks(p.base.model)[0]
+    assert tower.self_attn.config._attn_implementation == ATTENTIONS[attn][1]
+    found = run(p, batch)
+    set_attention(p.base, "sdpa")
+    assert_same(lambda: run(p, batch), found, p.model.parameters())
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -229,6 +229,10 @@ class ModelFamily(abc.ABC):
     def expand(self, processor: Any, visual: Visual) -> str:
         """What the processor writes in the place of the visual's placeholder."""
 
+    def numbered(self, processor: Any, kind: str, number: int, text: str) -> str:
+        """`text`, what `expand` gave, for the `number`-th visual of its kind in a prompt, from 0 on."""
+        return text
+
     @abc.abstractmethod
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
         """(1, P): 1 where a feature of a picture goes, 2 where one of a clip goes, 3 where one of a sound goes, 0 elsewhere."""

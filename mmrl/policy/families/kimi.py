@@ -61,8 +61,8 @@ class KimiK25(GridFamily):
     processors = ("Kimi_K25Processor",)
     frame = CoordFrame.REL1
     source = (
-        "OSWorld's agent for Kimi K2.5 (xlang-ai/OSWorld pull request 428) takes clicks within 0..1 for parts of the screen, larger "
-        "ones for pixels; of boxes readers of MoonshotAI/Kimi-VL threads 52 and 56 say 0..1 of Kimi-VL, without an answer"
+        "OSWorld's agent for Kimi K2.5 (xlang-ai/OSWorld pull request 428) takes clicks within 0..1 for parts of the screen, "
+        "larger ones for pixels; of boxes readers of MoonshotAI/Kimi-VL threads 52 and 56 say 0..1 of Kimi-VL, without an answer"
     )
     parts = Parts(
         vision=("vision_tower", "mm_projector"),
