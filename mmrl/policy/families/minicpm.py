@@ -101,7 +101,7 @@ class MiniCPMV46(TileFamily):
         """See ModelFamily."""
         if low is not None or high is None:
             raise ConfigError(
-                f"expected no data.min_pixels for family {self.name}, found {low}: small pictures are enlarged to one view; remove it"
+                f"expected no data.min_pixels for family {self.name}, found {low}: small pictures are enlarged to a view; remove it"
             )
         return {"max_pixels": high}, (0, high)
 
