@@ -24,7 +24,7 @@ from mmrl.errors import ConfigError, DataError, MismatchError, MissingExtraError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
-from mmrl.policy.families import BUILT_IN, families, family_of, family_of_processor
+from mmrl.policy.families import BUILT_IN, contract, families, family_of, family_of_processor
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.kimi import KimiK25
 from mmrl.policy.families.minicpm import MiniCPMV46
@@ -327,6 +327,17 @@ def test_minicpm_cuts_pictures_as_its_processor_says(most: int) -> None:
         assert reader.tokens(height, width, {}) == reader.layout.tokens(grid)
         (found,) = policy.family.features(policy.base.model, "image", rows, [grid])
         assert len(found.main) == reader.layout.tokens(grid)
+
+
+def test_minicpm_needs_a_tower_for_views_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With transformers 5.18 every check but those that are refused anyway says why, and so does loading."""
+    path = tiny_folder("minicpmv4_6")
+    monkeypatch.setattr(contract, "version", lambda name: "5.18.0")
+    cells = list(check_family("minicpmv4_6"))
+    assert {c.verdict for c in cells} == {"refused"}
+    assert sum("views of several sizes" in c.found for c in cells) == len(check_names()) - 3
+    with pytest.raises(ConfigError, match=r"expected transformers 5\.19 or later"):
+        load_processor(path)
 
 
 def test_minicpm_keeps_pictures_within_their_budget() -> None:

@@ -4,13 +4,12 @@ model that keeps a latent of each token in place of its keys and values."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
-from mmrl.policy.families.contract import Parts
+from mmrl.policy.families.contract import Parts, release_of_transformers
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ class KimiK25(GridFamily):
         reasons = {
             "vllm": "vLLM's names of the experts' weights are not mapped yet; use engine.rollout: own",
         }
-        major, minor = map(int, version("transformers").split(".")[:2])
-        if (major, minor) < (5, 24):
+        if release_of_transformers() < (5, 24):
             reasons["video"] = _NO_CLIPS
         return reasons
 

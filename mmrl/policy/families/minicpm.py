@@ -6,11 +6,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MismatchError
-from mmrl.policy.families.contract import Parts
+from mmrl.policy.families.contract import Parts, release_of_transformers
 from mmrl.policy.families.grid import GridFamily
 from mmrl.policy.families.qwen import Qwen35
 from mmrl.policy.families.tiles import TileFamily
@@ -44,6 +44,11 @@ _CHAT = """\
 {% endfor -%}
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+_CHECKS = (
+    *("prompt", "logp", "gradient", "turns", "rollout"),
+    *("features", "freeze", "lora", "save", "memory"),
+)
+_ONE_SIZE = "transformers 5.18, whose tower raises for views of several sizes, as a whole view and its slices are; install 5.19 or later"
 
 
 @functools.cache
@@ -83,11 +88,28 @@ class MiniCPMV46(TileFamily):
         tower_blocks="vision_tower.encoder.layers",
     )
     tower_kernels = GridFamily.tower_kernels
-    refused: ClassVar[Mapping[str, str]] = {
-        "video": "MiniCPM-V's clips are not laid out yet; use pictures, or a Qwen-VL for clips",
-        "vllm": "vLLM's inputs for slices are not made yet, and on a CPU it computes gated delta nets in bf16 alone; use "
-        "engine.rollout: own",
-    }
+
+    @property
+    def refused(self) -> Mapping[str, str]:  # type: ignore[override]  # elsewhere one for all releases of transformers
+        """See ModelFamily."""
+        reasons = {
+            "video": "MiniCPM-V's clips are not laid out yet; use pictures, or a Qwen-VL for clips",
+            "vllm": "vLLM's inputs for slices are not made yet, and on a CPU it computes gated delta nets in bf16 alone; use "
+            "engine.rollout: own",
+        }
+        return (
+            reasons
+            if release_of_transformers() >= (5, 19)
+            else dict.fromkeys(_CHECKS, _ONE_SIZE) | reasons
+        )
+
+    def check_packages(self) -> None:
+        """See ModelFamily. Raises ConfigError for a transformers whose tower does not take its slices."""
+        super().check_packages()
+        if release_of_transformers() < (5, 19):
+            raise ConfigError(
+                f"expected transformers 5.19 or later for family {self.name}, found {_ONE_SIZE}"
+            )
 
     def reader(self, processor: Any) -> PictureReader:
         """See ModelFamily."""
