@@ -48,7 +48,7 @@ _CHECKS = (
     *("prompt", "logp", "gradient", "turns", "rollout"),
     *("features", "freeze", "lora", "save", "memory"),
 )
-_ONE_SIZE = "transformers 5.18, whose tower raises for views of several sizes, as a whole view and its slices are; install 5.19 or later"
+_ONE_SIZE = "transformers 5.18, whose tower raises for views of several sizes, such as slices; install 5.19 or later"
 
 
 @functools.cache
