@@ -60,7 +60,8 @@ _RELEASES = """## Releases of transformers
 
 The same checks of all families, in an environment of each release. pip is asked for 5.18 to 5.20 still: the whole test suite
 has run with 5.19 alone. SmolVLM under 5.20.2: transformers cuts a tile's tokens into pieces of `patch_size` (14 in the tiny model,
-whose tiles have four tokens), and raises.
+whose tiles have four tokens), and raises. Kimi's clips are taken from 5.24 on, and refused before;
+MiniCPM-V is refused under 5.18, whose tower takes views of one size alone.
 
 | transformers | families | cells ok | refused, with the reason | failed |
 |---|---|---|---|---|

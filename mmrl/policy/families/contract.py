@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from mmrl.video.pictures import PictureReader
     from mmrl.video.references import Features, Visual
 
-__all__ = ["PARTS", "Encoders", "ModelFamily", "Parts", "sense_of"]
+__all__ = ["PARTS", "Encoders", "ModelFamily", "Parts", "release_of_transformers", "sense_of"]
 
 T = TypeVar("T")
 
@@ -128,6 +129,12 @@ class Encoders:
     modules: Mapping[str, Any]
     parameters: Sequence[Any]
     blocks: Sequence[Any]
+
+
+def release_of_transformers() -> tuple[int, int]:
+    """Major and minor number of the one that is installed, which is not imported."""
+    major, minor = version("transformers").split(".")[:2]
+    return int(major), int(minor)
 
 
 def sense_of(kind: str) -> str:
@@ -238,6 +245,10 @@ class ModelFamily(abc.ABC):
     @abc.abstractmethod
     def expand(self, processor: Any, visual: Visual) -> str:
         """What the processor writes in the place of the visual's placeholder."""
+
+    def numbered(self, processor: Any, kind: str, number: int, text: str) -> str:
+        """`text`, what `expand` gave, for the `number`-th visual of its kind in a prompt, from 0 on."""
+        return text
 
     @abc.abstractmethod
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
