@@ -55,7 +55,8 @@ _TYPES = {
     ".woff": "font/woff",
     ".json": "application/json",
 }
-# A page has a clipboard of its own: a browser has one for all its pages. WebRTC would send datagrams past every rule.
+# A page has a clipboard of its own: a browser has one for all its pages. WebRTC would send datagrams past every rule. The key
+# Tab goes on from where the episode before had its focus or clicked, unless it is taken to the top.
 ALONE = """(() => {
   let held = "";
   const chosen = () => {
@@ -67,7 +68,14 @@ ALONE = """(() => {
   addEventListener("copy", take, true);
   addEventListener("cut", (event) => { take(event); document.execCommand("delete"); }, true);
   addEventListener("paste", (event) => { event.preventDefault(); document.execCommand("insertText", false, held); }, true);
-  addEventListener("mmrl-begin", () => { held = ""; getSelection().removeAllRanges(); scrollTo(0, 0); });
+  const tabFromTop = () => {
+    const top = document.createElement("span");
+    top.tabIndex = -1;
+    document.body.prepend(top);
+    top.focus({preventScroll: true});
+    top.remove();
+  };
+  addEventListener("mmrl-begin", () => { held = ""; tabFromTop(); getSelection().removeAllRanges(); scrollTo(0, 0); });
   for (const name of ["RTCPeerConnection", "webkitRTCPeerConnection", "RTCDataChannel"]) delete window[name];
 })()"""
 _BEGIN = "() => dispatchEvent(new Event('mmrl-begin'))"

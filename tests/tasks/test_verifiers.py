@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import mmrl
-from mmrl.cli.main import app
 from mmrl.errors import ConfigError, DataError, MissingExtraError, RegistryError
 from mmrl.registry import no_new_code, task_from_spec
 from mmrl.rollout.episodes import begin, play_written
@@ -29,7 +27,7 @@ from mmrl.tasks.verifiers_process import Settings, WorldError
 from mmrl.tasks.verifiers_worlds import Verifiers, VerifiersEnvironment, _worlds
 from mmrl.tasks.visual_tools import BadCall, read_calls
 from mmrl.types import Sample, StopReason, Turn
-from tests.kits.engine_kit import REPO, config_file, policy, read_jsonl, small_run
+from tests.kits.engine_kit import REPO, cli_here, config_file, policy, read_jsonl, small_run
 
 HERE = REPO / "tests" / "tasks"
 PYTHON = Path(sys.prefix) / "verifiers" / "bin" / "python"
@@ -353,15 +351,11 @@ def test_a_run_learns_from_it_and_an_evaluation_plays_it(tmp_path: Path) -> None
 @needs_verifiers
 def test_the_check_of_environments_passes(tmp_path: Path) -> None:
     given = params("tools")
-    done = CliRunner().invoke(
-        app,
-        [
-            *("env", "check", "verifiers", "--out", str(tmp_path / "check"), "--episodes", "2"),
-            *("--param", "env=kinds", "--param", f"folders=[{given['folders'][0]}]"),
-            *("--param", "args={kind: tools}"),
-        ],
+    cli_here(
+        *("env", "check", "verifiers", "--out", str(tmp_path / "check"), "--episodes", "2"),
+        *("--param", "env=kinds", "--param", f"folders=[{given['folders'][0]}]"),
+        *("--param", "args={kind: tools}"),
     )
-    assert done.exit_code == 0, done.output
 
 
 # without verifiers
