@@ -1,6 +1,6 @@
 """Learning to use pages in a real Chromium: a tiny model, GRPO, and the pages' own judgement as the reward.
 
-    python -m scripts.demo_browser [--seed 0] [--steps 40] [--record]       (two cores, twenty minutes; needs Chromium)
+    python -m scripts.demo_browser [--seed 0] [--steps 60] [--record]       (two cores, twenty minutes; needs Chromium)
 
 KINDS of pages, most of them MiniWoB++'s, each begun with thousands of seeds. Their scripted players
 (mmrl.tasks.browser.players) play some, whose pictures are kept; a tiny model learns from them by `mmrl sft`, shown clicks
@@ -41,11 +41,8 @@ KINDS = (
     "miniwob/click-collapsible",
 )
 FOUR = 4
-SHOWN, HELD_OUT, SAMPLES = (
-    300,
-    40,
-    4,
-)  # pages of a kind: to learn to click from, held out; rollouts of each held-out page
+SHOWN = 150  # pages of a kind that are played to learn from
+HELD_OUT, SAMPLES = 40, 4  # held-out pages of a kind, rollouts of each
 ASTRAY = 0.5
 _PARAMS = {"actions": "point", "max_turns": 2}
 _GAIN = 0.25
@@ -191,11 +188,12 @@ def trained(
             evaluations.append(payload.results)
 
     began = time.monotonic()
-    source = {"task": "browser", "params": {**_PARAMS, "processes": 2}}
     trainer = mmrl.Trainer(
         start,
-        train_data=[{**source, "path": str(data[0])}],
-        eval_data=[{**source, "path": str(data[1])}],
+        task="browser",
+        params={**_PARAMS, "processes": 2},
+        train_data=str(data[0]),
+        eval_data=str(data[1]),
         overwrite=True,
         quiet=True,
         callbacks=[watch],
@@ -233,8 +231,8 @@ def _by_kind(found: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """kind -> sampled, greedy -> success and its 95 % interval."""
     return {
         kind: {
-            mode: [round(numbers["success"][k], 4) for k in ("mean", "low", "high")]
-            for mode, numbers in (("sampled", told["sampled"]), ("greedy", told))
+            mode: [round(told[name][k], 4) for k in ("mean", "low", "high")]
+            for mode, name in (("sampled", "sampled/success"), ("greedy", "success"))
         }
         for kind, told in found["per_source"].items()
     }
@@ -289,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--start-steps", type=int, default=400, help="of `mmrl sft`")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "browser")
     parser.add_argument(

@@ -58,9 +58,9 @@ _RELEASES = """## Releases of transformers
 
     python -m scripts.family_table --release
 
-The same checks of all families, in an environment of each release; what was refused is of the day of the run. pip is asked for
-5.18 to 5.20 still: the whole test suite has run with 5.19 alone. SmolVLM under 5.20.2: transformers cuts a tile's tokens into pieces
-of `patch_size` (14 in the tiny model, whose tiles have four tokens), and raises.
+The same checks of all families, in an environment of each release; what was refused is of the day of the run. pip is asked
+for 5.18 to 5.20 still: the whole test suite has run with 5.19 alone. SmolVLM under 5.20.2: transformers cuts a tile's tokens
+into pieces of `patch_size` (14 in the tiny model, whose tiles have four tokens), and raises.
 
 | transformers | families | cells ok | refused, with the reason | failed |
 |---|---|---|---|---|

@@ -108,6 +108,32 @@ def test_a_page_that_is_used_again_is_as_new(browsers, _):
 
 
 @browser
+def test_as_many_pages_are_kept_as_were_open_at_once(_):
+    with Browsers(1, limit_s=20.0) as made:
+
+        def renderers() -> set[int]:
+            below = psutil.Process(made._hosts[0].worker.pid).children(recursive=True)
+            return {p.pid for p in below if "--type=renderer" in " ".join(p.cmdline())}
+
+        first = [made.open(find_site("own/pick"), seed)[0] for seed in range(11)]
+        before = renderers()
+        for page in first:
+            page.close()
+        second = [made.open(find_site("own/pick"), seed)[0] for seed in range(11)]
+        assert renderers() == before  # a page that is made anew has another process
+        for page in second:
+            page.close()
+        # pages of another kind take the place of those that were given back first: no more are held than were ever open
+        others = [made.open(find_site("own/menu"), seed)[0] for seed in range(3)]
+        deadline = time.monotonic() + 20
+        while len(renderers()) > len(before) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(renderers()) <= len(before)
+        for page in others:
+            page.close()
+
+
+@browser
 def test_keys_begin_at_the_top_of_a_page_that_is_used_again(browsers, _):
     for keys in ("Tab", "Shift+Tab"):
         earned = []
