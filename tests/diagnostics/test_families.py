@@ -471,7 +471,7 @@ def test_the_commands_list_and_check() -> None:
     """list names all families with their refusals; check ends with status 0 and refuses an unknown name."""
     run = CliRunner().invoke
     listed = run(app, ["families", "list"]).output
-    assert all(name in listed for name in NAMES) and "inputs for tiles are not made yet" in listed
+    assert all(name in listed for name in NAMES) and "vLLM has no such model any more" in listed
     found = run(app, ["families", "check", "glm4v", "--only", "prompt"])
     assert found.exit_code == 0 and "ids and pixels equal" in found.output
     assert isinstance(run(app, ["families", "check", "glm5v"]).exception, ConfigError)
