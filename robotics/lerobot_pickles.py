@@ -336,7 +336,7 @@ class _Reader:
     ) -> _Array:
         """A part of a storage. torch writes the whole storage with each."""
         shape, steps = _sizes(size), _sizes(stride)
-        if type(offset) is not int or len(shape) != len(steps) or hooks:
+        if type(offset) is not int or len(shape) != len(steps) or hooks or more:
             raise MessageError("expected a tensor with an offset, a size and strides, found others")
         count, wanted = math.prod(shape), 1
         for length, step in zip(reversed(shape), reversed(steps), strict=True):

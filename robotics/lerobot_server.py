@@ -69,6 +69,7 @@ _STREAMS = 4  # calls of a connection at once: lerobot's client makes two
 _QUIET_S = (
     60.0  # without a call, after which a client that finds all places taken may take this one
 )
+_PAUSE_S = 0.2  # before who is no client is told so
 _ANSWERED = 1000  # steps of a client that are remembered
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOWN = 300
@@ -375,8 +376,13 @@ class RobotServer:
 
     def _GetActions(self, request: Any, context: Any) -> Any:
         """The answer to a client's newest observation, or none."""
-        client = self._client(context)
-        robot = self._robot(client)
+        try:
+            client = self._client(context)
+            robot = self._robot(client)
+        except _Refused:
+            # lerobot's client asks again at once, for ever: after a new start of the server, too
+            self._ended.wait(_PAUSE_S)
+            raise
         found = client.take(lambda: context.is_active() and not self._ended.is_set())
         client.used = time.monotonic()
         kind = message_class("Actions")

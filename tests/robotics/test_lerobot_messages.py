@@ -300,6 +300,10 @@ BAD: dict[str, tuple[bytes, str]] = {
     "tensor turned": (_tensor(size=(2, 2), stride=(1, 2)), "contiguous tensor"),
     "tensor of steps": (_tensor(size=(2,), stride=(2**40,)), "contiguous tensor"),
     "tensor of no steps": (_tensor(stride=()), "an offset, a size and strides"),
+    "tensor that is negated": (
+        pickle.dumps(torch._neg_view(torch.ones(2))),
+        "an offset, a size and strides",
+    ),
     "storage of more": (_tensor(count=5), "one storage of torch|found other bytes|within"),
     "storage of bfloat16": (
         pickle.dumps(torch.ones(2, dtype=torch.bfloat16)),

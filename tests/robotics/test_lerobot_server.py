@@ -298,7 +298,9 @@ def test_calls_in_another_order_and_of_others() -> None:
             assert refused(call) == ("FAILED_PRECONDITION", said)
         begin(stub)
         send(stub, observation())
+        began = time.monotonic()
         assert refused(get, other) == ("FAILED_PRECONDITION", said)  # nobody takes its place
+        assert time.monotonic() - began > 0.15  # lerobot's client asks again without a pause
         assert get(stub)
 
 
