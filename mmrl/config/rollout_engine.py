@@ -29,6 +29,7 @@ __all__ = [
     "VLLM_RELEASE",
     "VLLM_TEMPERATURES",
     "RolloutChoice",
+    "model_type_of",
     "rollout_engine",
     "with_choice",
 ]
@@ -91,6 +92,8 @@ def _against_settings(config: RunConfig) -> str:
     low, high = VLLM_TEMPERATURES
     if not config.samples_text:
         return "a policy that acts decides by its own forward pass"
+    if config.algorithm.router_replay.mode == "R3":
+        return "algorithm.router_replay.mode R3 replays the experts of mmrl's own engine"
     if config.engine.cuda_graphs is not None:
         return "engine.cuda_graphs is of mmrl's own engine"
     allocator = (os.environ.get(name, "") for name in ALLOCATOR_VARIABLES)
@@ -117,7 +120,7 @@ def _against_settings(config: RunConfig) -> str:
 def _against_model(config: RunConfig, family: str | None) -> str:
     from mmrl.policy.families import families
 
-    family = _family(config.model.path) if family is None else family
+    family = model_type_of(config.model.path) if family is None else family
     answered = [kind for f in families().values() if f.vllm for kind in f.model_types]
     if family in answered:
         return ""
@@ -125,7 +128,7 @@ def _against_model(config: RunConfig, family: str | None) -> str:
     return f"vLLM is used for {', '.join(answered)}; {config.model.path} {found}"
 
 
-def _family(path: str) -> str:
+def model_type_of(path: str) -> str:
     """model_type of a folder or of a hub name; '' where it cannot be read: loading the model says why."""
     file = Path(path) / "config.json"
     try:

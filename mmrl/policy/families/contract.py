@@ -163,6 +163,9 @@ class ModelFamily(abc.ABC):
     """Of one prompt, where there is a limit; `refused["pictures"]` says why."""
     reserved: ClassVar[tuple[str, ...]] = ()
     """Texts of tokens by which positions are laid out: no text of a prompt may contain one."""
+    router: ClassVar[str] = ""
+    """Where a decoder layer that is a mixture of experts has its router, which answers (logits, weights, experts); "" for families
+    without experts (mmrl.policy.routing)."""
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -180,6 +183,13 @@ class ModelFamily(abc.ABC):
     def forward(self, body: Any, **inputs: Any) -> Any:
         """The body's forward: an output with last_hidden_state (R, T, H)."""
         return body(**inputs)
+
+    def gate_weights(
+        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        """What each of `experts_Tk` weighs (T, k) where `router` gave these logits: the formula of transformers' router, to the
+        last bit, for experts that need not be the largest."""
+        raise NotImplementedError(f"family {self.name} has no experts")
 
     # prompts
 

@@ -140,9 +140,19 @@ class Glm4VMoe(Glm4V):
     name = "glm4v_moe"
     model_types = ("glm4v_moe",)
     vllm = ""
+    router = "mlp.gate"
     refused: ClassVar[Mapping[str, str]] = {
         "vllm": "vLLM's names of the experts' weights are not mapped yet; use engine.rollout: own",
     }
+
+    def gate_weights(
+        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        """See ModelFamily. What balances the load (e_score_correction_bias) and groups of experts decide the choice alone."""
+        chosen_Tk = logits_TE.sigmoid().gather(1, experts_Tk)
+        if router.norm_topk_prob:
+            chosen_Tk = chosen_Tk / (chosen_Tk.sum(-1, keepdim=True) + 1e-20)
+        return chosen_Tk * router.routed_scaling_factor
 
     def _config_class(self) -> Any:
         from transformers import Glm4vMoeConfig
