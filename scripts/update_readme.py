@@ -20,7 +20,7 @@ from scripts._readme_apart import balance, decoupled, judges, sequence, stalenes
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
 from scripts._readme_scale import devices, engines, gap, gpu, memory, presets, sizes
-from scripts._readme_turns import browser, turns, turns_cost, turns_killed, turns_trl
+from scripts._readme_turns import turns, turns_cost, turns_killed, turns_trl
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -608,7 +608,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "killed": killed,
     "rendering": rendering,
     "browsers": browsers,
-    "browser": _recorded("demo_browser", " --record")(browser),
     "turns": _recorded("demo_turns", " --record")(turns),
     "turns_cost": _recorded("bench_turns")(turns_cost),
     "turns_trl": _recorded("bench_turns_trl")(turns_trl),
