@@ -135,6 +135,10 @@ class Environment(abc.ABC):
     by side then. A rollout's own calls still follow each other, but not in one thread: clients that are bound to a thread do not
     go."""
 
+    process_limit_s: ClassVar[float] = 1800.0
+    """Seconds that `process_rewards` of a rollout may take, from when the last rollout is over; more fails the rollout. It ends
+    what awaits: code that keeps the processor cannot be ended."""
+
     headline: ClassVar[str] = "reward"
     """The metric it is judged by, a name in `info` of every last turn, or 'reward'. This and `value_range` are read where the class
     itself is named as the task; see mmrl.Task."""

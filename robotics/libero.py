@@ -11,7 +11,7 @@ protocols: hard reset, env seed 0, set the recorded state, then 10 settle steps 
 degrees (which leaves them mirrored, as all published policies expect). Success terminates.
 
 Options: assets ('auto', 'official', 'stand-in' or a folder), gl ('auto', 'osmesa', 'egl', 'none': no pictures), wait_steps (10),
-settle_gripper (-1: open), env_seed (0), env_draws ('constant'; see DRAWS). Without official meshes stand-ins are used, LIBERO's
+settle_gripper (-1: open), env_seed (0), env_draws ('constant'; see Draws). Without official meshes stand-ins are used, LIBERO's
 collision geometry in plain colours: versions()['assets'] then says 'stand-in', and what is measured is no LIBERO score. A folder's
 files are compared to LIBERO's hashes: 'official' or 'modified (n of m files)'; a missing one is an error before anything is built.
 """
@@ -23,9 +23,10 @@ import functools
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 from mmrl.robotics.contract import EnvSpec, InitialState, Split
@@ -38,12 +39,14 @@ from mmrl.robotics.libero_assets import (
     write_config,
 )
 from mmrl.robotics.libero_manifest import judge, needs_of
-from mmrl.robotics.robosuite import ArmSimulator, _seeded
+from mmrl.robotics.robosuite import ArmOptions, ArmSimulator, _seeded
 
 __all__ = [
     "EVAL_ROWS",
     "SUITES",
     "TRAIN_ROWS",
+    "Draws",
+    "LiberoOptions",
     "LiberoSimulator",
     "describe_rows",
     "libero_states",
@@ -59,7 +62,7 @@ TRAIN_ROWS = range(40)
 EVAL_ROWS = range(40, 50)
 """Rows held out for evaluation. Published protocols evaluate on all 50: `libero_states(..., rows='all')`."""
 
-DRAWS = ("constant", "per-episode", "in-turn")
+Draws = Literal["constant", "per-episode", "in-turn"]
 """Where fixtures stand, which no recorded state says: LIBERO draws it at every reset. constant: the first draw of env_seed;
 per-episode: the first draw of env_seed + n in episode n of a task; in-turn: its draw n + 1, as one seed per task gives."""
 
@@ -173,18 +176,31 @@ def _row(state: InitialState) -> int:
     return rows[state.index % len(rows)]
 
 
+class LiberoOptions(ArmOptions):
+    """Options of LIBERO's tasks; see the module."""
+
+    assets: str = "auto"
+    wait_steps: Annotated[int, Field(ge=0)] = 10
+    settle_gripper: float = -1.0
+    env_seed: int = 0
+    env_draws: Draws = "constant"
+
+    @field_validator("settle_gripper")
+    @classmethod
+    def _open_held_closed(cls, value: float) -> float:
+        if value not in (-1, 0, 1):
+            raise ValueError(
+                f"expected options.settle_gripper as -1 (open), 0 or 1 (closed), found {value!r}"
+            )
+        return value
+
+
 class LiberoSimulator(ArmSimulator):
     """One LIBERO task. Initial states are rows of its init file (see `libero_states`); the seed of a state is not used, since
     another environment seed would change the picture (`env_seed`)."""
 
-    options: ClassVar[Mapping[str, Any]] = {
-        "gl": "auto",
-        "assets": "auto",
-        "wait_steps": 10,
-        "settle_gripper": -1.0,
-        "env_seed": 0,
-        "env_draws": "constant",
-    }
+    option_class: ClassVar[type[LiberoOptions]] = LiberoOptions
+    options: LiberoOptions
     cameras: ClassVar[Mapping[str, str]] = {
         "base": "agentview",
         "wrist": "robot0_eye_in_hand",
@@ -205,22 +221,6 @@ class LiberoSimulator(ArmSimulator):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self.suite, self.task_name = resolve_task(spec.task)
-        wait, gripper = self.option("wait_steps"), self.option("settle_gripper")
-        if (
-            not isinstance(wait, int)
-            or isinstance(wait, bool)
-            or wait < 0
-            or gripper not in (-1, 1, 0)
-        ):
-            raise ConfigError(
-                "libero: expected wait_steps >= 0 and settle_gripper -1 (open), 0 or 1, found "
-                f"{wait!r} and {gripper!r}"
-            )
-        if self.option("env_draws") not in DRAWS:
-            raise ConfigError(
-                f"libero: expected env_draws {', '.join(DRAWS)}, found {self.option('env_draws')!r}."
-                f"{did_you_mean(str(self.option('env_draws')), DRAWS)}"
-            )
         self._assets: Assets | None = None
         self._states: np.ndarray | None = None
         self._wrapper: Any = None
@@ -247,7 +247,7 @@ class LiberoSimulator(ArmSimulator):
 
     def _resolve_assets(self) -> Assets:
         if self._assets is None:
-            assets = find_assets(self.option("assets"))
+            assets = find_assets(self.options.assets)
             if assets.kind != "stand-in":
                 text = self.bddl_file.read_text(encoding="utf-8")
                 verdict = judge(assets.folder, needs_of(text))
@@ -297,14 +297,14 @@ class LiberoSimulator(ArmSimulator):
                 f"{len(recorded)}"
             )
         self._wrapper.set_init_state(recorded)
-        settle = np.array([0.0] * 6 + [float(self.option("settle_gripper"))])
-        for _ in range(int(self.option("wait_steps"))):
+        settle = np.array([0.0] * 6 + [self.options.settle_gripper])
+        for _ in range(self.options.wait_steps):
             self.env.step(settle)
 
     def _draw(self, episode: int) -> None:
         """Reset with the draw that belongs to an episode (counted within its split). What a draw began with is kept, so that the
         next one costs one reset."""
-        draws, seed = self.option("env_draws"), int(self.option("env_seed"))
+        draws, seed = self.options.env_draws, self.options.env_seed
         if draws == "per-episode":
             seed += episode
         number, samplers = (
@@ -372,6 +372,6 @@ class LiberoSimulator(ArmSimulator):
                 continue
         found["assets"] = self._resolve_assets().kind
         found["episodes start with"] = (
-            f"env seed {self.option('env_seed')} ({self.option('env_draws')}), {self.option('wait_steps')} settle steps"
+            f"env seed {self.options.env_seed} ({self.options.env_draws}), {self.options.wait_steps} settle steps"
         )
         return found

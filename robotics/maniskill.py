@@ -22,10 +22,10 @@ import importlib.metadata
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.robotics.contract import (
@@ -40,7 +40,6 @@ from mmrl.robotics.contract import (
 )
 from mmrl.robotics.maniskill_build import (
     RENDER_VARIABLE,
-    REWARDS,
     check_assets,
     check_horizon,
     check_task,
@@ -50,6 +49,7 @@ from mmrl.robotics.maniskill_build import (
     render_backend_of,
     reward_mode,
 )
+from mmrl.robotics.options import Place, SimulatorOptions
 
 __all__ = ["RENDER_VARIABLE", "ManiSkillOptions", "ManiSkillSimulator"]
 
@@ -78,8 +78,7 @@ _INSTRUCTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class ManiSkillOptions:
+class ManiSkillOptions(SimulatorOptions):
     """`EnvSpec.options` of this suite.
 
     control_mode: ManiSkill's controller. dims: 4 leaves x, y, z and gripper of a 7-dimensional pose controller and holds the
@@ -93,46 +92,18 @@ class ManiSkillOptions:
     """
 
     control_mode: str = "pd_ee_delta_pose"
-    dims: int | None = None
+    dims: Literal[4, 7] | None = None
     robot: str = ""
-    reward: str = "sparse"
+    reward: Literal["sparse", "dense", "normalized_dense"] = "sparse"
     stop_at_success: bool = True
     render_backend: str = "auto"
     shader: str = "minimal"
-    proprio: str = "tcp"
+    proprio: Literal["tcp", "qpos"] = "tcp"
     show_goal: bool = True
     instruction: str = ""
-    camera_eye: tuple[float, ...] | None = None
-    camera_target: tuple[float, ...] = (0.0, 0.0, 0.05)
-    camera_fov: float | None = None
-
-    @classmethod
-    def read(cls, spec: EnvSpec) -> ManiSkillOptions:
-        """Raises ConfigError for an option or a value there is not."""
-        known = {field.name for field in fields(cls)}
-        where = f"maniskill/{spec.task}"
-        for name in spec.options:
-            if name not in known:
-                raise ConfigError(
-                    f"{where}: expected options among {', '.join(sorted(known))}, found {name!r}."
-                    f"{did_you_mean(name, known)}"
-                )
-        options = cls(**spec.options)
-        choices = (("reward", REWARDS), ("proprio", ("tcp", "qpos")), ("dims", (None, 4, 7)))
-        for name, allowed in choices:
-            value = getattr(options, name)
-            if value not in allowed:
-                raise ConfigError(
-                    f"{where}: expected {name} among {', '.join(map(str, allowed))}, found {value!r}."
-                    f"{did_you_mean(value, [a for a in allowed if isinstance(a, str)])}"
-                )
-        for name in ("camera_eye", "camera_target"):
-            value = getattr(options, name)
-            if value is not None and (len(value) != 3 or not np.isfinite(value).all()):
-                raise ConfigError(
-                    f"{where}: expected {name} as three finite numbers, found {value!r}"
-                )
-        return options
+    camera_eye: Place | None = None
+    camera_target: Place = (0.0, 0.0, 0.05)
+    camera_fov: Annotated[float, Field(gt=0, lt=math.pi)] | None = None
 
 
 class ManiSkillSimulator(Simulator):

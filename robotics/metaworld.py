@@ -29,10 +29,10 @@ import importlib.util
 import pickle
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.robotics.contract import (
@@ -45,6 +45,7 @@ from mmrl.robotics.contract import (
     check_actions,
 )
 from mmrl.robotics.metaworld_tasks import GROUPS, INSTRUCTIONS
+from mmrl.robotics.options import Place, SimulatorOptions
 from mmrl.robotics.robosuite import choose_gl, gl_renderer
 
 __all__ = ["CAMERAS", "MetaWorldOptions", "MetaWorldSimulator", "ScriptedPolicy"]
@@ -67,8 +68,7 @@ _PROPRIO = 4  # of the 39 numbers of MetaWorld's observation: gripper's position
 _INSTALL = "pip install 'metaworld>=3' 'mujoco>=3.3,<3.4'"
 
 
-@dataclass(frozen=True)
-class MetaWorldOptions:
+class MetaWorldOptions(SimulatorOptions):
     """`EnvSpec.options` of this suite.
 
     gl: auto, osmesa, egl, or none (no pictures). reward: sparse (MetaWorld's success, 1 or 0) or dense (MetaWorld's reward).
@@ -77,52 +77,20 @@ class MetaWorldOptions:
     """
 
     gl: str = "auto"
-    reward: str = "sparse"
+    reward: Literal["sparse", "dense"] = "sparse"
     stop_at_success: bool = True
-    base_position: tuple[float, ...] | None = (0.75, 0.075, 0.7)
-    instructions: Mapping[str, str] = field(default_factory=dict)
+    base_position: Place | None = (0.75, 0.075, 0.7)
+    instructions: Mapping[str, Annotated[str, Field(pattern=r"\S")]] = Field(default_factory=dict)
 
+    @field_validator("instructions")
     @classmethod
-    def read(cls, spec: EnvSpec) -> MetaWorldOptions:
-        """Raises ConfigError for an option or a value there is not."""
-        known, where = {one.name for one in fields(cls)}, f"metaworld/{spec.task}"
-        for name in spec.options:
-            if name not in known:
-                raise ConfigError(
-                    f"{where}: expected options among {', '.join(sorted(known))}, found {name!r}."
-                    f"{did_you_mean(name, known)}"
-                )
-        options = cls(**spec.options)
-        if options.reward not in ("sparse", "dense"):
-            raise ConfigError(
-                f"{where}: expected reward sparse or dense, found {options.reward!r}."
-                f"{did_you_mean(str(options.reward), ('sparse', 'dense'))}"
-            )
-        if not isinstance(options.stop_at_success, bool):
-            raise ConfigError(
-                f"{where}: expected stop_at_success as true or false, found {options.stop_at_success!r}"
-            )
-        place = options.base_position
-        numbers = isinstance(place, (list, tuple)) and all(type(v) in (int, float) for v in place)
-        if place is not None and not (numbers and len(place) == 3 and np.isfinite(place).all()):
-            raise ConfigError(
-                f"{where}: expected base_position as three finite numbers or null, found {place!r}"
-            )
-        if not isinstance(options.instructions, Mapping):
-            raise ConfigError(
-                f"{where}: expected instructions as {{task: sentence}}, found {options.instructions!r}"
-            )
-        for task, words in options.instructions.items():
-            if not isinstance(words, str) or not words.strip():
-                raise ConfigError(
-                    f"{where}: expected instructions.{task} as a sentence, found {words!r}"
-                )
+    def _of_its_tasks(cls, words: Mapping[str, str]) -> Mapping[str, str]:
+        for task in words:
             if task not in INSTRUCTIONS:
-                raise ConfigError(
-                    f"{where}: expected instructions of MetaWorld's tasks, found one of {task!r}."
-                    f"{did_you_mean(task, INSTRUCTIONS)}"
+                raise ValueError(
+                    f"expected instructions of MetaWorld's tasks, found one of {task!r}.{did_you_mean(task, INSTRUCTIONS)}"
                 )
-        return options
+        return words
 
 
 class MetaWorldSimulator(Simulator):

@@ -149,7 +149,7 @@ class ImagePath:
 class Protocol:
     """max_steps: control steps by suite, without wait_steps, in which nothing moves and the gripper gets wait_gripper.
     trials: episodes per task. seed: of evaluation; env_seed: what env.seed is given, env_draws: how the positions
-    of fixtures follow from it (mmrl.robotics.libero.DRAWS). image_size: rendered pixels. chunk: action
+    of fixtures follow from it (mmrl.robotics.libero.Draws). image_size: rendered pixels. chunk: action
     steps predicted, replan: executed before the next prediction. temperature: 0 is greedy, None the policy's own (flow
     matching). training_states: whether the published numbers come from initial states that RL trained on. success: when an
     episode counts. None: left to the policy or the command line."""

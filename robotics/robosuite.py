@@ -41,6 +41,7 @@ from mmrl.robotics.contract import (
     StepResult,
     check_actions,
 )
+from mmrl.robotics.options import SimulatorOptions
 
 __all__ = ["ArmSimulator", "RobosuiteSimulator", "axis_angle", "choose_gl", "mujoco_warning"]
 
@@ -187,11 +188,17 @@ def import_robosuite(install: str) -> Any:
     return robosuite
 
 
+class ArmOptions(SimulatorOptions):
+    """Options of robosuite's tasks: `gl`, see the module."""
+
+    gl: str = "auto"
+
+
 class ArmSimulator(Simulator):
     """What robosuite's tasks and LIBERO's share. A subclass builds the environment, starts an episode and names the task."""
 
     cameras: ClassVar[Mapping[str, str]] = CAMERAS
-    options: ClassVar[Mapping[str, Any]] = {"gl": "auto"}
+    option_class: ClassVar[type[ArmOptions]] = ArmOptions
     install = (
         "pip install --no-deps robosuite==1.4.0 && pip install 'mujoco>=3.3,<3.4' numba scipy termcolor "
         "opencv-python-headless"
@@ -204,12 +211,7 @@ class ArmSimulator(Simulator):
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
-        for name in spec.options:
-            if name not in self.options:
-                raise ConfigError(
-                    f"{spec.suite}: expected options {', '.join(self.options)}, found {name!r}."
-                    f"{did_you_mean(name, self.options)}"
-                )
+        self.options = self.option_class.read(spec)
         for camera in spec.cameras:
             if camera not in self.cameras:
                 raise ConfigError(
@@ -221,14 +223,10 @@ class ArmSimulator(Simulator):
         self._backend = self._renderer = ""
         self._steps, self._over = 0, True
 
-    def option(self, name: str) -> Any:
-        """The option's value, or its default."""
-        return self.spec.options.get(name, self.options[name])
-
     @property
     def _blind(self) -> bool:
         """Option gl 'none': physics alone, for experts and planners that read the state."""
-        return bool(self.option("gl") == "none")
+        return self.options.gl == "none"
 
     @property
     def action_space(self) -> ActionSpace:
@@ -270,7 +268,7 @@ class ArmSimulator(Simulator):
         """Start an episode: the model is rebuilt ('hard reset'), since a soft reset is not deterministic."""
         self._check(state)
         if self._env is None:
-            self._backend = choose_gl("auto" if self._blind else str(self.option("gl")))
+            self._backend = choose_gl("auto" if self._blind else self.options.gl)
             robosuite = import_robosuite(self.install)
             with _seeded(0):
                 self._env = self._build(robosuite, self._settings(robosuite))
@@ -371,7 +369,7 @@ class ArmSimulator(Simulator):
             for name in ("mujoco", "robosuite")
             if _installed(name)
         }
-        found["render"] = "none" if self._blind else self._backend or str(self.option("gl"))
+        found["render"] = "none" if self._blind else self._backend or self.options.gl
         if self._renderer:
             found["renderer"] = self._renderer
         warning = mujoco_warning(found.get("mujoco", ""))

@@ -16,9 +16,10 @@ benchmarks in seconds of sleep: render_s per picture, step_s per control step, r
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.robotics.contract import (
@@ -29,22 +30,13 @@ from mmrl.robotics.contract import (
     Simulator,
     StepResult,
 )
+from mmrl.robotics.options import Seconds, SimulatorOptions
 from mmrl.robotics.tiny_tasks import SPEED, TASKS, ReachTask, TinyTask
 
-__all__ = ["SPEED", "Canvas", "TinySimulator"]
+__all__ = ["SPEED", "Canvas", "TinyOptions", "TinySimulator"]
 
 _CAMERAS = ("base", "wrist")
 _WRIST_HALF = 0.45  # half the width of what the wrist camera sees, in units of the table
-_OPTIONS: dict[str, Any] = {
-    "reward": "sparse",
-    "stop_at_success": True,
-    "tolerance": 0.12,
-    "discs": 3,
-    "apart": (0.3, 4.0),
-    "render_s": 0.0,
-    "step_s": 0.0,
-    "reset_s": 0.0,
-}
 _OUTSIDE = (92, 92, 98)
 _GOLDEN = 0x9E3779B9  # mixes the task into the seed, so that tasks do not share layouts
 
@@ -106,49 +98,30 @@ class Canvas:
         patch[:] = (mixed + np.float32(0.5)).astype(np.uint8)
 
 
-def _checked_options(spec: EnvSpec) -> dict[str, Any]:
-    for name in spec.options:
-        if name not in _OPTIONS:
-            raise ConfigError(
-                f"tiny/{spec.task}: expected options {', '.join(_OPTIONS)}, found {name!r}."
-                f"{did_you_mean(name, _OPTIONS)}"
+class TinyOptions(SimulatorOptions):
+    """`EnvSpec.options` of this suite; see the module. discs, apart: of reach; how many discs, and how far from the arm they lie
+    (nearest and farthest, in units of the table)."""
+
+    reward: Literal["sparse", "shaped"] = "sparse"
+    stop_at_success: bool = True
+    tolerance: Annotated[float, Field(ge=0)] = 0.12
+    discs: Annotated[int, Field(ge=1, le=4)] = 3
+    apart: Annotated[
+        tuple[float, float], Field(strict=False, description="two numbers, [nearest, farthest]")
+    ] = (0.3, 4.0)
+    render_s: Seconds = 0.0
+    step_s: Seconds = 0.0
+    reset_s: Seconds = 0.0
+
+    @field_validator("apart")
+    @classmethod
+    def _can_be_placed(cls, apart: tuple[float, float]) -> tuple[float, float]:
+        if not 0.3 <= apart[0] < apart[1] or apart[0] > 1.5:
+            raise ValueError(
+                "expected options.apart as [nearest, farthest] with 0.3 <= nearest < farthest and nearest up to 1.5, "
+                f"found {list(apart)}"
             )
-    options = {**_OPTIONS, **spec.options}
-    if options["reward"] not in ("sparse", "shaped"):
-        raise ConfigError(
-            f"tiny/{spec.task}: expected reward sparse or shaped, found {options['reward']!r}."
-            f"{did_you_mean(options['reward'], ('sparse', 'shaped'))}"
-        )
-    if not isinstance(options["stop_at_success"], bool):
-        raise ConfigError(
-            f"tiny/{spec.task}: expected stop_at_success true or false, found {options['stop_at_success']!r}"
-        )
-    if isinstance(options["discs"], bool) or options["discs"] not in (1, 2, 3, 4):
-        raise ConfigError(
-            f"tiny/{spec.task}: expected discs from 1 to 4, found {options['discs']!r}"
-        )
-    apart = options["apart"]
-    numbers = (
-        isinstance(apart, (list, tuple))
-        and len(apart) == 2
-        and all(isinstance(v, (int, float)) for v in apart)
-    )
-    if not numbers or not 0.3 <= apart[0] < apart[1] or apart[0] > 1.5:
-        raise ConfigError(
-            f"tiny/{spec.task}: expected apart as [nearest, farthest] with 0.3 <= nearest < farthest and nearest up "
-            f"to 1.5, found {apart!r}"
-        )
-    for name in ("tolerance", "render_s", "step_s", "reset_s"):
-        value = options[name]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 0 <= value < float("inf")
-        ):
-            raise ConfigError(
-                f"tiny/{spec.task}: expected {name} to be a number >= 0, found {value!r}"
-            )
-    return options
+        return apart
 
 
 class TinySimulator(Simulator):
@@ -166,12 +139,12 @@ class TinySimulator(Simulator):
                     f"tiny/{spec.task}: expected cameras {', '.join(_CAMERAS)}, found {camera!r}."
                     f"{did_you_mean(camera, _CAMERAS)}"
                 )
-        self.options = _checked_options(spec)
-        self.task: TinyTask = TASKS[spec.task](float(self.options["tolerance"]))
+        self.options = TinyOptions.read(spec)
+        self.task: TinyTask = TASKS[spec.task](self.options.tolerance)
         if isinstance(self.task, ReachTask):
             self.task.discs_wanted, self.task.apart = (
-                self.options["discs"],
-                tuple(self.options["apart"]),
+                self.options.discs,
+                self.options.apart,
             )
         self.steps = 0
         self._running = False
@@ -191,7 +164,7 @@ class TinySimulator(Simulator):
 
     def reset(self, state: InitialState) -> None:
         """Lay the table for `state.seed`."""
-        _sleep(self.options["reset_s"])
+        _sleep(self.options.reset_s)
         number = list(TASKS).index(self.spec.task)
         self.task.lay(np.random.default_rng([state.seed, _GOLDEN + number]))
         self.steps, self._running = 0, True
@@ -201,16 +174,16 @@ class TinySimulator(Simulator):
         assert self._running, (
             "expected a running episode, found none or one that has ended: reset first"
         )
-        _sleep(self.options["step_s"])
+        _sleep(self.options.step_s)
         before = self.task.potential()
         self.task.move([min(1.0, max(-1.0, float(value))) for value in action_A])
         self.steps += 1
         success = self.task.success()
-        terminated = self.task.failure() or (success and self.options["stop_at_success"])
+        terminated = self.task.failure() or (success and self.options.stop_at_success)
         truncated = not terminated and self.steps >= self.spec.horizon
         self._running = not (terminated or truncated)
         reward = float(success)
-        if self.options["reward"] == "shaped":
+        if self.options.reward == "shaped":
             reward += self.task.potential() - before
         return StepResult(reward, terminated, truncated, success)
 
@@ -219,7 +192,7 @@ class TinySimulator(Simulator):
         assert self.task.instruction, "expected a reset before the first observation"
         images: dict[str, np.ndarray] = {}
         for camera in self.spec.cameras:
-            _sleep(self.options["render_s"])
+            _sleep(self.options.render_s)
             canvas = (
                 Canvas(self.spec.image_size)
                 if camera == "base"

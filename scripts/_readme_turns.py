@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-__all__ = ["turns", "turns_cost", "turns_killed", "turns_trl", "zoom"]
+__all__ = ["browser", "turns", "turns_cost", "turns_killed", "turns_trl", "zoom"]
 
 
 def turns(found: dict[str, Any]) -> str:
@@ -68,6 +68,37 @@ def zoom(found: dict[str, Any]) -> str:
             f"{found['held_out']} held-out pictures a seed, brackets of 95 %; {found['prompts_per_step']} prompts x "
             f"{found['group_size']} rollouts a step, {min(seconds):.0f} to {max(seconds):.0f} s of processor time with the tool, "
             f"after a cold start of {max(row['start_seconds'] for row in found['seeds']):.0f} s.",
+        ]
+    )
+
+
+def browser(found: dict[str, Any]) -> str:
+    """Success on held-out pages before and after, by rewards and by permuted ones."""
+    lines = [
+        "| pages | sampled, before | after | greedy, before | after | sampled, rewards permuted |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in found["kinds"]:
+        cells = [
+            "{:.2f} [{:.2f}, {:.2f}]".format(*found[run][when][kind][mode])
+            for run, when, mode in (
+                ("real", "before", "sampled"),
+                ("real", "after", "sampled"),
+                ("real", "before", "greedy"),
+                ("real", "after", "greedy"),
+                ("shuffled", "after", "sampled"),
+            )
+        ]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{found['held_out']} held-out pages of each kind, {found['samples']} rollouts of at most 2 clicks each, brackets of "
+            f"95 %, seed {found['seed']}; {found['real']['steps']} steps of 14 prompts x 8 rollouts in "
+            f"{found['real']['seconds'] / 60:.0f} minutes on 2 cores, evaluations included, after a "
+            f"start of {found['start_steps']} steps "
+            f"({found['start_seconds']:.0f} s) on pages that were played in {found['recorded_pages_s']:.0f} s.",
         ]
     )
 

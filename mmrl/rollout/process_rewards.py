@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,8 +51,19 @@ async def _every(episodes: Sequence[Episode]) -> None:
 
 
 async def _add(episode: Episode) -> None:
+    began = time.monotonic()
     try:
-        found = await asked(episode.environment, tuple(episode.turns))
+        limit_s = episode.environment.process_limit_s
+        try:
+            found = await asyncio.wait_for(
+                asked(episode.environment, tuple(episode.turns)), limit_s
+            )
+        except asyncio.TimeoutError as error:
+            if time.monotonic() - began < limit_s:  # something's own deadline
+                raise
+            raise RewardError(
+                f"expected process rewards within {limit_s:g} s (Environment.process_limit_s), found none"
+            ) from error
         if found is None:
             return
         if not isinstance(found, TurnRewards):

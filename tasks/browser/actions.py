@@ -9,17 +9,19 @@ The text is a stranger's: it is read as data. Exactly one action counts.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from mmrl.coords import CoordFrame, to_orig
+from mmrl.coords import CoordFrame, from_orig, to_orig
 from mmrl.rewards.gui import parse_point
 from mmrl.rewards.gui_actions import Action, parse_action
 from mmrl.rewards.reading.calls import one_call
 from mmrl.rewards.reading.words import Unread
 from mmrl.tasks.browser.chromium import Command
 
-__all__ = ["SPELLINGS", "BadAction", "command_of", "read_action", "words_for"]
+__all__ = ["SPELLINGS", "BadAction", "command_of", "read_action", "words_for", "written"]
 
 SPELLINGS = ("json", "native", "point")
 """How actions may be written: as the prompt asks for them, also as released models write them, or as a bare point."""
@@ -134,6 +136,28 @@ def command_of(
             "press", text=_keys(text if kind == "hotkey" else kind.removeprefix("press_"))
         )
     raise BadAction(f"not_on_a_page: {kind}")
+
+
+def written(
+    command: Command,
+    spelling: str,
+    frame: CoordFrame,
+    resized_wh: Sequence[float],
+    orig_wh: Sequence[float],
+) -> str | None:
+    """A click, a typed text or a choice as a model writes it; None where the spelling has no words for it."""
+
+    def place(point: tuple[float, float]) -> list[int]:
+        return [round(v) for v in from_orig(point, frame, resized_wh, orig_wh)]
+
+    if spelling == "point":
+        return str(place(command.point)) if command.kind == "click" else None
+    told: dict[str, Any] = {"action": command.kind}
+    if command.placed:
+        told["point"] = place(command.point)
+    if command.text:
+        told["text"] = command.text
+    return json.dumps(told)
 
 
 def _keys(said: str) -> str:

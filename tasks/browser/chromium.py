@@ -55,7 +55,8 @@ _TYPES = {
     ".woff": "font/woff",
     ".json": "application/json",
 }
-# A page has a clipboard of its own: a browser has one for all its pages. WebRTC would send datagrams past every rule.
+# A page has a clipboard of its own: a browser has one for all its pages. WebRTC would send datagrams past every rule. The key
+# Tab goes on from where the episode before had its focus or clicked, unless it is taken to the top.
 ALONE = """(() => {
   let held = "";
   const chosen = () => {
@@ -67,11 +68,20 @@ ALONE = """(() => {
   addEventListener("copy", take, true);
   addEventListener("cut", (event) => { take(event); document.execCommand("delete"); }, true);
   addEventListener("paste", (event) => { event.preventDefault(); document.execCommand("insertText", false, held); }, true);
-  addEventListener("mmrl-begin", () => { held = ""; getSelection().removeAllRanges(); scrollTo(0, 0); });
+  const tabFromTop = () => {
+    const top = document.createElement("span");
+    top.tabIndex = -1;
+    document.body.prepend(top);
+    top.focus({preventScroll: true});
+    top.remove();
+  };
+  addEventListener("mmrl-begin", () => { held = ""; tabFromTop(); getSelection().removeAllRanges(); scrollTo(0, 0); });
   for (const name of ["RTCPeerConnection", "webkitRTCPeerConnection", "RTCDataChannel"]) delete window[name];
 })()"""
 _BEGIN = "() => dispatchEvent(new Event('mmrl-begin'))"
-_MOST_IDLE = 8  # pages that wait for the next episode of their kind
+_MOST_IDLE = (
+    8  # pages that wait for the next episode of their kind, where no more were open at a time
+)
 _PARKED = (1, 1)  # of pixels beyond the shown part
 _CLOSE_S = 5.0
 _PARK_S = 2.0
@@ -161,6 +171,7 @@ class _Browser:
         self.settings, self.playwright = settings, playwright
         self.pages: dict[int, _Page] = {}
         self.idle: list[_Page] = []  # the one that was given back first stands first
+        self.most = _MOST_IDLE  # pages at a time, of both kinds, unless more have to be open
         self.turn = asyncio.Semaphore(settings.parallel)
         self._starting = asyncio.Lock()
         self.browser: Any = None
@@ -198,6 +209,8 @@ class _Browser:
         waiting = next((p for p in self.idle if p.site == site and not p.crashed), None)
         if waiting is not None:
             self.idle.remove(waiting)
+        self.most = max(self.most, len(self.pages) + 1)
+        self._drop_idle(self.most - 1)
         opened = self.pages[number] = waiting or await self._new(site)
         await opened.page.evaluate(_BEGIN)
         opened.goal = str(await opened.page.evaluate(site.begin, seed))
@@ -276,9 +289,12 @@ class _Browser:
                 raise
         else:
             self.idle.append(opened)
-            for oldest in self.idle[:-_MOST_IDLE]:
-                self.idle.remove(oldest)
-                self.drop(oldest)
+            self._drop_idle(self.most)
+
+    def _drop_idle(self, most: int) -> None:
+        """Keep so many pages, open ones counted: idle ones never need more memory than the run has needed already."""
+        while self.idle and len(self.pages) + len(self.idle) > most:
+            self.drop(self.idle.pop(0))
 
     def lose(self, number: int) -> None:
         """The page hangs or has crashed: close it without waiting."""

@@ -8,19 +8,18 @@ action changes nothing: the policy is told why, and the turn counts.
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from mmrl.coords import from_orig
 from mmrl.environment import Environment, Mark, Observation, Outcome
 from mmrl.task import Template
-from mmrl.tasks.browser.actions import BadAction, command_of, read_action
+from mmrl.tasks.browser.actions import BadAction, command_of, read_action, written
 from mmrl.tasks.browser.chromium import Command, Shown
+from mmrl.tasks.browser.players import PLAYERS, View
 from mmrl.tasks.browser.pool import Browsers, Page
 from mmrl.tasks.browser.sites import find_site
 from mmrl.types import ImageSize, Sample, Turn, VideoSize
@@ -31,12 +30,13 @@ __all__ = ["BrowserEnvironment", "Rules"]
 @dataclass(frozen=True)
 class Rules:
     """What a task says of its episodes: the prompt (with {goal}), how actions are spelled, turns at most, the share of the reward
-    that is paid on the way."""
+    that is paid on the way, and of the scripted player's turns that click anywhere."""
 
     prompt: str
     spelling: str
     max_turns: int
     milestones: float
+    astray: float = 0.0
 
 
 class BrowserEnvironment(Environment):
@@ -48,6 +48,8 @@ class BrowserEnvironment(Environment):
         self.browsers, self.template, self.rules = browsers, template, rules
         self.max_turns = rules.max_turns  # type: ignore[misc]  # the task's setting
         self.page: Page | None = None
+        self.view: View | None = None
+        self.deeds: Iterator[Command] | None = None
         self.sizes: tuple[ImageSize, ...] = ()
         self.turns = self.bad = self.idle = 0
         self.progress = 0.0
@@ -56,6 +58,9 @@ class BrowserEnvironment(Environment):
         """The page of the sample's seed: what the rollouts of a group share is the sample, so `seed` is not asked."""
         site = find_site(str(sample.params["kind"]))
         self.page, shown = self.browsers.open(site, int(sample.params["seed"]))
+        if site.name in PLAYERS:
+            self.view = View(self.page, shown)
+            self.deeds = PLAYERS[site.name](self.view, shown.goal)
         system = (
             [{"role": "system", "content": self.template.system}] if self.template.system else []
         )
@@ -85,6 +90,8 @@ class BrowserEnvironment(Environment):
         if command is None:
             return Outcome(terminated=True, info=self._info())
         shown = self.page.act(command)
+        if self.view is not None:
+            self.view.shown = shown
         self.idle += not shown.acted
         reward, marks = self._paid(shown), _marks(command)
         if shown.done:
@@ -99,22 +106,41 @@ class BrowserEnvironment(Environment):
             marks=marks,
         )
 
+    def scripted(self, rng: np.random.Generator) -> str | None:
+        """The next deed of the page's player, where it has one that gets by in this spelling. A share `astray` of turns click
+        anywhere; so does a player that is lost, since such a click changed the page."""
+        if self.deeds is None:
+            return None
+        if rng.random() < self.rules.astray:
+            return self._click(rng)
+        try:
+            command = next(self.deeds)
+        except (LookupError, StopIteration):
+            return self._click(rng)
+        return self._written(command)
+
     def random(self, rng: np.random.Generator) -> str:
         """A click on a point of the page; where the spelling has more than clicks, at times a key, a scroll or a word."""
-        size = self.sizes[-1]
-        place = [float(rng.integers(0, n)) for n in size.orig_wh]
-        x, y = (
-            round(v) for v in from_orig(place, self.template.frame, size.resized_wh, size.orig_wh)
-        )
         if self.rules.spelling == "point":
-            return f"[{x}, {y}]"
-        choices: list[dict[str, Any]] = [
-            *[{"action": "click", "point": [x, y]}] * 5,
-            {"action": "type", "point": [x, y], "text": "ab"},
-            {"action": "scroll", "direction": "down"},
-            {"action": "hotkey", "keys": "tab"},
+            return self._click(rng)
+        choices = [
+            *[self._click(rng)] * 5,
+            str(self._written(Command("type", self._anywhere(rng), text="ab"))),
+            '{"action": "scroll", "direction": "down"}',
+            '{"action": "hotkey", "keys": "tab"}',
         ]
-        return json.dumps(choices[int(rng.integers(len(choices)))])
+        return choices[int(rng.integers(len(choices)))]
+
+    def _anywhere(self, rng: np.random.Generator) -> tuple[float, float]:
+        width, height = self.sizes[-1].orig_wh
+        return float(rng.integers(0, width)), float(rng.integers(0, height))
+
+    def _click(self, rng: np.random.Generator) -> str:
+        return str(self._written(Command("click", self._anywhere(rng))))
+
+    def _written(self, command: Command) -> str | None:
+        size, spelling = self.sizes[-1], self.rules.spelling
+        return written(command, spelling, self.template.frame, size.resized_wh, size.orig_wh)
 
     def _paid(self, shown: Shown) -> float:
         gained = max(0.0, min(shown.progress, 1.0) - self.progress)

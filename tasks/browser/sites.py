@@ -27,10 +27,12 @@ _MINIWOB_SIZE = (160, 210)
 # The reward decays with the clock and the default limit is ten seconds: both are for people. The limit becomes 23 days, and the raw
 # reward counts, of which some pages give a part for a part of the goal. What a page has focused by itself looks focused in the
 # window in front only: nothing is, at first. Goals of the natural-language tasks are objects with the words in them.
+# Sections and tabs that jQuery opens slowly would be seen half open, by chance.
 _MINIWOB_BEGIN = """async (seed) => {
   if (document.activeElement) document.activeElement.blur();
   Math.seedrandom(seed);
   core.EPISODE_MAX_TIME = 2e9;
+  if (window.jQuery) jQuery.fx.off = true;
   core.startEpisodeReal();
   const until = performance.now() + 5000;
   while (!WOB_TASK_READY && performance.now() < until) await new Promise((r) => setTimeout(r, 10));

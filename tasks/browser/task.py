@@ -43,6 +43,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "actions": "json",
     "max_turns": 10,
     "milestones": 0.0,
+    "astray": 0.0,
     "processes": 1,
     "limit_s": 20.0,
     "chromium": None,
@@ -67,6 +68,7 @@ class Browser(Task):
                 which is a click)
     max_turns   actions of an episode at most (default 10)
     milestones  share of the reward that is paid on the way to a goal of several steps (default 0)
+    astray      share of the scripted player's turns that click anywhere (default 0), for `mmrl sft`
     processes   browsers (default 1); one per core is as fast as it gets
     limit_s     seconds for one action (default 20); a page that needs more is lost, and its episode with it
     chromium    the browser's program (default: the one on PATH)
@@ -86,7 +88,11 @@ class Browser(Task):
             )
         for name in ("max_turns", "processes"):
             check_whole(f"browser.{name}", given[name], 1)
-        for name, low, high in (("milestones", 0.0, 1.0), ("limit_s", 1.0, 600.0)):
+        for name, low, high in (
+            ("milestones", 0.0, 1.0),
+            ("astray", 0.0, 1.0),
+            ("limit_s", 1.0, 600.0),
+        ):
             check_number(f"browser.{name}", given[name], low, high)
         prompt = given["prompt"] or (_POINT_PROMPT if given["actions"] == "point" else _PROMPT)
         if not isinstance(prompt, str) or "{goal}" not in prompt:
@@ -96,6 +102,7 @@ class Browser(Task):
             given["actions"],
             given["max_turns"],
             float(given["milestones"]),
+            float(given["astray"]),
         )
 
     def environment(self, template: Template) -> Environment:
@@ -160,7 +167,7 @@ def _sample(line: str, where: str) -> Sample:
     return Sample(
         str(row.get("id", f"{row['kind']}-{seed}")),
         "browser",
-        "browser",
+        row["kind"],
         row["kind"],
         None,
         params={"kind": row["kind"], "seed": seed},

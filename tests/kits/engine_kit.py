@@ -245,6 +245,18 @@ def cli(*arguments: str, status: int = 0, timeout: float = 300) -> tuple[str, st
     return out, err
 
 
+def cli_here(*arguments: str, status: int = 0) -> str:
+    """The same in this process, where torch and transformers are imported already: that costs a process five seconds. Returns what
+    it printed."""
+    from typer.testing import CliRunner
+
+    from mmrl.cli.main import app
+
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == status, f"{done.output}\n{done.exception!r}"
+    return done.output
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Rows of a jsonl file; none when it does not exist."""
     return (

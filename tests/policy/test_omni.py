@@ -26,7 +26,7 @@ from mmrl.video.media import open_image
 from tests.kits.clip_kit import Clips, clip
 from tests.kits.engine_kit import (
     Album,
-    cli,
+    cli_here,
     config_file,
     fresh_policy,
     picture,
@@ -280,7 +280,7 @@ def test_a_run_learns_from_rows_with_sounds(model: dict[str, Any], tmp_path: Pat
         model={"path": path, **model},
         data={"cache": {"dir": str(tmp_path / "cache")}, "workers": 1},
     )
-    cli("train", config_file(tmp_path / "run.yaml", tree))
+    cli_here("train", config_file(tmp_path / "run.yaml", tree))
     metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     gaps = [r["train/logprob_gap/max"] for r in metrics if "train/logprob_gap/max" in r]
     assert len(gaps) == 2 and max(gaps) < 1e-4

@@ -360,8 +360,9 @@ class TestRefusals:
         [
             ({"cameras": ("base", "wirst")}, "Did you mean 'wrist'?"),
             ({"options": {"wait_step": 3}}, "Did you mean 'wait_steps'?"),
-            ({"options": {"wait_steps": -1}}, "expected wait_steps >= 0"),
-            ({"options": {"settle_gripper": 2}}, "settle_gripper -1 (open)"),
+            ({"options": {"wait_steps": -1}}, "options.wait_steps as greater than or equal to 0"),
+            ({"options": {"wait_steps": 2.5}}, "options.wait_steps as a whole number, found 2.5"),
+            ({"options": {"settle_gripper": 2}}, "settle_gripper as -1 (open)"),
         ],
     )
     def test_settings(self, changes: dict[str, Any], words: str) -> None:

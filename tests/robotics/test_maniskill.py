@@ -125,10 +125,16 @@ def test_making_one_opens_nothing() -> None:
     [
         ({"controlmode": "x"}, "Did you mean 'control_mode'"),
         ({"reward": "spares"}, "Did you mean 'sparse'"),
-        ({"dims": 5}, "dims among None, 4, 7"),
+        ({"dims": 5}, "dims as 4 or 7 or null, found 5"),
+        ({"dims": True}, "dims as 4 or 7 or null, found True"),
+        ({"stop_at_success": "false"}, "true or false, found 'false'"),
+        ({"show_goal": 1}, "true or false, found 1"),
+        ({"camera_fov": "wide"}, "camera_fov as a number or null, found 'wide'"),
+        ({"camera_target": None}, "camera_target as three finite numbers, found None"),
+        ({"render_backend": 0}, "render_backend as text, found 0"),
         ({"proprio": "tpc"}, "Did you mean 'tcp'"),
         ({"camera_eye": (1.0, 2.0)}, "three finite numbers"),
-        ({"camera_eye": (1.0, 2.0, math.nan)}, "three finite numbers"),
+        ({"camera_eye": (1.0, 2.0, math.nan)}, "three finite numbers or null"),
     ],
 )
 def test_an_option_or_value_there_is_not_is_refused(options: dict[str, Any], words: str) -> None:

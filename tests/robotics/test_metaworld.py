@@ -65,8 +65,14 @@ def official(simulator: MetaWorldSimulator, **settings: Any) -> Any:
         ({"options": {"base_position": "abc"}}, "three finite numbers or null, found 'abc'"),
         ({"options": {"base_position": 5}}, "three finite numbers or null, found 5"),
         ({"options": {"stop_at_success": "false"}}, "true or false, found 'false'"),
-        ({"options": {"instructions": {"reach-v3": 5}}}, "as a sentence, found 5"),
-        ({"options": {"instructions": "go"}}, "expected instructions as {task: sentence}"),
+        (
+            {"options": {"instructions": {"reach-v3": 5}}},
+            "options.instructions.reach-v3 as text, found 5",
+        ),
+        (
+            {"options": {"instructions": "go"}},
+            "options.instructions as names and values, found 'go'",
+        ),
         ({"options": {"instructions": {"reach": "go"}}}, "Did you mean 'reach-v3'?"),
     ],
 )

@@ -23,11 +23,11 @@ from mmrl.registry import resolve_task
 from mmrl.task import Template
 from mmrl.tasks.browser.actions import BadAction, command_of, read_action
 from mmrl.tasks.browser.chromium import Command, Shown
-from mmrl.tasks.browser.pool import Browsers, PageLost
+from mmrl.tasks.browser.players import PLAYERS, View
+from mmrl.tasks.browser.pool import Browsers, Page, PageLost
 from mmrl.tasks.browser.sites import OWN, Site, find_site, miniwob_kinds
 from mmrl.tasks.browser.task import Browser, write_rows
 from mmrl.types import ImageSize, Sample, StopReason, Turn
-from tests.kits.browser_players import PLAYERS, Player
 
 slow = [pytest.mark.slow, pytest.mark.render("chromium")]
 browser = pytest.mark.parametrize("_", [pytest.param(0, marks=slow, id="chromium")])
@@ -73,14 +73,23 @@ def test_a_scripted_player_reaches_the_goal_and_a_wrong_deed_does_not(browsers, 
     assert (
         "test" in kind or "dialog" in kind or not np.array_equal(pixels(next_seed), pixels(shown))
     )
-    player = Player(page, shown)
-    PLAYERS[kind](player, shown.goal)
-    assert player.shown.done and player.shown.reward > 0 and player.shown.progress == 1
+    end = played(page, kind, shown)
+    assert end.done and end.reward > 0 and end.progress == 1
     # the first deed of the other goal, on this page
     untouched = again.act(Command("click", (shown_size(shown)[0] - 2, shown_size(shown)[1] - 2)))
     assert not untouched.reward
     for opened in (page, again, other):
         opened.close()
+
+
+def played(page: Page, kind: str, shown: Shown) -> Shown:
+    """The page after its scripted player."""
+    view = View(page, shown)
+    for command in PLAYERS[kind](view, shown.goal):
+        view.shown = page.act(command)
+        if view.shown.done:
+            break
+    return view.shown
 
 
 def shown_size(shown: Shown) -> tuple[int, int]:
@@ -91,12 +100,99 @@ def shown_size(shown: Shown) -> tuple[int, int]:
 def test_a_page_that_is_used_again_is_as_new(browsers, _):
     for kind in ("own/settings", "own/shop", "miniwob/enter-text", "miniwob/click-checkboxes"):
         page, first = browsers.open(find_site(kind), 3)
-        player = Player(page, first)
-        PLAYERS[kind](player, first.goal)
+        played(page, kind, first)
         page.close()
         page, second = browsers.open(find_site(kind), 3)
         assert np.array_equal(pixels(first), pixels(second)), kind
         page.close()
+
+
+@browser
+def test_as_many_pages_are_kept_as_were_open_at_once(_):
+    with Browsers(1, limit_s=20.0) as made:
+
+        def renderers() -> set[int]:
+            below = psutil.Process(made._hosts[0].worker.pid).children(recursive=True)
+            return {p.pid for p in below if "--type=renderer" in " ".join(p.cmdline())}
+
+        first = [made.open(find_site("own/pick"), seed)[0] for seed in range(11)]
+        before = renderers()
+        for page in first:
+            page.close()
+        second = [made.open(find_site("own/pick"), seed)[0] for seed in range(11)]
+        assert renderers() == before  # a page that is made anew has another process
+        for page in second:
+            page.close()
+        # pages of another kind take the place of those that were given back first: no more are held than were ever open
+        others = [made.open(find_site("own/menu"), seed)[0] for seed in range(3)]
+        deadline = time.monotonic() + 20
+        while len(renderers()) > len(before) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(renderers()) <= len(before)
+        for page in others:
+            page.close()
+
+
+@browser
+def test_keys_begin_at_the_top_of_a_page_that_is_used_again(browsers, _):
+    for keys in ("Tab", "Shift+Tab"):
+        earned = []
+        for deed in ("press", "click", "press", "press"):
+            page, _shown = browsers.open(find_site("miniwob/focus-text"), 0)
+            where = (80.0, 200.0) if deed == "click" else (-1.0, -1.0)
+            after = page.act(Command(deed, where, text=keys))
+            page.close()
+            earned += [after.reward] * (deed == "press")
+        assert earned == [float(keys == "Tab")] * 3, keys
+
+
+@browser
+@pytest.mark.parametrize("spelling", ["json", "point"])
+def test_its_scripted_player_plays_the_task(spelling, _):
+    task = Browser(actions=spelling, max_turns=12)
+    kinds = ["own/pick", "own/menu", *(["own/form"] if spelling == "json" else [])]
+    for kind in kinds:
+        world = task.environment(Template("t", CoordFrame.REL1000, ""))
+        sample = Sample("1", "browser", "browser", kind, None, params={"kind": kind, "seed": 4})
+        world.reset(sample, 0)
+        world.shown([ImageSize((224, 224), (224, 224))])
+        rng, outcome = np.random.default_rng(0), None
+        while outcome is None or not outcome.ended:
+            text = world.scripted(rng)
+            assert text is not None
+            outcome = world.step(Turn((1,), text, (0.0,), StopReason.EOS))
+        assert outcome.reward == outcome.info["success"] == 1, kind
+        world.close()
+    if spelling == "point":  # it has no words for typing
+        world = task.environment(Template("t", CoordFrame.REL1000, ""))
+        world.reset(replace(sample, params={"kind": "own/form", "seed": 4}), 0)
+        world.shown([ImageSize((224, 224), (224, 224))])
+        assert world.scripted(rng) is None
+        world.close()
+
+
+@browser
+def test_a_player_that_goes_astray_is_wrong_at_times(_):
+    task = Browser(actions="point", max_turns=1, astray=0.6)
+    won = []
+    for seed in range(12):
+        world = task.environment(Template("t", CoordFrame.REL1000, ""))
+        world.reset(
+            Sample(
+                "1",
+                "browser",
+                "browser",
+                "own/pick",
+                None,
+                params={"kind": "own/pick", "seed": seed},
+            ),
+            0,
+        )
+        world.shown([ImageSize((224, 224), (224, 224))])
+        text = world.scripted(np.random.default_rng(seed))
+        won.append(world.step(Turn((1,), str(text), (0.0,), StopReason.EOS)).info["success"])
+        world.close()
+    assert 2 <= sum(won) <= 10
 
 
 @browser

@@ -18,7 +18,7 @@ from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.rollout.episodes import begin, play
 from mmrl.tasks.gymnasium_worlds import GymnasiumEnvironment
 from mmrl.types import Sample, StopReason, Turn
-from tests.kits.engine_kit import cli, policy
+from tests.kits.engine_kit import cli_here, policy
 
 LAKE = ["left", "down", "right", "up"]
 PATH = ["down", "down", "right", "right", "down", "right"]  # of the 4 x 4 lake, to its goal
@@ -232,7 +232,7 @@ def test_the_check_of_environments_passes(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"id": str(n), "seed": n}) + "\n" for n in range(2))
     )
-    cli(
+    cli_here(
         "env",
         "check",
         f"{tmp_path / 'walk.py'}:Walk",

@@ -28,7 +28,7 @@ from mmrl.tasks.openenv_client import Refused, ServerError, Session
 from mmrl.tasks.openenv_views import seen
 from mmrl.tasks.openenv_worlds import OpenEnvEnvironment
 from mmrl.types import Sample, StopReason, Turn
-from tests.kits.engine_kit import REPO, cli, config_file, policy, read_jsonl, small_run
+from tests.kits.engine_kit import REPO, cli_here, config_file, policy, read_jsonl, small_run
 
 SERVED = Path(sys.prefix) / "openenv" / "bin" / "python"
 PROGRAM = str(REPO / "tests" / "tasks" / "openenv_server.py")
@@ -279,7 +279,7 @@ def test_a_run_learns_from_it_and_an_evaluation_plays_it(server: str, tmp_path: 
         data={"train": [source], "eval": [source]},
         train={"steps": 1, "prompts_per_step": 2, "token_budget": 2000},
     )
-    cli("train", config_file(tmp_path / "c.yaml", tree))
+    cli_here("train", config_file(tmp_path / "c.yaml", tree))
     rollouts = read_jsonl(tmp_path / "runs" / "run" / "rollouts" / "step_000001.jsonl")
     assert len(rollouts) == 6 and not any(r.get("error") for r in rollouts)
     (result,) = (tmp_path / "runs").rglob("eval/step_000001/results.json")
@@ -291,7 +291,7 @@ def test_a_run_learns_from_it_and_an_evaluation_plays_it(server: str, tmp_path: 
 def test_the_check_of_environments_passes(server: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"id": str(n), "seed": n}) + "\n" for n in range(2)))
-    cli(
+    cli_here(
         *("env", "check", "openenv", "--data", str(rows), "--out", str(tmp_path / "check")),
         *("--param", f"url={server}/walk", "--param", "rewards=[-5, 5]"),
     )

@@ -210,6 +210,24 @@ def paid(kind: type[_Pays], found: Any, monkeypatch: pytest.MonkeyPatch) -> Roll
     return rollout
 
 
+class _PaysLate(_Pays):
+    process_limit_s = 0.2
+
+    async def process_rewards(self, turns: Any) -> Any:
+        if self.found is None:
+            await asyncio.wait_for(asyncio.sleep(30), 0.01)  # a deadline of its own
+        await asyncio.sleep(30)
+
+
+def test_one_that_takes_too_long_fails_its_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    rollout = paid(_PaysLate, [], monkeypatch)
+    assert "expected process rewards within 0.2 s" in str(rollout.error)
+    own = paid(_PaysLate, None, monkeypatch)
+    assert "TimeoutError" in str(own.error) and "process_limit_s" not in str(own.error)
+    assert time.monotonic() - began < 20
+
+
 def test_one_that_is_not_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = paid(_PaysAtOnce, TurnRewards([0.1, 0.1]), monkeypatch)
     assert rollout.error is not None and "expected `async def process_rewards`" in rollout.error

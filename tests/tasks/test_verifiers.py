@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
 import subprocess
@@ -24,11 +23,11 @@ from mmrl.errors import ConfigError, DataError, MissingExtraError, RegistryError
 from mmrl.registry import no_new_code, task_from_spec
 from mmrl.rollout.episodes import begin, play_written
 from mmrl.tasks.verifiers_chat import said, shown
-from mmrl.tasks.verifiers_process import WorldError
+from mmrl.tasks.verifiers_process import Settings, WorldError
 from mmrl.tasks.verifiers_worlds import Verifiers, VerifiersEnvironment, _worlds
 from mmrl.tasks.visual_tools import BadCall, read_calls
 from mmrl.types import Sample, StopReason, Turn
-from tests.kits.engine_kit import REPO, cli, config_file, policy, read_jsonl, small_run
+from tests.kits.engine_kit import REPO, cli_here, config_file, policy, read_jsonl, small_run
 
 HERE = REPO / "tests" / "tasks"
 PYTHON = Path(sys.prefix) / "verifiers" / "bin" / "python"
@@ -54,15 +53,23 @@ def turn(text: str, stop: StopReason = StopReason.EOS) -> Turn:
     return Turn((1,), text, (0.0,), stop)
 
 
-@contextlib.contextmanager
-def worlds(kind: str, options: Mapping[str, Any] | None = None, **more: Any) -> Iterator[Verifiers]:
-    """The task; its processes end with the block."""
+@pytest.fixture(scope="module", autouse=True)
+def _worlds_end() -> Iterator[None]:
+    """Processes start once for all tests, since importing verifiers takes seconds, and end with the last."""
+    yield
+    for settings in _ASKED:
+        _worlds(settings).close()
+
+
+_ASKED: set[Settings] = set()
+
+
+def worlds(kind: str, options: Mapping[str, Any] | None = None, **more: Any) -> Verifiers:
+    """The task."""
     task = task_from_spec("verifiers", params(kind, options, **more))
     assert isinstance(task, Verifiers)
-    try:
-        yield task
-    finally:
-        _worlds(task.settings).close()
+    _ASKED.add(task.settings)
+    return task
 
 
 def made(task: Verifiers) -> VerifiersEnvironment:
@@ -183,98 +190,96 @@ def test_a_rollout_is_the_one_that_verifiers_itself_plays(
     played = {name: case for name, case in PLAYED.items() if case[0] == kind}
     for name, (_, options, number, limit, answers) in played.items():
         peer = theirs[name]
-        with worlds(kind, options, max_turns=limit, rewards=(-2, 2)) as task:
-            one = made(task)
-            shown_now = one.reset(row(number), 0)
-            requests = peer["requests"]
-            assert list(shown_now.tools) == (requests[0].get("tools") or [])
-            chat = flat(shown_now.messages, shown_now.images)
-            for place, (text, message) in enumerate(answers):
-                assert chat == flat(requests[place]["messages"]), name
-                outcome = one.step(turn(text))
-                chat += flat([message])
-                if outcome.observation is not None:
-                    chat += flat(outcome.observation.messages, outcome.observation.images)
-            assert len(requests) == len(answers) and outcome.ended
-            output = peer["output"]
-            assert outcome.reward == pytest.approx(output["reward"]) == outcome.info["return"]
-            assert output["metrics"].items() <= outcome.info.items()
-            assert outcome.info["num_turns"] == len(answers) == outcome.info["turns"]
-            assert outcome.truncated == output["is_truncated"] == (name == "multi cut")
-            one.close()
+        task = worlds(kind, options, max_turns=limit, rewards=(-2, 2))
+        one = made(task)
+        shown_now = one.reset(row(number), 0)
+        requests = peer["requests"]
+        assert list(shown_now.tools) == (requests[0].get("tools") or [])
+        chat = flat(shown_now.messages, shown_now.images)
+        for place, (text, message) in enumerate(answers):
+            assert chat == flat(requests[place]["messages"]), name
+            outcome = one.step(turn(text))
+            chat += flat([message])
+            if outcome.observation is not None:
+                chat += flat(outcome.observation.messages, outcome.observation.images)
+        assert len(requests) == len(answers) and outcome.ended
+        output = peer["output"]
+        assert outcome.reward == pytest.approx(output["reward"]) == outcome.info["return"]
+        assert output["metrics"].items() <= outcome.info.items()
+        assert outcome.info["num_turns"] == len(answers) == outcome.info["turns"]
+        assert outcome.truncated == output["is_truncated"] == (name == "multi cut")
+        one.close()
 
 
 @pytest.mark.slow
 @needs_verifiers
 def test_its_own_rows_are_samples_and_rewards_must_fit() -> None:
-    with worlds("single") as narrow:
-        with pytest.raises(ConfigError, match=r"0 to 1\.25, .*set params\.rewards: \[0, 1\.25\]"):
-            list(narrow.load("train"))
-        task = task_from_spec("verifiers", params("single", rewards=[0, 1.25]))
-        assert task.value_range == (0, 1.25)
-        train, held = list(task.load("train")), list(task.load("eval"))
-        assert [s.id for s in train] == [f"train-{n}" for n in range(4)] and len(held) == 2
-        assert train[1].question == "1 + 3?" and train[1].answer == "4"
-        assert train[1].source == "kinds" and held[1].params == {"split": "eval", "row": 1}
-        p = policy()
-        rollouts = play_written(
-            p,
-            begin(p, held[1], task, 3, (1, 2)),
-            [[turn(t)] for t in ("<answer>4</answer>", "four", "")],
-        )
-        assert [r.score.value for r in rollouts if r.score] == [1.25, 0.25, 0]
-        assert not any(r.error for r in rollouts)  # an answer without a word is the policy's own
-        assert [r.score.parsed for r in rollouts if r.score] == [True, True, False]
-        with pytest.raises(DataError, match="row as a number from 0 and split as train or eval"):
-            made(narrow).reset(Sample("1", "verifiers", "kinds", "", None), 0)
+    narrow = worlds("single")
+    with pytest.raises(ConfigError, match=r"0 to 1\.25, .*set params\.rewards: \[0, 1\.25\]"):
+        list(narrow.load("train"))
+    task = task_from_spec("verifiers", params("single", rewards=[0, 1.25]))
+    assert task.value_range == (0, 1.25)
+    train, held = list(task.load("train")), list(task.load("eval"))
+    assert [s.id for s in train] == [f"train-{n}" for n in range(4)] and len(held) == 2
+    assert train[1].question == "1 + 3?" and train[1].answer == "4"
+    assert train[1].source == "kinds" and held[1].params == {"split": "eval", "row": 1}
+    p = policy()
+    rollouts = play_written(
+        p,
+        begin(p, held[1], task, 3, (1, 2)),
+        [[turn(t)] for t in ("<answer>4</answer>", "four", "")],
+    )
+    assert [r.score.value for r in rollouts if r.score] == [1.25, 0.25, 0]
+    assert not any(r.error for r in rollouts)  # an answer without a word is the policy's own
+    assert [r.score.parsed for r in rollouts if r.score] == [True, True, False]
+    with pytest.raises(DataError, match="row as a number from 0 and split as train or eval"):
+        made(narrow).reset(Sample("1", "verifiers", "kinds", "", None), 0)
 
 
 @pytest.mark.slow
 @needs_verifiers
 def test_a_bad_environment_costs_the_rollout_alone(tmp_path: Path) -> None:
-    with worlds("faulty", {"folder": str(tmp_path)}, answer_s=12.0, max_turns=3) as task:
-        p = policy()
-        deeds = ["hang", "raise", "infra", "ask", "rewrite", "web", "go", "bad reward", "nan"]
-        began = time.monotonic()
-        rollouts = play_written(
-            p, begin(p, row(), task, len(deeds), (1, 2)), [[turn(d), turn("end")] for d in deeds]
+    task = worlds("faulty", {"folder": str(tmp_path)}, answer_s=12.0, max_turns=3)
+    p = policy()
+    deeds = ["hang", "raise", "infra", "ask", "rewrite", "web", "go", "bad reward", "nan"]
+    began = time.monotonic()
+    rollouts = play_written(
+        p, begin(p, row(), task, len(deeds), (1, 2)), [[turn(d), turn("end")] for d in deeds]
+    )
+    assert time.monotonic() - began < 60
+    errors = dict(zip(deeds, (r.error or "" for r in rollouts), strict=True))
+    assert "expected an answer within 12 s, found none; this rollout was given up" in errors["hang"]
+    assert "KeyError: 'the world is broken'" in errors["raise"]
+    assert "InfraError('no sandbox is left')" in errors["infra"]
+    assert "expected a chat that only grows" in errors["ask"]
+    assert "expected a chat that only grows" in errors["rewrite"]
+    assert "none is fetched from an address" in errors["web"]
+    assert "expected a finite reward, found nan" in errors["nan"]
+    assert not errors["go"] and len(rollouts[6].turns) == 2
+    judged = rollouts[7].score
+    assert not errors["bad reward"] and judged is not None and judged.value == 0
+    assert judged.metrics["reward_errors"] == 1
+    # each has cleaned up, that which was given up among them, soon after its end
+    while time.monotonic() - began < 60 and (tmp_path / "cleaned").stat().st_size < len(deeds):
+        time.sleep(0.1)
+    assert (tmp_path / "cleaned").read_text() == "x" * len(deeds)
+    # a process that dies or hangs is replaced, and takes what was in it along
+    for deed, why in (("die", "exited with status 7"), ("block", "was ended, with the other")):
+        two = play_written(
+            p,
+            begin(p, row(), task, 2, (1, 2)),
+            [[turn("go"), turn(deed)], [turn("go"), turn("go"), turn("end")]],
         )
-        assert time.monotonic() - began < 60
-        errors = dict(zip(deeds, (r.error or "" for r in rollouts), strict=True))
-        assert (
-            "expected an answer within 12 s, found none; this rollout was given up"
-            in errors["hang"]
-        )
-        assert "KeyError: 'the world is broken'" in errors["raise"]
-        assert "InfraError('no sandbox is left')" in errors["infra"]
-        assert "expected a chat that only grows" in errors["ask"]
-        assert "expected a chat that only grows" in errors["rewrite"]
-        assert "none is fetched from an address" in errors["web"]
-        assert "expected a finite reward, found nan" in errors["nan"]
-        assert not errors["go"] and len(rollouts[6].turns) == 2
-        judged = rollouts[7].score
-        assert not errors["bad reward"] and judged is not None and judged.value == 0
-        assert judged.metrics["reward_errors"] == 1
-        # each has cleaned up, that which was given up among them, soon after its end
-        while time.monotonic() - began < 60 and (tmp_path / "cleaned").stat().st_size < len(deeds):
-            time.sleep(0.1)
-        assert (tmp_path / "cleaned").read_text() == "x" * len(deeds)
-        # a process that dies or hangs is replaced, and takes what was in it along
-        for deed, why in (("die", "exited with status 7"), ("block", "was ended, with the other")):
-            two = play_written(
-                p,
-                begin(p, row(), task, 2, (1, 2)),
-                [[turn("go"), turn(deed)], [turn("go"), turn("go"), turn("end")]],
-            )
-            assert why in str(two[0].error) and two[1].error
-        (again,) = play_written(p, begin(p, row(), task, 1, (1, 2)), [[turn("end")]])
-        assert again.score is not None and again.score.value == 1
+        assert why in str(two[0].error) and two[1].error
+    (again,) = play_written(p, begin(p, row(), task, 1, (1, 2)), [[turn("end")]])
+    assert again.score is not None and again.score.value == 1
 
 
 @pytest.mark.slow
 @needs_verifiers
 def test_rewards_of_a_group_are_refused() -> None:
-    with worlds("group") as task, pytest.raises(ConfigError, match="found best of 'kinds'"):
+    task = worlds("group")
+    with pytest.raises(ConfigError, match="found best of 'kinds'"):
         list(task.load("train"))
 
 
@@ -309,14 +314,15 @@ def test_a_judge_is_asked_with_the_users_own_key(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JUDGE_KEY", "secret-of-the-user")
     url = {"url": f"http://127.0.0.1:{server.server_address[1]}/v1"}
     try:
-        with worlds("judged", url) as task, pytest.raises(ConfigError, match="KeyError: 'JUDGE_K"):
+        task = worlds("judged", url)
+        with pytest.raises(ConfigError, match="KeyError: 'JUDGE_K"):
             list(task.load("train"))  # a variable that was not named is not there
-        with worlds("judged", url, variables=["JUDGE_KEY"]) as task:
-            p, rows = policy(), list(task.load("train"))
-            rollouts = play_written(
-                p, begin(p, rows[0], task, 2, (1, 2)), [[turn("it is 2")], [turn("it is 3")]]
-            )
-            assert [r.score.value for r in rollouts if r.score] == [1, 0]
+        task = worlds("judged", url, variables=["JUDGE_KEY"])
+        p, rows = policy(), list(task.load("train"))
+        rollouts = play_written(
+            p, begin(p, rows[0], task, 2, (1, 2)), [[turn("it is 2")], [turn("it is 3")]]
+        )
+        assert [r.score.value for r in rollouts if r.score] == [1, 0]
         assert keys == ["Bearer secret-of-the-user"] * 2
     finally:
         server.shutdown()
@@ -333,7 +339,7 @@ def test_a_run_learns_from_it_and_an_evaluation_plays_it(tmp_path: Path) -> None
         data={"train": [{**source, "path": "train"}], "eval": [{**source, "path": "eval"}]},
         train={"steps": 1, "prompts_per_step": 2, "token_budget": 2000},
     )
-    cli("train", config_file(tmp_path / "c.yaml", tree))
+    mmrl.Trainer(config=config_file(tmp_path / "c.yaml", tree), quiet=True).fit()
     rollouts = read_jsonl(tmp_path / "runs" / "run" / "rollouts" / "step_000001.jsonl")
     assert len(rollouts) == 6 and not any(r.get("error") for r in rollouts)
     assert {len(r["turns"]) for r in rollouts} <= {1, 2, 3}
@@ -345,7 +351,7 @@ def test_a_run_learns_from_it_and_an_evaluation_plays_it(tmp_path: Path) -> None
 @needs_verifiers
 def test_the_check_of_environments_passes(tmp_path: Path) -> None:
     given = params("tools")
-    cli(
+    cli_here(
         *("env", "check", "verifiers", "--out", str(tmp_path / "check"), "--episodes", "2"),
         *("--param", "env=kinds", "--param", f"folders=[{given['folders'][0]}]"),
         *("--param", "args={kind: tools}"),

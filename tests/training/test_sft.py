@@ -21,7 +21,7 @@ from mmrl.training.sft import run_sft
 from tests.kits.clip_kit import VIDEO, broken_clip, cached_policy, make_clip
 from tests.kits.engine_kit import (
     album_data,
-    cli,
+    cli_here,
     config_file,
     fresh_policy,
     picture,
@@ -208,7 +208,7 @@ def test_command_line_writes_a_model_that_can_be_trained_further(tmp_path: Path)
         tmp_path / "runs", scenes, data={"train": [{"task": "grounding", "path": scenes}]}
     )
     config = config_file(tmp_path / "c.yaml", tree)
-    out, _ = cli("sft", config, "--out", str(tmp_path / "model"))
+    out = cli_here("sft", config, "--out", str(tmp_path / "model"))
     assert str(tmp_path / "model") in out
     trained, initial = (
         dict(weights_of(tmp_path / "model")),
