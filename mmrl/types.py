@@ -136,6 +136,8 @@ class Turn:
 
     `versions`: of the weights that wrote each token, where newer ones took over within the turn (schedule.partial_rollouts);
     `policy_version` is then the oldest. (): one version wrote all.
+
+    `experts`: which ones of a mixture computed prompt and tokens (mmrl.policy.routing.TurnExperts), where they are to be replayed.
     """
 
     token_ids: tuple[int, ...]
@@ -152,6 +154,7 @@ class Turn:
     decision: Any = None
     parsed: bool = True
     versions: tuple[int, ...] = ()
+    experts: Any = None
 
     def __post_init__(self) -> None:
         if self.versions and len(self.versions) != len(self.token_ids):

@@ -30,6 +30,7 @@ from mmrl.config.algorithm import (
     KLConfig,
     OfflineConfig,
     ReplayConfig,
+    RouterReplayConfig,
 )
 from mmrl.config.data import (
     AudioConfig,
@@ -90,6 +91,7 @@ __all__ = [
     "ModelConfig",
     "OfflineConfig",
     "ReplayConfig",
+    "RouterReplayConfig",
     "OperationsConfig",
     "OptimConfig",
     "PassRateConfig",

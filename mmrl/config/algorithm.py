@@ -22,6 +22,7 @@ __all__ = [
     "KLConfig",
     "OfflineConfig",
     "ReplayConfig",
+    "RouterReplayConfig",
 ]
 
 ADVANTAGE_SCALES = {
@@ -200,6 +201,26 @@ class ReplayConfig(_Section):
     """Most rollouts kept; beyond it the oldest go."""
 
 
+class RouterReplayConfig(_Section):
+    """Routing replay for mixtures of experts (mmrl/policy/routing.py; verl: actor.router_replay): the update computes each token
+    with the experts that it had before, and lets routers decide only what they weigh. Routers still learn. Without it a small
+    change of the weights sends some tokens to other experts, and their ratios jump; importance_sampling_level sequence averages
+    over such jumps.
+
+    All tokens that the update computes are replayed, prompts, pictures and observations included. A reference model (kl) is another
+    policy and chooses for itself. The metric train/router/changed is the share of replayed tokens that the routers of now would
+    have sent elsewhere in some layer, train/router/changed_layers the share over tokens and layers.
+    """
+
+    mode: Literal["disabled", "R2", "R3"] = "disabled"
+    """R2 (arXiv 2507.18071, section 5.3): the experts that the training model chooses before the first of a step's optimizer steps,
+    found by one more forward; needs algorithm.epochs or minibatches above 1. R3 (arXiv 2510.11370): those that computed the
+    rollout, by mmrl's own engine; not with schedule.partial_rollouts. They are kept with the turns until they are trained on: a
+    byte (two beyond 256 experts) per token, layer and chosen expert, 384 bytes a token for 48 layers with 8. Answers of a group
+    share those of their prompt; of several turns each keeps those of all that precedes it. Tokens that no rollout read
+    (demonstrations, past successes, the last of an answer) go where routers send them."""
+
+
 class CriticConfig(_Section):
     """PPO's critic, with algorithm.advantage gae: a value head judges what the policy writes, and generalised advantage estimation
     (mmrl/algorithms/gae.py) makes advantages of its values; its loss is added to the policy's (mmrl/algorithms/ppo.py)."""
@@ -259,6 +280,7 @@ class AlgorithmConfig(_Section):
     contrast: ContrastConfig = ContrastConfig()
     offline: OfflineConfig = OfflineConfig()
     replay: ReplayConfig = ReplayConfig()
+    router_replay: RouterReplayConfig = RouterReplayConfig()
     difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"] = "none"
     """Multiply a group's advantages by a weight that falls with its mean accuracy, of episodes their success rate
     (mmrl/algorithms/difficulty.py)."""

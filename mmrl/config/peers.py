@@ -179,6 +179,7 @@ _EASYR1: dict[str, Meaning] = {
 }
 
 _VERL: dict[str, Meaning] = {
+    "actor_rollout_ref.actor.router_replay.mode": Meaning("algorithm.router_replay.mode"),
     "data.train_files": Meaning("data.train.0.path"),
     "data.val_files": Meaning("data.eval.0.path"),
     "data.train_batch_size": Meaning("train.prompts_per_step"),

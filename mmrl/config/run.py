@@ -120,6 +120,7 @@ class RunConfig(_Section):
             )
         self._check_merging()
         self._check_partial_rollouts()
+        self._check_router_replay()
         self._check_advantages()
         self._check_critic()
         self._check_offline()
@@ -158,6 +159,37 @@ class RunConfig(_Section):
             raise ValueError(
                 "schedule.partial_rollouts needs schedule.kind async, engine.generator.kind process and mmrl's own engine "
                 f"(engine.rollout own), found {' and '.join(wrong)}; set them, or partial_rollouts: false"
+            )
+
+    def _check_router_replay(self) -> None:
+        a, e, mode = self.algorithm, self.engine, self.algorithm.router_replay.mode
+        if mode == "disabled":
+            return
+        key, mend = (
+            f"algorithm.router_replay.mode {mode}",
+            "or algorithm.router_replay.mode: disabled",
+        )
+        if not self.samples_text:
+            raise ValueError(
+                f"{key} is of mixtures of experts, found a policy that acts, none of which is one; set {mend[3:]}"
+            )
+        if mode == "R2" and a.epochs == a.minibatches == 1:
+            raise ValueError(
+                f"{key} keeps the experts of the weights before an update for its later optimizer steps, found algorithm.epochs 1 "
+                "and minibatches 1: the only step has those weights and chooses the same; set one of them above 1, "
+                f"mode: R3, {mend}"
+            )
+        if mode == "R3" and (e.rollout == "vllm" or e.vllm.mode == "server"):
+            raise ValueError(
+                f"{key} needs mmrl's own engine (engine.rollout own), found vLLM: it samples no family with experts here yet, and "
+                "vLLM 0.32 returns experts by its Model Runner V2 alone, which a CPU does not have (it needs Triton); set "
+                f"engine.rollout: own, mode: R2, {mend}"
+            )
+        if mode == "R3" and self.schedule.partial_rollouts:
+            raise ValueError(
+                f"{key} needs rollouts of one version each, found schedule.partial_rollouts: newer weights read prompts and "
+                "beginnings anew, with other experts for each answer of a group, and training computes a prompt once; set "
+                f"partial_rollouts: false, mode: R2, {mend}"
             )
 
     def _check_merging(self) -> None:

@@ -33,6 +33,7 @@ from mmrl.policy.in_file import in_file, leave_in_file, recast, stored_type
 from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.quantized import quantize_language
+from mmrl.policy.routing import take_routing
 from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template
 
@@ -295,6 +296,7 @@ def _load_model(
     )
     check_takes_features(model)
     set_attention(model, config.attn)
+    take_routing(model)
     return model, stored
 
 

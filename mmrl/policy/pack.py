@@ -126,6 +126,10 @@ class Batch:
     place_N of the (rows * T) hidden states; the logits that predict them sit at source_N. sequence_N is each token's completion.
     layout is None for the padded batch, which carries a 2-D attention mask instead. `visuals` refer to the pictures and clips
     in order of their tokens; the policy asks the visual cache for their pixels or features.
+
+    `turn_places` says of each turn (place, begin, end) where its tokens lie, those of its prompt and those written behind them:
+    numbers `begin` to `end` of them from flat position `place` on; what precedes them belongs to a turn before. A turn that goes on
+    behind another of its rollout begins with the last token of that one, which it is the first to read.
     """
 
     ids: torch.Tensor
@@ -140,6 +144,7 @@ class Batch:
     layout: PrefixLayout | None = None
     attention_mask: torch.Tensor | None = None
     fingerprints: tuple[str, ...] = ()
+    turn_places: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -231,6 +236,7 @@ class _Row:
         self.target: list[torch.Tensor] = []
         self.sequence: list[torch.Tensor] = []
         self.place: list[torch.Tensor] = []
+        self.turn_places: list[tuple[int, int, int]] = []
         self.cursor = self.number = 0
 
     def show(self, prompt: Prompt, begin: int = 0, visuals: int = 0) -> None:
@@ -241,9 +247,11 @@ class _Row:
         self.visuals += prompt.visuals[visuals:]
         self.cursor += prompt.length - begin
 
-    def write(self, prompt: Prompt, written: Sequence[int], last: int) -> None:
-        """A turn's tokens, the first of which is predicted at place `last`."""
+    def write(self, prompt: Prompt, written: Sequence[int], last: int, begin: int) -> None:
+        """A turn's tokens, the first of which is predicted at place `last`; its prompt is read from token `begin` on."""
         tokens, length = torch.tensor(written, dtype=torch.long), len(written)
+        place = self.cursor - (prompt.length - begin)
+        self.turn_places.append((place, begin, prompt.length + length))
         self.ids.append(tokens)
         self.kinds.append(torch.zeros_like(tokens))
         self.positions.append((prompt.next_position + torch.arange(length)).expand(3, length))
@@ -274,12 +282,13 @@ def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
         prompt_spans.append((row.cursor, item.prompt.length))
         row.show(item.prompt)
         last_prompt = row.cursor - 1
-        for branch in item.branches:
+        for number, branch in enumerate(item.branches):
             begin = row.cursor
-            row.write(*branch[0], last_prompt)
+            row.write(*branch[0], last_prompt, item.prompt.length if number else 0)
             for (earlier, written), (prompt, tokens) in itertools.pairwise(branch):
-                row.show(prompt, earlier.length + len(written), len(earlier.visuals))
-                row.write(prompt, tokens, row.cursor - 1)
+                known = earlier.length + len(written)
+                row.show(prompt, known, len(earlier.visuals))
+                row.write(prompt, tokens, row.cursor - 1, known - 1)
             completion_spans.append((begin, row.cursor - begin))
             owners.append(m)
     prints = tuple(i.prompt.fingerprint for i in items)
@@ -296,6 +305,7 @@ def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
         _layout(prompt_spans, completion_spans, owners, causal),
         None,
         prints,
+        tuple(row.turn_places),
     )
 
 
@@ -351,4 +361,5 @@ def pack_padded(items: Sequence[PackItem]) -> Batch:
         None,
         mask,
         prints,
+        tuple((b * width, 0, p.length + len(c)) for b, (p, c) in enumerate(rows)),
     )

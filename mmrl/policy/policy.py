@@ -13,7 +13,7 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ from mmrl.policy.in_file import in_file, replica_of
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, PrefixLayout, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.quantized import NF4Linear, whole_weight
+from mmrl.policy.routing import (
+    ExpertShape,
+    NotedExperts,
+    ReplayedExperts,
+    Rerouted,
+    TurnExperts,
+    experts_of_turns,
+    replayed,
+)
 from mmrl.policy.sequence_parallel import Rows, SequenceGroup, slice_media
 from mmrl.policy.value_head import ValueHead
 from mmrl.policy.vision import (
@@ -70,12 +79,15 @@ class LogpResult:
 class Evaluated:
     """Turns under a policy: logp_N and entropy_N (nats) of all their tokens one after the other, fp32 and differentiable, and the
     critic's values_M, turn after turn as well: one of each turn, or one of each of its action steps, or one of each of its tokens
-    (0 without a critic). `num_tokens`: those that the language model processed."""
+    (0 without a critic). `num_tokens`: those that the language model processed. Of a mixture of experts, where they were asked for,
+    the `experts` of each turn; and how its routers differ from the experts that they were given (`rerouted`)."""
 
     logp_N: torch.Tensor
     entropy_N: torch.Tensor
     values_M: torch.Tensor
     num_tokens: int = 0
+    experts: Sequence[TurnExperts] = ()
+    rerouted: Rerouted = field(default_factory=Rerouted)
 
 
 @dataclass(frozen=True)
@@ -178,14 +190,23 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=keep)
 
-    def hidden(self, batch: Batch) -> torch.Tensor:
+    @property
+    def expert_shape(self) -> ExpertShape:
+        """What is noted of each token of a mixture of experts. Raises ConfigError for a model without experts."""
+        return ExpertShape.of(self.family, self.body)
+
+    def hidden(
+        self, batch: Batch, routing: NotedExperts | ReplayedExperts | None = None
+    ) -> torch.Tensor:
         """Last hidden states (rows * T, H) of a packed or padded batch already on the device; where processes compute a packed row
-        together, those of this one's slice."""
+        together, those of this one's slice. `routing`: what routers are told (mmrl.policy.routing)."""
         # transformers checkpoints activations only in training mode, and ignores KV caches there; no family's dropout is on
         self.model.train(torch.is_grad_enabled() and self.base.is_gradient_checkpointing)
         extra: dict[str, Any] = {}
         if batch.layout is not None:
             extra["prefix_layout"] = self._layout(batch, batch.layout)
+        if routing is not None:
+            extra["routing"] = routing
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
         idle, seen = None, (batch.ids, batch.positions_3, batch.kinds)
         if batch.sequence is not None:
@@ -301,13 +322,14 @@ class Policy:
         *,
         entropy_gradient: bool = False,
         detach_values: bool = False,
+        routing: NotedExperts | ReplayedExperts | None = None,
     ) -> LogpResult:
         """Log-probs of batch.target_N; differentiable unless called under torch.no_grad(). With `entropy_gradient` so are
-        the entropies. With `detach_values` the values' gradient ends at the value head."""
+        the entropies. With `detach_values` the values' gradient ends at the value head. `routing`: see `hidden`."""
         batch = batch.to(self.device)
         rows, count = Rows(batch.sequence, batch.num_tokens), len(batch.target_N)
         with self.autocast(keep=False):
-            hidden_NH = rows.at(self.hidden(batch), batch.source_N)
+            hidden_NH = rows.at(self.hidden(batch, routing), batch.source_N)
             target_N = rows.share(batch.target_N)
             values_M = self._values(hidden_NH.detach() if detach_values else hidden_NH, batch, rows)
             size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
@@ -342,13 +364,15 @@ class Policy:
         prompts: Sequence[Prompt],
         tokens: Sequence[tuple[int, ...]],
         sequence: SequenceGroup | None = None,
+        experts: Sequence[TurnExperts | None] | None = None,
     ) -> PredictedValues:
         """What the critic says of turns, packed as `evaluate` packs them, without log-probs. There must be a value head."""
         assert self.value_head is not None, "a policy without a critic predicts no values"
         batch = self._batch(prompts, tokens, sequence).to(self.device)
+        routing = self._replayed(batch, prompts, experts)
         rows, last_D = Rows(batch.sequence, batch.num_tokens), batch.place_N[batch.ends_D]
         with self.autocast(keep=False):
-            hidden = self.hidden(batch)
+            hidden = self.hidden(batch, routing)
             values_M = self._values(rows.at(hidden, batch.source_N), batch, rows)
             after_D = rows.known(self.value_head(rows.at(hidden, last_D)).squeeze(-1), len(last_D))
         return PredictedValues(values_M, after_D, batch.num_tokens)
@@ -362,16 +386,43 @@ class Policy:
         entropy_gradient: bool = False,
         detach_values: bool = False,
         sequence: SequenceGroup | None = None,
+        experts: Sequence[TurnExperts | None] | None = None,
+        note_experts: bool = False,
     ) -> Evaluated:
         """Log-probs, entropies and values of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt
         (the same object) are packed behind one copy of it, a turn whose prompt extends the one before (`pack_turns`) behind that;
         with `shared_prefix` false each has a prompt of its own. `sequence`: the processes that compute these turns together, all of
-        which call this with the same ones (mmrl.policy.sequence_parallel); each gets the whole result."""
+        which call this with the same ones (mmrl.policy.sequence_parallel); each gets the whole result. `experts`: those that are to
+        compute each turn (None: the routers choose); with `note_experts` those that did are in the result."""
         batch = self._batch(prompts, tokens, sequence)
+        fixed = self._replayed(batch, prompts, experts)
+        noted = NotedExperts() if note_experts else None
+        assert fixed is None or noted is None, "experts are given or asked for"
         found = self.logp(
-            batch, temperature, entropy_gradient=entropy_gradient, detach_values=detach_values
+            batch,
+            temperature,
+            entropy_gradient=entropy_gradient,
+            detach_values=detach_values,
+            routing=fixed or noted,
         )
-        return Evaluated(found.logp_N, found.entropy_N, found.values_M, batch.num_tokens)
+        return Evaluated(
+            found.logp_N,
+            found.entropy_N,
+            found.values_M,
+            batch.num_tokens,
+            experts_of_turns(noted, batch, prompts, self.expert_shape) if noted else (),
+            fixed.rerouted(batch.sequence) if fixed else Rerouted(),
+        )
+
+    def _replayed(
+        self,
+        batch: Batch,
+        prompts: Sequence[Prompt],
+        experts: Sequence[TurnExperts | None] | None,
+    ) -> ReplayedExperts | None:
+        if experts is None or not any(experts):
+            return None
+        return replayed(self.family, batch, prompts, experts, self.expert_shape, self.device)
 
     def _batch(
         self,

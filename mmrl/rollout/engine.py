@@ -18,6 +18,7 @@ import torch
 
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
+from mmrl.policy.routing import TurnExperts
 from mmrl.rollout.cache import PreallocatedCache
 from mmrl.rollout.merged import MergedAdapter
 from mmrl.rollout.sampling import row_noise
@@ -33,13 +34,15 @@ _LIKE = 0.7  # rows whose length is at least this share of the longest's share s
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How to sample; `batch_tokens` bounds rows x (prompt + new tokens) held in the KV cache at once."""
+    """How to sample; `batch_tokens` bounds rows x (prompt + new tokens) held in the KV cache at once. `routed_experts`: turns say
+    which experts of a mixture computed them (mmrl's own engine)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 64
     batch_tokens: int = 65536
+    routed_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,14 +103,14 @@ class PrefillOnceEngine(RolloutEngine):
         turns: dict[tuple[int, int], Turn] = {}
         with torch.no_grad(), self.policy.autocast():
             for pool in _pools(rows, settings):
-                for row, ids, logprobs in self._decode(pool, settings):
-                    turn = self._completion(ids, logprobs)
+                for row, ids, logprobs, experts in self._decode(pool, settings):
+                    turn = self._completion(ids, logprobs, experts)
                     turns[row.request, row.number] = _with_versions(turn, row)
         return [[turns[i, g] for g in range(r.count)] for i, r in enumerate(requests)]
 
     def _decode(
         self, rows: Sequence[SlotRow], settings: SamplingSettings
-    ) -> Iterator[tuple[SlotRow, list[int], list[float]]]:
+    ) -> Iterator[tuple[SlotRow, list[int], list[float], TurnExperts | None]]:
         """Write the rows of a pool in as many slots as the budget has, a row that waits in the slot of one that ended."""
         width = max(r.prompt.length for r in rows) + settings.max_new_tokens
         size = max(1, min(len(rows), settings.batch_tokens // width))
@@ -120,7 +123,7 @@ class PrefillOnceEngine(RolloutEngine):
             sampled=any(r.uniform_S is not None for r in rows),
             graphs=self._graphs,
         )
-        waiting = _Waiting(self.policy, rows)
+        waiting = _Waiting(self.policy, rows, experts=settings.routed_experts)
         while waiting or slots.occupied:
             free = slots.free
             # several at once: a prompt is prefilled alone in the time of a few
@@ -144,7 +147,9 @@ class PrefillOnceEngine(RolloutEngine):
         """Steps between looks at what has ended: looking makes the host wait for a GPU, and a row that ended waits for the look."""
         return 4 if self.policy.device.type == "cuda" else 1
 
-    def _completion(self, ids: list[int], logprobs: list[float]) -> Turn:
+    def _completion(
+        self, ids: list[int], logprobs: list[float], experts: TurnExperts | None
+    ) -> Turn:
         ended = ids[-1] in self.policy.eos_ids
         text = self.policy.processor.tokenizer.decode(
             ids[:-1] if ended else ids,
@@ -157,6 +162,7 @@ class PrefillOnceEngine(RolloutEngine):
             tuple(logprobs),
             StopReason.EOS if ended else StopReason.LENGTH,
             self.policy.version,
+            experts=experts,
         )
 
     def prefill(
@@ -201,8 +207,8 @@ class PrefillOnceEngine(RolloutEngine):
 class _Waiting:
     """Rows that have no slot yet, prompt by prompt. A prompt whose rows do not all find room is kept as it was prefilled."""
 
-    def __init__(self, policy: Policy, rows: Sequence[SlotRow]) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, rows: Sequence[SlotRow], *, experts: bool) -> None:
+        self.policy, self._experts = policy, experts
         self._rows = deque(rows)
         self._begun: Prefilled | None = None  # of the first row's prompt
 
@@ -224,7 +230,7 @@ class _Waiting:
         prompts = list({id(r.prompt): r.prompt for r in rows}.values())
         if rows:
             number = {id(p): i for i, p in enumerate(prompts)}
-            found = prefill(self.policy, prompts)
+            found = prefill(self.policy, prompts, experts=self._experts)
             slots.admit(places, rows, found, [number[id(r.prompt)] for r in rows])
             self._begun = None
             if self._rows and self._rows[0].prompt is prompts[-1]:

@@ -45,7 +45,14 @@ _FILMED_STEPS = 16  # of a run, about, from which the pictures of some rollouts 
 def sampling_settings(config: RunConfig) -> SamplingSettings:
     """The rollout section as the engine wants it."""
     r = config.rollout
-    return SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens)
+    return SamplingSettings(
+        r.temperature,
+        r.top_p,
+        r.top_k,
+        r.max_new_tokens,
+        r.batch_tokens,
+        routed_experts=config.algorithm.router_replay.mode == "R3",
+    )
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@
     slots.admit([0, 1], rows, prefill(policy, [prompt]), [0, 0])     # two completions of one prompt, with their first tokens
     while slots.occupied:
         slots.step()                                                 # one more token of every row that goes on
-        for place, ids, logprobs in slots.finished(): ...
+        for row, ids, logprobs, experts in slots.finished(): ...
 
 A row begins at place 0 of its slot, whatever stands beside it, so that its numbers do not depend on longer prompts; what it has not
 written is masked. Tokens, log-probs and ends stay on the device: the host looks when `finished` is called. All shapes stay the same
 from step to step on a GPU, where a step is recorded once as a CUDA graph: its kernels are started at once, not one by one.
 
-Legend: R rows (slots), K places of a slot, H hidden width, V vocabulary, S new tokens at most, n prompts, P prompt tokens.
+Legend: R rows (slots), K places of a slot, H hidden width, V vocabulary, S new tokens at most, n prompts, P prompt tokens, L layers
+with experts, k experts of a token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
@@ -28,6 +30,7 @@ from mmrl.policy.batch_invariance import decoding
 from mmrl.policy.delta_net import KeepsStates, StateLayer
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
+from mmrl.policy.routing import NotedExperts, TurnExperts
 from mmrl.rollout.cache import PreallocatedCache
 from mmrl.rollout.sampling import choose, keep_top
 
@@ -48,11 +51,13 @@ class SlotRow:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Prompts run once: their keys and values, and the hidden state (n, H) behind each."""
+    """Prompts run once: their keys and values, the hidden state (n, H) behind each, and where they were asked for the experts that
+    computed each, (P, L, k)."""
 
     prompts: Sequence[Prompt]
     cache: PreallocatedCache
     hidden_nH: torch.Tensor
+    experts: Sequence[np.ndarray] = ()
 
     def only(self, number: int) -> Prefilled:
         """One of the prompts, in memory of its own."""
@@ -67,7 +72,12 @@ class Prefilled:
                 x[:, :, :length].index_select(0, at) for x in (layer.keys, layer.values)
             )
             cache.update(keys, values, i)
-        return Prefilled([self.prompts[number]], cache, self.hidden_nH.index_select(0, at))
+        return Prefilled(
+            [self.prompts[number]],
+            cache,
+            self.hidden_nH.index_select(0, at),
+            self.experts[number : number + 1],
+        )
 
 
 def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
@@ -83,9 +93,9 @@ def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
     )
 
 
-def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
+def prefill(policy: Policy, prompts: Sequence[Prompt], *, experts: bool = False) -> Prefilled:
     """Run each prompt once, padded on the right: a causal mask hides the padding from every token, and no other is needed; layers
-    that carry a state are told the lengths."""
+    that carry a state are told the lengths. `experts`: note those of a mixture that compute them."""
     width = max(p.length for p in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     kinds, positions_3 = torch.zeros_like(ids), torch.zeros(3, len(prompts), width).long()
@@ -95,6 +105,7 @@ def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
     lengths = torch.tensor([p.length for p in prompts], device=policy.device)
     cache = PreallocatedCache(width, lengths)
     policy.model.eval()
+    noted = NotedExperts() if experts else None
     out = policy.family.forward(
         policy.body,
         input_ids=ids.to(policy.device),
@@ -102,9 +113,15 @@ def prefill(policy: Policy, prompts: Sequence[Prompt]) -> Prefilled:
         past_key_values=cache,
         **policy.family.text_inputs(positions_3.to(policy.device), kinds.to(policy.device)),
         **policy.media([v for p in prompts for v in p.visuals]),
+        **({} if noted is None else {"routing": noted}),
     )
     row = torch.arange(len(prompts), device=policy.device)
-    return Prefilled(prompts, cache, out.last_hidden_state[row, lengths - 1])
+    hidden_nH = out.last_hidden_state[row, lengths - 1]
+    if noted is None:
+        return Prefilled(prompts, cache, hidden_nH)
+    found = noted.experts_TLk(policy.expert_shape).unflatten(0, ids.shape).cpu().numpy()
+    own = [x[: p.length].copy() for x, p in zip(found, prompts, strict=True)]
+    return Prefilled(prompts, cache, hidden_nH, own)
 
 
 class _SlotLayer(DynamicLayer):
@@ -206,6 +223,13 @@ class Slots:
         self.tokens_RS = torch.zeros(size, S + 1, dtype=torch.long, device=device)
         self.logp_RS = torch.zeros(size, S + 1, device=device)
         self._eos = torch.tensor(policy.eos_ids, device=device)
+        self.experts_RSLk: torch.Tensor | None = None  # by the number of the token that was read
+        self._prompt_experts: list[np.ndarray | None] = [None] * size
+        if settings.routed_experts:
+            shape = self._expert_shape = policy.expert_shape
+            self.experts_RSLk = torch.zeros(
+                size, S + 1, shape.layers, shape.top_k, dtype=shape.dtype, device=device
+            )
 
     @property
     def free(self) -> list[int]:
@@ -235,6 +259,9 @@ class Slots:
         )
         for place, row, length in zip(places, rows, lengths, strict=True):
             self.rows[place], self._filled[place] = row, length
+        if self.experts_RSLk is not None:
+            for place, i in zip(places, which, strict=True):
+                self._prompt_experts[place] = prompts.experts[i]
         silent = torch.zeros(self.uniform_RS.shape[1], dtype=torch.double)
         self.uniform_RS[at] = torch.stack(
             [silent if r.uniform_S is None else r.uniform_S for r in rows]
@@ -308,6 +335,7 @@ class Slots:
         places_K = torch.arange(cache.visible, device=self.policy.device)
         body, family = self.policy.body, self.policy.family
         ago_RK = cache.place_R[:, None] - places_K
+        noted = None if self.experts_RSLk is None else NotedExperts()
         out = family.forward(
             body,
             input_ids=self.token_R[:, None],
@@ -315,12 +343,16 @@ class Slots:
             past_key_values=cache,
             attention_mask=family.step_mask(body, (ago_RK >= 0)[:, None, None], ago_RK),
             **family.text_inputs(self.position_R[None, :, None].expand(3, -1, 1), None),
+            **({} if noted is None else {"routing": noted}),
         )
         cache.place_R += self.alive_R
         self.position_R += self.alive_R
         S = self.uniform_RS.shape[1]
         uniform_R = self.uniform_RS.gather(1, self.step_R.clamp(max=S - 1)[:, None])[:, 0]
         token_R, logp_R = self._drawn(out.last_hidden_state[:, -1], self.sampled_R, uniform_R)
+        if noted is not None and self.experts_RSLk is not None:
+            read_R = torch.where(self.alive_R, self.step_R - 1, S)
+            self.experts_RSLk[cache.row_R, read_R] = noted.experts_TLk(self._expert_shape)
         column_R1 = torch.where(self.alive_R, self.step_R, S)[:, None]
         self.tokens_RS.scatter_(1, column_R1, token_R[:, None])
         self.logp_RS.scatter_(1, column_R1, logp_R[:, None])
@@ -347,8 +379,11 @@ class Slots:
         logp_R = logits_RV.gather(-1, token_R[:, None])[:, 0] - logits_RV.logsumexp(-1)
         return token_R, logp_R
 
-    def finished(self) -> Iterator[tuple[SlotRow, list[int], list[float]]]:
-        """Rows that ended since the last call, with their tokens and log-probs; their slots are free."""
+    def finished(
+        self,
+    ) -> Iterator[tuple[SlotRow, list[int], list[float], TurnExperts | None]]:
+        """Rows that ended since the last call, with their tokens, log-probs and, where they were asked for, experts; their slots
+        are free. Nothing has read the last token of a row."""
         alive = self.alive_R.tolist()
         done = [p for p, row in enumerate(self.rows) if row is not None and not alive[p]]
         if not done:
@@ -356,10 +391,16 @@ class Slots:
         at = torch.tensor(done, device=self.policy.device)
         counts = self.step_R[at].tolist()
         tokens, logps = self.tokens_RS[at].tolist(), self.logp_RS[at].tolist()
-        for place, count, ids, logp in zip(done, counts, tokens, logps, strict=True):
+        read = (
+            [None] * len(done) if self.experts_RSLk is None else self.experts_RSLk[at].cpu().numpy()
+        )
+        for place, count, ids, logp, own in zip(done, counts, tokens, logps, read, strict=True):
             row, self.rows[place] = self.rows[place], None
             assert row is not None
-            yield row, ids[:count], logp[:count]
+            experts, shown = None, self._prompt_experts[place]
+            if own is not None and shown is not None:
+                experts = TurnExperts(shown, own[: count - 1].copy())
+            yield row, ids[:count], logp[:count], experts
 
     def compact(self) -> None:
         """Give back the free slots."""
@@ -375,8 +416,10 @@ class Slots:
             "uniform_RS",
             "tokens_RS",
             "logp_RS",
+            *(() if self.experts_RSLk is None else ("experts_RSLk",)),
         ):
             setattr(self, name, getattr(self, name).index_select(0, keep))
         self.rows, self._filled = [self.rows[p] for p in kept], [self._filled[p] for p in kept]
+        self._prompt_experts = [self._prompt_experts[p] for p in kept]
         # recorded for other tensors
         self._graph, self._warm = None, False

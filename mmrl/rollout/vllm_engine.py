@@ -91,6 +91,11 @@ def check_sampling(settings: SamplingSettings) -> None:
             f"{settings.top_k}: vLLM would report log-probs of the truncated distribution; remove them, or use "
             "engine.rollout: own"
         )
+    if settings.routed_experts:
+        raise ConfigError(
+            "expected algorithm.router_replay.mode disabled or R2 with engine.rollout vllm, found R3, for which vLLM would have to "
+            "return routed experts; set mode: R2, or use engine.rollout: own"
+        )
     low, high = VLLM_TEMPERATURES
     if not low <= settings.temperature <= high:
         raise ConfigError(

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import pickle
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
 from typing import Any
 
 from mmrl.errors import MMRLError
 from mmrl.serve.errors import RequestError, shutting_down
 from mmrl.serve.limits import Limits
 from mmrl.serve.preparing import SMALL_BODY, Encode, ReadBody, Reading, Recipe, run
+from mmrl.workers import spawned
 from mmrl.workers.process import END_S, ChildError
 from mmrl.workers.spawned import START_S, Worker
 
@@ -37,9 +36,7 @@ _log = logging.getLogger("mmrl.serve")
 
 def warm_up() -> None:
     """Start the fork server, which imports what all processes need, without waiting for it."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mmrl.serve.preload"])
-    forkserver.ensure_running()
+    spawned.warm_up(["mmrl.serve.preload"])
 
 
 class _Process(Worker):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.config import CriticConfig, EntropyConfig, ReplayConfig, RunConfig
+from mmrl.config import CriticConfig, EntropyConfig, ReplayConfig, RouterReplayConfig, RunConfig
 from mmrl.config.model import TreeConfig
 from mmrl.config.renamed import flat_with_new_names
 from mmrl.errors import ConfigError
@@ -79,6 +79,7 @@ _BEFORE = {
             ("algorithm.entropy", EntropyConfig),
             ("algorithm.critic", CriticConfig),
             ("algorithm.replay", ReplayConfig),
+            ("algorithm.router_replay", RouterReplayConfig),
             ("rollout.tree", TreeConfig),
         )
         for name, value in kind().model_dump(mode="json").items()

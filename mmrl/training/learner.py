@@ -40,6 +40,7 @@ from mmrl.training.samples import SampleBuilder
 from mmrl.training.sequences import (
     RolloutTargets,
     TrainingSample,
+    TrainingTurn,
     plan_of,
 )
 from mmrl.training.turn_loss import TurnLoss
@@ -233,10 +234,11 @@ class Learner:
             groups = self._with_values(groups, result)
         with self.world.raise_on_all_ranks():
             samples = self._prepare(groups, result)
-        if not self.loss.one_pass and self.loss.offpolicy.corrects(
-            any(t.stale for s in samples for t in s.turns)
+        stale = any(t.stale for s in samples for t in s.turns)
+        if not self.loss.one_pass and (
+            self.loss.offpolicy.corrects(stale) or self.config.algorithm.router_replay.mode == "R2"
         ):
-            samples = self._with_proximal(samples, result)
+            samples = self._before_update(samples, result)
         for epoch in range(self.config.algorithm.epochs):
             for number, part in enumerate(self._minibatches(samples, epoch)):
                 self.steps.take(
@@ -302,18 +304,15 @@ class Learner:
         result.logprobs_s += time.perf_counter() - began
         return found
 
-    def _with_proximal(
+    def _before_update(
         self, samples: Sequence[TrainingSample], result: UpdateResult
     ) -> list[TrainingSample]:
-        """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
-        began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
+        """The samples with what the weights before the update say of them, which later passes can no longer compute."""
+        began, known = time.perf_counter(), dict[int, TrainingTurn]()
         plan = self.steps.plan_without_step(samples)
         with self.engine.collective_section():
             for turns in plan:
-                for turn, logprobs_N in zip(turns, self.loss.logprobs(turns), strict=True):
-                    known[id(turn)] = logprobs_N
+                for turn, told in zip(turns, self.loss.before_update(turns), strict=True):
+                    known[id(turn)] = told
         result.logprobs_s += time.perf_counter() - began
-        return [
-            replace(s, turns=tuple(replace(t, proximal_N=known[id(t)]) for t in s.turns))
-            for s in samples
-        ]
+        return [replace(s, turns=tuple(known[id(t)] for t in s.turns)) for s in samples]

@@ -270,6 +270,7 @@ def update_metrics(update: UpdateResult) -> dict[str, float | None]:
         **{f"train/{k}": v for k, v in own.items()},
         **update.advantage_metrics,
         **update.critic,
+        **update.rerouted.metrics,
     }
 
 

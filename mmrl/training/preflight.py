@@ -1,6 +1,6 @@
 """What can be known of a run before its weights are loaded: packages, the model's folder, the metric that picks checkpoints.
 
-    check_packages(config); check_model_folder(config.model.path)        # before the data are read
+    check_packages(config); check_model_folder(config.model.path); check_router_replay(config)        # before the data are read
     best_metric(config.eval, measured_by(sources))                       # once they are, before the model is
 
 Loading a model and evaluating it take minutes to hours; a word that is wrong must not wait for that. Everything here raises
@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmrl.config.rollout_engine import model_type_of
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 from mmrl.evaluation.tables import ALWAYS
+from mmrl.policy.families import families
 from mmrl.task import Task
 from mmrl.training.trackers import import_trackers
 from mmrl.types import ImageSize, RewardContext, Sample, VideoSize
@@ -35,6 +37,7 @@ __all__ = [
     "best_metric",
     "check_model_folder",
     "check_packages",
+    "check_router_replay",
     "measured_by",
 ]
 
@@ -96,6 +99,23 @@ def check_model_folder(path: str) -> None:
         raise ConfigError(
             f"expected {len(shards)} shards of weights in {folder}, found {len(missing)} missing (first: "
             f"{missing[0]}); the download or copy is not complete"
+        )
+
+
+def check_router_replay(config: RunConfig) -> None:
+    """Raise ConfigError for routing replay of a model without experts, by its configuration."""
+    mode, path = config.algorithm.router_replay.mode, config.model.path
+    if mode == "disabled":
+        return
+    found = model_type_of(path)
+    family = next((f for f in families().values() if found in f.model_types), None)
+    if (
+        family is not None and not family.router
+    ):  # loading the model says what it makes of an unknown one
+        mixtures = ", ".join(f.name for f in families().values() if f.router)
+        raise ConfigError(
+            f"expected a mixture of experts for algorithm.router_replay.mode {mode} (families {mixtures}), found {path} of family "
+            f"{family.name}, in which all tokens go through the same weights; set algorithm.router_replay.mode: disabled"
         )
 
 

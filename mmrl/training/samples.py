@@ -10,6 +10,7 @@ Legend: N tokens of a turn, G rollouts of a group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
 from mmrl.algorithms.group_rewards import usable
 from mmrl.config import RunConfig
+from mmrl.errors import MismatchError
 from mmrl.policy.encode import Prompt
 from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn, token_weight
 from mmrl.types import Rollout, RolloutGroup
@@ -57,6 +59,10 @@ class SampleBuilder:
     ) -> Iterator[TrainingSample]:
         """The samples of the group's rollouts that have targets."""
         prompt: Prompt | None = None
+        # those of the group's prompt, for turns that the rollouts did not write behind it
+        known = next(
+            (t.experts for r in group.rollouts for t in r.turns if t.experts and not t.prompt), None
+        )
         for number, (rollout, good, targets) in enumerate(
             zip(group.rollouts, usable(group), targets_G, strict=True)
         ):
@@ -66,7 +72,26 @@ class SampleBuilder:
                 prompt = self._encoded(group)
             a = self._config.algorithm
             in_loss = good and rollout_in_loss(rollout, a.overlong, a.mask_rollouts)
-            yield self._sample(group, number, rollout, targets, prompt, in_loss)
+            sample = self._sample(group, number, rollout, targets, prompt, in_loss)
+            yield self._with_experts(sample, rollout, known)
+
+    def _with_experts(self, sample: TrainingSample, rollout: Rollout, known: Any) -> TrainingSample:
+        """The sample with the experts of its rollout (algorithm.router_replay R3). Raises MismatchError where it has none."""
+        if self._config.algorithm.router_replay.mode != "R3":
+            return sample
+        elsewhere = rollout.offline or rollout.replayed
+        if not elsewhere and any(t.experts is None for t in rollout.turns):
+            raise MismatchError(
+                f"sample {sample.turns[0].sample}: algorithm.router_replay.mode R3 needs the experts of each rollout, found a turn "
+                "without; sample with mmrl's own engine (engine.rollout: own), or set mode: R2"
+            )
+        turns = tuple(
+            replace(t, experts=known.prompt_alone() if known and not said.prompt else None)
+            if elsewhere
+            else replace(t, experts=said.experts)
+            for t, said in zip(sample.turns, rollout.turns, strict=True)
+        )
+        return replace(sample, turns=turns)
 
     def tokens_of(self, group: RolloutGroup) -> int:
         """Tokens of a packed row of the group, whose turns have no prompt of their own."""

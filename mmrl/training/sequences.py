@@ -62,7 +62,8 @@ class TrainingTurn:
     `stale_N` which of its tokens, where newer ones wrote some of them.
     `offline`: somebody else wrote it. `proximal_N`: its log-probs before the update, where that has several passes.
     `fingerprint`: of the input that the rollout saw, where training encodes it anew; '' where the prompt is that of the rollout.
-    `decision`: what was chosen, where that is no tokens (mmrl.types.Turn).
+    `decision`: what was chosen, where that is no tokens (mmrl.types.Turn). `experts`: those that are to compute it, where routing
+    is replayed (mmrl.policy.routing.TurnExperts).
     """
 
     prompt: Prompt
@@ -82,6 +83,7 @@ class TrainingTurn:
     proximal_N: tuple[float, ...] | None = None
     decision: Any = None
     stale_N: np.ndarray | None = None
+    experts: Any = None
 
     @property
     def chosen(self) -> Any:

@@ -43,7 +43,12 @@ from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord, restore_media
 from mmrl.training.optim import build_policy_optimizer
 from mmrl.training.pipeline import Pipeline, PipelineSettings
-from mmrl.training.preflight import best_metric, check_model_folder, check_packages
+from mmrl.training.preflight import (
+    best_metric,
+    check_model_folder,
+    check_packages,
+    check_router_replay,
+)
 from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.runlog import RunFolder, write_json
 from mmrl.training.trackers import Trackers
@@ -118,6 +123,7 @@ class Trainer:
         self.start_step = self.start.step
         check_packages(config)
         check_model_folder(config.model.path)
+        check_router_replay(config)
         torch.manual_seed(config.seed)
         make = self._source or pkgutil.resolve_name(config.rollout_source)
         self.rollouts: RolloutSource = make(config, self.world)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,8 +90,9 @@ class TurnLoss:
     ) -> torch.Tensor:
         """The summed loss; what it counts goes into `result`."""
         reference_N, out = self._forward(
-            [t.prompt for t in turns], [t.chosen for t in turns], result
+            [t.prompt for t in turns], [t.chosen for t in turns], result, experts=_experts(turns)
         )
+        result.rerouted += out.rerouted
         columns = Columns.of(turns, out.logp_N.device)
         old_N, weight_N = self._old(turns, columns, out.logp_N.detach(), first_pass)
         total = torch.zeros((), device=out.logp_N.device)
@@ -173,9 +174,14 @@ class TurnLoss:
         return torch.stack(parts + [out.values_M.sum()] * (self.critic is not None)).sum() * 0.0
 
     def _forward(
-        self, prompts: Sequence[Prompt], chosen: Sequence[Any], result: UpdateResult
+        self,
+        prompts: Sequence[Prompt],
+        chosen: Sequence[Any],
+        result: UpdateResult,
+        experts: dict[str, Any] | None = None,
     ) -> tuple[torch.Tensor | None, Evaluated]:
-        """Log-probs of the reference, where there is a KL term, and what the policy and its critic say."""
+        """Log-probs of the reference, where there is a KL term, and what the policy and its critic say. `experts` (see `_experts`)
+        are the policy's alone."""
         reference_N, warming = None, self.warming
         if self.settings.kl_coef > 0 and not warming:
             began = time.perf_counter()
@@ -189,6 +195,7 @@ class TurnLoss:
             chosen,
             detach_values=detached,
             entropy_gradient=self.entropy.coefficient > 0 and not warming,
+            **(experts or {}),
         )
         result.packed_tokens += out.num_tokens
         return reference_N, out
@@ -200,30 +207,40 @@ class TurnLoss:
         chosen: Sequence[Any],
         **options: Any,
     ) -> Evaluated:
-        packed = 0
+        found: Evaluated | None = None
         if self.engine.sequence is not None:
             options["sequence"] = self.engine.sequence
 
         def forward() -> tuple[torch.Tensor, ...]:
-            nonlocal packed
+            nonlocal found
             out = policy.evaluate(prompts, chosen, self.config.rollout.temperature, **options)
-            packed = out.num_tokens
+            found = out
             return out.logp_N, out.entropy_N, out.values_M
 
         logp_N, entropy_N, values_M = self.engine.run(forward)
-        return Evaluated(logp_N, entropy_N, values_M, packed)
+        assert found is not None, "the engine runs what it is given"
+        return replace(found, logp_N=logp_N, entropy_N=entropy_N, values_M=values_M)
 
-    def logprobs(self, turns: Sequence[TrainingTurn]) -> list[tuple[float, ...]]:
-        """Log-probs (N of each turn) by the weights of now, without gradients; an idle micro-batch has none."""
+    def before_update(self, turns: Sequence[TrainingTurn]) -> list[TrainingTurn]:
+        """The turns with their log-probs by the weights of now and, where algorithm.router_replay is R2, the experts that these
+        choose; an idle micro-batch has none."""
         prompt, written = self.policy.idle_turn()
+        notes = self.config.algorithm.router_replay.mode == "R2"
         with torch.no_grad():
             out = self._evaluate(
                 self.policy,
                 [t.prompt for t in turns] or [prompt],
                 [t.chosen for t in turns] or [written],
+                **({"note_experts": True} if notes else _experts(turns)),
             )
-        pieces = out.logp_N.split([len(t.tokens) for t in turns]) if turns else ()
-        return [tuple(piece.tolist()) for piece in pieces]
+        if not turns:
+            return []
+        pieces = out.logp_N.split([len(t.tokens) for t in turns])
+        experts = out.experts if notes else [t.experts for t in turns]
+        return [
+            replace(t, proximal_N=tuple(piece.tolist()), experts=own)
+            for t, piece, own in zip(turns, pieces, experts, strict=True)
+        ]
 
     def predict_values(
         self, turns: Sequence[TrainingTurn], result: UpdateResult
@@ -231,7 +248,7 @@ class TurnLoss:
         """The critic's values of each turn of a micro-batch, and after it; an idle one has none."""
         prompt, written = self.policy.idle_turn()
         sequence = self.engine.sequence
-        options = {} if sequence is None else {"sequence": sequence}
+        options = _experts(turns) | ({} if sequence is None else {"sequence": sequence})
 
         def forward() -> tuple[torch.Tensor, ...]:
             found = self.policy.predict_values(
@@ -278,6 +295,12 @@ class TurnLoss:
                 entry.gap_sum += float(gap_M.sum())
                 entry.gap_max = max(entry.gap_max, float(gap_M.max()))
                 entry.gap_tokens += gap_M.numel()
+
+
+def _experts(turns: Sequence[TrainingTurn]) -> dict[str, Any]:
+    """The argument of the policy's `evaluate` that replays the turns' experts, where any has them."""
+    experts = [t.experts for t in turns]
+    return {"experts": experts} if any(experts) else {}
 
 
 @dataclass(frozen=True)

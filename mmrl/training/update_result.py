@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from mmrl.algorithms import LossStats, ValueStats
 from mmrl.distributed.world import World
+from mmrl.policy.routing import Rerouted
 
 __all__ = ["SourceStats", "UpdateResult"]
 
@@ -48,6 +49,7 @@ class UpdateResult:
     update_s: float = 0.0
     wait_s: float = 0.0  # for the slowest process: a sum over processes
     advantage_metrics: dict[str, float] = field(default_factory=dict)
+    rerouted: Rerouted = field(default_factory=Rerouted)
 
     @property
     def total(self) -> SourceStats:
@@ -77,6 +79,7 @@ class UpdateResult:
         self.value_stats += part.value_stats
         self.turns, self.wait_s = self.turns + part.turns, self.wait_s + part.wait_s
         self.packed_tokens += part.packed_tokens
+        self.rerouted += part.rerouted
 
     def over(self, world: World) -> UpdateResult:
         """With the sums of all processes, added in the same order in each. Collective."""
@@ -89,6 +92,7 @@ class UpdateResult:
             turns=0,
             packed_tokens=0.0,
             wait_s=0.0,
+            rerouted=Rerouted(),
         )
         for part in world.gather([replace(self, sources=dict(self.sources))]):
             whole.merge(part)

@@ -28,7 +28,7 @@ from mmrl.errors import ConfigError, MediaError, MMRLError
 from mmrl.types import Sample
 from mmrl.video.media import image_overrides
 from mmrl.workers.process import END_S, ChildError, Losses, patience
-from mmrl.workers.spawned import Worker, close_all
+from mmrl.workers.spawned import Worker, close_all, warm_up
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig
@@ -105,6 +105,14 @@ def _portable(visuals: Any) -> bytes:
     return pickle.dumps(bare)
 
 
+def _modules(visuals: Sequence[Any]) -> Iterator[str]:
+    """Where the classes are that a worker makes visual caches of."""
+    for cache in visuals:
+        for part in ("image_processor", "video_processor", "feature_extractor"):
+            if (processor := getattr(cache.processor, part, None)) is not None:
+                yield type(processor).__module__
+
+
 def _serve(connection: Connection, progress: Any, recipes: Sequence[bytes]) -> None:
     """Prepare media until None comes; answers what `prepare` says, 'unsure', or the error."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -136,6 +144,7 @@ def _outcome(visuals: Any, media: Media) -> str | MediaError:
 class _Preparer(Worker):
     """A worker with at most one clip."""
 
+    method = "forkserver"
     media: Media | None = None
 
     def start(self) -> None:
@@ -148,7 +157,7 @@ class _Preparer(Worker):
 
 
 class Prefetcher:
-    """A pool of `workers` spawned processes, one thread each, that prepare media for visual caches with a store.
+    """A pool of `workers` processes from a fork server, one thread each, that prepare media for visual caches with a store.
 
     `timeout_s` bounds one picture or clip. At most `ahead` of the expected media are prepared before they are asked for, so
     that a bounded cache does not evict them again. After `restarts` deaths or timeouts in a row the pool gives up: MMRLError
@@ -182,6 +191,7 @@ class Prefetcher:
         self._closing = self._rung = self._warned = False
         self._bell, self._ring = Pipe(duplex=False)
         recipes = [_portable(v) for v in visuals]
+        warm_up(["mmrl.workers.media_preload", *_modules(visuals)])
         self._workers = [
             _Preparer(_serve, (recipes,), "mmrl-media", most=_MOST_BYTES) for _ in range(workers)
         ]

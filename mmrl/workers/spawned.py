@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = [
     "Worker",
     "close_all",
     "read_message",
+    "warm_up",
 ]
 
 MOST_OUTPUT = 1 << 20
@@ -148,6 +150,14 @@ def read_message(connection: Connection, most: int) -> Any:
         ) from error
 
 
+def warm_up(modules: Sequence[str]) -> None:
+    """Start multiprocessing's fork server, which imports `modules`, without waiting for it. There is one for the whole process: one
+    that runs already keeps what it has, and what a worker needs beyond that it imports itself."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    forkserver.ensure_running()
+
+
 class Worker(Child):
     """A process that runs `target(connection, progress, *args)`; `progress` is an array of two doubles shared with it.
 
@@ -167,7 +177,7 @@ class Worker(Child):
         self.printed = 0  # bytes so far
         self.start()
 
-    method = "spawn"  # fork is unsafe beside torch threads; a fork server has none
+    method = "spawn"  # fork is unsafe beside torch threads; a fork server (see warm_up) has none
     # multiprocessing lets a daemon have no children; either way it is killed when this process ends
     daemon = True
 

@@ -11,7 +11,14 @@ from mmrl.config import AlarmConfig, load_config
 from mmrl.training.alarms import AlarmBoard
 from mmrl.training.trainer import Trainer
 from tests.docs.pages_kit import REPO, TEXT
-from tests.kits.engine_kit import album_data, config_file, picture, read_jsonl, small_run
+from tests.kits.engine_kit import (
+    album_data,
+    config_file,
+    picture,
+    read_jsonl,
+    small_run,
+    tiny_folder,
+)
 
 PAGE = TEXT["docs/troubleshooting.md"]
 ROWS = re.findall(
@@ -27,14 +34,20 @@ ALARMS: set[str] = {
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Metrics of two small runs: GRPO, and PPO with a critic."""
+    """Metrics of small runs: GRPO, PPO with a critic, and a mixture of experts with routing replay."""
     folder = tmp_path_factory.mktemp("runs")
     found: set[str] = set()
     pictures = [[picture((56, 56), i)] for i in range(8)]
     ppo = {"advantage": "gae", "advantage_scale": "batch", "dynamic_sampling": False}
-    for name, algorithm in (("grpo", {}), ("ppo", ppo)):
+    replay = {"router_replay": {"mode": "R3"}}
+    for name, algorithm, arch in (
+        ("grpo", {}, "qwen2_5_vl"),
+        ("ppo", ppo, "qwen2_5_vl"),
+        ("mixture", replay, "qwen3_vl_moe"),
+    ):
         data = album_data(folder / "data", pictures)
-        tree = small_run(folder, data, name=name, algorithm=algorithm)
+        model = {"path": tiny_folder(arch)}
+        tree = small_run(folder, data, name=name, algorithm=algorithm, model=model)
         Trainer(load_config(config_file(folder / f"{name}.yaml", tree))).fit()
         for row in read_jsonl(folder / name / "metrics.jsonl"):
             found |= set(row)

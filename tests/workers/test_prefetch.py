@@ -191,6 +191,23 @@ def test_a_worker_killed_while_idle_is_replaced(
 
 
 @pytest.mark.slow
+def test_workers_share_what_they_import(pool_and_policy: tuple[Prefetcher, Policy, Path]) -> None:
+    pool, _, folder = pool_and_policy
+    for media in clips(folder, "shared_1", "shared_2"):
+        pool.wait(media)
+    deadline = time.monotonic() + 60
+    while not all(w.ready for w in pool._workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for worker in pool._workers:
+        held = psutil.Process(worker.pid).memory_full_info()
+        # torch, transformers and decoders lie in memory once: a spawned process had nearly all of it for itself
+        assert held.uss < 0.5 * held.rss, held
+        assert (
+            psutil.Process(worker.pid).num_threads() < 12
+        )  # one core's work, whatever the machine has
+
+
+@pytest.mark.slow
 def test_no_more_than_ahead_is_prepared_and_closing_ends_every_process_and_everybody_who_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

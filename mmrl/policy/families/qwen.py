@@ -8,9 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.policy.families.contract import EXPERTS_UNTRIED
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
+    import torch
+
     from mmrl.policy.tiny import TinySpec
 
 __all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL", "Qwen35", "Qwen35Moe"]
@@ -74,7 +77,23 @@ class Qwen3VL(_Qwen):
     vllm = "Qwen3VLForConditionalGeneration"
 
 
-class Qwen3VLMoe(_Qwen):
+class _Experts(GridFamily):
+    """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum."""
+
+    router = "mlp.gate"
+
+    def gate_weights(
+        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        """See ModelFamily."""
+        import torch
+
+        probs_TE = logits_TE.softmax(-1, dtype=torch.float32)
+        chosen_Tk = probs_TE.gather(-1, experts_Tk)
+        return (chosen_Tk / chosen_Tk.sum(-1, keepdim=True)).to(logits_TE.dtype)
+
+
+class Qwen3VLMoe(_Experts, _Qwen):
     """Qwen3-VL as a mixture of experts. A LoRA adapter reaches its attention; experts and routers stay as they are."""
 
     name = "qwen3_vl_moe"
@@ -82,9 +101,9 @@ class Qwen3VLMoe(_Qwen):
     processors = ("Qwen3VLProcessor",)
     frame = CoordFrame.REL1000
     source = "Qwen3-VL's cookbook on grounding"
-    refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's names of the experts' weights are not mapped yet; use engine.rollout: own",
-    }
+    vllm = "Qwen3VLMoeForConditionalGeneration"
+    vllm_text: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": True}
+    vllm_untried = EXPERTS_UNTRIED
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""
@@ -156,7 +175,7 @@ class Qwen35(_Qwen):
         return partial(Qwen3_5Config, text_config=text, vision_config=vision)
 
 
-class Qwen35Moe(Qwen35):
+class Qwen35Moe(_Experts, Qwen35):
     """Qwen3.5 as a mixture of experts. A LoRA adapter of the default `model.lora.target_modules` reaches attention and the expert
     that every token goes through; the others and routers stay as they are."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from mmrl.policy.sequence_parallel import SequenceGroup
 from tests.kits.engine_kit import Album, picture, sample_with
 from tests.policy.test_shared_prefix import relative_error
 
-__all__ = ["split"]
+__all__ = ["split", "split_routing"]
 
 TEXTS = ((5, 6, 7), (8, 9, 10, 11, 12), (200,), (3, 4))
 
@@ -55,3 +56,37 @@ def split(folder: str, options: dict[str, Any], dtype: str | None = None) -> dic
         found["entropy"] = max(found["entropy"], float((entropy - other_entropy).abs().max()))
         found["gradient"] = max(found["gradient"], relative_error(shares, whole))
     return found
+
+
+def split_routing(folder: str) -> dict[str, Any]:
+    """A mixture of experts, as turns: whether two processes note the experts that one notes, how far their replay with other
+    weights is from its, and what both tell of the routers."""
+    world = World(torch.device("cpu"))
+    group = SequenceGroup.of(world.size, world.rank, world.size)
+    policy = load_policy(ModelConfig(path=folder, device="cpu"))
+    prompts = [policy.encoder(sample_with([picture((112, 84))]), Album())] * 3
+    prompts += [policy.encoder(sample_with([], number=1), Album())] * 2
+    # five turns, and a row that two processes cannot share evenly
+    tokens = [*TEXTS[:3], TEXTS[2], TEXTS[2]]
+    group.owners.update({v.identity: 1 for v in prompts[0].visuals})
+    with torch.no_grad():
+        noted = [
+            policy.evaluate(prompts, tokens, sequence=s, note_experts=True) for s in (None, group)
+        ]
+        for name, weight in policy.model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                weight.add_(weight.roll(1, 0), alpha=0.5)
+        again = [
+            policy.evaluate(prompts, tokens, sequence=s, experts=noted[0].experts)
+            for s in (None, group)
+        ]
+    same = [
+        (a.prompt_PLk == b.prompt_PLk).all() and (a.written_NLk == b.written_NLk).all()
+        for a, b in zip(noted[0].experts, noted[1].experts, strict=True)
+    ]
+    return {
+        "same": [bool(s) for s in same],
+        "uneven": noted[0].num_tokens % 2 == 1,
+        "logp": float((again[0].logp_N - again[1].logp_N).abs().max()),
+        "rerouted": [dataclasses.asdict(a.rerouted) for a in again],
+    }

@@ -21,6 +21,7 @@ from tests.distributed.test_distributed import compare, work
 from tests.kits.engine_kit import config_file, tiny_folder
 
 SPLIT = "tests.distributed.engines.sequence_worker:split"
+ROUTING = "tests.distributed.engines.sequence_worker:split_routing"
 TRAIN = "tests.kits.process_worker:train"
 TOGETHER = "engine.sequence_parallel=2"
 FROZEN = {"freeze": ["vision"], "gradient_checkpointing": True}
@@ -59,12 +60,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Trainer],
     for trainer in one.values():
         trainer.fit()
     jobs: list[list[Any]] = [[SPLIT, tiny_folder(a), options] for a, options in ROWS.values()]
+    jobs.append([ROUTING, tiny_folder("qwen3_vl_moe")])
     jobs += [
         [TRAIN, files[kind], [f"name={name}", TOGETHER, *overrides]]
         for name, (kind, overrides) in RUNS.items()
     ]
     returned, _ = work(folder, jobs)
     return one, returned
+
+
+@pytest.mark.slow
+def test_experts_are_noted_and_replayed_in_slices_as_in_one(found: Any) -> None:
+    for told in (of_rank[len(ROWS)] for of_rank in found[1]):
+        assert told["uneven"] and told["same"] == [True] * 5 and told["logp"] <= 1e-5
+        one, two = told["rerouted"]
+        assert one == two and 0 < one["changed"] < one["tokens"]
 
 
 @pytest.mark.slow
