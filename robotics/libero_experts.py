@@ -17,8 +17,9 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from mmrl.robotics.arm_expert import CLOSE, OPEN, Mover
+from mmrl.robotics.libero_drag import Drag
 from mmrl.robotics.libero_scene import Scene
-from mmrl.robotics.libero_skills import Drag, Place, Pull, Push, Skill, Twist
+from mmrl.robotics.libero_skills import Place, Pull, Push, Skill, Twist
 
 if TYPE_CHECKING:
     from mmrl.robotics.libero import LiberoSimulator

@@ -58,6 +58,24 @@ class Scene:
         near = gap < radius
         return float(high[near, 2].max()) if near.any() else float(min(begin[2], end[2]))
 
+    @staticmethod
+    def pressed(
+        boxes: tuple[np.ndarray, np.ndarray],
+        begin: np.ndarray,
+        end: np.ndarray,
+        layer: tuple[float, float, float],
+    ) -> float:
+        """How far a disc runs into what stands on its way from `begin` to `end`, both (2,), seen from above: depth times way, in
+        square metres. boxes: around the obstacles (`Solids.boxes`); layer: the disc's radius, and between which heights it is."""
+        radius, under, upper = layer
+        low, high = boxes
+        there = (high[:, 2] > under) & (low[:, 2] < upper)
+        way = np.linspace(begin, end, 25)
+        apart = np.maximum(low[there, None, :2] - way, way - high[there, None, :2])
+        distance = np.linalg.norm(np.maximum(apart, 0.0), axis=2)
+        depth = float(np.maximum(radius - distance, 0.0).sum(0).mean())
+        return depth * float(np.linalg.norm(end - begin))
+
     def touched(self, body: int) -> bool:
         """Whether anything but the gripper touches a body from below."""
         mine = set(colliding_geoms(self.model, bodies_below(self.model, body)))

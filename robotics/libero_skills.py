@@ -14,12 +14,12 @@ from mmrl.robotics.grasps import Grasp, GripperShape, plan_grasps, turned_down
 from mmrl.robotics.libero_scene import Scene
 from mmrl.robotics.solids import Solids
 
-__all__ = ["Drag", "Place", "Pull", "Push", "Skill", "Twist"]
+__all__ = ["NEAR", "WAY", "Place", "Pull", "Push", "Skill", "Twist"]
 
 _CLOSING, _OPENING = 10, 5  # control steps
-_NEAR, _TURNED = 0.012, 0.12  # metres, radians: where a point or an orientation counts as reached
+NEAR, _TURNED = 0.012, 0.12  # metres, radians: where a point or an orientation counts as reached
 _LOST = 0.045  # metres a held thing may have moved in the hand
-_WAY = 0.12  # half width of the way that a hand needs
+WAY = 0.12  # half width of the way that a hand needs
 _TILT = 0.6  # radians a pushing hand leans away from what it pushes
 _STALLED = 12  # control steps without movement
 
@@ -118,7 +118,7 @@ class _Holding(Skill):
         best = found[self.tries % len(found)]
         self.offset = best.position - self.origin()
         self.mover.upright_33 = turned_down(best.yaw)
-        top = self.scene.highest_between(others, eef, best.position, _WAY)
+        top = self.scene.highest_between(others, eef, best.position, WAY)
         self.safe = max(top, float(thing.high[2])) + 0.04
         self.go("over")
 
@@ -129,7 +129,7 @@ class _Holding(Skill):
         grip = self.origin() + self.offset
         away = float(np.hypot(*(grip - eef)[:2]))
         if self.phase == "over":
-            if away < _NEAR and self.turned():
+            if away < NEAR and self.turned():
                 self.go("descend")
             return self.over(eef, grip), OPEN
         if self.phase == "descend":
@@ -195,7 +195,7 @@ class Place(_Holding):
         radius = 0.5 * float((shape.high - shape.low)[:2].max()) + 0.02
         top = self.scene.highest_between(others, eef, end, radius)
         # what the thing passes over, and what the hand does, whose lower side is above the fingertips
-        beside = self.scene.highest_between(others, eef, end, _WAY) + 0.02 + self.gripper.hand_near
+        beside = self.scene.highest_between(others, eef, end, WAY) + 0.02 + self.gripper.hand_near
         self.safe = max(top + float(eef[2] - shape.low[2]) + 0.03, beside)
 
     def act(self, eef: np.ndarray) -> tuple[np.ndarray, float]:
@@ -230,44 +230,6 @@ class Place(_Holding):
         ):
             self.go("open")
         return np.array([*goal, eef[2] - 0.016]), CLOSE
-
-
-class Drag(Skill):
-    """Put closed fingers into a plate and draw it along by its rim: what is drawn follows, what is pushed turns away."""
-
-    def __init__(self, mover: Mover, scene: Scene, thing: str, target: str, verb: str) -> None:
-        super().__init__(mover, scene)
-        self.thing, self.target = thing, target
-
-    def act(self, eef: np.ndarray) -> tuple[np.ndarray, float]:
-        """Phases: plan over descend drag done."""
-        body = self.scene.body(self.thing)
-        plate, origin = self.scene.solids(body), self.scene.position(self.thing)
-        goal, _ = self.scene.goal_position(self.target)
-        way = np.array([*(goal - origin)[:2], 0.0])
-        left = float(np.linalg.norm(way))
-        way = way / max(left, 1e-6)
-        begin = np.array([*origin[:2], plate.low[2] + 0.012]) + way * 0.02
-        if self.phase == "plan":
-            yaw = float(np.arctan2(way[1], way[0]))  # the fingers' broad side forwards
-            self.mover.upright_33 = turned_down((yaw + np.pi / 2) % np.pi - np.pi / 2)
-            top = self.scene.highest_between(self.scene.others(body), eef, begin, _WAY)
-            self.safe = top + 0.04
-            self.go("over")
-        if self.phase == "over":
-            if np.hypot(*(begin - eef)[:2]) < _NEAR and self.turned():
-                self.go("descend")
-            return self.over(eef, begin), CLOSE
-        if self.phase == "descend":
-            if abs(begin[2] - eef[2]) < 0.006 or self.stalled:
-                self.go("drag")
-            return begin, CLOSE
-        if self.phase == "drag":
-            if left < 0.01 or self.stalled or np.hypot(*(eef - origin)[:2]) > 0.08:
-                self.go("done")
-            aim = eef + way * 0.016
-            return np.array([aim[0], aim[1], begin[2]]), CLOSE
-        return eef, CLOSE
 
 
 class Twist(_Holding):
@@ -332,17 +294,25 @@ class Pull(Skill):
         return abs(float(self.scene.data.qpos[self.scene.model.jnt_qposadr[self.joint]]))
 
     def act(self, eef: np.ndarray) -> tuple[np.ndarray, float]:
-        """Phases: plan turn reach close pull open back done."""
+        """Phases: plan over turn reach close pull open back done."""
         bar, out = self._front()
+        ready = bar + out * 0.10
         if self.phase == "plan":
             self.level = turned_down(0.0)
             up = np.array([0.0, 0.0, 1.0])
             frames = [np.stack([a, np.cross(-out, a), -out], 1) for a in (up, -up)]
             now = self.mover.orientation()
             self.mover.upright_33 = max(frames, key=lambda f: float(np.trace(now.T @ f)))
-            self.go("turn")
+            # a hand that looks at the handle is broad downwards: it comes from above all that stands on the way
+            others = self.scene.others(0)
+            top = self.scene.highest_between(others, eef, ready, self.gripper.hand_half[1] + 0.02)
+            self.safe = max(top + self.gripper.hand_half[0] + 0.02, float(ready[2]))
+            self.go("over")
+        if self.phase == "over":
+            if np.hypot(*(ready - eef)[:2]) < 0.03:
+                self.go("turn")
+            return self.over(eef, ready), OPEN
         if self.phase == "turn":
-            ready = bar + out * 0.10
             if (np.linalg.norm(ready - eef) < 0.02 and self.turned()) or self.waited > 60:
                 self.go("reach")
             return ready, OPEN
@@ -411,7 +381,7 @@ class Push(Skill):
         if self.phase == "plan":
             self._lean(shut)
             others = self.scene.others(0)
-            self.safe = self.scene.highest_between(others, eef, ready, _WAY) + 0.06
+            self.safe = self.scene.highest_between(others, eef, ready, WAY) + 0.06
             self.go("over")
         if self.phase == "over":
             if np.hypot(*(ready - eef)[:2]) < 0.02:

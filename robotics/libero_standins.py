@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -92,6 +92,11 @@ def _element(tag: str, attributes: Mapping[str, Any]) -> str:
     return f"<{tag} {text}/>"
 
 
+def _shape(geom: _Tree) -> dict[str, Any]:
+    """What of a geom says where it is and what it looks like."""
+    return {k: v for k, v in geom.items() if k in ("type", "size", "pos", "quat", "euler")}
+
+
 def _colour(name: str) -> tuple[float, float, float]:
     """Of an object; one that is not listed gets a hue from its name."""
     if name in _COLOURS:
@@ -110,8 +115,9 @@ class _Writer:
     def __init__(self, name: str, materials: frozenset[str] = frozenset()) -> None:
         self.colour, self.materials, self.drawn = _colour(name), materials, 0
 
-    def geom(self, given: _Tree) -> list[str]:
-        """The geom that collides and, beside it, one that only shows where it is; what the camera sees already stays alone."""
+    def geom(self, given: _Tree, twins: Sequence[_Tree] = ()) -> list[str]:
+        """The geom that collides and, beside it, one that only shows where it is, unless a twin does; what the camera sees
+        already stays alone."""
         contact = geometry()["contacts"][given["contact"]]
         geom = {key: value for key, value in given.items() if key != "contact"} | contact
         shown = str(geom.get("group", 0)) == "1"
@@ -123,7 +129,11 @@ class _Writer:
             return [_element("geom", geom)]
         geom["rgba"] = [0, 0, 0, 0]
         geom.pop("material", None)
-        ghost = {k: v for k, v in geom.items() if k in ("type", "size", "pos", "quat", "euler")}
+        ghost = _shape(geom)
+        # LIBERO sizes a table's twins by their names when it builds the arena: a ghost would keep the file's size, a box as high
+        # as the arm that hides all that stands on the table
+        if ghost in twins:
+            return [_element("geom", geom)]
         look = {"contype": 0, "conaffinity": 0, "group": 1, "mass": 0}
         ghost |= {**look, "rgba": _shade(self.colour, self.drawn)}
         self.drawn += 1
@@ -138,8 +148,10 @@ class _Writer:
         }
         own.pop("model", None)
         lines = [_element(_TAGS[k], row) for k, v in tree.items() if k in _TAGS for row in v]
-        for geom in tree.get("geoms", []):
-            lines += self.geom(geom)
+        geoms = tree.get("geoms", [])
+        twins = [_shape(one) for one in geoms if str(one.get("group", 0)) == "1"]
+        for geom in geoms:
+            lines += self.geom(geom, twins)
         lines += [self.body(one, "body") for one in tree.get("bodies", [])]
         head = _element(tag, own)[:-2].rstrip()
         return f"{head}>\n" + "\n".join(lines) + f"\n</{tag}>"

@@ -31,71 +31,53 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.errors import ConfigError
 from mmrl.robotics.openpi_messages import (
     EXTRA,
     PROTOCOL,
-    MessageError,
     need_packages,
     pack,
     picture_name,
     unpack,
 )
-from mmrl.robotics.remote import PolicyError, PolicyFacts, RemotePolicy
+from mmrl.robotics.policy_client import (
+    LARGEST,
+    ServerPolicy,
+    plain,
+    plain_lines,
+    split_address,
+)
+from mmrl.robotics.policy_messages import MessageError
+from mmrl.robotics.remote import PolicyError, PolicyFacts
 
 __all__ = ["PICTURE", "OpenPIPolicy"]
 
 PICTURE = 224
 """Sides of the pictures that openpi's policies see, pixels."""
 _STATE = 8
-_LARGEST = 64 << 20  # bytes of an answer
 _PAUSE_S = 0.5  # between attempts to reach a server that is starting
 _CLOSE_S = 2.0
-_SHOWN = 1500  # characters of an error of the server
 _MOST_DETAILS = 32
 _MOST_CAMERAS = 16
 _CAMERA = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
-def _plain(said: Any, most: int) -> str:
-    """What a server said, as a line of at most `most` characters that a terminal shows as it is."""
-    return "".join(c if c.isprintable() else " " for c in str(said)[:most])
+def _checked(address: str) -> tuple[str, int]:
+    """(host, port) of ws://HOST:PORT or wss://HOST:PORT. Raises ConfigError."""
+    form = "ws://HOST:PORT or wss://HOST:PORT (openpi's protocol), or lerobot://HOST:PORT?type=TYPE&path=NAME"
+    return split_address(address, {"ws": 80, "wss": 443}, form)[1:]
 
 
-def _checked(address: str) -> tuple[str, str, int, bool]:
-    """(address, host, port, whether it is encrypted) of ws://HOST:PORT or wss://HOST:PORT. Raises ConfigError."""
-    try:
-        parts = urlsplit(address)
-        secure = parts.scheme == "wss"
-        port = parts.port if parts.port is not None else 443 if secure else 80
-        good = parts.scheme in ("ws", "wss") and bool(parts.hostname) and port > 0
-    except ValueError:
-        good = False
-    if not good or not address.isascii() or parts.query or parts.fragment:
-        raise ConfigError(
-            f"expected the address of a policy server as ws://HOST:PORT or wss://HOST:PORT, found {address!r}"
-        )
-    if parts.username or parts.password:
-        raise ConfigError(
-            "expected the address of a policy server without a name and a password, which results would show; give a key "
-            "with --policy-key or MMRL_API_KEY"
-        )
-    return address, str(parts.hostname), port, secure
-
-
-class OpenPIPolicy(RemotePolicy):
+class OpenPIPolicy(ServerPolicy):
     """A policy at `address`, ws://HOST:PORT. `key`: sent as `Authorization: Api-Key ...`. The server must be reached, say its
     metadata and (where these do not say its chunk) answer once within connect_s and act_s seconds; each later answer has act_s.
 
     Raises ConfigError when there is no such server, or one that refuses the key or the observations, PolicyError when it fails
     later.
     """
-
-    noun = "policy server"
 
     def __init__(
         self,
@@ -106,24 +88,15 @@ class OpenPIPolicy(RemotePolicy):
         act_s: float = 600.0,
     ) -> None:
         need_packages("policy servers")
-        self.address, self._host, self._port, self._secure = _checked(address)
-        self.act_s = act_s
-        self._broken = ""
+        self._host, self._port = _checked(address)
+        super().__init__(address, act_s)
         self._ours = False
         self._connection: Any = None
-        self._stack = contextlib.ExitStack()
         try:
             self._connect(key, connect_s)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _who(self) -> str:
-        return f"{self.noun} {self.address}"
-
-    def _where(self) -> dict[str, Any]:
-        return {"server": self.address}
 
     # connecting
 
@@ -152,7 +125,7 @@ class OpenPIPolicy(RemotePolicy):
                 sock=sock,
                 additional_headers=headers,
                 compression=None,
-                max_size=_LARGEST,
+                max_size=LARGEST,
                 open_timeout=max(0.1, ends - time.monotonic()),
                 ping_interval=None,
                 close_timeout=_CLOSE_S,
@@ -165,7 +138,7 @@ class OpenPIPolicy(RemotePolicy):
                 cause = cause.__cause__ or cause.__context__
             if cause is not None:
                 self._refused(cause.response.status_code, bool(key))
-            words = _plain(f"{type(error).__name__}: {error}", 200)
+            words = plain(f"{type(error).__name__}: {error}", 200)
             raise ConfigError(
                 f"{self._who}: expected a websocket server within {limit_s:g} s, found none ({words}); is it one of "
                 "openpi's protocol, and is ws:// or wss:// right? Or it is busy: openpi's servers answer nobody while they "
@@ -233,9 +206,9 @@ class OpenPIPolicy(RemotePolicy):
             facts,
             name=f"{self._host}:{self._port}",  # what it calls itself names no folder here
             image=None,
-            versions={_plain(name, 80): _plain(version, 80) for name, version in named},
+            versions={plain(name, 80): plain(version, 80) for name, version in named},
             details={
-                "name": _plain(said.get("name", ""), 200),
+                "name": plain(said.get("name", ""), 200),
                 "noise": "of the evaluation's keys",
             },
         )
@@ -248,9 +221,9 @@ class OpenPIPolicy(RemotePolicy):
         answer = self._exchange(
             pack({**message, "observation/state": state, "prompt": "do nothing"}), self.act_s
         )
-        chunk, dim = self._chunk_of(answer).shape
+        chunk, dim = self._chunk_of(answer, first=True).shape
         shown = {
-            _plain(name, 80): f"{value!r:.200}"
+            plain(name, 80): f"{value!r:.200}"
             for name, value in list(metadata.items())[:_MOST_DETAILS]
         }
         return PolicyFacts(
@@ -296,15 +269,10 @@ class OpenPIPolicy(RemotePolicy):
                     "greedy": greedy,
                     "temperature": float(temperature),
                 }
-            chunk = self._chunk_of(self._exchange(pack(message), self.act_s))
-            if chunk.shape != (self.facts.chunk, self.facts.action_dim):
-                self._fail(
-                    f"expected actions {(self.facts.chunk, self.facts.action_dim)}, as before, found {chunk.shape}"
-                )
-            chunks.append(chunk)
+            chunks.append(self._chunk_of(self._exchange(pack(message), self.act_s)))
         return np.stack(chunks)
 
-    def _chunk_of(self, answer: Mapping[Any, Any]) -> np.ndarray:
+    def _chunk_of(self, answer: Mapping[Any, Any], *, first: bool = False) -> np.ndarray:
         """The (K, A) of an answer."""
         actions = answer.get("actions")
         if not isinstance(actions, np.ndarray):
@@ -312,17 +280,12 @@ class OpenPIPolicy(RemotePolicy):
             self._fail(
                 f"expected actions as numbers (steps, dimensions), found {type(actions).__name__} among {names!r:.200}"
             )
-        if actions.ndim != 2 or not actions.size or actions.dtype.kind not in "fiu":
-            self._fail(
-                f"expected actions as numbers (steps, dimensions), found {actions.dtype} {actions.shape}"
-            )
-        return np.asarray(actions, np.float64)
+        return self._chunk(actions, first=first)
 
     # the connection
 
     def _exchange(self, message: bytes, limit_s: float) -> dict[Any, Any]:
-        if self._broken:
-            raise PolicyError(self._broken)
+        self._unbroken()
         return self._receive("actions", limit_s, message)
 
     def _receive(self, wanted: str, limit_s: float, message: bytes | None = None) -> dict[Any, Any]:
@@ -355,23 +318,8 @@ class OpenPIPolicy(RemotePolicy):
         finally:
             timer.cancel()
         if isinstance(answer, str):
-            tail = "\n".join(_plain(line, _SHOWN) for line in answer[-_SHOWN:].strip().splitlines())
-            self._fail(f"expected {wanted}, found its error:\n{tail}")
+            self._fail(f"expected {wanted}, found its error:\n{plain_lines(answer)}")
         try:
             return unpack(answer)
         except MessageError as error:
             self._fail(f"{wanted}: {error}", error)
-
-    def _fail(self, what: str, cause: MMRLError | Exception | None = None) -> NoReturn:
-        """End the connection; its next use fails with the same words."""
-        self._broken = f"{self._who}: {what}"
-        self.close()
-        raise PolicyError(self._broken) from cause
-
-    def close(self) -> None:
-        """Close the connection; may be called more than once."""
-        self._broken = (
-            self._broken or f"{self._who}: expected an open connection, found a closed one"
-        )
-        with contextlib.suppress(OSError):
-            self._stack.close()

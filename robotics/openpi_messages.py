@@ -17,22 +17,20 @@ Legend: H x W picture, S state values.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from mmrl.errors import MMRLError, need_package
+from mmrl.errors import need_package
+from mmrl.robotics.policy_messages import SHOWN, MessageError, array_view, dtype_of
 
-__all__ = ["EXTRA", "PROTOCOL", "MessageError", "need_packages", "pack", "picture_name", "unpack"]
+__all__ = ["EXTRA", "PROTOCOL", "need_packages", "pack", "picture_name", "unpack"]
 
 EXTRA = "mmrl"
 """Name of what only servers and clients of mmrl say, in metadata and observations."""
 PROTOCOL = 1
 """Version of that."""
-_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 _KINDS = "biuf"
 _ARRAY = {b"__ndarray__", b"data", b"dtype", b"shape"}
 _SCALAR = {b"__npgeneric__", b"data", b"dtype"}
@@ -40,12 +38,6 @@ _DEPTH = 8  # maps and lists within one another
 _CONTAINERS = 1000  # maps (an array is one) and lists of a message
 _LENGTH = 1000  # entries of one of them: room for a list is made before its entries are there
 _VALUES = 100_000  # of all of them
-_DIMENSIONS = 8
-_SHOWN = 80
-
-
-class MessageError(MMRLError, ValueError):
-    """Bytes that are no message of openpi's protocol, or a message that lacks what it must hold."""
 
 
 def picture_name(camera: str) -> str:
@@ -103,7 +95,7 @@ def unpack(data: bytes) -> dict[Any, Any]:
         raise
     # StackError, FormatError, UnicodeDecodeError and others are ValueErrors; a reader in Python recurses
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        words = str(error)[:_SHOWN] or type(error).__name__
+        words = str(error)[:SHOWN] or type(error).__name__
         raise MessageError(
             f"expected a MessagePack message of openpi's protocol, found other bytes ({words})"
         ) from None
@@ -157,56 +149,28 @@ class _Reader:
         return _scalar(value) if b"__npgeneric__" in value else value
 
 
-def _dtype(said: Any) -> np.dtype[Any]:
-    if not isinstance(said, str) or _DTYPE.fullmatch(said) is None:
-        raise MessageError(
-            f"expected an array of truth values, whole numbers or floats, found dtype {said!r:.{_SHOWN}}; send pictures as "
-            "uint8 and numbers as float32 or float64"
-        )
-    return np.dtype(said)
-
-
 def _array(said: dict[Any, Any]) -> np.ndarray:
     if set(said) != _ARRAY:
         raise MessageError(
-            f"expected an array with data, dtype and shape, found {sorted(map(str, said))!r:.{_SHOWN}}"
+            f"expected an array with data, dtype and shape, found {sorted(map(str, said))!r:.{SHOWN}}"
         )
-    data, shape, dtype = said[b"data"], said[b"shape"], _dtype(said[b"dtype"])
-    if (
-        not isinstance(shape, list)
-        or len(shape) > _DIMENSIONS
-        or not all(type(n) is int and 0 <= n < 2**31 for n in shape)
-    ):
-        raise MessageError(
-            f"expected a shape of at most {_DIMENSIONS} sizes from 0 to 2**31 - 1, found {shape!r:.{_SHOWN}}"
-        )
-    count = math.prod(shape)
-    if not isinstance(data, bytes) or len(data) != count * dtype.itemsize:
-        found = f"{len(data):,} bytes" if isinstance(data, bytes) else type(data).__name__
-        raise MessageError(
-            f"expected {count * dtype.itemsize:,} bytes of an array {dtype} {tuple(shape)}, found {found}"
-        )
-    try:
-        array = np.frombuffer(data, dtype, count).reshape(shape)
-    except ValueError as error:  # empty, with sizes that numpy cannot count
-        raise MessageError(f"expected an array that numpy can hold, found {shape}") from error
-    return array.astype(
-        dtype.newbyteorder("=")
-    )  # a copy: what is read from bytes cannot be written
+    view = array_view(said[b"data"], said[b"dtype"], said[b"shape"])
+    # a copy: what is read from bytes cannot be written
+    return view.astype(view.dtype.newbyteorder("="))
 
 
 def _scalar(said: dict[Any, Any]) -> np.generic:
     if set(said) != _SCALAR:
         raise MessageError(
-            f"expected a scalar with data and dtype, found {sorted(map(str, said))!r:.{_SHOWN}}"
+            f"expected a scalar with data and dtype, found {sorted(map(str, said))!r:.{SHOWN}}"
         )
-    value, dtype = said[b"data"], _dtype(said[b"dtype"])
+    value, dtype = said[b"data"], dtype_of(said[b"dtype"])
     kinds: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     good = type(value) in kinds
     if good and dtype.kind in "iu":
         good = np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
     if not good:
-        raise MessageError(f"expected a number of {dtype}, found {value!r:.{_SHOWN}}")
+        raise MessageError(f"expected a number of {dtype}, found {value!r:.{SHOWN}}")
     with np.errstate(over="ignore"):  # an infinite number is for its user to refuse
         scalar: np.generic = dtype.type(value)
     return scalar

@@ -15,9 +15,10 @@ The noise of the n-th answer on a connection has the key (seed, n), so that the 
 mmrl (mmrl.robotics.openpi_client) send their own key, and whether to act greedily.
 
 Beyond this machine a key is needed, sent as `Authorization: Api-Key KEY`; /healthz answers without. Pages of browsers are refused
-(they name an Origin). Messages are read as mmrl.robotics.openpi_messages says; `PolicyLimits` bounds the rest.
+(they name an Origin). Messages are read as mmrl.robotics.openpi_messages says; `PolicyLimits` bounds the
+rest.
 
-Legend: C control steps of a chunk, A action dimensions, S proprioception values, H x W picture.
+Legend: C control steps of a chunk, A action dimensions.
 """
 
 from __future__ import annotations
@@ -33,28 +34,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from mmrl.errors import MMRLError
 from mmrl.operations.versions import versions
-from mmrl.robotics.acting import ActingPolicy
-from mmrl.robotics.contract import ActionError, Observation
+from mmrl.robotics.contract import Observation
 from mmrl.robotics.openpi_messages import (
     EXTRA,
     PROTOCOL,
-    MessageError,
     need_packages,
     pack,
     picture_name,
     unpack,
 )
+from mmrl.robotics.policy_messages import MessageError
+from mmrl.robotics.policy_service import ServedPolicy
 
-__all__ = ["LAYOUTS", "Layout", "PolicyLimits", "PolicyServer", "PolicyService"]
+__all__ = ["LAYOUTS", "Layout", "PolicyServer", "PolicyService"]
 
 _log = logging.getLogger("mmrl.robotics.openpi_server")
 _WAITING = 64  # connections beyond the clients' that have not said yet what they want
@@ -63,21 +62,6 @@ _INVALID, _INTERNAL, _AWAY = 1007, 1011, 1001  # why a connection is closed (RFC
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MOST_KEY = 16
 _HOTTEST = 100.0
-
-
-@dataclass(frozen=True)
-class PolicyLimits:
-    """What a client may make the server hold. message_bytes: one observation; up to three of them wait on a connection. clients:
-    connections. prompt: characters. sides: of a picture, pixels. Times in seconds: open_s until a connection has said what it
-    wants, idle_s without an observation, send_s to take an answer."""
-
-    message_bytes: int = 16 << 20
-    clients: int = 16
-    prompt: int = 2000
-    sides: tuple[int, int] = (8, 4096)
-    open_s: float = 10.0
-    idle_s: float = 3600.0
-    send_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -136,65 +120,14 @@ def _found(message: Mapping[Any, Any], name: tuple[str, ...]) -> Any:
     return value
 
 
-def _picture(value: Any, name: str, sides: tuple[int, int]) -> np.ndarray:
-    """uint8 (H, W, 3) of a picture in that shape or (3, H, W), uint8 or float from 0 to 1. Raises MessageError."""
-    if (
-        not isinstance(value, np.ndarray)
-        or value.ndim != 3
-        or 3 not in (value.shape[0], value.shape[-1])
-    ):
-        found = (
-            f"{value.dtype} {value.shape}"
-            if isinstance(value, np.ndarray)
-            else type(value).__name__
-        )
-        raise MessageError(f"expected {name} as a picture (H, W, 3) or (3, H, W), found {found}")
-    if value.shape[-1] != 3:
-        value = value.transpose(1, 2, 0)
-    least, most = sides
-    if not all(least <= n <= most for n in value.shape[:2]):
-        raise MessageError(
-            f"expected {name} with sides from {least} to {most} pixels, found {value.shape[:2]}; resize it, openpi's "
-            "image_tools.resize_with_pad(picture, 224, 224) does"
-        )
-    if value.dtype.kind == "f":
-        if not np.isfinite(value).all() or value.min() < 0 or value.max() > 1:
-            raise MessageError(f"expected {name} as uint8, or as numbers from 0 to 1, found others")
-        value = (255 * value).astype(np.uint8)
-    if value.dtype != np.uint8:
-        raise MessageError(f"expected {name} as uint8, found {value.dtype}")
-    return np.ascontiguousarray(value)
-
-
-def _numbers(value: Any, name: str) -> np.ndarray:
-    """float32 (n,) of numbers. Raises MessageError."""
-    if isinstance(value, (int, float, np.generic, list)):
-        with contextlib.suppress(ValueError, TypeError, OverflowError):
-            value = np.asarray(value, np.float64)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or value.ndim > 1:
-        raise MessageError(f"expected {name} as a row of numbers, found {value!r:.80}")
-    with np.errstate(over="ignore"):
-        found = np.atleast_1d(value).astype(np.float32)
-    if not np.isfinite(found).all():
-        raise MessageError(f"expected {name} as finite numbers, found {value!r:.80}")
-    return found
-
-
 @dataclass
-class PolicyService:
-    """One policy and how it is asked. name: what metadata call it. key: what clients must send, '' for none. temperature: of
-    clients that do not say how to act; 0: greedy. prompt: of observations without one ('' refuses them).
+class PolicyService(ServedPolicy):
+    """A policy that openpi's clients ask. key: what clients must send, '' for none.
 
     `metadata` and `answer` are what is sent; the latter raises MMRLError for an observation that it cannot answer.
     """
 
-    policy: ActingPolicy
-    name: str
     key: str = ""
-    seed: int = 0
-    temperature: float = 0.0
-    prompt: str = ""
-    limits: PolicyLimits = field(default_factory=PolicyLimits)
 
     def metadata(self) -> bytes:
         """What a new connection is told first."""
@@ -212,13 +145,7 @@ class PolicyService:
     def answer(self, message: bytes, number: int) -> bytes:
         """The answer to the `number`-th observation of a connection, from 0 on."""
         began = time.monotonic()
-        observation, key, greedy, temperature = self.read(unpack(message), number)
-        output = self.policy.act([observation], [key], greedy=greedy, temperature=temperature)[0]
-        actions = np.asarray(self.policy.actions(output), np.float64)
-        if not np.isfinite(actions).all():
-            raise ActionError(
-                "expected finite actions of the policy, found others; they are not sent"
-            )
+        actions = self.chunk(*self.read(unpack(message), number))
         timing = {"infer_ms": 1000 * (time.monotonic() - began)}
         return pack({"actions": actions, "server_timing": timing})
 
@@ -226,35 +153,20 @@ class PolicyService:
         self, message: Mapping[Any, Any], number: int
     ) -> tuple[Observation, tuple[int, ...], bool, float]:
         """(observation, key of the noise, whether greedily, temperature) that a message asks for. Raises MessageError."""
-        settings, layout = self.policy.settings, _layout_of(message)
-        images = {}
-        for camera in settings.cameras:
-            name = layout.picture(camera)
-            images[camera] = _picture(_found(message, name), "/".join(name), self.limits.sides)
-        state = np.zeros(0, np.float32)
-        if settings.proprio:
-            names = ["/".join(name) for name in layout.state]
-            parts = [_numbers(_found(message, name), "/".join(name)) for name in layout.state]
-            state = np.concatenate(parts)
-            if len(state) != settings.proprio_dim:
-                raise MessageError(
-                    f"expected {settings.proprio_dim} numbers in {' and '.join(names)}, found {len(state)}; the policy "
-                    "was made for another robot"
-                )
-        prompt = message.get("prompt", self.prompt)
-        if not isinstance(prompt, str) or not 0 < len(prompt) <= self.limits.prompt:
-            found = (
-                f"{len(prompt):,} characters" if isinstance(prompt, str) else type(prompt).__name__
-            )
-            raise MessageError(
-                f"expected prompt as a text of 1 to {self.limits.prompt:,} characters, found {found}"
-            )
-        return Observation(images, state, prompt), *self._how(message.get(EXTRA), number)
+        layout = _layout_of(message)
+
+        def found(name: tuple[str, ...]) -> tuple[str, Any]:
+            return "/".join(name), _found(message, name)
+
+        pictures = {c: found(layout.picture(c)) for c in self.policy.settings.cameras}
+        state = [found(name) for name in layout.state] if self.takes_state else []
+        prompt = ("prompt", message.get("prompt", self.prompt))
+        return self.observation(pictures, state, prompt), *self._how(message.get(EXTRA), number)
 
     def _how(self, said: Any, number: int) -> tuple[tuple[int, ...], bool, float]:
         """Key, greedy and temperature: a client's of mmrl, else ours."""
         if said is None:
-            return (self.seed, number), not self.temperature, self.temperature or 1.0
+            return self.own_way(number)
         if not isinstance(said, dict):
             said = {}
         key, greedy, temperature = (said.get(n) for n in ("key", "greedy", "temperature"))

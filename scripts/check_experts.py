@@ -7,9 +7,9 @@
 
 Nothing is drawn but the clips of --clips, which show the unsolved episodes once more. Prints solved k/n and control steps per
 task and writes assets/results/experts_SUITE.json, renewed after every task; tasks not played now keep their rows where episodes
-and noise are the same. What was measured on LIBERO's stand-ins (LIBERO's collision geometry in colours of ours) says
-`assets: stand-ins`: it tests the bridge and the expert, no policy, and is no LIBERO score. Exit status 1 when an
-episode was not solved.
+and noise are the same: every row has the date, the machine and the simulator's versions of its own run. What was measured on
+LIBERO's stand-ins (LIBERO's collision geometry in colours of ours) says `assets: stand-ins`: it tests the bridge and the expert,
+no policy, and is no LIBERO score. Exit status 1 when an episode was not solved.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,8 @@ def _row(
     )
     return {
         "task": spec.task,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": _bench.machine(),
         "assets": assets,
         "horizon": spec.horizon,
         "episodes": len(runs),
@@ -219,13 +222,16 @@ def _film(pool: VectorEnv, runs: Sequence[_Run], folder: Path) -> None:
 
 
 def _kept(suite: str, setting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Rows of an earlier run with the same setting, by task."""
+    """Rows of an earlier run with the same setting, by task; those without date and machine have the record's."""
     file = _bench.RESULTS / f"experts_{suite}.json"
     if not file.is_file():
         return {}
     found = json.loads(file.read_text(encoding="utf-8"))
     same = all(found.get(name) == value for name, value in setting.items())
-    return {row["task"]: row for row in found["tasks"]} if same else {}
+    if not same:
+        return {}
+    head = {name: found[name] for name in ("date", "machine")}
+    return {row["task"]: head | row for row in found["tasks"]}
 
 
 def _say(row: Mapping[str, Any]) -> None:

@@ -16,14 +16,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +25,25 @@ from typing import Any
 import numpy as np
 
 from scripts._bench import ROOT, parse, print_table, write_results
+from scripts._beside import (
+    Beside,
+    clean,
+    environment,
+    equal_bits,
+    free_port,
+    observations,
+    packages,
+    running,
+    serving,
+    shown,
+)
 
 __all__ = ["FIXTURE", "KINDS", "message", "tiny_policy"]
 
 FIXTURE = ROOT / "tests" / "robotics" / "openpi_packed.json"
 KINDS = ("pi0", "pi05", "smolvla", "oft", "qwen")
 _SEED = 11
+_PACKAGES = ("openpi-client", "msgpack", "numpy", "websockets", "pillow")
 _SLOW_S = 45.0  # pings of websockets: every 20 s, given up after 20 more
 _PICTURES = ((256, 256), (480, 640), (640, 480), (224, 224), (100, 37), (37, 100))
 _PROGRAM = """
@@ -115,6 +122,12 @@ def message() -> Any:
     }
 
 
+def program() -> str:
+    """What runs beside openpi-client."""
+    source = inspect.getsource(message).replace(" -> Any:", ":")
+    return _PROGRAM.format(message=source, slow=_SLOW_S)
+
+
 def tiny_policy(kind: str, folder: Path) -> Any:
     """An untrained policy of a LIBERO robot, made in `folder`: cameras base and wrist, a state of 8, chunks of 4 actions of 7."""
     from mmrl.policy.tiny import TinySpec, build_tiny
@@ -140,73 +153,7 @@ def tiny_policy(kind: str, folder: Path) -> Any:
     return load_vla(config, space=space, proprio=([-2.0] * 8, [2.0] * 8), trainable=False)
 
 
-def _clean() -> dict[str, str]:
-    gone = ("PYTHONPATH", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in gone}
-
-
-def _environment(place: Path) -> None:
-    """Make the environment, unless it is there. openpi-client imports typing_extensions without asking for it."""
-    if (place / "made").exists():
-        return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
-    install = [str(place / "bin" / "python"), "-m", "pip", "install", "-q"]
-    subprocess.run([*install, "openpi-client", "typing_extensions"], env=_clean(), check=True)
-    (place / "made").touch()
-
-
-def _packages(place: Path) -> dict[str, str]:
-    """Those that matter, with their versions."""
-    listed = subprocess.run(
-        [str(place / "bin" / "python"), "-m", "pip", "list", "--format=json"],
-        env=_clean(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    wanted = {"openpi-client", "msgpack", "numpy", "websockets", "pillow"}
-    found = {one["name"].lower(): one["version"] for one in json.loads(listed.stdout)}
-    return {name: found[name] for name in sorted(wanted & set(found))}
-
-
-class _Theirs:
-    """The program beside openpi-client."""
-
-    def __init__(self, place: Path, folder: Path) -> None:
-        self.folder, self._program = folder, folder / "theirs.py"
-        source = inspect.getsource(message).replace(" -> Any:", ":")
-        self._program.write_text(_PROGRAM.format(message=source, slow=_SLOW_S), encoding="utf-8")
-        self._python = str(place / "bin" / "python")
-
-    def command(self, *arguments: str) -> list[str]:
-        return [self._python, str(self._program), *arguments]
-
-    def run(self, *arguments: str) -> str:
-        done = subprocess.run(
-            self.command(*arguments), env=_clean(), cwd=self.folder, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise SystemExit(f"openpi-client failed at {arguments[0]}:\n{done.stderr[-3000:]}")
-        return done.stdout
-
-
-def _observations(count: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(2)
-    return {
-        "image": rng.integers(0, 256, (count, 224, 224, 3), np.uint8),
-        "wrist_image": rng.integers(0, 256, (count, 224, 224, 3), np.uint8),
-        "state": rng.standard_normal((count, 8)),
-        "prompt": np.array([f"put object {n} on the plate" for n in range(count)]),
-    }
-
-
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    return (
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    )
-
-
-def _pictures(theirs: _Theirs) -> int:
+def _pictures(theirs: Beside) -> int:
     """On how many of _PICTURES both resize_with_pad agree."""
     from mmrl.robotics.protocols import resize_with_pad
 
@@ -216,85 +163,39 @@ def _pictures(theirs: _Theirs) -> int:
     np.savez(source, **made)  # type: ignore[arg-type]
     theirs.run("resize", str(source), str(target))
     with np.load(target) as found:
-        return sum(_equal(found[n], resize_with_pad(p, 224)) for n, p in made.items())
+        return sum(equal_bits(found[n], resize_with_pad(p, 224)) for n, p in made.items())
 
 
-def _free() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def _running(command: Sequence[str], port: int, log: Path, **options: Any) -> Iterator[None]:
-    """A server, from when its port answers on."""
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, **options)
-    try:
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if process.poll() is not None:
-                    raise SystemExit(f"{command[1]} ended:\n{log.read_text()[-3000:]}") from None
-                time.sleep(0.2)
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _served(kind: str, theirs: _Theirs, asked: dict[str, np.ndarray]) -> int:
+def _served(kind: str, theirs: Beside, asked: dict[str, np.ndarray]) -> int:
     """How many chunks of `mmrl policy-server` are, for openpi's client, those of the policy in process."""
-    from mmrl.robotics.contract import Observation
-
     policy = tiny_policy(kind, theirs.folder / kind / "made")
-    saved, port = theirs.folder / kind / "saved", _free()
+    saved, port = theirs.folder / kind / "saved", free_port()
     policy.save(saved)
     source, target = theirs.folder / "asked.npz", theirs.folder / f"{kind}.npz"
     np.savez(source, **asked)  # type: ignore[arg-type]
-    command = [
-        sys.executable,
-        "-m",
-        "mmrl.cli.main",
-        "policy-server",
-        str(saved),
-        "--seed",
-        str(_SEED),
-    ]
-    ours = {**os.environ, "MMRL_API_KEY": "of the check", "OMP_NUM_THREADS": "1"}
-    log = theirs.folder / f"{kind}.log"
-    with _running([*command, "--port", str(port), "threads=1"], port, log, env=ours, cwd=ROOT):
+    with serving(saved, port, _SEED, theirs.folder / f"{kind}.log", key="of the check"):
         theirs.run("ask", str(port), str(source), str(target))
     equal = 0
     with np.load(target) as found:
-        for n, (base, wrist, state, prompt) in enumerate(zip(*asked.values(), strict=True)):
-            seen = Observation(
-                {"base": base, "wrist": wrist}, state.astype(np.float32), str(prompt)
-            )
+        for n, seen in enumerate(shown(asked)):
             wanted = policy.actions(policy.act([seen], [(_SEED, n)], greedy=True)[0])
-            equal += _equal(found[str(n)], np.asarray(wanted, np.float64))
+            equal += equal_bits(found[str(n)], np.asarray(wanted, np.float64))
     return equal
 
 
-def _asked(theirs: _Theirs, checkout: Path, asked: dict[str, np.ndarray]) -> dict[str, Any]:
+def _asked(theirs: Beside, checkout: Path, asked: dict[str, np.ndarray]) -> dict[str, Any]:
     """What our client has of openpi's server."""
-    from mmrl.robotics.contract import Observation
     from mmrl.robotics.openpi_client import OpenPIPolicy
     from mmrl.robotics.remote import PolicyError
 
     source = checkout / "src" / "openpi" / "serving" / "websocket_policy_server.py"
     if not source.is_file():
         raise SystemExit(f"expected {source} in the checkout of --openpi, found none")
-    port = _free()
-    seen = [
-        Observation({"base": base, "wrist": wrist}, state.astype(np.float32), str(prompt))
-        for base, wrist, state, prompt in zip(*asked.values(), strict=True)
-    ]
+    port = free_port()
+    seen = shown(asked)
     command = theirs.command("serve", str(source), str(port))
     log = theirs.folder / "theirs.log"
-    served = _running(command, port, log, env=_clean(), cwd=theirs.folder)
+    served = running(command, port, log, env=clean(), cwd=theirs.folder)
     with served, OpenPIPolicy(f"ws://127.0.0.1:{port}") as policy:
         facts = policy.facts
         found = policy.act(seen, [(0,)] * len(seen), greedy=True)
@@ -302,7 +203,7 @@ def _asked(theirs: _Theirs, checkout: Path, asked: dict[str, np.ndarray]) -> dic
         for one, output in zip(seen, found, strict=True):
             state = np.concatenate([one.proprio[:6], one.proprio[-1:]])
             wanted = np.outer(np.arange(1, 11), state).astype(np.float32)
-            equal += _equal(policy.actions(output), wanted.astype(np.float64))
+            equal += equal_bits(policy.actions(output), wanted.astype(np.float64))
         began = time.monotonic()
         policy.act([replace(seen[0], instruction="wait")], [(0,)], greedy=True)
         waited = time.monotonic() - began
@@ -327,12 +228,13 @@ def check(place: Path, checkout: Path | None, count: int, fixture: bool) -> dict
     from mmrl.robotics.openpi_messages import pack
 
     torch.set_num_threads(1)
-    _environment(place)
+    # openpi-client imports typing_extensions without asking for it
+    environment(place, ["openpi-client", "typing_extensions"])
     with tempfile.TemporaryDirectory() as made:
-        theirs, asked = _Theirs(place, Path(made)), _observations(count)
+        theirs, asked = Beside(place, Path(made), program()), observations(count)
         packed = theirs.run("pack").strip()
         if fixture:
-            said = {"by": "openpi-client", "packages": _packages(place), "packed": packed}
+            said = {"by": "openpi-client", "packages": packages(place, _PACKAGES), "packed": packed}
             FIXTURE.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
         return {
             "packed_bytes": len(packed) // 2,
@@ -342,7 +244,7 @@ def check(place: Path, checkout: Path | None, count: int, fixture: bool) -> dict
             "asked": count,
             "equal_chunks": {kind: _served(kind, theirs, asked) for kind in KINDS},
             "openpi_server": "not run" if checkout is None else _asked(theirs, checkout, asked),
-            "packages": _packages(place),
+            "packages": packages(place, _PACKAGES),
         }
 
 

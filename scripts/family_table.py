@@ -58,9 +58,10 @@ _RELEASES = """## Releases of transformers
 
     python -m scripts.family_table --release
 
-The same checks of all families, in an environment of each release. pip is asked for 5.18 to 5.20 still: the whole test suite
-has run with 5.19 alone. SmolVLM under 5.20.2: transformers cuts a tile's tokens into pieces of `patch_size` (14 in the tiny model,
-whose tiles have four tokens), and raises.
+The same checks of all families, in an environment of each release; what was refused is of the day of the run. pip is asked
+for 5.18 to 5.20 still: the whole test suite has run with 5.19 alone. SmolVLM under 5.20.2: transformers cuts a tile's tokens
+into pieces of `patch_size` (14 in the tiny model, whose tiles have four tokens), and raises. Kimi's clips are taken from 5.24
+on, and refused before; MiniCPM-V is refused under 5.18, whose tower takes views of one size alone.
 
 | transformers | families | cells ok | refused, with the reason | failed |
 |---|---|---|---|---|
@@ -70,7 +71,8 @@ _OWN = """## Add a family
 1. A record in `mmrl/policy/families/`: a subclass of `GridFamily`, `TileFamily` or `ModelFamily`, whose members say what to
    tell. Pictures, clips and sounds are read by a reader (`video/pictures.py`, `video/clips.py`, `video/audio.py`), an existing
    one or your own. A model whose towers lie beside its text model says so in `body` and `forward`. The frame is what the
-   family's checkpoints were trained to write, with the source; `None` where none says so.
+   family's checkpoints were trained to write, with the source; `None` where none says so. `vllm` names the class that vLLM
+   answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine.
 2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
    `mmrl.families`.
 3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.

@@ -1,4 +1,5 @@
-"""How a family's video processor reads the frames of a clip: patches of one grid, or one square per frame. Neither keeps anything.
+"""How a family's video processor reads the frames of a clip: patches of one grid, one square per frame, or patches of chunks of
+frames. None keeps anything.
 
     reader = GridClips(processor.video_processor)
     patches_nD, grid_thw = reader.read(frames_TCHW)            # frames of the size that frame_size told
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.errors import ConfigError
 from mmrl.video.budget import frame_pixels, smart_resize
-from mmrl.video.pixels import PatchLayout, TileLayout, run_part, run_video_processor
+from mmrl.video.pictures import fitted
+from mmrl.video.pixels import PatchLayout, RowLayout, TileLayout, run_part, run_video_processor
 
 if TYPE_CHECKING:
     import torch
 
     from mmrl.video.references import VideoSettings
 
-__all__ = ["ClipReader", "GridClips", "SquareClips"]
+__all__ = ["ChunkClips", "ClipReader", "GridClips", "SquareClips"]
 
 
 class ClipReader(Protocol):
@@ -36,6 +38,9 @@ class ClipReader(Protocol):
         self, settings: VideoSettings, count: int, height: int, width: int
     ) -> tuple[int, int]:
         """(height, width) to which `count` frames of a clip are resized. Raises MediaError."""
+
+    def tokens(self, count: int, height: int, width: int) -> int:
+        """How many tokens `count` frames of that size become."""
 
     def read(self, frames_TCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """float32 rows (n, D) of frames of that size, and their grid."""
@@ -83,6 +88,11 @@ class GridClips:
         )
         return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
 
+    def tokens(self, count: int, height: int, width: int) -> int:
+        """See ClipReader."""
+        patches, temporal = self.layout.patch, self.layout.temporal
+        return self.layout.tokens((-(-count // temporal), height // patches, width // patches))
+
     def read(self, frames_TCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """See ClipReader."""
         out = run_video_processor(self.part, frames_TCHW)
@@ -122,6 +132,10 @@ class SquareClips:
         """See ClipReader."""
         return self.layout.patch, self.layout.patch
 
+    def tokens(self, count: int, height: int, width: int) -> int:
+        """See ClipReader."""
+        return self.layout.tokens((count, 1, 1))
+
     def read(self, frames_TCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """See ClipReader."""
         rows = self.normalise(frames_TCHW)
@@ -130,3 +144,49 @@ class SquareClips:
     def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
         """See ClipReader."""
         return run_part(self.part, frames_TCHW, video=True).reshape(len(frames_TCHW), -1)
+
+
+class ChunkClips:
+    """A video processor that shrinks frames into a number of patches, enlarges none, pads them on the right and below to whole
+    blocks, and gives each chunk of frames a row of tokens, as Kimi's does: grid (frames, height, width) in patches, row by row.
+    `data.video.max_pixels` lowers its own limit on a frame, and total_pixels is shared among chunks; both are of picture and
+    padding."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+        self.layout = RowLayout(part.patch_size, 1, part.merge_size, chunk=part.temporal_patch_size)
+
+    def check(self, settings: VideoSettings) -> None:
+        """See ClipReader."""
+        if settings.min_pixels is not None:
+            raise ConfigError(
+                f"expected no data.video.min_pixels for a model whose processor enlarges no frame, found {settings.min_pixels}; "
+                "remove it"
+            )
+
+    def frame_size(
+        self, settings: VideoSettings, count: int, height: int, width: int
+    ) -> tuple[int, int]:
+        """See ClipReader."""
+        shares = (settings.max_pixels, settings.total_pixels)
+        chunks = -(-count // self.layout.chunk)
+        given = [int(s // n) for s, n in zip(shares, (1, chunks), strict=True) if s is not None]
+        _, shown, _ = fitted(self.part, height, width, min(given, default=None))
+        return shown
+
+    def tokens(self, count: int, height: int, width: int) -> int:
+        """See ClipReader."""
+        block = self.layout.patch * self.layout.merge
+        return -(-count // self.layout.chunk) * -(-height // block) * -(-width // block)
+
+    def read(self, frames_TCHW: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """See ClipReader."""
+        # of their size already: what it does where it resizes is to pad them
+        out = run_video_processor(self.part, frames_TCHW, do_resize=True)
+        chunks = out["video_grid_thw"]
+        _, h, w = (int(x) for x in chunks[0])
+        return out["pixel_values_videos"].flatten(1), (int(chunks[:, 0].sum()), h, w)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See ClipReader."""
+        return run_part(self.part, frames_TCHW, video=True).flatten(1)

@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.video.pixels import CanvasLayout, PatchLayout, TileLayout, run_part
+from mmrl.video.pixels import (
+    CanvasLayout,
+    PatchLayout,
+    RowLayout,
+    SliceLayout,
+    TileLayout,
+    run_part,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CanvasReader",
     "GridReader",
+    "PaddedReader",
     "PictureReader",
+    "SliceReader",
     "SplitReader",
     "SquareReader",
     "TileReader",
+    "fitted",
 ]
 
 Read = tuple["torch.Tensor", tuple[int, int, int], tuple[int, int]]
@@ -70,6 +80,107 @@ class GridReader:
         """See PictureReader."""
         patches = self.part.get_number_of_image_patches(height, width, dict(options))
         return patches // self.layout.merge**2
+
+
+def fitted(
+    part: Any, height: int, width: int, most: int | None
+) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """How many patches Kimi's image or video processor is allowed, the (height, width) to which it then resizes a picture, and that
+    with its padding: an area of at most `most` pixels (None: its own limit, which counts no padding)."""
+    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+
+    def sizes(patches: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        longest = part.size["max_height"]
+        return navit_resize(height, width, part.patch_size, part.merge_size, patches, longest)
+
+    low, high = 1, part.max_patches
+    if most is None:
+        return high, *sizes(high)
+    while low < high:  # the largest that fits: more patches never show less
+        middle = (low + high + 1) // 2
+        rows, columns = sizes(middle)[1]
+        low, high = (middle, high) if rows * columns <= most else (low, middle - 1)
+    return low, *sizes(low)
+
+
+class PaddedReader:
+    """An image processor that shrinks a picture into a number of patches, enlarges none, and pads it on the right and below to
+    whole blocks, as Kimi's does: patches row by row. The option `max_pixels` lowers its own limit, of picture and padding."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+        self.layout = RowLayout(part.patch_size, 1, part.merge_size)
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader. The padding does not count as shown."""
+        # a picture of PIL's tells (width, height), a tensor (C, H, W)
+        size = getattr(picture, "shape", None)
+        height, width = size[-2:] if size is not None else reversed(picture.size)
+        most = options.get("max_pixels")
+        patches, (rows, columns), _ = fitted(self.part, int(height), int(width), most)
+        out = self.part(images=[picture], return_tensors="pt", max_patches=patches)
+        t, h, w = (int(x) for x in out["image_grid_thw"][0])
+        return out["pixel_values"].flatten(1), (t, h, w), (columns, rows)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        return run_part(self.part, frames_TCHW, video=False).flatten(1)
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        _, _, (rows, columns) = fitted(self.part, height, width, options.get("max_pixels"))
+        block = self.layout.patch * self.layout.merge
+        return (rows // block) * (columns // block)
+
+
+class SliceReader:
+    """An image processor that shows a picture as one view and, where it is larger, as slices of a larger view, as MiniCPM-V's does.
+    The option `max_pixels` says how large all views together may be, and so how many slices there are."""
+
+    def __init__(self, processor: Any) -> None:
+        self.part = processor.image_processor
+        self.layout = SliceLayout(self.part.patch_size, 1, 4, processor=processor)
+
+    def _fit(
+        self, height: int, width: int, options: Mapping[str, Any]
+    ) -> tuple[int, tuple[int, int, int]]:
+        """How many slices the processor is allowed, and the grid that this gives."""
+        most, area = options.get("max_pixels"), self.layout.patch**2
+        limit = self.part.max_slice_nums if self.part.slice_mode else 1
+        while True:
+            laid = self.part.get_sliced_grid((height, width), limit, self.part.scale_resolution)
+            grid = (1 + (0 if laid is None else laid[0] * laid[1]), height, width)
+            shown = sum(h * w for h, w in self.layout.views(grid).sizes) * area
+            if most is None or shown <= most or limit == 1:
+                return limit, grid
+            limit -= 1
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        # a picture of PIL's tells (width, height), a tensor (C, H, W)
+        size = getattr(picture, "shape", None)
+        height, width = size[-2:] if size is not None else reversed(picture.size)
+        limit, grid = self._fit(int(height), int(width), options)
+        out = self.part(images=[picture], return_tensors="pt", max_slice_nums=limit)
+        rows, columns = self.layout.views(grid).shown
+        shown = (columns * self.layout.patch, rows * self.layout.patch)
+        return self.rows(out["pixel_values"]), grid, shown
+
+    def rows(self, packed_1CPL: torch.Tensor) -> torch.Tensor:
+        """Rows of what the processor lays one behind the other along the last dimension."""
+        patch = self.layout.patch
+        return packed_1CPL[0].unflatten(-1, (-1, patch)).permute(2, 0, 1, 3).flatten(1)
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader. A single view of its own size."""
+        own = {"slice_mode": False, "scale_resolution": frames_TCHW.shape[-1]}
+        return self.rows(
+            self.part(images=[frames_TCHW[0]], return_tensors="pt", **own)["pixel_values"]
+        )
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        return self.layout.tokens(self._fit(height, width, options)[1])
 
 
 class TileReader:

@@ -22,7 +22,11 @@ __all__ = [
     "ByteCodec",
     "CanvasLayout",
     "PatchLayout",
+    "RowLayout",
+    "SliceLayout",
     "TileLayout",
+    "Views",
+    "views_of",
     "permute_frames",
     "run_part",
     "run_video_processor",
@@ -38,6 +42,11 @@ class PatchLayout:
     merge: int
     channels: int = 3
 
+    @property
+    def together(self) -> int:
+        """How many frames of a clip the tower sees at once."""
+        return self.temporal
+
     def split(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
         """Patches as (t, h / merge, w / merge, merge, merge, C, F, P, P); F is 1 for stills packed without their copies."""
         t, h, w = grid_thw
@@ -50,8 +59,10 @@ class PatchLayout:
         t, h, w = grid_thw
         return t * h * w // self.merge**2
 
-    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
-        """The patches of the picture or clip mirrored left to right."""
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
+        """The patches of the picture or clip mirrored left to right; `width` of it in pixels, where a padding follows."""
         return self.split(patches_nD, grid_thw).flip([2, 4, 8]).reshape(patches_nD.shape)
 
     def cut(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
@@ -60,6 +71,48 @@ class PatchLayout:
         m, p, f = self.merge, self.patch, self.temporal
         x = frames_TCHW.view(T // f, f, c, height // (m * p), m, p, width // (m * p), m, p)
         return x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, c * f * p * p)
+
+
+@dataclass(frozen=True)
+class RowLayout(PatchLayout):
+    """Patches row by row instead of block by block. `chunk` frames of a clip, at its end those that are left, become as many tokens
+    as one frame (Kimi's): grid (frames, height, width)."""
+
+    chunk: int = 1
+
+    @property
+    def together(self) -> int:
+        """See PatchLayout."""
+        return self.chunk
+
+    @property
+    def _plain(self) -> PatchLayout:
+        """Blocks of one patch come row by row."""
+        return PatchLayout(self.patch, self.temporal, 1, self.channels)
+
+    def split(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+        """See PatchLayout; blocks are of one patch."""
+        return self._plain.split(patches_nD, grid_thw)
+
+    def cut(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PatchLayout."""
+        return self._plain.cut(frames_TCHW)
+
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
+        """See PatchLayout. The padding stays where it is."""
+        import torch
+
+        (t, h, w), p = grid_thw, self.patch
+        x = patches_nD.view(t, h, w, -1, p, p).permute(0, 3, 1, 4, 2, 5).reshape(t, -1, h, p, w * p)
+        x = torch.cat([x[..., :width].flip(4), x[..., width:]], 4).unflatten(4, (w, p))
+        return x.permute(0, 2, 4, 1, 3, 5).reshape(patches_nD.shape)
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """See PatchLayout."""
+        t, h, w = grid_thw
+        return math.ceil(t / self.chunk) * h * w // self.merge**2
 
 
 @dataclass(frozen=True)
@@ -73,7 +126,9 @@ class TileLayout(PatchLayout):
         """See PatchLayout."""
         return grid_thw[0] * self.per_tile
 
-    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
         """See PatchLayout."""
         import torch
 
@@ -107,13 +162,100 @@ class CanvasLayout(TileLayout):
         text = self.processor.replace_image_token({**shown, "pixel_values": tile}, 0)
         return int(text.count(self.processor.image_token))
 
-    def mirrored(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
         """See PatchLayout. A padding that is a pixel wider on one side changes sides."""
         import torch
 
         tiles = patches_nD.view(-1, self.channels, self.patch, self.patch).flip(3)
         shown = tiles[1:].unflatten(0, self.canvas(grid_thw)).flip(1).flatten(0, 1)
         return torch.cat([tiles[:1], shown]).reshape(patches_nD.shape)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Of a picture in MiniCPM-V's slices, (height, width) in patches each: the whole view, and rows x columns slices of one size;
+    rows and columns are 0 where there are none."""
+
+    whole: tuple[int, int]
+    slices: tuple[int, int]
+    each: tuple[int, int]
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Of all views, in their order."""
+        rows, columns = self.slices
+        return [self.whole, *([self.each] * (rows * columns))]
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """(height, width) in patches of what is shown largest."""
+        (rows, columns), (height, width) = self.slices, self.each
+        return (rows * height, columns * width) if rows else self.whole
+
+
+def views_of(part: Any, grid_thw: Sequence[int]) -> Views:
+    """How MiniCPM-V's image processor `part` cuts a picture of grid (views, height, width of the picture in pixels).
+
+    How many slices it may make decides their number alone: of the ways to lay out a number it takes the one nearest to the
+    picture's shape.
+    """
+    import inspect
+
+    (count, height, width), side = grid_thw, part.scale_resolution
+    mode = (
+        {"downsample_mode": part.downsample_mode}  # since transformers 5.24
+        if "downsample_mode" in inspect.signature(part.find_best_resize).parameters
+        else {}
+    )
+    patch, sliced = part.patch_size, count > 1
+    whole = part.find_best_resize((height, width), side, patch, allow_upscale=not sliced, **mode)
+    whole = (whole[0] // patch, whole[1] // patch)
+    if not sliced:
+        return Views(whole, (0, 0), (0, 0))
+    slices = count - 1
+    shape = math.log(width / height)
+
+    def far(rows: int) -> tuple[float, int]:
+        return abs(shape - math.log(slices // rows / rows)), -rows
+
+    rows = min((r for r in range(1, slices + 1) if slices % r == 0), key=far)
+    laid = (rows, slices // rows)
+    all_height, all_width = part.get_refine_size(
+        (height, width), list(laid), side, patch, allow_upscale=True, **mode
+    )
+    return Views(whole, laid, (all_height // rows // patch, all_width // laid[1] // patch))
+
+
+@dataclass(frozen=True)
+class SliceLayout(RowLayout):
+    """A whole view, then slices row by row, each with its patches row by row: grid (views, height, width of the picture in pixels).
+    `processor` (MiniCPM-V's) knows the sizes of views, and how many patches a token has."""
+
+    processor: Any = field(default=None, compare=False, repr=False)
+
+    def views(self, grid_thw: Sequence[int]) -> Views:
+        """How the picture is cut."""
+        return views_of(self.processor.image_processor, grid_thw)
+
+    def tokens(self, grid_thw: Sequence[int]) -> int:
+        """See PatchLayout."""
+        per_token = self.processor.image_token_divisor
+        return sum(h * w // per_token for h, w in self.views(grid_thw).sizes)
+
+    def mirrored(
+        self, patches_nD: torch.Tensor, grid_thw: Sequence[int], width: int = 0
+    ) -> torch.Tensor:
+        """See PatchLayout. Slices change places within their row."""
+        import torch
+
+        views, p = self.views(grid_thw), self.patch
+        shape = (self.channels, -1, p, p)  # frames of a still
+        first = views.whole[0] * views.whole[1]
+        whole = patches_nD[:first].view(*views.whole, *shape).flip([1, 5]).reshape(first, -1)
+        slices = patches_nD[first:].view(*views.slices, *views.each, *shape).flip([1, 3, 7])
+        return torch.cat([whole, slices.reshape(len(patches_nD) - first, -1)])
 
 
 def permute_frames(
@@ -245,12 +387,16 @@ class ByteCodec:
         return per_channel.view(packed.shape)
 
 
-def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
+def run_video_processor(part: Any, frames_TCHW: torch.Tensor, *, do_resize: bool = False) -> Any:
     """The processor's output for frames already sampled and resized, as a mapping of tensors."""
     # a budget of resizing: not used
     own = {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}
     return part(
-        videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt", **own
+        videos=[frames_TCHW],
+        do_resize=do_resize,
+        do_sample_frames=False,
+        return_tensors="pt",
+        **own,
     )
 
 

@@ -244,9 +244,7 @@ class Processing:
         if kind == "image":
             width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
             return width * height, self.reader.tokens(height, width, self.image_options)
-        sampling, layout = self.sample(overrides), self.codec(kind).layout
-        count, info = measure(path, sampling)
+        count, info = measure(path, self.sample(overrides))
         height, width = self._frame_size(path, count, info.height, info.width)
-        pairs = -(-count // layout.temporal)
-        grid = (pairs, height // layout.patch, width // layout.patch)
-        return count * info.width * info.height, layout.tokens(grid)
+        tokens = self.clips.tokens(count, height, width)
+        return count * info.width * info.height, tokens

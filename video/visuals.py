@@ -297,7 +297,7 @@ class VisualCache(Processing):
         if visual.change.name == "shuffle":
             tensor = permute_frames(tensor, codec.layout, visual.grid_thw, visual.change.order)
         elif visual.change.name == "mirror":
-            tensor = codec.layout.mirrored(tensor, visual.grid_thw)
+            tensor = codec.layout.mirrored(tensor, visual.grid_thw, visual.resized_wh[0])
         elif visual.change.name == "mask":
             tensor = codec.grey(tensor)
         return codec.unpack(tensor if device is None else tensor.to(device, non_blocking=True))
@@ -353,13 +353,14 @@ class VisualCache(Processing):
         )
 
     def _pairs(self, visual: Visual) -> list[int] | None:
-        """The order of the tower's temporal patches when a shuffle keeps their frames together, else None.
+        """The order of what the tower sees at once when a shuffle keeps its frames together, else None.
 
-        Qwen-VL towers attend within one temporal patch and know only its rows and columns, so its features move with it.
+        Qwen-VL towers attend within one temporal patch and know only its rows and columns, so its features move with it; so do
+        those of Kimi's chunks.
         """
         if visual.change.name != "shuffle":
             return None
-        size, order = self.codec(visual.kind).layout.temporal, visual.change.order
+        size, order = self.codec(visual.kind).layout.together, visual.change.order
         whole = len(order) // size * size
         runs = [order[i : i + size] for i in range(0, whole, size)]
         if any(run[0] % size or run != tuple(range(run[0], run[0] + size)) for run in runs) or (

@@ -99,8 +99,8 @@ def quiet(config: RunConfig) -> None:
 def told_policy(
     command: str | None, server: str | None, key: str | None, timeout: float | None = None
 ) -> tuple[str, Callable[[], RemotePolicy]]:
-    """The option that names a policy elsewhere, and what makes it. timeout: seconds for an answer, and for a server to let us in;
-    None: theirs. Raises ConfigError where both do."""
+    """The option that names a policy elsewhere, and what makes it. key: sent to openpi's servers; lerobot's take none. timeout:
+    seconds for an answer, and for a server to let us in; None: theirs. Raises ConfigError where both do."""
     if command is not None and server is not None:
         raise ConfigError(
             "expected either --policy-command or --policy-server, found both; drop one of them"
@@ -111,10 +111,14 @@ def told_policy(
 
         return "--policy-command", partial(ExternalPolicy, command, **limits)
     assert server is not None, "one of them is there"
-    from mmrl.robotics.openpi_client import OpenPIPolicy
-
     if timeout is not None:
         limits["connect_s"] = timeout
+    if server.startswith("lerobot:"):
+        from mmrl.robotics.lerobot_client import LerobotPolicy
+
+        return "--policy-server", partial(LerobotPolicy, server, **limits)
+    from mmrl.robotics.openpi_client import OpenPIPolicy
+
     return "--policy-server", partial(OpenPIPolicy, server, key=key, **limits)
 
 

@@ -210,11 +210,13 @@ def evaluate(
     policy_server: Annotated[
         str | None,
         typer.Option(
-            help="server of openpi's protocol that acts in simulated suites instead of a checkpoint: ws://HOST:PORT"
+            help="server that acts in simulated suites instead of a checkpoint: ws://HOST:PORT of openpi's protocol, "
+            "'lerobot://HOST:PORT?type=TYPE&path=NAME' of lerobot's"
         ),
     ] = None,
     policy_key: Annotated[
-        str | None, typer.Option(envvar="MMRL_API_KEY", help="the key of --policy-server")
+        str | None,
+        typer.Option(envvar="MMRL_API_KEY", help="the key of --policy-server; lerobot's take none"),
     ] = None,
     policy_timeout: Annotated[
         float | None,
@@ -359,6 +361,7 @@ def rollout_server(
 def policy_server(
     checkpoint: Annotated[str, typer.Argument(help="VLA checkpoint: a folder with vla.json")],
     overrides: Overrides = None,
+    protocol: Annotated[str, typer.Option(help="what clients speak: openpi or lerobot")] = "openpi",
     host: Annotated[
         str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")
     ] = "127.0.0.1",
@@ -386,6 +389,16 @@ def policy_server(
     default_prompt: Annotated[
         str, typer.Option(help="instruction of observations that bring none")
     ] = "",
+    camera: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="OURS=THEIRS: what lerobot's robot calls a camera of the policy; may be given several times"
+        ),
+    ] = None,
+    fps: Annotated[
+        float,
+        typer.Option(help="actions per second of lerobot's robot", min=0.1, max=10_000.0),
+    ] = 30.0,
     max_message_mib: Annotated[int, typer.Option(help="largest observation", min=1)] = 16,
     max_clients: Annotated[int, typer.Option(help="connections at once", min=1)] = 16,
     idle_timeout: Annotated[
@@ -393,13 +406,14 @@ def policy_server(
     ] = 3600.0,
     trust_code: TrustCode = False,
 ) -> None:
-    """Serve a VLA checkpoint to robots and simulators that speak openpi's websocket protocol."""
+    """Serve a VLA checkpoint to robots and simulators that speak openpi's websocket protocol or lerobot's async inference."""
     from mmrl.cli.policy_server import policy_server_command
 
     policy_server_command(
         checkpoint,
         config,
         overrides or [],
+        protocol=protocol,
         host=host,
         port=port,
         api_key=api_key,
@@ -408,6 +422,8 @@ def policy_server(
         seed=seed,
         temperature=temperature,
         prompt=default_prompt,
+        cameras=camera or [],
+        fps=fps,
         max_message_mib=max_message_mib,
         max_clients=max_clients,
         idle_s=idle_timeout,

@@ -16,12 +16,13 @@ import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mmrl.errors import install_command
 
 if TYPE_CHECKING:
     from mmrl.config.run import RunConfig
+    from mmrl.policy.families import ModelFamily
 
 __all__ = [
     "ALLOCATOR_VARIABLES",
@@ -31,6 +32,7 @@ __all__ = [
     "RolloutChoice",
     "model_type_of",
     "rollout_engine",
+    "vllm_lacks",
     "with_choice",
 ]
 
@@ -120,25 +122,42 @@ def _against_settings(config: RunConfig) -> str:
 def _against_model(config: RunConfig, family: str | None) -> str:
     from mmrl.policy.families import families
 
-    family = model_type_of(config.model.path) if family is None else family
-    answered = [kind for f in families().values() if f.vllm for kind in f.model_types]
-    if family in answered:
+    path = config.model.path
+    known = {kind: f for f in families().values() if f.vllm for kind in f.model_types}
+    family = model_type_of(path) if family is None else family
+    if family not in known:
+        found = f"is of type {family}" if family else "cannot be read before it is loaded"
+        return f"vLLM is used for {', '.join(known)}; {path} {found}"
+    return known[family].vllm_untried or vllm_lacks(known[family], path)
+
+
+def vllm_lacks(family: ModelFamily, path: str) -> str:
+    """Which setting of the model vLLM does not heed, though it answers for the family; "" where there is none."""
+    if not family.vllm_wants:
         return ""
-    found = f"is of type {family}" if family else "cannot be read before it is loaded"
-    return f"vLLM is used for {', '.join(answered)}; {config.model.path} {found}"
+    found = _settings(path)
+    for name, wanted in family.vllm_wants.items():
+        if (given := found.get(name, wanted)) != wanted:
+            return f"vLLM takes {name} {wanted} for granted, {path} has {given}"
+    return ""
 
 
 def model_type_of(path: str) -> str:
     """model_type of a folder or of a hub name; '' where it cannot be read: loading the model says why."""
+    return str(_settings(path).get("model_type", ""))
+
+
+def _settings(path: str) -> dict[str, Any]:
+    """What config.json of a folder or of a hub name says; {} where it cannot be read: loading the model says why."""
     file = Path(path) / "config.json"
     try:
         if file.is_file():
-            return str(json.loads(file.read_text(encoding="utf-8")).get("model_type", ""))
+            return dict(json.loads(file.read_text(encoding="utf-8")))
         from transformers import AutoConfig
 
-        return str(AutoConfig.from_pretrained(path, trust_remote_code=False).model_type)
-    except (OSError, ValueError, AttributeError):
-        return ""
+        return dict(AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict())
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
 
 
 def _against_installed() -> str:

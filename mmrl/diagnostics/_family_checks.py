@@ -21,6 +21,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.families import ModelFamily
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
+from mmrl.video.pictures import SliceReader
 
 __all__ = ["CHECKS", "Subject"]
 
@@ -151,7 +152,12 @@ def check_prompt(s: Subject) -> str:
         )
         if count:
             pixels = torch.cat([policy.encoder.visuals.pixels(v) for v in prompt.visuals])
-            theirs = wanted["pixel_values"].reshape(pixels.shape)
+            theirs, reader = wanted["pixel_values"], policy.encoder.visuals.reader
+            if isinstance(
+                reader, SliceReader
+            ):  # its processor lays patches along the last dimension
+                theirs = reader.rows(theirs)
+            theirs = theirs.reshape(pixels.shape)
             assert torch.equal(pixels, theirs), f"{count} pictures: other pixels"
     return f"{_counted(s)}: ids and pixels equal"
 
@@ -202,11 +208,12 @@ def _gradients(s: Subject, policy: Policy, prompt: Prompt, media: Mapping[str, A
 
 def check_clip(s: Subject) -> str:
     """A packed group behind a clip against separate rows."""
+    from mmrl.video.clips import ChunkClips
     from mmrl.video.decode import read_clip
     from mmrl.video.encode import write_video
 
     rng, path = np.random.default_rng(1), s.folder / "clip.mp4"
-    write_video(path, rng.integers(0, 256, (8, 64, 96, 3), dtype=np.uint8), fps=4)
+    write_video(path, rng.integers(0, 256, (12, 64, 96, 3), dtype=np.uint8), fps=4)
     policy = s.plain
     visuals = policy.encoder.visuals
     visual = visuals.video(str(path))
@@ -232,7 +239,8 @@ def check_clip(s: Subject) -> str:
         videos=[[torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)]],
         video_metadata=[known],
         do_sample_frames=False,
-        do_resize=False,
+        # their size is its own already, and a processor that pads them does so where it resizes
+        do_resize=isinstance(visuals.clips, ChunkClips),
         return_tensors="pt",
     )
     assert prompt.ids_P.tolist() == media["input_ids"][0].tolist(), "clip: other token ids"

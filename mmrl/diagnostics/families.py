@@ -61,7 +61,8 @@ def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
 def _vllm(family: ModelFamily) -> FamilyCell:
     """Said, not run: an engine of vLLM takes a process of its own and minutes."""
     if family.vllm:
-        found = f"answers as {family.vllm}; compared with the trainer by tests/rollout/test_vllm.py"
+        tests = "tests/rollout/test_vllm.py and test_vllm_families.py"
+        found = f"answers as {family.vllm}; compared with the trainer by {tests}"
         return FamilyCell(family.name, "vllm", "not run", found)
     return FamilyCell(family.name, "vllm", "refused", family.refused["vllm"])
 

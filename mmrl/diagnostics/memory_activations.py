@@ -17,6 +17,7 @@ __all__ = [
     "Micro",
     "Precision",
     "cache_bytes",
+    "expanded_bytes",
     "logits_bytes",
     "rollout_work_bytes",
     "update_bytes",
@@ -54,7 +55,9 @@ class Micro:
 
 def _widths(text: Any) -> tuple[int, int, int, int, int]:
     """H, F, Q, K, query heads."""
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    # of latent attention: values are computed as wide as keys
+    width = getattr(text, "qk_head_dim", None) or getattr(text, "head_dim", None)
+    width = width or text.hidden_size // text.num_attention_heads
     inner = getattr(text, "intermediate_size", None)
     if inner is None:  # experts in every layer, one of them for all tokens
         inner = text.num_experts_per_tok * text.moe_intermediate_size
@@ -190,9 +193,19 @@ def logits_bytes(
 
 def cache_bytes(text: Any, p: Precision, slots: float) -> float:
     """Keys and values of `slots` places in all layers. Rotary positions leave keys in the residual stream's type. One layer more
-    while rows are repeated or retired."""
+    while rows are repeated or retired. Latent attention keeps a latent and one rotated key in their place."""
+    if rank := getattr(text, "kv_lora_rank", None):
+        width = rank + text.qk_rope_head_dim
+        return (text.num_hidden_layers + 1) * width * max(p.full, p.half) * slots
     K = _widths(text)[3]
     return (text.num_hidden_layers + 1) * K * (max(p.full, p.half) + p.half) * slots
+
+
+def expanded_bytes(text: Any, p: Precision, slots: float) -> float:
+    """Keys and values that one layer of latent attention makes of `slots` places of its cache in every step; 0 of any other."""
+    if not getattr(text, "kv_lora_rank", None):
+        return 0.0
+    return text.num_key_value_heads * (text.qk_head_dim + text.v_head_dim) * p.half * slots
 
 
 def rollout_work_bytes(

@@ -11,6 +11,7 @@ from mmrl.diagnostics.memory_activations import (
     Micro,
     Precision,
     cache_bytes,
+    expanded_bytes,
     logits_bytes,
     rollout_work_bytes,
     update_bytes,
@@ -220,7 +221,7 @@ def phases_of(
         length, min(config.rollout.batch_tokens, per_process * config.rollout.group_size * length)
     )
     rollout = {
-        "KV cache": cache_bytes(text, precision, slots),
+        "KV cache": cache_bytes(text, precision, slots) + expanded_bytes(text, precision, slots),
         "prefill and sampling": rollout_work_bytes(
             text,
             precision,

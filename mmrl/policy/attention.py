@@ -142,12 +142,13 @@ def _one_token_attention(
     mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """query (R, H, 1, D), key and value (R, Hkv, K, D) -> (R, 1, H, D); the cache is read as it is, never repeated."""
+    """query (R, H, 1, D), key and value (R, Hkv, K, D) -> (R, 1, H, D), or of the values' width where it is another; the cache is
+    read as it is, never repeated."""
     rows, heads, _, width = query.shape
     # heads of a key head become queries: no causal mask
     folded = query.reshape(rows, key.shape[1], -1, width)
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(rows, 1, heads, width)
+    return out.reshape(rows, 1, heads, value.shape[-1])
 
 
 def _whole_mask(
@@ -267,7 +268,8 @@ def _flex_interface(
 
 
 def _in_slices(interface: Callable[..., tuple[torch.Tensor, Any]]) -> Callable[..., Any]:
-    """`interface`, also where processes compute a packed row together."""
+    """`interface`, also where processes compute a packed row together, and where values are narrower than keys (latent attention,
+    DeepSeek-AI, arXiv 2405.04434)."""
 
     def attention(
         module: torch.nn.Module,
@@ -281,11 +283,17 @@ def _in_slices(interface: Callable[..., tuple[torch.Tensor, Any]]) -> Callable[.
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, Any]:
             return interface(module, q, k, v, attention_mask, prefix_layout=prefix_layout, **kwargs)
 
+        kept = value.shape[-1]
+        if query.shape[2] > 1 and (missing := query.shape[-1] - kept) > 0:
+            # zeros, whose sums are zeros: gathers and kernels take one width. Decoding copies no cache for it
+            value = torch.nn.functional.pad(value, (0, missing))
         if prefix_layout is None or prefix_layout.sequence is None:
-            return attend(query, key, value)
-        return over_heads(
-            attend, query, key, value, prefix_layout.num_tokens, prefix_layout.sequence
-        )
+            out, weights = attend(query, key, value)
+        else:
+            out, weights = over_heads(
+                attend, query, key, value, prefix_layout.num_tokens, prefix_layout.sequence
+            )
+        return out[..., :kept], weights
 
     return attention
 

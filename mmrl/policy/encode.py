@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -288,9 +288,7 @@ class Encoder:
                 "expected a chat template that shows the assistant's answers in the middle of a chat, found one that "
                 "drops them; conversations of several turns need another"
             )
-        shown = self._tokens(
-            sample, text[text.index(_ANSWER) + len(_ANSWER) :], visuals, begins=False
-        )
+        shown = self._tokens(sample, text[text.index(_ANSWER) + len(_ANSWER) :], visuals, prompt)
         ended = int(shown.ids_P[0] == written[-1])  # the policy wrote the end of its message itself
         start = prompt.next_position + len(written)
         pieces = [
@@ -406,32 +404,37 @@ class Encoder:
                 f"sample {sample.id}: expected no audio files, found {len(sample.audios)}: {self.family.no_audio}"
             )
 
-    def _expand(self, text: str, visuals: Sequence[Any]) -> tuple[str, list[Any]]:
-        """`text` with every placeholder repeated as the processor would, and the visuals in order of their tokens."""
+    def _expand(
+        self, text: str, visuals: Sequence[Any], shown: Sequence[Any]
+    ) -> tuple[str, list[Any]]:
+        """`text` with every placeholder repeated as the processor would, and the visuals in order of their tokens. `shown` were in
+        earlier turns."""
         tokens = self.family.placeholders(self.processor)
         waiting = {kind: iter([v for v in visuals if v.kind == kind]) for kind in tokens.values()}
-        ordered = []
+        ordered, counts = [], Counter(v.kind for v in shown)
 
         def placeholder(match: re.Match[str]) -> str:
             visual = next(waiting[tokens[match.group()]])
             ordered.append(visual)
-            return self.family.expand(self.processor, visual)
+            number = counts[visual.kind]
+            counts[visual.kind] += 1
+            expanded = self.family.expand(self.processor, visual)
+            return self.family.numbered(self.processor, visual.kind, number, expanded)
 
         return re.sub("|".join(map(re.escape, tokens)), placeholder, text), ordered
 
     def _tokens(
-        self, sample: Sample, text: str, visuals: Sequence[Any], *, begins: bool = True
+        self, sample: Sample, text: str, visuals: Sequence[Any], before: Prompt | None = None
     ) -> Prompt:
-        """`text` and `visuals` as a prompt, or without `begins` as what stands in the middle of one."""
+        """`text` and `visuals` as a prompt, or as what follows in the middle of one that begins with `before`."""
         check_text(text, f"sample {sample.id}")
         self._check_pictures(sample, visuals)
-        text, visuals = self._expand(text, visuals)
+        text, visuals = self._expand(text, visuals, before.visuals if before is not None else ())
         tokenizer = self.processor.tokenizer
         # as apply_chat_template does: a template that writes the beginning itself is given no second one
         written = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-        ids_1P = tokenizer([text], return_tensors="pt", add_special_tokens=begins and not written)[
-            "input_ids"
-        ]
+        begins = before is None and not written
+        ids_1P = tokenizer([text], return_tensors="pt", add_special_tokens=begins)["input_ids"]
         kinds_1P = self.family.kinds(self.processor, ids_1P)
         self._check_length(sample, kinds_1P[0])
         positions_3P = self.family.positions(self.processor, self._base, ids_1P, kinds_1P, visuals)

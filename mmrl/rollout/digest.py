@@ -12,6 +12,7 @@ without rows of padding; an exchange of elements within a block goes unnoticed (
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,17 +25,30 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an e
 
 def block_of(name: str) -> str:
     """The module two levels above a weight inside a decoder layer or vision block, else the weight's own."""
-    found = re.match(r"((?:.*\.)?(?:layers|blocks)\.\d+\.[^.]+)\.", name)
+    found = re.match(r"((?:.*\.)?(?:layers?|blocks)\.\d+\.[^.]+)\.", name)
     return found.group(1) if found else name.rsplit(".", 1)[0]
 
 
+def _short(name: str) -> str:
+    """Without the prefixes that a checkpoint and vLLM have in another order."""
+    return re.sub(r"^(?:(?:model|language_model)\.)+", "", name)
+
+
 def differing(ours: dict[str, int], theirs: dict[str, int]) -> list[str]:
-    """Blocks of two results that are not the same; none where the names are other ones but the sums of all are equal."""
-    found = sorted(
-        name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
-    )
-    same = ours.keys() != theirs.keys() and (sum(ours.values()) - sum(theirs.values())) % 2**64 == 0
-    return [] if same else found
+    """Blocks of two results that are not the same. Names that one side alone has are other ones for the same weights where their
+    sums are equal; so are all where the sums of all are."""
+    wrong = {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
+    alone = ours.keys() ^ theirs.keys()
+    if alone and _total(ours) == _total(theirs):
+        return []
+    if _total(ours, alone) != _total(theirs, alone):
+        wrong |= alone
+    return sorted(wrong)
+
+
+def _total(sums: dict[str, int], names: Collection[str] | None = None) -> int:
+    """Of these blocks; None: of all."""
+    return sum(n for name, n in sums.items() if names is None or name in names) % 2**64
 
 
 class WeightDigest:
@@ -64,9 +78,7 @@ class WeightDigest:
 
     def count(self, name: str, number: torch.Tensor) -> None:
         """Count a tensor of which only its own number is left."""
-        # in a checkpoint and in vLLM in another order
-        short = re.sub(r"^(?:(?:model|language_model)\.)+", "", name)
-        self._sums.setdefault(block_of(short), []).append(number)
+        self._sums.setdefault(block_of(_short(name)), []).append(number)
 
     def result(self) -> dict[str, int]:
         """The number of each block."""
@@ -105,11 +117,17 @@ class HeldWeights:
         return True
 
     def result(self) -> dict[str, int]:
-        """See WeightDigest.result. A tensor with two names counts twice."""
+        """See WeightDigest.result. A tensor with names in two blocks counts in each (tied embeddings), one with several names in a
+        block once (a router, which vLLM's experts know, too)."""
         digest, zero = WeightDigest(self._dtype), torch.zeros((), dtype=torch.int64)
+        counted: set[tuple[str, int]] = set()
         for path, module in self._model.named_modules(remove_duplicate=False):
             packed = self._packed.get(id(module), {})
             for name, parameter in module.named_parameters(recurse=False):
+                place = (block_of(_short(f"{path}.{name}")), id(parameter))
+                if place in counted:
+                    continue
+                counted.add(place)
                 number = digest.of(parameter)
                 if id(module) in self._packing:
                     was = packed.get(name, zero)

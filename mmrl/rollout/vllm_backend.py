@@ -24,16 +24,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmrl.config.rollout_engine import ALLOCATOR_VARIABLES, EXPANDABLE
+from mmrl.config.rollout_engine import ALLOCATOR_VARIABLES, EXPANDABLE, vllm_lacks
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError, install_command
-from mmrl.policy.families import families
+from mmrl.policy.families import ModelFamily, families
+from mmrl.policy.families.contract import GIVEN_FEATURES
 from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 
 __all__ = ["VLLMBackend", "VLLMSettings", "Written", "import_vllm"]
 
 # vLLM learns about a model in a process of its own unless it is registered; that would import torch and transformers once more
-_CLASSES = {kind: f.vllm for f in families().values() if f.vllm for kind in f.model_types}
+_ANSWERED = {kind: f for f in families().values() if f.vllm for kind in f.model_types}
 
 Written = tuple[list[int], list[float]]
 """Token ids and log-probs of one completion."""
@@ -187,7 +188,7 @@ class VLLMBackend:
         self._check_allocator()
         _give_back()
         with _undisturbed(), _readable_modules():
-            self._register()
+            self.family = self._register()
             try:
                 self.llm = self._vllm.LLM(**self._options())
             except ValueError as error:
@@ -196,8 +197,12 @@ class VLLMBackend:
                     "kv_cache_gib on a CPU, memory on a GPU)"
                 ) from error
         self._engine = self.llm.llm_engine
+        self._config = self._engine.model_config.hf_config
         self._params = self._vllm.SamplingParams
         self._take_positions()
+        self.llm.apply_model(_take_features)
+        if not self.on_gpu:
+            self.llm.apply_model(_pack_experts_each_time)
         self._held: list[HeldWeights] = []
         if settings.compare_weights:
             self.llm.apply_model(
@@ -218,19 +223,23 @@ class VLLMBackend:
     def _sleeps(self) -> bool:
         return self.on_gpu and self.settings.sleep
 
-    def _register(self) -> None:
+    def _register(self) -> ModelFamily:
+        """The model's family, whose class vLLM then knows."""
         from transformers import AutoConfig
 
         kind = AutoConfig.from_pretrained(self.settings.model, trust_remote_code=False).model_type
-        if kind not in _CLASSES:
+        if kind not in _ANSWERED:
             raise ConfigError(
-                f"engine.rollout vllm answers for {', '.join(_CLASSES)}, found a model of type '{kind}'; use "
+                f"engine.rollout vllm answers for {', '.join(_ANSWERED)}, found a model of type '{kind}'; use "
                 "engine.rollout: own"
             )
-        name = _CLASSES[kind]
+        family = _ANSWERED[kind]
+        if lacks := vllm_lacks(family, self.settings.model):
+            raise ConfigError(f"{lacks}; use engine.rollout: own")
         registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
         # whose own table says in which module the class is
-        registry.register_model(name, registry.models[name].load_model_cls())
+        registry.register_model(family.vllm, registry.models[family.vllm].load_model_cls())
+        return family
 
     def _options(self) -> dict[str, Any]:
         s = self.settings
@@ -249,6 +258,8 @@ class VLLMBackend:
             "mm_device_do_normalize": False,  # media come processed
             "enable_prefix_caching": True,
         }
+        if self.family.vllm_text:
+            options["hf_overrides"] = {"text_config": dict(self.family.vllm_text)}
         if self.on_gpu:
             options |= {"gpu_memory_utilization": s.memory, "enable_sleep_mode": s.sleep}
         else:
@@ -349,7 +360,9 @@ class VLLMBackend:
             found: dict[int, Any] = {}
             with torch.inference_mode(False), torch.no_grad():
                 for name, n in numbers.items():
-                    self._engine.add_request(name, engine_input(*asked[n]), params[n])
+                    prompt, extra = asked[n]
+                    given = engine_input(prompt, self.family, self._config, extra)
+                    self._engine.add_request(name, given, params[n])
                 while self._engine.has_unfinished_requests():
                     found |= {numbers[o.request_id]: o for o in self._engine.step() if o.finished}
             return [found[n] for n in range(len(asked))]
@@ -377,7 +390,9 @@ class VLLMBackend:
         known = self._positions
 
         def install(model: Any) -> None:
-            own = model.get_mrope_input_positions
+            own = getattr(model, "get_mrope_input_positions", None)
+            if own is None:  # positions count tokens: there is one way
+                return
 
             def positions(
                 input_tokens: list[int], mm_features: list[Any]
@@ -475,6 +490,36 @@ class VLLMBackend:
             ):
                 parallel.destroy_distributed_environment()
         del self.llm, self._engine, self._held
+
+
+def _take_features(model: Any) -> None:
+    """Make vLLM's model use features that are given as they are (mmrl.policy.families.contract.GIVEN_FEATURES)."""
+    own = model.embed_multimodal
+
+    def embed(**arguments: Any) -> Any:
+        given = arguments.pop(GIVEN_FEATURES, None)
+        return own(**arguments) if given is None else tuple(given)
+
+    model.embed_multimodal = embed
+
+
+def _pack_experts_each_time(model: Any) -> None:
+    """Make a vLLM built for the CPU lay out a mixture's experts for its kernels whenever their weights come. By itself it does so
+    the first time alone, and then computes with new weights in the layout of a checkpoint as if they were packed."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            _forget_kernel_first(method)
+
+
+def _forget_kernel_first(method: Any) -> None:
+    pack = method.process_weights_after_loading
+
+    def packed(layer: Any) -> Any:
+        method.moe_kernel = None
+        return pack(layer)
+
+    method.process_weights_after_loading = packed
 
 
 def _written(output: Any) -> Written:

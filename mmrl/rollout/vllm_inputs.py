@@ -20,6 +20,7 @@ import torch
 
 from mmrl.errors import RolloutError
 from mmrl.policy.encode import Prompt
+from mmrl.policy.families import ModelFamily
 from mmrl.policy.policy import Policy
 
 __all__ = [
@@ -139,16 +140,8 @@ def wire_prompt(
     )
 
 
-_NAMES = {
-    ("image", "pixels"): "pixel_values",
-    ("image", "features"): "image_embeds",
-    ("video", "pixels"): "pixel_values_videos",
-    ("video", "features"): "video_embeds",
-}
-
-
-def _item(media: WireMedia) -> Any:
-    """The arguments of vLLM's model for one picture or clip."""
+def _item(media: WireMedia, family: ModelFamily, config: Any) -> tuple[str, Any]:
+    """What vLLM takes a picture or clip for, and the arguments of its model for it."""
     from vllm.multimodal.inputs import (
         MultiModalBatchedField,
         MultiModalFieldElem,
@@ -157,18 +150,23 @@ def _item(media: WireMedia) -> Any:
     )
 
     assert media.tensor is not None
-    on_cpu = MultiModalBatchedField(keep_on_cpu=True)
-    fields = {
-        _NAMES[media.kind, media.form]: MultiModalFieldElem(
-            media.tensor, MultiModalFlatField(slices=[], dim=0)
-        ),
-        f"{media.kind}_grid_thw": MultiModalFieldElem(torch.tensor(media.grid_thw), on_cpu),
+    joins: dict[str, Any] = {
+        "rows": MultiModalFlatField(slices=[], dim=0),
+        "each": MultiModalBatchedField(),
+        "host": MultiModalBatchedField(keep_on_cpu=True),
     }
-    return MultiModalKwargsItem(fields)
+    if media.form == "features":
+        modality, given = family.vllm_features(media.kind, media.tensor, media.grid_thw)
+    else:
+        modality, given = family.vllm_input(config, media.kind, media.tensor, media.grid_thw)
+    fields = {name: MultiModalFieldElem(g.tensor, joins[g.join]) for name, g in given.items()}
+    return modality, MultiModalKwargsItem(fields)
 
 
-def engine_input(prompt: WirePrompt, extra: Sequence[int] = ()) -> Any:
-    """vLLM's input for `prompt`, with the tokens `extra` behind it.
+def engine_input(
+    prompt: WirePrompt, family: ModelFamily, config: Any, extra: Sequence[int] = ()
+) -> Any:
+    """vLLM's input for `prompt`, with the tokens `extra` behind it; `config` is that of vLLM's model.
 
     Its prefix cache is told to share nothing between prompts of different fingerprints: equal tokens and pictures may stand at
     other rotary positions.
@@ -184,9 +182,10 @@ def engine_input(prompt: WirePrompt, extra: Sequence[int] = ()) -> Any:
     places: dict[str, list[Any]] = {}
     for media in prompt.media:
         kinds = torch.tensor(prompt.kinds[media.offset : media.offset + media.length]) > 0
-        items.setdefault(media.kind, []).append(_item(media))
-        hashes.setdefault(media.kind, []).append(media.hash)
-        places.setdefault(media.kind, []).append(
+        modality, item = _item(media, family, config)
+        items.setdefault(modality, []).append(item)
+        hashes.setdefault(modality, []).append(media.hash)
+        places.setdefault(modality, []).append(
             PlaceholderRange(
                 offset=media.offset,
                 length=media.length,

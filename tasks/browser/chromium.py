@@ -207,14 +207,36 @@ class _Browser:
         """Begin an episode on page `number`."""
         await self.start()
         waiting = next((p for p in self.idle if p.site == site and not p.crashed), None)
+        if waiting is None and len(self.pages) + len(self.idle) >= self.most:
+            # another kind's, whose process and context cost more than its file
+            waiting = next((p for p in self.idle if not p.crashed), None)
         if waiting is not None:
             self.idle.remove(waiting)
+            if waiting.site != site:
+                waiting = await self._turned(waiting, site)
         self.most = max(self.most, len(self.pages) + 1)
         self._drop_idle(self.most - 1)
         opened = self.pages[number] = waiting or await self._new(site)
         await opened.page.evaluate(_BEGIN)
         opened.goal = str(await opened.page.evaluate(site.begin, seed))
         return await self._look(opened)
+
+    async def _turned(self, opened: _Page, site: Site) -> _Page:
+        """A page of another kind made one of this kind, as if it had been opened so."""
+        opened.site, page = site, opened.page
+        width, height = site.viewport
+        try:
+            await opened.context.clear_cookies()
+            await page.set_viewport_size({"width": width, "height": height})
+            await page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+            async with page.expect_navigation(wait_until="load"):
+                # nothing to go back to
+                await page.evaluate("(url) => location.replace(url)", f"{ORIGIN}/{site.file}")
+            await page.add_style_tag(content=_STILL)
+        except BaseException:
+            self.drop(opened)
+            raise
+        return opened
 
     async def _new(self, site: Site) -> _Page:
         width, height = site.viewport
@@ -225,7 +247,7 @@ class _Browser:
         )
         opened = _Page(site, context, None)
         try:
-            await context.route("**/*", lambda route: _give(route, site.folder))
+            await context.route("**/*", lambda route: _give(route, opened.site.folder))
             await context.add_init_script(ALONE)
             opened.page = page = await context.new_page()
             page.on("dialog", lambda dialog: asyncio.ensure_future(_quietly(dialog.dismiss())))

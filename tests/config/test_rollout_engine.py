@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,29 @@ def test_auto_keeps_what_it_cannot_use_and_a_choice_stands(tmp_path: Path) -> No
                 "engine.ray.rollout_actors=1",
             ],
         )
+
+
+def test_auto_leaves_models_that_vllm_would_not_sample_for_as_they_are(tmp_path: Path) -> None:
+    """Those whose settings it does not heed, and mixtures, which it lays out anew for each kind of GPU."""
+    config = {"model_type": "llava_onevision", "vision_aspect_ratio": "anyres_max_4"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    path = [f"model.path={tmp_path}"]
+    found = rollout_engine(load_config(None, path), "cuda")
+    assert (
+        found.name == "own"
+        and f"anyres_max_9 for granted, {tmp_path} has anyres_max_4" in found.why
+    )
+    for known in (
+        "llava_onevision",
+        "internvl",
+    ):  # the ratio of released checkpoints is the usual one
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": known}), encoding="utf-8")
+        assert "installed" in rollout_engine(load_config(None, path), "cuda").why
+    for mixture in ("qwen3_vl_moe", "glm4v_moe"):
+        found = rollout_engine(load_config(None, path), "cuda", mixture)
+        assert found.name == "own" and "a mixture's experts" in found.why
+        chosen = load_config(None, [*path, "engine.rollout=vllm"])
+        assert rollout_engine(chosen, "cuda", mixture).name == "vllm"
 
 
 def test_a_policy_that_acts_has_no_engine_to_choose() -> None:

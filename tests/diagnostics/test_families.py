@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,27 +13,34 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.config import DataConfig, VideoConfig
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
-from mmrl.errors import ConfigError, DataError, MissingExtraError
+from mmrl.errors import ConfigError, DataError, MismatchError, MissingExtraError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
-from mmrl.policy.families import BUILT_IN, families, family_of, family_of_processor
+from mmrl.policy.families import BUILT_IN, contract, families, family_of, family_of_processor
 from mmrl.policy.families.gemma import Gemma3
+from mmrl.policy.families.kimi import KimiK25
+from mmrl.policy.families.minicpm import MiniCPMV46
 from mmrl.policy.families.qwen import Qwen25VL
 from mmrl.policy.families.tiles import InternVL
 from mmrl.policy.loading import build_visuals, load_processor
+from mmrl.policy.policy import Policy
+from mmrl.video.decode import read_clip
 from mmrl.video.encode import write_video
-from mmrl.video.pictures import CanvasReader
+from mmrl.video.pictures import CanvasReader, PaddedReader, fitted
 from mmrl.video.pixels import TileLayout
+from mmrl.video.references import Change, VideoSettings, Visual
 from tests.kits.engine_kit import fresh_policy, tiny_folder
 
 NAMES = tuple(f.name for f in BUILT_IN)
+_TEXTS = ("yes", "the red circle left of the blue square")
 
 
 @pytest.mark.slow
@@ -119,8 +127,8 @@ def test_a_package_adds_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_model_and_an_unknown_frame_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the families; a frame is never guessed."""
-    with pytest.raises(ConfigError, match=r"internvl.*found 'kimi_k25'"):
-        family_of(SimpleNamespace(model_type="kimi_k25"))
+    with pytest.raises(ConfigError, match=r"internvl.*found 'kimi_vl'"):
+        family_of(SimpleNamespace(model_type="kimi_vl"))
     monkeypatch.setattr(InternVL, "frame", None)
     with pytest.raises(ConfigError, match=r"expected model\.frame"):
         fresh_policy("internvl")
@@ -188,6 +196,207 @@ def test_idefics_keeps_pictures_within_their_budget() -> None:
     assert reader.tokens(200, 100, options) == reader.layout.tokens(grid)
     with pytest.raises(ConfigError, match=r"expected no data\.min_pixels"):
         family.image_options(processor, 1000, None)
+
+
+def test_kimi_keeps_pictures_with_their_padding_within_their_budget() -> None:
+    """data.max_pixels bounds all that is shown, and what is shown ends before the padding; what cannot act is refused."""
+    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+
+    encoder = fresh_policy("kimi_k25").encoder
+    processor, family = encoder.processor, encoder.family
+    reader, high = family.reader(processor), 56 * 56
+    options, bounds = family.image_options(processor, None, high)
+    assert bounds == (0, high)
+    for height, width in ((27, 27), (30, 57), (180, 320), (211, 37), (640, 427)):
+        picture = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+        _, grid, (shown_width, shown_height) = reader.read(picture, options)
+        padded = [-(-side // 28) * 28 for side in (shown_height, shown_width)]
+        assert [14 * grid[1], 14 * grid[2]] == padded and padded[0] * padded[1] <= high
+        assert reader.tokens(height, width, options) == reader.layout.tokens(grid)
+        # with one patch more it would be too large
+        allowed, shown, _ = fitted(reader.part, height, width, high)
+        assert shown == (shown_height, shown_width)
+        most, side = reader.part.max_patches, reader.part.size["max_height"]
+        _, (rows, columns) = navit_resize(height, width, 14, 2, allowed + 1, side)
+        assert rows * columns > high or (allowed == most and shown == (height, width))
+    with pytest.raises(ConfigError, match=r"expected no data\.min_pixels"):
+        family.image_options(processor, 1000, None)
+    with pytest.raises(ConfigError, match=r"expected no data\.video\.min_pixels"):
+        family.clips(processor).check(VideoSettings(min_pixels=1000))
+
+
+def test_a_mirrored_picture_keeps_its_padding_on_the_right() -> None:
+    reader = PaddedReader(fresh_policy("kimi_k25").processor.image_processor)
+    picture = torch.randint(0, 256, (3, 40, 60), dtype=torch.uint8)
+    rows, grid, shown = reader.read(picture, {})
+    assert grid == (1, 4, 6) and shown == (60, 40)
+    wanted, _, _ = reader.read(picture.flip(2), {})
+    assert torch.equal(reader.layout.mirrored(rows, grid, shown[0]), wanted)
+
+
+@pytest.fixture
+def kimi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Policy, Visual, torch.Tensor]:
+    """A Kimi that takes clips with any release of transformers, a clip of chunks of 4, 4 and 2 frames, and its frames; before
+    transformers 5.24, whose tower then takes equal chunks alone, without the last chunk."""
+    count = 8 if "video" in KimiK25().refused else 10
+    monkeypatch.setattr(KimiK25, "refused", {})
+    policy = fresh_policy("kimi_k25", freeze=["vision", "projector"])
+    frames = np.random.default_rng(1).integers(0, 256, (count, 48, 60, 3), dtype=np.uint8)
+    write_video(tmp_path / "clip.mp4", frames, fps=2)
+    cache = policy.encoder.visuals
+    visual = cache.video(str(tmp_path / "clip.mp4"))
+    clip = read_clip(visual.path, cache.settings.sampling)
+    return policy, visual, torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
+
+
+def test_kimi_reads_a_clip_in_chunks(kimi: tuple[Policy, Visual, torch.Tensor]) -> None:
+    """Ids and pixels are the processor's own, and log-probs those of transformers' forward, which is given what its tower and
+    projector make of each chunk: before 5.24 it does not put them together itself."""
+    policy, visual, frames_TCHW = kimi
+    encoder, base = policy.encoder, policy.base.model
+    text = {"type": "text", "text": "yes or no"}
+    messages = [{"role": "user", "content": [{"type": "video"}, text]}]
+    prompt = encoder.prompt_of(messages, [visual])
+    seconds = list(visual.timestamps_s)
+    known = {"fps": 1.0, "frames_indices": seconds, "total_num_frames": len(seconds)}
+    own = policy.processor(
+        text=[policy.processor.apply_chat_template(messages, add_generation_prompt=True)],
+        videos=[[frames_TCHW]],
+        video_metadata=[known],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    chunks, count = own["video_grid_thw"], len(frames_TCHW)
+    assert chunks.tolist() == [[4, 4, 6], [4, 4, 6], [2, 4, 6]][: -(-count // 4)]
+    assert visual.grid_thw == (count, 4, 6)
+    assert prompt.ids_P.tolist() == own["input_ids"][0].tolist()
+    pixels = own["pixel_values_videos"]
+    assert torch.equal(encoder.visuals.pixels(visual), pixels.flatten(1))
+    assert int((prompt.kinds_P == 2).sum()) == visual.tokens == 6 * len(chunks)
+    assert encoder.visuals.cost("video", visual.path)[1] == visual.tokens
+    answers = [policy.processor.tokenizer(t, add_special_tokens=False)["input_ids"] for t in _TEXTS]
+    with torch.no_grad():
+        found = policy.evaluate([prompt] * 2, [tuple(a) for a in answers]).logp_N
+        pieces = pixels.split(chunks.prod(1).tolist())
+        seen = [
+            base.mm_projector(base.vision_tower(piece, chunk[None]).pooler_output).squeeze(1)
+            for piece, chunk in zip(pieces, chunks, strict=True)
+        ]
+        wanted = []
+        for answer in answers:
+            ids_1T = torch.tensor([[*prompt.ids_P.tolist(), *answer]])
+            video = {"video": BaseModelOutputWithPooling(pooler_output=tuple(seen))}
+            logits = policy.base(input_ids=ids_1T, mm_encoder_outputs=video).logits[0]
+            logits = logits[-len(answer) - 1 : -1].index_fill(-1, policy.banned, float("-inf"))
+            wanted.append(logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0])
+    torch.testing.assert_close(found, torch.cat(wanted), atol=1e-5, rtol=0)
+
+
+def test_features_of_a_chunk_move_with_it(kimi: tuple[Policy, Visual, torch.Tensor]) -> None:
+    """A shuffle of whole chunks takes the features that there are; one within a chunk, whose frames know their places, does not."""
+    policy, visual, _ = kimi
+    cache, tower = policy.encoder.visuals, policy.tower()
+    assert tower is not None
+    rest = tuple(range(8, visual.frames))
+    for first, encoded in (((4, 5, 6, 7, 0, 1, 2, 3), 1), ((1, 0, *range(2, 8)), 2)):
+        shuffled = replace(visual, change=Change("shuffle", (*first, *rest)))
+        (found,) = cache.features([shuffled], tower)
+        assert cache.stats.encoded == encoded
+        (wanted,) = tower("video", cache.pixels(shuffled), [visual.grid_thw])
+        torch.testing.assert_close(found.main, wanted.main, atol=1e-6, rtol=1e-5)
+        assert not torch.allclose(wanted.main, cache.features([visual], tower)[0].main, atol=1e-3)
+
+
+_SHAPES = ((56, 56), (112, 84), (37, 90), (180, 320), (320, 180), (100, 101), (640, 427), (60, 900))
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 9])
+def test_minicpm_cuts_pictures_as_its_processor_says(most: int) -> None:
+    """A grid tells every view's size without the setting that led to it, to the processor's reader and to the model alike."""
+    policy = fresh_policy("minicpmv4_6")
+    processor = policy.processor
+    part, reader = processor.image_processor, policy.family.reader(processor)
+    part.max_slice_nums = most
+    for height, width in _SHAPES:
+        picture = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+        rows, grid, _ = reader.read(picture, {})
+        own = part(images=[picture], return_tensors="pt")
+        views = reader.layout.views(grid)
+        assert [list(size) for size in views.sizes] == own["target_sizes"].tolist()
+        assert list(views.slices) == list(own["grids"][0])
+        assert reader.tokens(height, width, {}) == reader.layout.tokens(grid)
+        (found,) = policy.family.features(policy.base.model, "image", rows, [grid])
+        assert len(found.main) == reader.layout.tokens(grid)
+
+
+def test_minicpm_needs_a_tower_for_views_of_several_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With transformers 5.18 every check but those that are refused anyway says why, and so does loading."""
+    path = tiny_folder("minicpmv4_6")
+    monkeypatch.setattr(contract, "version", lambda name: "5.18.0")
+    cells = list(check_family("minicpmv4_6"))
+    assert {c.verdict for c in cells} == {"refused"}
+    assert sum("views of several sizes" in c.found for c in cells) == len(check_names()) - 3
+    with pytest.raises(ConfigError, match=r"expected transformers 5\.19 or later"):
+        load_processor(path)
+
+
+def test_minicpm_keeps_pictures_within_their_budget() -> None:
+    """data.max_pixels bounds all views together; of slices that fit there are as many as there may be."""
+    processor = fresh_policy("minicpmv4_6").processor
+    family, most = MiniCPMV46(), processor.image_processor.max_slice_nums
+    reader, high = family.reader(processor), 4 * 112 * 112
+    options, bounds = family.image_options(processor, None, high)
+    assert bounds == (0, high)
+    found = {}
+    for height, width in _SHAPES:
+        picture = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+        rows, grid, _ = reader.read(picture, options)
+        assert len(rows) * 14 * 14 <= high
+        assert reader.tokens(height, width, options) == reader.layout.tokens(grid)
+        found[height, width] = grid[0]
+    assert most == 4 and found[640, 427] == 3 and found[56, 56] == 1
+    with pytest.raises(ConfigError, match=r"expected no data\.min_pixels"):
+        family.image_options(processor, 1000, None)
+    with pytest.raises(MismatchError, match="scale_resolution must be equal"):
+        family.features(fresh_policy("minicpmv4_6").base.model, "image", rows[1:], [grid])
+
+
+def test_mirrored_slices_are_those_of_the_mirrored_picture() -> None:
+    """They change places within their row, and the whole view stays before them."""
+    reader = MiniCPMV46().reader(fresh_policy("minicpmv4_6").processor)
+    # its shape is that of its slices: nothing of it is resized
+    picture = torch.randint(0, 256, (3, 112, 224), dtype=torch.uint8)
+    rows, grid, shown = reader.read(picture, {})
+    assert grid == (3, 112, 224) and shown == (224, 112)
+    wanted, _, _ = reader.read(picture.flip(2), {})
+    first = len(rows) - 2 * 64
+    found = reader.layout.mirrored(rows, grid, shown[0])
+    assert torch.equal(found[first:], wanted[first:])
+    # the whole view is resized in 8 bits, to either side alike
+    torch.testing.assert_close(found[:first], wanted[:first], atol=2 / 127, rtol=0)
+
+
+def test_pictures_are_numbered_over_all_turns() -> None:
+    """As the processor numbers those of the whole chat."""
+    policy = fresh_policy("minicpmv4_6")
+    encoder, tokenizer = policy.encoder, policy.processor.tokenizer
+    pictures = [np.full((60, 80, 3), shade, np.uint8) for shade in (20, 90, 160)]
+    text = {"type": "text", "text": "yes or no"}
+
+    def asked(count: int) -> dict[str, Any]:
+        return {"role": "user", "content": [*([{"type": "image"}] * count), text]}
+
+    first = encoder.prompt_of([asked(2)], [encoder.visuals.frame(x) for x in pictures[:2]])
+    written = (*tokenizer("yes", add_special_tokens=False)["input_ids"], policy.eos_ids[0])
+    second = encoder.extended(first, written, [asked(1)], [encoder.visuals.frame(pictures[2])])
+    chat = [asked(2), {"role": "assistant", "content": "yes"}, asked(1)]
+    own = policy.processor(
+        text=[policy.processor.apply_chat_template(chat, add_generation_prompt=True)],
+        images=[Image.fromarray(x) for x in pictures],
+        return_tensors="pt",
+    )
+    assert second.ids_P.tolist() == own["input_ids"][0].tolist()
+    assert "<image_id>2</image_id>" in tokenizer.decode(second.ids_P)
 
 
 @pytest.mark.parametrize("name", ["internvl", "glm4v", "smolvlm"])
@@ -262,7 +471,7 @@ def test_the_commands_list_and_check() -> None:
     """list names all families with their refusals; check ends with status 0 and refuses an unknown name."""
     run = CliRunner().invoke
     listed = run(app, ["families", "list"]).output
-    assert all(name in listed for name in NAMES) and "inputs for tiles are not made yet" in listed
+    assert all(name in listed for name in NAMES) and "vLLM has no such model any more" in listed
     found = run(app, ["families", "check", "glm4v", "--only", "prompt"])
     assert found.exit_code == 0 and "ids and pixels equal" in found.output
     assert isinstance(run(app, ["families", "check", "glm5v"]).exception, ConfigError)

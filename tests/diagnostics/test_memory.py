@@ -292,7 +292,11 @@ def test_peak_of_an_update_is_within_a_third(
 
 
 @pytest.mark.parametrize("variant", ["fp32", "frozen", "lora"])
-def test_kv_cache_is_exact(variant: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arch", ["qwen2_5_vl", "kimi_k25"])
+def test_kv_cache_is_exact(
+    arch: str, variant: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kimi's holds latents."""
     from mmrl.rollout import slots
 
     made: list[Any] = []
@@ -302,7 +306,7 @@ def test_kv_cache_is_exact(variant: str, folders: Any, monkeypatch: pytest.Monke
         "__init__",
         lambda self, *options: (init(self, *options), made.append(self))[0],
     )
-    p = load_policy(run_of(folders("qwen2_5_vl"), VARIANTS[variant]).model)
+    p = load_policy(run_of(folders(arch), VARIANTS[variant]).model)
     prompt = groups_of(p)[0].ids[0, :50]
     request = Request(
         Prompt(prompt, torch.zeros(50, dtype=torch.long), torch.arange(50).expand(3, 50), 50),

@@ -143,8 +143,9 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
 
 @pytest.mark.check_takes(1)
 @pytest.mark.parametrize("attn", OTHERS)
-@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
+@pytest.mark.parametrize("arch", [*first_fast(ARCHITECTURES), "kimi_k25"])
 def test_every_attention_equals_sdpa(arch: str, attn: str) -> None:
+    """Kimi's keys are wider than its values."""
     p = policy_with("sdpa", arch)
     batches = [pack(items_of(p)), pack(items_of(p), causal=False), pack_padded(items_of(p))]
     assert (run(p, batches[0])[0] - run(p, batches[1])[0]).abs().max() > 100 * LIMIT, (
@@ -152,11 +153,26 @@ def test_every_attention_equals_sdpa(arch: str, attn: str) -> None:
     )
     set_attention(p.base, attn)
     assert p.base.model.language_model.config._attn_implementation == ATTENTIONS[attn][0]
-    assert p.base.model.visual.blocks[0].attn.config._attn_implementation == ATTENTIONS[attn][1]
+    tower = p.family.parts.blocks(p.base.model)[0]
+    assert tower.attn.config._attn_implementation == ATTENTIONS[attn][1]
     found = [run(p, batch) for batch in batches]
     set_attention(p.base, "sdpa")
     for batch, there in zip(batches, found, strict=True):
         assert_same(lambda batch=batch: run(p, batch), there, p.model.parameters())
+
+
+@pytest.mark.parametrize("attn", OTHERS)
+def test_slices_are_seen_alike_under_every_attention(attn: str) -> None:
+    """MiniCPM-V's tower attends within views and, in the middle, within windows of four patches; its state layers take no parallel
+    decoding, which the test above has."""
+    p = policy_with("sdpa", "minicpmv4_6")
+    batch = pack(items_of(p))
+    set_attention(p.base, attn)
+    tower = p.family.parts.blocks(p.base.model)[0]
+    assert tower.self_attn.config._attn_implementation == ATTENTIONS[attn][1]
+    found = run(p, batch)
+    set_attention(p.base, "sdpa")
+    assert_same(lambda: run(p, batch), found, p.model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,16 @@ def test_tasks_done_survive_an_interrupt_and_missing_goes_on(
         "reach",
         "pick",
     ] and recorded("tiny")["tasks"][0] == first
+    # a row that is kept keeps its own date and machine; one that has none, as in older records, gets its record's
+    old = recorded("tiny") | {"date": "2001-02-03", "machine": {"cpu": "an older one"}}
+    del old["tasks"][0]["date"], old["tasks"][0]["machine"]
+    (_bench.RESULTS / "experts_tiny.json").write_text(json.dumps(old), encoding="utf-8")
+    again = ["tiny", "--episodes", "1", "--workers", "1", "--tasks", "pick"]
+    assert check_experts.main(again) == 0
+    push, reach, pick = recorded("tiny")["tasks"]
+    assert (push["date"], push["machine"]) == ("2001-02-03", {"cpu": "an older one"})
+    assert recorded("tiny")["date"] == pick["date"] == reach["date"] == first["date"]
+    assert pick["machine"]["cpu"] == reach["machine"]["cpu"] == _bench.machine()["cpu"]
     assert (
         check_experts.main(["tiny", "--episodes", "2", "--workers", "1", "--tasks", "reach"]) == 0
     )

@@ -36,6 +36,7 @@ from mmrl.robotics.contract import (
 )
 from mmrl.robotics.libero_manifest import judge, manifest, needs_of
 from mmrl.robotics.libero_standins import stand_in_files
+from mmrl.robotics.solids import bodies_below
 
 if importlib.util.find_spec("libero") is None or importlib.util.find_spec("robosuite") is None:
     pytest.skip("needs LIBERO: see mmrl.robotics.libero_assets.INSTALL", allow_module_level=True)
@@ -408,6 +409,26 @@ class TestEpisodes:
             seen.add((observation.instruction, observation.images["base"].tobytes()))
         assert len(seen) == OBJECT_TASKS
 
+    @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/9"])
+    def test_no_shape_of_ours_hides_what_stands_on_a_table(self, task: str) -> None:
+        """Rays of mujoco from the base camera through what is drawn meet every object. LIBERO sizes tables when it builds them."""
+        import mujoco
+
+        simulator = make_simulator(_spec(task, options={"gl": "none"}))
+        simulator.reset(libero_states(task, "eval", count=1)[0])
+        env = simulator.env  # type: ignore[attr-defined]
+        model, data = env.sim.model._model, env.sim.data._data
+        eye, drawn = data.cam_xpos[model.camera("agentview").id], np.array([0, 1, 0, 0, 0, 0], "u1")
+        hit = np.zeros(1, np.int32)
+        for name in env.objects_dict:
+            mine = bodies_below(model, env.obj_body_id[name])
+            met = set()
+            for g in (g for g in range(model.ngeom) if model.geom_bodyid[g] in mine):
+                mujoco.mj_ray(model, data, eye, data.geom_xpos[g] - eye, drawn, 1, -1, hit)
+                met.add(int(model.geom_bodyid[hit[0]]))
+            assert met & mine, (name, [model.body(body).name for body in met])
+        simulator.close()
+
     def test_recorded_states_stand_on_the_stand_ins_as_the_task_files_say(self) -> None:
         """LIBERO recorded its states on its own geometry: a bowl that hangs above a ramekin, in a drawer, on a stove. On shapes of
         another size it would miss or slide off; LIBERO's own predicates of the task file's beginning hold after settling."""
@@ -537,7 +558,8 @@ class TestEpisodes:
         [
             ("libero_object/2", 0, 0.1),  # a bottle over the basket's rim
             ("libero_spatial/4", 40, 0.0),  # a bowl by its rim, out of a drawer
-            ("libero_goal/0", 40, 0.0),  # a handle is pulled
+            ("libero_goal/0", 45, 0.0),  # a handle is pulled; a bowl stands below the way to it
+            ("libero_goal/5", 49, 0.0),  # a plate is drawn around a box
             ("libero_goal/7", 41, 0.1),  # a knob is twisted
             ("libero_10/3", 40, 0.0),  # into a drawer, which is pushed shut
         ],

@@ -125,7 +125,7 @@ def test_a_server_that_does_wrong_is_named_and_left(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     does, error, said = FAULTS[fault]
-    monkeypatch.setattr(openpi_client, "_LARGEST", 100_000)
+    monkeypatch.setattr(openpi_client, "LARGEST", 100_000)
     with foreign(later(does)) as address, OpenPIPolicy(address) as policy:
         policy.act_s = 0.2 if fault == "hang" else 60.0
         with pytest.raises(error, match=said) as found:

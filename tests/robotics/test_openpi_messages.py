@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrl.robotics.openpi_messages import MessageError, pack, unpack
+from mmrl.robotics.openpi_messages import pack, unpack
+from mmrl.robotics.policy_messages import MessageError
 from scripts.check_openpi import FIXTURE, message
 from tests.robotics.openpi_kit import (
     NESTED,

@@ -24,7 +24,8 @@ from mmrl.errors import ConfigError
 from mmrl.operations.listening import bind
 from mmrl.robotics.openpi_client import OpenPIPolicy
 from mmrl.robotics.openpi_messages import pack, unpack
-from mmrl.robotics.openpi_server import PolicyLimits, PolicyServer, PolicyService
+from mmrl.robotics.openpi_server import PolicyServer, PolicyService
+from mmrl.robotics.policy_service import PolicyLimits
 from mmrl.robotics.remote import PolicyError
 from scripts.check_openpi import KINDS, tiny_policy
 from tests.robotics.openpi_kit import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,20 @@ import pytest
 import torch
 
 from mmrl.errors import ConfigError, RolloutError, WeightSyncError
-from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request
 from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
-from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_inputs import WireSampling, media_hash, wire_prompt
 from mmrl.rollout.weights import SyncPlan
-from mmrl.types import StopReason, Turn
+from mmrl.types import StopReason
 from tests.kits.clip_kit import TASK, policy_of
 from tests.kits.engine_kit import ARCHITECTURES, tiny_folder
 from tests.rollout.vllm_kit import (
     asked_of,
     backend_of,
     engine_on,
+    ids,
+    moved,
+    same_logps,
     sampled_logps,
     samples_of,
     settings_of,
@@ -48,29 +49,6 @@ def backend() -> Iterator[VLLMBackend]:
     made = backend_of()
     yield made
     made.close()
-
-
-def ids(groups: Sequence[Sequence[Turn]]) -> list[list[tuple[int, ...]]]:
-    return [[c.token_ids for c in group] for group in groups]
-
-
-def same_logps(
-    engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0
-) -> list[list[Turn]]:
-    """Generates, and compares with the trainer."""
-    asked = asked_of(policy, folder)
-    groups = engine.generate(asked, settings_of(temperature=temperature))
-    gap = (trainer_logps(policy, asked, groups, temperature) - sampled_logps(groups)).abs()
-    assert len(gap) > 60 and gap.max() < 1e-5, gap.max()
-    return groups
-
-
-def moved(training: Any, policy: Policy) -> None:
-    """An optimizer step that every trained weight takes part in."""
-    training.begin()
-    for _, p in policy.trainable():
-        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
-    training.step(1.0, 0, 10, lambda norm: f"{norm}")
 
 
 def losing(lost: str) -> Any:

@@ -68,10 +68,16 @@ LORA = {
 }
 
 
+# experts one by one on disk, routers with a buffer; a LoRA adapter by default has a part for each of their parameters
+MIXTURE = {"arch": "glm4v_moe"}
+
+
 @pytest.mark.check_takes(2)
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, LORA, {"freeze": ["vision", "projector"]}], ids=["full", "lora", "frozen"]
+    "options",
+    [{}, LORA, {"freeze": ["vision", "projector"]}, MIXTURE, {**MIXTURE, "lora": {"r": 4}}],
+    ids=["full", "lora", "frozen", "experts", "experts-lora"],
 )
 def test_what_is_sent_is_what_a_checkpoint_holds(
     options: dict[str, Any], sharded: bool, tmp_path: Path
@@ -81,6 +87,9 @@ def test_what_is_sent_is_what_a_checkpoint_holds(
         for name, p in policy.model.named_parameters():
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+        for name, buffer in policy.model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.tensor([0.5, -1.0, 0.25, 2.0]))
     sent = dict(SyncPlan(policy).weights(Live(policy, sharded), everything=True))
     policy.save(tmp_path / "saved")
     saved = dict(weights_of(tmp_path / "saved"))

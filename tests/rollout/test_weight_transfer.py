@@ -35,8 +35,9 @@ torch.save({n: t.clone() for n, t in taken.items()}, sys.argv[1])
 
 
 def group_of() -> list[tuple[str, torch.Tensor]]:
-    """Types, odd sizes, a view that is not contiguous, an empty one, and one tensor of two names."""
+    """Types, odd sizes, a view that is not contiguous, an empty one, one tensor of two names, and experts, views of one."""
     draw = torch.Generator().manual_seed(0)
+    experts = torch.randn(2, 4, 3, generator=draw)
     embedding = torch.randn(7, 5, generator=draw)
     return [
         ("embed", embedding),
@@ -44,6 +45,9 @@ def group_of() -> list[tuple[str, torch.Tensor]]:
         ("none", torch.zeros(0, 4)),
         ("one", torch.randn((), generator=draw).half()),
         ("head", embedding),
+        ("gate", experts[1, :2]),
+        ("up", experts[1, 2:]),
+        ("both", experts[0]),
     ]
 
 

@@ -15,6 +15,7 @@ import torch
 from mmrl.config import VLLMConfig, load_config
 from mmrl.distributed.engines import TrainEngine, build_train_engine
 from mmrl.distributed.world import World
+from mmrl.policy.families import ModelFamily
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, SamplingSettings
@@ -41,7 +42,10 @@ __all__ = [
     "backend_of",
     "engine_on",
     "free_port",
+    "ids",
+    "moved",
     "run_tree",
+    "same_logps",
     "sampled_logps",
     "samples_of",
     "settings_of",
@@ -55,16 +59,24 @@ PATIENCE_S = 300
 VLLM = {"kv_cache_gib": 0.125, "max_model_len": 1024}
 
 
-def samples_of(folder: Path) -> list[Sample]:
-    """A picture, text, three pictures, a clip, a clip of odd length with a picture, two clips."""
+def samples_of(folder: Path, family: ModelFamily | None = None) -> list[Sample]:
+    """A picture, text, three pictures, a clip, a clip of odd length with a picture, two clips: those of them that `family` reads,
+    and pictures one by one where it takes no more."""
     photos = tuple(picture(size, 3) for size in ((640, 427), (56, 56), (37, 211)))
-    return [
+    every = [
         sample((), photos[:1], 0),
         sample((), (), 1),
         sample((), photos, 2),
         sample((clip(folder),), (), 3),
         sample((clip(folder, 5, (84, 56), 1),), photos[1:2], 4),
         sample((clip(folder, 4, (112, 84)), clip(folder)), (), 5),
+    ]
+    if family is None:
+        return every
+    most = family.most_pictures or len(photos)
+    alone = [sample((), (photo,), 6) for photo in photos[1:] if most == 1]
+    return alone + [
+        s for s in every if len(s.images) <= most and not (s.videos and "video" in family.refused)
     ]
 
 
@@ -97,7 +109,7 @@ def engine_on(
         policy,
         world,
         backend,
-        [loaded(*samples_of(folder))],
+        [loaded(*samples_of(folder, policy.family))],
     )
     engine.publish(training)
     yield engine, training
@@ -107,7 +119,7 @@ def asked_of(policy: Policy, folder: Path, count: int = 3, greedy: bool = False)
     """A request per sample."""
     return [
         Request(policy.encoder(s, TASK), count, (7, n), greedy)
-        for n, s in enumerate(samples_of(folder))
+        for n, s in enumerate(samples_of(folder, policy.family))
     ]
 
 
@@ -129,6 +141,30 @@ def trainer_logps(
 def sampled_logps(groups: Sequence[Sequence[Turn]]) -> torch.Tensor:
     """vLLM's log-probs of every token."""
     return torch.tensor([x for group in groups for c in group for x in c.logprobs])
+
+
+def ids(groups: Sequence[Sequence[Turn]]) -> list[list[tuple[int, ...]]]:
+    """Token ids of every completion."""
+    return [[c.token_ids for c in group] for group in groups]
+
+
+def same_logps(
+    engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0
+) -> list[list[Turn]]:
+    """Generates, and compares with the trainer."""
+    asked = asked_of(policy, folder)
+    groups = engine.generate(asked, settings_of(temperature=temperature))
+    gap = (trainer_logps(policy, asked, groups, temperature) - sampled_logps(groups)).abs()
+    assert len(gap) > 60 and gap.max() < 1e-5, gap.max()
+    return groups
+
+
+def moved(training: TrainEngine, policy: Policy) -> None:
+    """An optimizer step that every trained weight takes part in."""
+    training.begin()
+    for _, p in policy.trainable():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    training.step(1.0, 0, 10, lambda norm: f"{norm}")
 
 
 def run_tree(folder: Path, **sections: Any) -> dict[str, Any]:

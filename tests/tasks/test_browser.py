@@ -134,6 +134,28 @@ def test_as_many_pages_are_kept_as_were_open_at_once(_):
 
 
 @browser
+def test_a_page_of_another_kind_becomes_as_one_that_was_opened_so(_):
+    """Where as many pages are held as may be, one of another kind takes the next episode."""
+    kinds = ("miniwob/click-collapsible", "own/menu", "miniwob/enter-text")
+    with Browsers(1, limit_s=20.0) as made:
+        fresh = {}
+        for kind in kinds:
+            page, fresh[kind] = made.open(find_site(kind), 7)
+            page.close()
+        held = [made.open(find_site("own/shop"), seed)[0] for seed in range(9)]
+        for page in held:
+            page.act(Command("click", (100.0, 100.0)))
+            page.close()
+        for kind in kinds:
+            page, shown = made.open(find_site(kind), 7)
+            assert shown.goal == fresh[kind].goal and shown.png == fresh[kind].png, kind
+            for keys in ("Alt+ArrowLeft", "Alt+ArrowRight"):  # no way back to what it was
+                assert page.act(Command("press", text=keys)).png == shown.png
+            assert played(page, kind, shown).reward == 1, kind
+            page.close()
+
+
+@browser
 def test_keys_begin_at_the_top_of_a_page_that_is_used_again(browsers, _):
     for keys in ("Tab", "Shift+Tab"):
         earned = []

@@ -18,7 +18,9 @@ from mmrl.policy.families.contract import PARTS, ModelFamily, Parts
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.glm import Glm4V, Glm4VMoe
 from mmrl.policy.families.idefics import Idefics3, SmolVLM
+from mmrl.policy.families.kimi import KimiK25
 from mmrl.policy.families.llava import LlavaOneVision
+from mmrl.policy.families.minicpm import MiniCPMV46
 from mmrl.policy.families.omni import Qwen25Omni
 from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35, Qwen35Moe
 from mmrl.policy.families.tiles import InternVL
@@ -53,6 +55,8 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     SmolVLM(),
     LlavaOneVision(),
     AyaVision(),
+    KimiK25(),
+    MiniCPMV46(),
 )
 
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import need_package
@@ -33,7 +34,17 @@ if TYPE_CHECKING:
     from mmrl.video.pictures import PictureReader
     from mmrl.video.references import Features, Visual
 
-__all__ = ["PARTS", "Encoders", "ModelFamily", "Parts", "sense_of"]
+__all__ = [
+    "EXPERTS_UNTRIED",
+    "GIVEN_FEATURES",
+    "PARTS",
+    "Encoders",
+    "ForVLLM",
+    "ModelFamily",
+    "Parts",
+    "release_of_transformers",
+    "sense_of",
+]
 
 T = TypeVar("T")
 
@@ -130,6 +141,28 @@ class Encoders:
     blocks: Sequence[Any]
 
 
+def release_of_transformers() -> tuple[int, int]:
+    """Major and minor number of the one that is installed, which is not imported."""
+    major, minor = version("transformers").split(".")[:2]
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True)
+class ForVLLM:
+    """An argument of vLLM's model for one picture or clip: those of a batch are concatenated ("rows"), stacked where they are of
+    one shape ("each"), or stacked and left on the host ("host")."""
+
+    tensor: torch.Tensor
+    join: Literal["rows", "each", "host"]
+
+
+GIVEN_FEATURES = "mmrl_features"
+"""Name of the argument that holds features (m, H) to be used as they are, see ModelFamily.vllm_features."""
+
+
+EXPERTS_UNTRIED = "vLLM lays a mixture's experts out for each kind of GPU, and was compared with the trainer on a CPU"
+
+
 def sense_of(kind: str) -> str:
     """The sense of media of a kind: "audio" for sounds, "vision" for pictures and clips."""
     return "audio" if kind == "audio" else "vision"
@@ -153,6 +186,16 @@ class ModelFamily(abc.ABC):
     system: ClassVar[str] = ""
     parts: ClassVar[Parts] = Parts()
     vllm: ClassVar[str] = ""
+    vllm_text: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """What vLLM reads from the text model's configuration where transformers knows one way alone, and has no such setting."""
+    vllm_lacks: ClassVar[tuple[str, ...]] = ()
+    """Weights, by a part of their names, that no forward reads: vLLM has no place for them."""
+    vllm_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Beginnings of weights' names -> those that vLLM knows, where transformers has left those of released checkpoints."""
+    vllm_wants: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings of a model's configuration that vLLM takes for granted: a model with others is refused."""
+    vllm_untried: ClassVar[str] = ""
+    """Why `engine.rollout: auto` does not take vLLM, which answers where it is asked for by name."""
     tower_kernels: ClassVar[Mapping[str, str]]
     """model.attn -> what transformers calls the tower's attention; settings that are not here are refused."""
     pictures_see_themselves: ClassVar[bool] = False
@@ -239,6 +282,10 @@ class ModelFamily(abc.ABC):
     def expand(self, processor: Any, visual: Visual) -> str:
         """What the processor writes in the place of the visual's placeholder."""
 
+    def numbered(self, processor: Any, kind: str, number: int, text: str) -> str:
+        """`text`, what `expand` gave, for the `number`-th visual of its kind in a prompt, from 0 on."""
+        return text
+
     @abc.abstractmethod
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
         """(1, P): 1 where a feature of a picture goes, 2 where one of a clip goes, 3 where one of a sound goes, 0 elsewhere."""
@@ -295,6 +342,20 @@ class ModelFamily(abc.ABC):
     @abc.abstractmethod
     def encoded(self, base: Any, features: Sequence[Features]) -> Any:
         """Features of the visuals of one kind, in the form that the forward takes as `mm_encoder_outputs[kind]`."""
+
+    def vllm_input(
+        self, config: Any, kind: str, pixels_nD: torch.Tensor, grid: tuple[int, int, int]
+    ) -> tuple[str, dict[str, ForVLLM]]:
+        """What vLLM takes a picture or clip for (a modality of its own), and the arguments of its model for it; `config` is the
+        model's configuration. Asked of families with `vllm` alone."""
+        raise NotImplementedError(self.refused.get("vllm", f"{self.name} is not sampled by vLLM"))
+
+    def vllm_features(
+        self, kind: str, features_mH: torch.Tensor, grid: tuple[int, int, int]
+    ) -> tuple[str, dict[str, ForVLLM]]:
+        """As `vllm_input`, of what a frozen tower and its projector made of it, deepstack features behind the others. The default
+        goes past vLLM's own model (VLLMBackend), for families whose model takes features of one length alone."""
+        return "image", {GIVEN_FEATURES: ForVLLM(features_mH, "each")}
 
     @abc.abstractmethod
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:

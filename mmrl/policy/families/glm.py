@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.policy.families.contract import EXPERTS_UNTRIED
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
@@ -139,11 +140,10 @@ class Glm4VMoe(Glm4V):
 
     name = "glm4v_moe"
     model_types = ("glm4v_moe",)
-    vllm = ""
+    vllm = "Glm4vMoeForConditionalGeneration"
+    vllm_text: ClassVar[Mapping[str, Any]] = {"use_qk_norm": False}
+    vllm_untried = EXPERTS_UNTRIED
     router = "mlp.gate"
-    refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's names of the experts' weights are not mapped yet; use engine.rollout: own",
-    }
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
@@ -161,6 +161,7 @@ class Glm4VMoe(Glm4V):
 
     def _experts(self, spec: TinySpec) -> dict[str, Any]:
         return {
+            "head_dim": spec.hidden // spec.heads,
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": spec.hidden,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mmrl.policy.families.contract import ModelFamily
+from mmrl.policy.families.contract import ForVLLM, ModelFamily
 
 if TYPE_CHECKING:
     import torch
@@ -158,6 +158,30 @@ class GridFamily(ModelFamily):
             return BaseModelOutputWithPooling(pooler_output=main)
         deep = [tuple(f.deep[layer] for f in features) for layer in range(len(features[0].deep))]
         return BaseModelOutputWithDeepstackFeatures(pooler_output=main, deepstack_features=deep)
+
+    def vllm_input(
+        self, config: Any, kind: str, pixels_nD: torch.Tensor, grid: tuple[int, int, int]
+    ) -> tuple[str, dict[str, ForVLLM]]:
+        """See ModelFamily."""
+        name = "pixel_values" if kind == "image" else "pixel_values_videos"
+        return kind, self._for_vllm(kind, name, pixels_nD, grid)
+
+    def vllm_features(
+        self, kind: str, features_mH: torch.Tensor, grid: tuple[int, int, int]
+    ) -> tuple[str, dict[str, ForVLLM]]:
+        """See ModelFamily."""
+        return kind, self._for_vllm(kind, f"{kind}_embeds", features_mH, grid)
+
+    @staticmethod
+    def _for_vllm(
+        kind: str, name: str, rows: torch.Tensor, grid: tuple[int, int, int]
+    ) -> dict[str, ForVLLM]:
+        import torch
+
+        return {
+            name: ForVLLM(rows, "rows"),
+            f"{kind}_grid_thw": ForVLLM(torch.tensor(grid), "host"),
+        }
 
     def patches(self, config: Any) -> tuple[int, int]:
         """See ModelFamily."""

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
-from mmrl.policy.families.contract import Parts
+from mmrl.policy.families.contract import ForVLLM, Parts
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
+    import torch
+
     from mmrl.policy.tiny import TinySpec
     from mmrl.video.clips import ClipReader
     from mmrl.video.pictures import PictureReader
@@ -50,8 +52,8 @@ class Idefics3(TileFamily):
     )
     refused: ClassVar[Mapping[str, str]] = {
         "video": "Idefics3 has no clips; use pictures, or a Qwen-VL for clips",
-        "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
     }
+    vllm: ClassVar[str] = "Idefics3ForConditionalGeneration"
     begin: ClassVar[str] = "<|begin_of_text|>"
 
     def reader(self, processor: Any) -> PictureReader:
@@ -112,6 +114,19 @@ class Idefics3(TileFamily):
             )
         tiles = rows.view(-1, base.image_seq_len, rows.shape[-1])
         return BaseModelOutputWithPooling(pooler_output=tiles)
+
+    def _tiles_for_vllm(
+        self, config: Any, tiles_nCHW: torch.Tensor, grid: tuple[int, int, int]
+    ) -> dict[str, ForVLLM]:
+        import torch
+
+        count, _, height, width = tiles_nCHW.shape
+        seen = torch.ones(count, height, width, dtype=torch.bool)  # no tile is padded
+        return {
+            "pixel_values": ForVLLM(tiles_nCHW, "rows"),
+            "pixel_attention_mask": ForVLLM(seen, "rows"),
+            "num_patches": ForVLLM(torch.tensor(count), "host"),
+        }
 
     def patches(self, config: Any) -> tuple[int, int]:
         """See ModelFamily."""
@@ -179,9 +194,8 @@ class SmolVLM(Idefics3):
     processors: ClassVar[tuple[str, ...]] = ("SmolVLMProcessor",)
     clips_are_pictures = True
     packages: ClassVar[Mapping[str, str]] = {"num2words": "smolvlm"}
-    refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
-    }
+    refused: ClassVar[Mapping[str, str]] = {}
+    vllm = "SmolVLMForConditionalGeneration"
     begin = "<|im_start|>"
 
     def chat_options(self) -> dict[str, Any]:

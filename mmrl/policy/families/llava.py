@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.errors import ConfigError
-from mmrl.policy.families.contract import Parts
+from mmrl.policy.families.contract import ForVLLM, Parts
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _CHAT = """\
 {% endfor -%}
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+_RATIO = "anyres_max_9"  # of released checkpoints: more tiles than nine are scaled down to as many
 _ONE = (
     "LLaVA-OneVision cuts a picture into tiles only where its prompt has no other, so that a picture is another one beside a "
     "second; mmrl encodes each picture once: one picture per prompt"
@@ -55,8 +56,13 @@ class LlavaOneVision(TileFamily):
         "pictures": _ONE,
         "turns": f"a turn after the first would bring a second picture: {_ONE}",
         "video": "LLaVA-OneVision's clips are not laid out yet; use pictures, or a Qwen-VL for clips",
-        "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
     }
+    vllm = "LlavaOnevisionForConditionalGeneration"
+    vllm_lacks = ("vision_tower.post_layernorm.",)  # the features are those before it
+    vllm_names: ClassVar[Mapping[str, str]] = {
+        "model.vision_tower.": "model.vision_tower.vision_model."
+    }
+    vllm_wants: ClassVar[Mapping[str, Any]] = {"vision_aspect_ratio": _RATIO}
 
     def reader(self, processor: Any) -> PictureReader:
         """See ModelFamily."""
@@ -104,6 +110,16 @@ class LlavaOneVision(TileFamily):
 
         return BaseModelOutputWithPooling(pooler_output=tuple(f.main for f in features))
 
+    def _tiles_for_vllm(
+        self, config: Any, tiles_nCHW: torch.Tensor, grid: tuple[int, int, int]
+    ) -> dict[str, ForVLLM]:
+        import torch
+
+        return {
+            "pixel_values": ForVLLM(tiles_nCHW, "each"),
+            "image_sizes": ForVLLM(torch.tensor(grid[1:]), "host"),
+        }
+
     def patches(self, config: Any) -> tuple[int, int]:
         """See ModelFamily."""
         return config.vision_config.patch_size, 1
@@ -124,12 +140,12 @@ class LlavaOneVision(TileFamily):
         tokenizer = tiny.make_tokenizer(spec.vocab_size, special)
         patch = tiny.patch_size(spec)
         side = 2 * patch
-        longest = max(2, int(spec.max_patches**0.5) // 2)
+        longest = max(4, int(spec.max_patches**0.5))  # more tiles than _RATIO keeps
         canvases = [
             [h * side, w * side] for h in range(1, longest + 1) for w in range(1, longest + 1)
         ]
         size = {"height": side, "width": side}
-        shape = {"vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"}
+        shape = {"vision_feature_select_strategy": "full", "vision_aspect_ratio": _RATIO}
         processor = hf.LlavaOnevisionProcessor(
             image_processor=hf.LlavaOnevisionImageProcessor(
                 size=size, image_grid_pinpoints=canvases

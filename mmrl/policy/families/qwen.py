@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.policy.families.contract import EXPERTS_UNTRIED
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ class Qwen3VLMoe(_Experts, _Qwen):
     processors = ("Qwen3VLProcessor",)
     frame = CoordFrame.REL1000
     source = "Qwen3-VL's cookbook on grounding"
-    refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's names of the experts' weights are not mapped yet; use engine.rollout: own",
-    }
+    vllm = "Qwen3VLMoeForConditionalGeneration"
+    vllm_text: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": True}
+    vllm_untried = EXPERTS_UNTRIED
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""

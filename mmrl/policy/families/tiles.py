@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.policy.families.contract import ModelFamily, Parts
+from mmrl.policy.families.contract import ForVLLM, ModelFamily, Parts
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +30,9 @@ _CHAT = """\
 {% endif %}"""
 
 
-def _size(base: Any) -> tuple[int, int]:
+def _size(config: Any) -> tuple[int, int]:
     """Height and width of a tile in pixels."""
-    size = base.config.vision_config.image_size
+    size = config.vision_config.image_size
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
@@ -91,7 +91,7 @@ class TileFamily(ModelFamily):
         """See ModelFamily."""
         from mmrl.video.references import Features
 
-        height, width = _size(base)
+        height, width = _size(base.config)
         tiles = pixels_nD.view(len(pixels_nD), -1, height, width)
         found = base.get_image_features(pixel_values=tiles, return_dict=True).pooler_output
         return [Features(mine.flatten(0, 1)) for mine in found.split([g[0] for g in grids])]
@@ -103,13 +103,27 @@ class TileFamily(ModelFamily):
 
         return BaseModelOutputWithPooling(pooler_output=torch.cat([f.main for f in features]))
 
+    def vllm_input(
+        self, config: Any, kind: str, pixels_nD: torch.Tensor, grid: tuple[int, int, int]
+    ) -> tuple[str, dict[str, ForVLLM]]:
+        """See ModelFamily. Frames of a clip are tiles of a picture to vLLM, too."""
+        height, width = _size(config)
+        tiles = pixels_nD.view(len(pixels_nD), -1, height, width)
+        return "image", self._tiles_for_vllm(config, tiles, grid)
+
+    def _tiles_for_vllm(
+        self, config: Any, tiles_nCHW: torch.Tensor, grid: tuple[int, int, int]
+    ) -> dict[str, ForVLLM]:
+        """Arguments of vLLM's model for the tiles of one picture or clip."""
+        raise NotImplementedError(self.refused["vllm"])
+
     def patches(self, config: Any) -> tuple[int, int]:
         """See ModelFamily."""
         return config.vision_config.patch_size[0], round(1 / config.downsample_ratio)
 
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """See ModelFamily."""
-        height, width = _size(base)
+        height, width = _size(base.config)
         return (1, base.config.vision_config.num_channels * height * width), (1, 1, 1)
 
 
@@ -122,9 +136,7 @@ class InternVL(TileFamily):
     frame = CoordFrame.REL1000
     clips_are_pictures = True
     source = "InternVL's documentation on grounding: `<box>[[x1, y1, x2, y2]]</box>` within 0..1000"
-    refused: ClassVar[Mapping[str, str]] = {
-        "vllm": "vLLM's inputs for tiles are not made yet; use engine.rollout: own",
-    }
+    vllm = "InternVLForConditionalGeneration"
 
     def reader(self, processor: Any) -> PictureReader:
         """See ModelFamily."""
@@ -166,6 +178,17 @@ class InternVL(TileFamily):
         """See ModelFamily."""
         clip = processor.tokenizer.convert_tokens_to_ids(processor.video_token)
         return tuple(sorted({*processor.image_token_ids, clip}))
+
+    def _tiles_for_vllm(
+        self, config: Any, tiles_nCHW: torch.Tensor, grid: tuple[int, int, int]
+    ) -> dict[str, ForVLLM]:
+        import torch
+
+        return {
+            "pixel_values": ForVLLM(tiles_nCHW, "rows"),
+            "image_num_patches": ForVLLM(torch.tensor(len(tiles_nCHW)), "host"),
+            "image_token_id": ForVLLM(torch.tensor(config.image_token_id), "host"),
+        }
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""
