@@ -59,8 +59,8 @@ class SimulatorOptions(BaseModel):
     def _told(cls, item: Any, spec: EnvSpec) -> str:
         names, found = [str(part) for part in item["loc"]], item["input"]
         known = cls.model_fields
-        if item["type"] == "extra_forbidden":
-            return f"expected options {', '.join(known)}, found {names[0]!r}.{did_you_mean(names[0], known)}"
+        if names[0] not in known:  # nor is what is no text the name of one
+            return f"expected options {', '.join(known)}, found {item['loc'][0]!r}.{did_you_mean(names[0], known)}"
         if item["type"] == "value_error":  # a rule of the suite's own, in whole sentences
             return str(item["ctx"]["error"])
         annotations = list(_annotations(known[names[0]]))

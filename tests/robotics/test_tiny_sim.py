@@ -338,6 +338,7 @@ def test_a_picture_takes_less_than_a_third_of_a_millisecond() -> None:
         ({"task": "psh"}, "expected task push, reach, pick, found 'psh'. Did you mean 'push'?"),
         ({"cameras": ("bse",)}, "expected cameras base, wrist, found 'bse'. Did you mean 'base'?"),
         ({"options": {"rewards": "sparse"}}, "found 'rewards'. Did you mean 'reward'?"),
+        ({"options": {1: 2}}, "reset_s, found 1."),
         ({"options": {"reward": "dense"}}, "options.reward as 'sparse' or 'shaped', found 'dense'"),
         ({"options": {"step_s": -1}}, "options.step_s as greater than or equal to 0, found -1"),
         ({"options": {"render_s": float("nan")}}, "options.render_s as a finite number, found nan"),
