@@ -72,7 +72,9 @@ _OWN = """## Add a family
    tell. Pictures, clips and sounds are read by a reader (`video/pictures.py`, `video/clips.py`, `video/audio.py`), an existing
    one or your own. A model whose towers lie beside its text model says so in `body` and `forward`. The frame is what the
    family's checkpoints were trained to write, with the source; `None` where none says so. `vllm` names the class that vLLM
-   answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine.
+   answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine. A mixture
+   of experts names its `router`, and says in `gate_weights` what chosen experts weigh, for `algorithm.router_replay`; the two
+   usual kinds are in `mmrl/policy/families/experts.py`.
 2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
    `mmrl.families`.
 3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.

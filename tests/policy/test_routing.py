@@ -32,7 +32,11 @@ from tests.kits.engine_kit import (
 )
 
 LIMIT = 2e-5
-FAMILIES = ("qwen3_vl_moe", "glm4v_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.slow))
+FAMILIES = (
+    "qwen3_vl_moe",
+    "glm4v_moe",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_5_moe", "kimi_k25")),
+)
 TASK = Album()
 ANSWERS = ((7, 8, 9, 40, 41), (10, 11), tuple(range(20, 31)), (5,))
 # the second with a longer prompt and another picture

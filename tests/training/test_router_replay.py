@@ -238,7 +238,7 @@ def test_dense_models_are_refused_before_weights_are_read(
     dense = {"model": {"path": tiny_folder("qwen3_vl")}}
     with pytest.raises(ConfigError, match="of family qwen3_vl, in which all tokens") as error:
         make(tmp_path, "dense", replay("R3"), dense)
-    assert all(name in str(error.value) for name in (MOE, "glm4v_moe", "qwen3_5_moe"))
+    assert all(name in str(error.value) for name in (MOE, "glm4v_moe", "kimi_k25", "qwen3_5_moe"))
 
 
 def test_what_no_rollout_wrote_has_the_prompts_experts_alone() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.contract import EXPERTS_UNTRIED
+from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Glm4V(GridFamily):
         return config, processor
 
 
-class Glm4VMoe(Glm4V):
+class Glm4VMoe(SigmoidRouters, Glm4V):
     """GLM-4.5V, a mixture of experts. A LoRA adapter reaches attention and experts; routers stay as they are."""
 
     name = "glm4v_moe"
@@ -143,16 +144,6 @@ class Glm4VMoe(Glm4V):
     vllm = "Glm4vMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"use_qk_norm": False}
     vllm_untried = EXPERTS_UNTRIED
-    router = "mlp.gate"
-
-    def gate_weights(
-        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
-    ) -> torch.Tensor:
-        """See ModelFamily. What balances the load (e_score_correction_bias) and groups of experts decide the choice alone."""
-        chosen_Tk = logits_TE.sigmoid().gather(1, experts_Tk)
-        if router.norm_topk_prob:
-            chosen_Tk = chosen_Tk / (chosen_Tk.sum(-1, keepdim=True) + 1e-20)
-        return chosen_Tk * router.routed_scaling_factor
 
     def _config_class(self) -> Any:
         from transformers import Glm4vMoeConfig

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import Parts, release_of_transformers
+from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _chunks(grid: tuple[int, int, int], frames: int) -> list[tuple[int, int, int
     return [(min(frames, t - first), h, w) for first in range(0, t, frames)]
 
 
-class KimiK25(GridFamily):
+class KimiK25(SigmoidRouters, GridFamily):
     """Kimi K2.5 and K2.6 (Kimi-VL has remote code alone).
 
     A clip's grid is (frames, height, width) in patches. Each chunk of four frames, the last of what is left, is a row of tokens of

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.contract import EXPERTS_UNTRIED
+from mmrl.policy.families.experts import SoftmaxRouters
 from mmrl.policy.families.grid import GridFamily
 
 if TYPE_CHECKING:
-    import torch
-
     from mmrl.policy.tiny import TinySpec
 
 __all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL", "Qwen35", "Qwen35Moe"]
@@ -77,23 +76,7 @@ class Qwen3VL(_Qwen):
     vllm = "Qwen3VLForConditionalGeneration"
 
 
-class _Experts(GridFamily):
-    """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum."""
-
-    router = "mlp.gate"
-
-    def gate_weights(
-        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
-    ) -> torch.Tensor:
-        """See ModelFamily."""
-        import torch
-
-        probs_TE = logits_TE.softmax(-1, dtype=torch.float32)
-        chosen_Tk = probs_TE.gather(-1, experts_Tk)
-        return (chosen_Tk / chosen_Tk.sum(-1, keepdim=True)).to(logits_TE.dtype)
-
-
-class Qwen3VLMoe(_Experts, _Qwen):
+class Qwen3VLMoe(SoftmaxRouters, _Qwen):
     """Qwen3-VL as a mixture of experts. A LoRA adapter reaches its attention; experts and routers stay as they are."""
 
     name = "qwen3_vl_moe"
@@ -175,7 +158,7 @@ class Qwen35(_Qwen):
         return partial(Qwen3_5Config, text_config=text, vision_config=vision)
 
 
-class Qwen35Moe(_Experts, Qwen35):
+class Qwen35Moe(SoftmaxRouters, Qwen35):
     """Qwen3.5 as a mixture of experts. A LoRA adapter of the default `model.lora.target_modules` reaches attention and the expert
     that every token goes through; the others and routers stay as they are."""
 

@@ -1,0 +1,43 @@
+"""What families with a mixture of experts say of their routers (see mmrl.policy.routing)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmrl.policy.families.contract import ModelFamily
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SigmoidRouters", "SoftmaxRouters"]
+
+
+class SoftmaxRouters(ModelFamily):
+    """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum."""
+
+    router = "mlp.gate"
+
+    def gate_weights(
+        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        """See ModelFamily."""
+        import torch
+
+        probs_TE = logits_TE.softmax(-1, dtype=torch.float32)
+        chosen_Tk = probs_TE.gather(-1, experts_Tk)
+        return (chosen_Tk / chosen_Tk.sum(-1, keepdim=True)).to(logits_TE.dtype)
+
+
+class SigmoidRouters(ModelFamily):
+    """Routers of DeepSeek-V3 and of what is built like it: each expert has a score of its own."""
+
+    router = "mlp.gate"
+
+    def gate_weights(
+        self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        """See ModelFamily. What balances the load (e_score_correction_bias) and groups of experts decide the choice alone."""
+        chosen_Tk = logits_TE.sigmoid().gather(1, experts_Tk)
+        if router.norm_topk_prob:
+            chosen_Tk = chosen_Tk / (chosen_Tk.sum(-1, keepdim=True) + 1e-20)
+        return chosen_Tk * router.routed_scaling_factor
