@@ -8,6 +8,7 @@ it at once while the workers, which leave such signals to the run, go on; the ru
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -40,6 +41,8 @@ def import_for_all(names: Iterable[str]) -> None:
             importlib.import_module(name)
     # what is here stays, in every process that is forked from this one: to look through it would also copy its pages
     gc.freeze()
+    # at the server's end extension modules would complain of objects that are still there; processes that it starts leave without
+    atexit.register(gc.unfreeze)
     loaded()
     # multiprocessing has the server ignore this one, and hands on to its processes what it finds here
     signal.signal(signal.SIGINT, before[signal.SIGINT])
