@@ -38,6 +38,7 @@ WALL = {
     "mmrl/operations/prometheus.py",
     "mmrl/judges/endpoint.py",  # Retry-After may be a date
     "mmrl/judges/store.py",  # part of a file's name
+    "robotics/lerobot_client.py",  # the date of an observation
     "tasks/verifiers_host.py",  # the date of a chat completion
     "mmrl/viewer/glance.py",  # how old a file is
     "video/store_space.py",
