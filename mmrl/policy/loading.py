@@ -36,6 +36,7 @@ from mmrl.policy.quantized import quantize_language
 from mmrl.policy.routing import take_routing
 from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template
+from mmrl.workers import prefetch
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
@@ -404,6 +405,8 @@ def load_policy(
     """
     # `weights` are those of a checkpoint that was compared when it was chosen
     check_loadable(config.path)
+    if data is not None and data.workers:
+        prefetch.warm_up()
     model_type = _model_type(config.path)
     template = template_for(model_type, config)
     family = family_of(SimpleNamespace(model_type=model_type))

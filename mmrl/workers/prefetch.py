@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 from mmrl.errors import ConfigError, MediaError, MMRLError
 from mmrl.types import Sample
 from mmrl.video.media import image_overrides
+from mmrl.workers import spawned
 from mmrl.workers.process import END_S, ChildError, Losses, patience
-from mmrl.workers.spawned import Worker, close_all, warm_up
+from mmrl.workers.spawned import Worker, close_all
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig
 
-__all__ = ["Ahead", "Media", "Prefetcher", "media_of", "prefetching", "prepare"]
+__all__ = ["Ahead", "Media", "Prefetcher", "media_of", "prefetching", "prepare", "warm_up"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 64 << 20  # of what is said about one picture or clip, both ways
@@ -105,12 +106,10 @@ def _portable(visuals: Any) -> bytes:
     return pickle.dumps(bare)
 
 
-def _modules(visuals: Sequence[Any]) -> Iterator[str]:
-    """Where the classes are that a worker makes visual caches of."""
-    for cache in visuals:
-        for part in ("image_processor", "video_processor", "feature_extractor"):
-            if (processor := getattr(cache.processor, part, None)) is not None:
-                yield type(processor).__module__
+def warm_up() -> None:
+    """Start the fork server that media workers come from, without waiting for it: it imports for seconds, best while a model is
+    loaded."""
+    spawned.warm_up(["mmrl.workers.media_preload"])
 
 
 def _serve(connection: Connection, progress: Any, recipes: Sequence[bytes]) -> None:
@@ -192,7 +191,7 @@ class Prefetcher:
         self._closing = self._rung = self._warned = False
         self._bell, self._ring = Pipe(duplex=False)
         recipes = [_portable(v) for v in visuals]
-        warm_up(["mmrl.workers.media_preload", *_modules(visuals)])
+        warm_up()
         self._workers = [
             _Preparer(_serve, (recipes,), "mmrl-media", most=_MOST_BYTES) for _ in range(workers)
         ]
