@@ -37,37 +37,37 @@ class View:
     page: Page
     shown: Shown
 
-    def see(self, text: str = "", tag: str = "", **facts: Any) -> list[Element]:
-        """What is visible with this text, tag and facts, below the goal."""
+    def see(self, text: str = "", tag: str = "") -> list[Element]:
+        """What is visible with this text and tag, below the goal."""
         return [
             e
             for e in self.page.elements()
             if e["box"][1] >= _TOP
             and (not text or text in (e["text"], e["value"], e["name"]))
             and (not tag or e["tag"] == tag)
-            and all(e[k] == v for k, v in facts.items())
         ]
 
-    def beside(self, one: Element, text: str) -> Element:
-        """What is visible with this text in the line of another element."""
-        return next_of(e for e in self.see(text) if abs(middle(e)[1] - middle(one)[1]) < 8)
+    def beside(self, one: Element, *texts: str) -> Element:
+        """The button with one of these texts in the line of another element."""
+        line = (e for e in self.see(tag="button") if abs(_middle(e)[1] - _middle(one)[1]) < 8)
+        return _first(e for e in line if e["text"] in texts)
 
     def click(self, text: str = "", tag: str = "") -> Command:
         """A click on what is visible so."""
-        return Command("click", middle(self.see(text, tag)[0]))
+        return Command("click", _middle(self.see(text, tag)[0]))
 
-    def type(self, words: str, place: int = 0, tag: str = "input") -> Command:
-        """Typing into a field."""
-        return Command("type", middle(self.see(tag=tag)[place]), text=words)
+    def type(self, words: str, place: int) -> Command:
+        """Typing into a field, counted from 0."""
+        return Command("type", _middle(self.see(tag="input")[place]), text=words)
 
 
-def middle(element: Element) -> tuple[float, float]:
+def _middle(element: Element) -> tuple[float, float]:
     """Where to point."""
     x1, y1, x2, y2 = element["box"]
     return (x1 + x2) / 2, (y1 + y2) / 2
 
 
-def next_of(found: Iterator[Element]) -> Element:
+def _first(found: Iterator[Element]) -> Element:
     """The first of them. Raises LookupError without one: StopIteration would end a player."""
     for one in found:
         return one
@@ -101,8 +101,8 @@ def _pick(view: View, goal: str) -> Deeds:
 def _form(view: View, goal: str) -> Deeds:
     name, age, city = _parts(r"Enter (\w+), age (\d+), from (\w+), ", goal)
     for label, words in (("name", name), ("age", age)):
-        yield Command("type", middle(view.see(label)[0]), text=words)
-    yield Command("select", middle(view.see("city")[0]), text=city)
+        yield Command("type", _middle(view.see(label)[0]), text=words)
+    yield Command("select", _middle(view.see("city")[0]), text=city)
     yield view.click("Send")
 
 
@@ -115,8 +115,8 @@ def _menu(view: View, goal: str) -> Deeds:
 def _calendar(view: View, goal: str) -> Deeds:
     months = [date(2026, m, 1).strftime("%B") for m in range(1, 13)]
     month, day = _parts(r"Choose (\w+) (\d+), 2026\.", goal)
-    while not view.see(f"{month} 2026"):
-        now = next((m for m in months if view.see(f"{m} 2026")), None)
+    while f"{month} 2026" not in (seen := {e["text"] for e in view.see()}):
+        now = next((m for m in months if f"{m} 2026" in seen), None)
         if now is None:
             raise LookupError("expected a month on the page")
         yield view.click("<" if months.index(now) > months.index(month) else ">")
@@ -128,13 +128,9 @@ def _settings(view: View, goal: str) -> Deeds:
     for tab, (name, state) in zip(("Sound", "Screen"), wishes, strict=True):
         yield view.click(tab)
         line = view.see(name)[0]
-        switch = next_of(
-            e
-            for e in view.see(tag="button")
-            if abs(middle(e)[1] - middle(line)[1]) < 8 and e["text"] in ("on", "off")
-        )
+        switch = view.beside(line, "on", "off")
         if switch["text"] != state:
-            yield Command("click", middle(switch))
+            yield Command("click", _middle(switch))
     yield view.click("Save")
 
 
@@ -148,9 +144,9 @@ def _shop(view: View, goal: str) -> Deeds:
     if not line():
         yield view.click("More")
     for _ in range(int(count)):
-        yield Command("click", middle(view.beside(line()[0], "Add")))
-    basket = next_of(e for e in view.see() if e["text"].startswith("Basket"))
-    yield Command("click", middle(basket))
+        yield Command("click", _middle(view.beside(line()[0], "Add")))
+    basket = _first(e for e in view.see() if e["text"].startswith("Basket"))
+    yield Command("click", _middle(basket))
     yield view.click(way)
     yield view.click("Order")
 
@@ -179,7 +175,7 @@ def _named(tag: str) -> Callable[[View, str], Deeds]:
 
 def _tick(view: View, word: str) -> Command:
     label = view.see(word, "label")[0]
-    return Command("click", (label["box"][0] + 6, middle(label)[1]))
+    return Command("click", (label["box"][0] + 6, _middle(label)[1]))
 
 
 def _checkboxes(view: View, goal: str) -> Deeds:
@@ -198,8 +194,8 @@ def _colour(view: View, goal: str) -> Deeds:
     rgb = ImageColor.getrgb(_parts(r"Click on the (\w+) colored box", goal)[0])
     with Image.open(io.BytesIO(view.shown.png)) as picture:
         pixels = picture.convert("RGB")
-    boxes = (e for e in view.see(tag="div") if pixels.getpixel(_whole(middle(e))) == rgb)
-    yield Command("click", middle(next_of(boxes)))
+    boxes = (e for e in view.see(tag="div") if pixels.getpixel(_whole(_middle(e))) == rgb)
+    yield Command("click", _middle(_first(boxes)))
 
 
 def _whole(place: tuple[float, float]) -> tuple[int, int]:
@@ -208,7 +204,7 @@ def _whole(place: tuple[float, float]) -> tuple[int, int]:
 
 def _collapsible(view: View, goal: str) -> Deeds:
     yield Command(
-        "click", middle(next_of(e for e in view.see() if e["text"].startswith("Section")))
+        "click", _middle(_first(e for e in view.see() if e["text"].startswith("Section")))
     )
     yield view.click("Submit", "button")
 
@@ -217,15 +213,21 @@ def _tab(view: View, goal: str) -> Deeds:
     yield view.click(_parts(r"(Tab #\d)", goal)[0], "a")
 
 
-def _typed(button: str, repeat: int = 1) -> Callable[[View, str], Deeds]:
+def _typed(button: str) -> Callable[[View, str], Deeds]:
     """A player that types what the goal quotes into the fields, from top to bottom, and clicks a button."""
 
     def play(view: View, goal: str) -> Deeds:
-        for place, words in enumerate(_quoted(goal)[:1] * repeat if repeat > 1 else _quoted(goal)):
+        for place, words in enumerate(_quoted(goal)):
             yield view.type(words, place)
         yield view.click(button, "button")
 
     return play
+
+
+def _password(view: View, goal: str) -> Deeds:
+    for place in (0, 1):
+        yield view.type(_quoted(goal)[0], place)
+    yield view.click("Submit", "button")
 
 
 PLAYERS: dict[str, Callable[[View, str], Deeds]] = {
@@ -246,7 +248,7 @@ PLAYERS: dict[str, Callable[[View, str], Deeds]] = {
     "miniwob/click-option": _option,
     "miniwob/click-tab": _tab,
     "miniwob/enter-text": _typed("Submit"),
-    "miniwob/enter-password": _typed("Submit", repeat=2),
+    "miniwob/enter-password": _password,
     "miniwob/login-user": _typed("Login"),
     "miniwob/focus-text": _one("", "input"),
 }
