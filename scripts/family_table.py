@@ -74,7 +74,8 @@ _OWN = """## Add a family
    family's checkpoints were trained to write, with the source; `None` where none says so. `vllm` names the class that vLLM
    answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine. A mixture
    of experts names its `router`, and says in `gate_weights` what chosen experts weigh, for `algorithm.router_replay`; the two
-   usual kinds are in `mmrl/policy/families/experts.py`.
+   usual kinds are in `mmrl/policy/families/experts.py`. Plain rotary positions, a forward that is given features and an area
+   without a lower bound are in `mmrl/policy/families/plain.py`.
 2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
    `mmrl.families`.
 3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.

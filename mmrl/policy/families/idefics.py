@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import ForVLLM, Parts
+from mmrl.policy.families.plain import LargestAlone
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _MARKUP = ("<fake_token_around_image>", "<image>", "<global-img>")
 _PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
 
 
-class Idefics3(TileFamily):
+class Idefics3(LargestAlone, TileFamily):
     """Idefics3."""
 
     name = "idefics3"
@@ -55,6 +56,7 @@ class Idefics3(TileFamily):
     }
     vllm: ClassVar[str] = "Idefics3ForConditionalGeneration"
     begin: ClassVar[str] = "<|begin_of_text|>"
+    no_least = "the longest side of every picture becomes as long as data.max_pixels lets it"
 
     def reader(self, processor: Any) -> PictureReader:
         """See ModelFamily."""
@@ -66,13 +68,9 @@ class Idefics3(TileFamily):
         self, processor: Any, low: int | None, high: int | None
     ) -> tuple[dict[str, Any], tuple[int, int]]:
         """See ModelFamily."""
-        if low is not None or high is None:
-            raise ConfigError(
-                f"expected no data.min_pixels for family {self.name}, found {low}: the longest side of every picture becomes as "
-                "long as data.max_pixels lets it; remove it"
-            )
+        most = self.largest(low, high)
         tile = processor.image_processor.max_image_size["longest_edge"]
-        return {"size": {"longest_edge": max(1, int(high**0.5) // tile) * tile}}, (0, high)
+        return {"size": {"longest_edge": max(1, int(most**0.5) // tile) * tile}}, (0, most)
 
     def expand(self, processor: Any, visual: Visual) -> str:
         """See ModelFamily."""

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import Parts, release_of_transformers
 from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.plain import GivenFeatures, LargestAlone, PlainPositions
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +47,12 @@ def _chunks(grid: tuple[int, int, int], frames: int) -> list[tuple[int, int, int
     return [(min(frames, t - first), h, w) for first in range(0, t, frames)]
 
 
-class KimiK25(SigmoidRouters, GridFamily):
+class KimiK25(SigmoidRouters, PlainPositions, GivenFeatures, LargestAlone, GridFamily):
     """Kimi K2.5 and K2.6 (Kimi-VL has remote code alone).
 
     A clip's grid is (frames, height, width) in patches. Each chunk of four frames, the last of what is left, is a row of tokens of
-    its own behind its time: the tower attends within a chunk, and the mean of its frames is what the projector sees. A LoRA adapter
+    its own behind its time: the tower attends within a chunk, and the mean of its frames is what the projector sees; how many
+    frames each chunk has cannot be told to the model's own forward, which is given features. A LoRA adapter
     of the default `model.lora.target_modules` reaches o_proj, dense MLPs and the expert that every token goes through; q_a_proj,
     q_b_proj, kv_a_proj_with_mqa and kv_b_proj are the rest of attention.
     """
@@ -70,6 +71,7 @@ class KimiK25(SigmoidRouters, GridFamily):
         tower_blocks="vision_tower.layers",
     )
     media_tokens = (*_MARKUP, _CLIP)
+    no_least = "its processor enlarges no picture"
 
     @property
     def refused(self) -> Mapping[str, str]:  # type: ignore[override]  # elsewhere one for all releases of transformers
@@ -93,16 +95,6 @@ class KimiK25(SigmoidRouters, GridFamily):
 
         return ChunkClips(processor.video_processor)
 
-    def image_options(
-        self, processor: Any, low: int | None, high: int | None
-    ) -> tuple[dict[str, Any], tuple[int, int]]:
-        """See ModelFamily."""
-        if low is not None or high is None:
-            raise ConfigError(
-                f"expected no data.min_pixels for family {self.name}, found {low}: its processor enlarges no picture; remove it"
-            )
-        return {"max_pixels": high}, (0, high)
-
     def expand(self, processor: Any, visual: Visual) -> str:
         """See ModelFamily."""
         if visual.kind == "image":
@@ -117,31 +109,6 @@ class KimiK25(SigmoidRouters, GridFamily):
             "video_metadata": [times],
         }
         return processor.replace_video_token(clip, 0)
-
-    def positions(
-        self,
-        processor: Any,
-        base: Any,
-        ids_1P: torch.Tensor,
-        kinds_1P: torch.Tensor,
-        visuals: Sequence[Visual],
-    ) -> torch.Tensor:
-        """See ModelFamily."""
-        import torch
-
-        return torch.arange(ids_1P.shape[1]).repeat(3, 1)
-
-    def text_inputs(
-        self, positions_3RT: torch.Tensor, kinds_RT: torch.Tensor | None
-    ) -> dict[str, Any]:
-        """See ModelFamily."""
-        return {"position_ids": positions_3RT[0]}
-
-    def pixel_inputs(
-        self, kind: str, pixels: Sequence[torch.Tensor], visuals: Sequence[Visual]
-    ) -> dict[str, Any] | None:
-        """See ModelFamily. How many frames a chunk has is known to the model alone."""
-        return None
 
     def features(
         self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]

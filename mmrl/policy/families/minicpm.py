@@ -12,6 +12,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MismatchError
 from mmrl.policy.families.contract import Parts, release_of_transformers
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.plain import LargestAlone
 from mmrl.policy.families.qwen import Qwen35
 from mmrl.policy.families.tiles import TileFamily
 
@@ -67,7 +68,7 @@ def _views(config: Any, grid: tuple[int, int, int]) -> Views:
     return views_of(_cutter(config.image_size, patch, config.downsample_mode), grid)
 
 
-class MiniCPMV46(TileFamily):
+class MiniCPMV46(LargestAlone, TileFamily):
     """MiniCPM-V 4.6. A grid is (views, height, width of the picture in pixels): a view's size depends on the picture's shape.
 
     A LoRA adapter reaches what it reaches of Qwen3.5.
@@ -88,6 +89,7 @@ class MiniCPMV46(TileFamily):
         tower_blocks="vision_tower.encoder.layers",
     )
     tower_kernels = GridFamily.tower_kernels
+    no_least = "small pictures are enlarged to a view"
 
     @property
     def refused(self) -> Mapping[str, str]:  # type: ignore[override]  # elsewhere one for all releases of transformers
@@ -116,16 +118,6 @@ class MiniCPMV46(TileFamily):
         from mmrl.video.pictures import SliceReader
 
         return SliceReader(processor)
-
-    def image_options(
-        self, processor: Any, low: int | None, high: int | None
-    ) -> tuple[dict[str, Any], tuple[int, int]]:
-        """See ModelFamily."""
-        if low is not None or high is None:
-            raise ConfigError(
-                f"expected no data.min_pixels for family {self.name}, found {low}: small pictures are enlarged to a view; remove it"
-            )
-        return {"max_pixels": high}, (0, high)
 
     def expand(self, processor: Any, visual: Visual) -> str:
         """See ModelFamily."""

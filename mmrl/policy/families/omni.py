@@ -9,6 +9,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import MismatchError
 from mmrl.policy.families.contract import Parts
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.plain import GivenFeatures
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ _CHAT = """\
 {% endif %}"""
 
 
-class Qwen25Omni(GridFamily):
+class Qwen25Omni(GivenFeatures, GridFamily):
     """Qwen2.5-Omni: pictures, clips and sounds in, text out. Of a whole checkpoint (Qwen2_5OmniForConditionalGeneration) the
     thinker is loaded; what is saved is a Qwen2_5OmniThinkerForConditionalGeneration.
 
@@ -158,12 +159,6 @@ class Qwen25Omni(GridFamily):
     ) -> dict[str, Any]:
         """See ModelFamily."""
         return {"position_ids": positions_3RT}
-
-    def pixel_inputs(
-        self, kind: str, pixels: Sequence[torch.Tensor], visuals: Sequence[Visual]
-    ) -> dict[str, Any] | None:
-        """See ModelFamily."""
-        return None
 
     def features(
         self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]

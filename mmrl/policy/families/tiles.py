@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.policy.families.contract import ForVLLM, ModelFamily, Parts
+from mmrl.policy.families.contract import ForVLLM, Parts
+from mmrl.policy.families.plain import GivenFeatures, PlainPositions
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def _size(config: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-class TileFamily(ModelFamily):
+class TileFamily(PlainPositions, GivenFeatures):
     """A grid (tiles, rows, columns) per picture, the thumbnail counted among the tiles; every tile becomes as many tokens. The
     model is given features, never pixels: its own call would hand the language model's layout to the tower."""
 
@@ -59,31 +60,6 @@ class TileFamily(ModelFamily):
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
         """See ModelFamily."""
         return (ids_1P == processor.image_token_id).long()
-
-    def positions(
-        self,
-        processor: Any,
-        base: Any,
-        ids_1P: torch.Tensor,
-        kinds_1P: torch.Tensor,
-        visuals: Sequence[Visual],
-    ) -> torch.Tensor:
-        """See ModelFamily."""
-        import torch
-
-        return torch.arange(ids_1P.shape[1]).repeat(3, 1)
-
-    def text_inputs(
-        self, positions_3RT: torch.Tensor, kinds_RT: torch.Tensor | None
-    ) -> dict[str, Any]:
-        """See ModelFamily."""
-        return {"position_ids": positions_3RT[0]}
-
-    def pixel_inputs(
-        self, kind: str, pixels: Sequence[torch.Tensor], visuals: Sequence[Visual]
-    ) -> dict[str, Any] | None:
-        """See ModelFamily."""
-        return None
 
     def features(
         self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]
