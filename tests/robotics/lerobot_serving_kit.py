@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -34,6 +35,7 @@ from mmrl.robotics.lerobot_server import RobotServer, RobotService
 from mmrl.robotics.policy_service import PolicyLimits
 from scripts.check_lerobot import FIXTURE, MOTORS
 from tests.robotics.openpi_kit import CHUNK
+from tests.robotics.policy_server_kit import in_thread
 
 RECORDED: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))
 """What lerobot's own code wrote (scripts/check_lerobot.py)."""
@@ -51,15 +53,8 @@ def serving(policy: Any, **options: Any) -> Iterator[tuple[str, RobotServer]]:
     limits = options.pop("limits", PolicyLimits())
     server = RobotServer("127.0.0.1", 0, limits.clients, limits.idle_s)
     service, listens = RobotService(policy, "stub", limits=limits, **options), threading.Event()
-    thread = threading.Thread(target=server.run, args=(service, listens.set))
-    thread.start()
-    try:
-        assert listens.wait(30)
+    with in_thread(partial(server.run, service, listens.set), server.stop, listens):
         yield f"127.0.0.1:{server.port}", server
-    finally:
-        server.stop()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 @contextmanager

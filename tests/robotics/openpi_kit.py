@@ -15,6 +15,7 @@ from mmrl.robotics.config import VLAConfig
 from mmrl.robotics.contract import Observation
 from mmrl.robotics.openpi_messages import pack, unpack
 from mmrl.robotics.openpi_server import PolicyServer, PolicyService
+from tests.robotics.policy_server_kit import in_thread
 
 CHUNK = np.linspace(-1, 1, 70).reshape(10, 7)
 
@@ -56,15 +57,8 @@ def serving(policy: Any, **options: Any) -> Iterator[tuple[str, PolicyService]]:
     service = PolicyService(policy, "stub", **options)
     server = PolicyServer(service, sock, listens.set)
     port = sock.getsockname()[1]
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        assert listens.wait(30)
+    with in_thread(server.run, server.stop, listens):
         yield f"ws://127.0.0.1:{port}", service
-    finally:
-        server.stop()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 @contextmanager

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +37,7 @@ from mmrl.robotics.lerobot_pickles import write
 from mmrl.robotics.remote import PolicyError
 from tests.robotics.lerobot_serving_kit import Answer, foreign, good
 from tests.robotics.openpi_kit import CHUNK, keys, libero, same
+from tests.robotics.policy_server_kit import far_and_near, policy_server
 
 REPO = Path(__file__).resolve().parents[2]
 ANY = "type=act&path=any"
@@ -323,45 +320,12 @@ def test_a_key_of_the_environment_is_not_passed_over_in_silence() -> None:
 @pytest.mark.slow
 def test_an_evaluation_over_the_protocol_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     """mmrl policy-server and mmrl eval --policy-server against mmrl eval CHECKPOINT: the same episodes, of actions in float32."""
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "mmrl.cli.main", "policy-server", ACTING),
-            *("--port", "0", "--protocol", "lerobot"),
-        ],
-        cwd=REPO,
-        env={**os.environ, "MMRL_API_KEY": "", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        lines = iter(server.stdout.readline, "")
-        line = next(one for one in lines if one.startswith("policy server at lerobot://"))
-        settings = json.loads((Path(ACTING) / "vla.json").read_text(encoding="utf-8"))
-        cameras = ",".join(f"{c}:{c}" for c in settings["vla"]["cameras"])
-        size = settings["vla"].get("proprio_dim", 0) or 1
-        address = f"{line.split()[3]}?{ANY}&cameras={cameras}&state={size}"
-        wide = ["env.options={tolerance: 0.6}"]  # an easy task
-        common = [*wide, "env.slots=1", "env.workers=1", "threads=1", "--suite", "tiny_reach"]
-        for name, who in (("far", ["--policy-server", address]), ("near", [ACTING])):
-            asked = ["eval", *who, *common, "--limit", "4", "--out", str(tmp_path / name)]
-            done = CliRunner().invoke(app, asked, catch_exceptions=False)
-            assert done.exit_code == 0, done.output
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0 and "stopped" in list(lines)[-1]
-    finally:
-        server.kill()
-        server.wait(30)
-    rows, results = {}, {}
-    for name in ("far", "near"):
-        folder = tmp_path / name / "tiny_reach"
-        text = (folder / "predictions.jsonl").read_text(encoding="utf-8")
-        rows[name] = [json.loads(one) for one in text.splitlines()]
-        results[name] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    measured = ("id", "mode", "seed", "stop", "score")
-    for far, near in zip(rows["far"], rows["near"], strict=True):
-        assert {k: far[k] for k in measured} == {k: near[k] for k in measured}
-    assert len(rows["far"]) == 4 and results["far"]["greedy"] == results["near"]["greedy"]
-    assert results["far"]["greedy"]["success_once"]["mean"] > 0
-    assert results["far"]["protocol"]["policy"]["server"] == address
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", results["far"]["protocol"]["policy"]["name"])
+    settings = json.loads((Path(ACTING) / "vla.json").read_text(encoding="utf-8"))
+    cameras = ",".join(f"{c}:{c}" for c in settings["vla"]["cameras"])
+    size = settings["vla"].get("proprio_dim", 0) or 1
+    with policy_server(ACTING, "lerobot", "--protocol", "lerobot") as said:
+        address = f"{said}?{ANY}&cameras={cameras}&state={size}"
+        results = far_and_near(tmp_path, ["--policy-server", address], ACTING, ["--limit", "4"], 4)
+    policy = results["far"]["protocol"]["policy"]
+    assert policy["server"] == address
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", policy["name"])

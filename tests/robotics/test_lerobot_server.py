@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +48,7 @@ from tests.robotics.lerobot_serving_kit import (
 )
 from tests.robotics.openpi_kit import Stub as Policy
 from tests.robotics.openpi_kit import keys, libero, same
+from tests.robotics.policy_server_kit import ended_by_a_second_signal
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -437,12 +437,7 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
             send(stub, observation())
             asked = threading.Thread(target=refused, args=(get, stub))
             asked.start()
-            assert server.stdout.readline() == "computes\n"
-            server.send_signal(signal.SIGTERM)
-            with pytest.raises(subprocess.TimeoutExpired):
-                server.wait(1.5)
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == -signal.SIGTERM
+            ended_by_a_second_signal(server)
             asked.join(60)
     finally:
         server.kill()

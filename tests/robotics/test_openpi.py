@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +38,7 @@ from tests.robotics.openpi_kit import (
     libero,
     same,
 )
+from tests.robotics.policy_server_kit import far_and_near, policy_server
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -424,45 +421,10 @@ def test_commands_say_which_checkpoints_they_serve(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_evaluation_over_the_protocol_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     """mmrl policy-server and mmrl eval --policy-server against mmrl eval CHECKPOINT: the same episodes."""
-    checkpoint = REPO / "assets" / "tiny_vla"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mmrl.cli.main", "policy-server", str(checkpoint), "--port", "0"],
-        cwd=REPO,
-        env={**os.environ, "MMRL_API_KEY": "of the test", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        lines = iter(server.stdout.readline, "")
-        line = next(one for one in lines if one.startswith("policy server at ws://"))
-        address = line.split()[3]
-        wide = ["env.options={tolerance: 0.6}"]  # an easy task
-        common = [*wide, "env.slots=1", "env.workers=1", "threads=1", "--suite", "tiny_reach"]
-        limit = ["--limit", "4", "--samples", "1"]
-        for name, who in (
-            ("far", ["--policy-server", address, "--policy-key", "of the test"]),
-            ("near", [str(checkpoint)]),
-        ):
-            asked_for = ["eval", *who, *common, *limit, "--out", str(tmp_path / name)]
-            done = CliRunner().invoke(app, asked_for, catch_exceptions=False)
-            assert done.exit_code == 0, done.output
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0 and "stopped" in list(lines)[-1]
-    finally:
-        server.kill()
-        server.wait(30)
-    rows, results = {}, {}
-    for name in ("far", "near"):
-        folder = tmp_path / name / "tiny_reach"
-        text = (folder / "predictions.jsonl").read_text(encoding="utf-8")
-        rows[name] = [json.loads(one) for one in text.splitlines()]
-        results[name] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    measured = ("id", "mode", "seed", "stop", "score")
-    for far, near in zip(rows["far"], rows["near"], strict=True):
-        assert {k: far[k] for k in measured} == {k: near[k] for k in measured}
-    assert len(rows["far"]) == 8 and results["far"]["greedy"] == results["near"]["greedy"]
-    assert results["far"]["greedy"]["success_once"]["mean"] > 0
+    checkpoint, key = str(REPO / "assets" / "tiny_vla"), "of the test"
+    with policy_server(checkpoint, "ws", key=key) as address:
+        far = ["--policy-server", address, "--policy-key", key]
+        results = far_and_near(tmp_path, far, checkpoint, ["--limit", "4", "--samples", "1"], 8)
     assert results["far"]["sampled"] == results["near"]["sampled"]
     policy = results["far"]["protocol"]["policy"]
-    assert policy["server"] == address and policy["details"]["name"] == str(checkpoint)
+    assert policy["server"] == address and policy["details"]["name"] == checkpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from tests.robotics.openpi_kit import (
     same,
     serving,
 )
+from tests.robotics.policy_server_kit import ended_by_a_second_signal
 
 REPO = Path(__file__).resolve().parents[2]
 PLAIN: dict[str, Any] = {"compression": None, "max_size": None, "open_timeout": 20}
@@ -415,12 +415,7 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
         assert server.stdout is not None
         with _connected(f"ws://127.0.0.1:{int(server.stdout.readline())}") as connection:
             connection.send(pack(wrong()))
-            assert server.stdout.readline() == "computes\n"
-            server.send_signal(signal.SIGTERM)
-            with pytest.raises(subprocess.TimeoutExpired):
-                server.wait(1.0)
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == -signal.SIGTERM
+            ended_by_a_second_signal(server)
     finally:
         server.kill()
         server.communicate()
