@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = [
     "results_folder",
     "run_child",
     "spread",
+    "warm_start",
     "write_results",
 ]
 
@@ -139,6 +141,15 @@ def finish_child(row: Mapping[str, Any]) -> None:
         Path(target).write_text(text, encoding="utf-8")
     else:
         print(text)
+
+
+def warm_start(recipe: str, overrides: Sequence[str], folder: Path) -> float:
+    """What `mmrl sft` makes of configs/RECIPE, in this process, saved in `folder`; returns its seconds of processor time."""
+    from mmrl.cli.run import sft_command
+
+    began = time.process_time()
+    sft_command(ROOT / "configs" / recipe, [*overrides], folder, quiet=True)
+    return round(time.process_time() - began, 1)
 
 
 def peak_mib() -> float:

@@ -8,6 +8,7 @@ with serving(checkpoint, port, seed, folder / "server.log"):
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scripts._bench import ROOT
+from scripts._bench import ROOT, parse, print_table, write_results
 
 if TYPE_CHECKING:
     from mmrl.robotics.contract import Observation
@@ -33,11 +34,47 @@ __all__ = [
     "equal_bits",
     "free_port",
     "observations",
+    "options",
     "packages",
     "running",
     "serving",
     "shown",
+    "tell",
 ]
+
+
+def options(
+    text: str | None, name: str, fixture: str, folders: Mapping[str, str] | None = None
+) -> argparse.Namespace:
+    """What was asked on the command line of such a script. `fixture`: what the option of that name writes; `folders`: further
+    options that take a folder, with what they are for."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--env", type=Path, help="folder of the environment, made if it is not there"
+    )
+    for option, words in (folders or {}).items():
+        parser.add_argument(option, type=Path, help=words)
+    parser.add_argument("--count", type=int, default=6, help="observations for each policy")
+    parser.add_argument("--fixture", action="store_true", help=f"write the {fixture}")
+    parser.add_argument("--record", action="store_true", help=f"write assets/results/{name}.json")
+    return parse(parser, least=("count",))
+
+
+def tell(
+    name: str, found: Mapping[str, Any], wrong: Sequence[str], record: bool, *libraries: str
+) -> None:
+    """Print what a check found, and record it where asked. Raises SystemExit where something differs."""
+    print_table(
+        ("policy", "asked", f"chunks equal for {name}'s client"),
+        [(kind, found["asked"], equal) for kind, equal in found["equal_chunks"].items()],
+    )
+    print(json.dumps({k: v for k, v in found.items() if k != "equal_chunks"}, indent=1))
+    if record:
+        print(f"recorded in {write_results(name, found, *libraries)}")
+    if wrong:
+        raise SystemExit(f"different: {', '.join(wrong)}")
 
 
 def clean() -> dict[str, str]:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import finish_child, parse, print_table, run_child, write_results
+from scripts._bench import finish_child, parse, print_table, run_child, warm_start, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 HELD_OUT, TRAIN, PLAIN = 200, 2000, 200
@@ -75,22 +75,9 @@ def warm_model(
     blank: Path, train: Path, plain: Path, folder: Path, seed: int, overrides: Sequence[str] = ()
 ) -> float:
     """What `mmrl sft` makes of it, saved in `folder`; returns its seconds of processor time."""
-    from mmrl.cli.run import sft_command
-
-    began = time.process_time()
-    sft_command(
-        ROOT / "configs" / "zoom_warmstart.yaml",
-        [
-            f"model.path={blank}",
-            f"data.train.0.path={train}",
-            f"data.train.1.path={plain}",
-            f"seed={seed}",
-            *overrides,
-        ],
-        folder,
-        quiet=True,
-    )
-    return round(time.process_time() - began, 1)
+    data = [f"data.train.0.path={train}", f"data.train.1.path={plain}"]
+    asked = [f"model.path={blank}", *data, f"seed={seed}", *overrides]
+    return warm_start("zoom_warmstart.yaml", asked, folder)
 
 
 def trained(

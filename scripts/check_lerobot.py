@@ -13,7 +13,6 @@ its control loop, with the thread of its receiver, makes a robot do. Exit status
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts._bench import ROOT, parse, print_table, write_results
+from scripts._bench import ROOT
 from scripts._beside import (
     Beside,
     clean,
@@ -31,10 +30,12 @@ from scripts._beside import (
     equal_bits,
     free_port,
     observations,
+    options,
     packages,
     running,
     serving,
     shown,
+    tell,
 )
 from scripts.check_openpi import KINDS, tiny_policy
 
@@ -425,29 +426,10 @@ def _differences(found: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--env", type=Path, help="folder of the environment, made if it is not there"
-    )
-    parser.add_argument("--count", type=int, default=6, help="observations for each policy")
-    parser.add_argument(
-        "--fixture", action="store_true", help="write the exchange that the tests read"
-    )
-    parser.add_argument("--record", action="store_true", help="write assets/results/lerobot.json")
-    o = parse(parser, least=("count",))
+    o = options(__doc__, "lerobot", "exchange that the tests read")
     with tempfile.TemporaryDirectory() as made:
         found = check((o.env or Path(made) / "env").absolute(), o.count, o.fixture)
-    print_table(
-        ("policy", "asked", "chunks equal for lerobot's client"),
-        [(kind, found["asked"], equal) for kind, equal in found["equal_chunks"].items()],
-    )
-    print(json.dumps({k: v for k, v in found.items() if k != "equal_chunks"}, indent=1))
-    if o.record:
-        print(f"recorded in {write_results('lerobot', found, 'grpcio', 'protobuf')}")
-    if wrong := _differences(found):
-        raise SystemExit(f"different: {', '.join(wrong)}")
+    tell("lerobot", found, _differences(found), o.record, "grpcio", "protobuf")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -28,6 +26,7 @@ from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
 from scripts._bench import ROOT, parse, print_table, write_results
+from scripts._beside import clean, free_port
 
 _RELEASE = "lmms-eval==0.7.3"
 _MODEL = ROOT / "assets" / "tiny_vlm"
@@ -71,9 +70,7 @@ def results(doc, answers):
 
 
 def _clean() -> dict[str, str]:
-    gone = ("PYTHONPATH", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if name not in gone}
-    return {**kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**clean(), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _environment(place: Path) -> None:
@@ -120,9 +117,7 @@ def _rows(folder: Path, count: int) -> tuple[Path, list[str]]:
 @contextmanager
 def _serving(place: Path, folder: Path) -> Iterator[str]:
     """The address of `mmrl serve` in the environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = folder / "serve.log"
     with log.open("w") as out:
         server = subprocess.Popen(

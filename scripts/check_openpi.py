@@ -13,7 +13,6 @@ status 1 where something differs.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import tempfile
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts._bench import ROOT, parse, print_table, write_results
+from scripts._bench import ROOT
 from scripts._beside import (
     Beside,
     clean,
@@ -32,10 +31,12 @@ from scripts._beside import (
     equal_bits,
     free_port,
     observations,
+    options,
     packages,
     running,
     serving,
     shown,
+    tell,
 )
 
 __all__ = ["FIXTURE", "KINDS", "message", "tiny_policy"]
@@ -263,32 +264,17 @@ def _differences(found: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    o = options(
+        __doc__,
+        "openpi",
+        "packed message that the tests read",
+        {"--openpi": "checkout of Physical-Intelligence/openpi"},
     )
-    parser.add_argument(
-        "--env", type=Path, help="folder of the environment, made if it is not there"
-    )
-    parser.add_argument("--openpi", type=Path, help="checkout of Physical-Intelligence/openpi")
-    parser.add_argument("--count", type=int, default=6, help="observations for each policy")
-    parser.add_argument(
-        "--fixture", action="store_true", help="write the packed message that the tests read"
-    )
-    parser.add_argument("--record", action="store_true", help="write assets/results/openpi.json")
-    o = parse(parser, least=("count",))
     checkout = None if o.openpi is None else o.openpi.absolute()
     with tempfile.TemporaryDirectory() as made:
         place = (o.env or Path(made) / "env").absolute()
         found = check(place, checkout, o.count, o.fixture)
-    print_table(
-        ("policy", "asked", "chunks equal for openpi's client"),
-        [(kind, found["asked"], equal) for kind, equal in found["equal_chunks"].items()],
-    )
-    print(json.dumps({k: v for k, v in found.items() if k != "equal_chunks"}, indent=1))
-    if o.record:
-        print(f"recorded in {write_results('openpi', found, 'websockets', 'msgpack')}")
-    if wrong := _differences(found):
-        raise SystemExit(f"different: {', '.join(wrong)}")
+    tell("openpi", found, _differences(found), o.record, "websockets", "msgpack")
 
 
 if __name__ == "__main__":

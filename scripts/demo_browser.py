@@ -5,7 +5,7 @@
 KINDS of pages, most of them MiniWoB++'s, each begun with thousands of seeds. Their scripted players
 (mmrl.tasks.browser.players) play some, whose pictures are kept; a tiny model learns from them by `mmrl sft`, shown clicks
 of which half go anywhere. `mmrl.Trainer` trains it in the browser then, by rewards and, as a control, by rewards permuted
-within each group. Held-out pages have seeds of their own. Exit status 1 where fewer than FOUR kinds gained 25 points with
+within each group. Held-out pages have seeds of their own. Exit status 1 where fewer than ENOUGH kinds gained 25 points with
 intervals apart, or the control gained as much on one.
 """
 
@@ -28,7 +28,7 @@ from mmrl.tasks.browser.players import PLAYERS, View
 from mmrl.tasks.browser.pool import Browsers
 from mmrl.tasks.browser.sites import Site, find_site
 from mmrl.tasks.browser.task import Browser, write_rows
-from scripts._bench import parse, print_table, write_results
+from scripts._bench import parse, print_table, warm_start, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = (
@@ -40,7 +40,7 @@ KINDS = (
     "miniwob/focus-text",
     "miniwob/click-collapsible",
 )
-FOUR = 4
+ENOUGH = 4  # kinds that are to be learned
 SHOWN = 150  # pages of a kind that are played to learn from
 HELD_OUT, SAMPLES = 40, 4  # held-out pages of a kind, rollouts of each
 ASTRAY = 0.5
@@ -146,30 +146,22 @@ def _seen(view: View, goal: str) -> dict[str, Any]:
 
 def warm_model(pages: Path, folder: Path, seed: int, steps: int) -> float:
     """What `mmrl sft` makes of the tiny model, saved in `folder`; returns its seconds of processor time."""
-    from mmrl.cli.run import sft_command
-
     kept = {(row["kind"], row["seed"]) for row in map(json.loads, pages.open(encoding="utf-8"))}
     rows = [{"id": f"{kind}-{n}", "kind": kind, "seed": n} for kind, n in sorted(kept)]
     data = folder.parent / "shown.jsonl"
     write_text(data, "".join(json.dumps(row) + "\n" for row in rows))
     params = {**_PARAMS, "record": str(pages), "astray": ASTRAY}
     task = f"{Path(__file__).resolve()}:BrowserOnRecord"
-    began = time.process_time()
-    sft_command(
-        ROOT / "configs" / "tiny_warmstart.yaml",
-        [
-            "name=browser_warmstart",
-            "model.path=assets/tiny_vlm_mixed",
-            f"data.train={json.dumps([{'task': task, 'path': str(data), 'params': params}])}",
-            "optim.schedule=cosine",
-            "optim.min_lr_ratio=0.1",
-            f"train.steps={steps}",
-            f"seed={seed}",
-        ],
-        folder,
-        quiet=True,
-    )
-    return round(time.process_time() - began, 1)
+    asked = [
+        "name=browser_warmstart",
+        "model.path=assets/tiny_vlm_mixed",
+        f"data.train={json.dumps([{'task': task, 'path': str(data), 'params': params}])}",
+        "optim.schedule=cosine",
+        "optim.min_lr_ratio=0.1",
+        f"train.steps={steps}",
+        f"seed={seed}",
+    ]
+    return warm_start("tiny_warmstart.yaml", asked, folder)
 
 
 def trained(
@@ -251,7 +243,7 @@ def learned(run: Mapping[str, Any]) -> list[str]:
 def verdict(found: Mapping[str, Any]) -> list[str]:
     """What is wrong with the numbers; [] where enough kinds were learned, and nothing without true rewards."""
     gained, drifted = learned(found["real"]), learned(found["shuffled"])
-    wrong = [f"{len(gained)} kinds were learned, expected {FOUR}"] if len(gained) < FOUR else []
+    wrong = [f"{len(gained)} kinds were learned, expected {ENOUGH}"] if len(gained) < ENOUGH else []
     return wrong + ([f"permuted rewards taught {', '.join(drifted)}"] if drifted else [])
 
 
