@@ -104,11 +104,18 @@ def browser(found: dict[str, Any]) -> str:
 
 
 def turns_cost(found: dict[str, Any]) -> str:
-    """Turns packed against a row per rollout and turns encoded anew."""
-    ways = ("packed", "rollouts", "turns", "rows")
+    """Turns packed against a row per rollout and turns encoded anew; also those of trees."""
+    words = {
+        "packed": "packed",
+        "branches": "packed, a copy per branch",
+        "rollouts": "a row per rollout",
+        "turns": "every turn anew",
+        "rows": "a row per turn",
+    }
+    ways = [way for way in words if way in found["rows"][0]["tokens"]]
     lines = [
-        "| turns, vision tower | packed | a row per rollout | every turn anew | a row per turn |",
-        "|---|---|---|---|---|",
+        f"| turns, vision tower | {' | '.join(words[way] for way in ways)} |",
+        "|---" * (len(ways) + 1) + "|",
     ]
     for row in found["rows"]:
         cells = [
@@ -125,7 +132,8 @@ def turns_cost(found: dict[str, Any]) -> str:
             *lines,
             "",
             (
-                f"CPU seconds of forward and backward of one group of {found['settings']['group_size']}, one thread of "
+                f"CPU seconds of forward and backward of one group of {found['settings']['group_size']}"
+                f"{', two trees of a root and three branches' * ('roots' in found['settings'])}, one thread of "
                 f"{found['machine']['cpu']}, and the memory that they add at their peak; log-probs differ by at most {worst:.0e}."
             ),
         ]

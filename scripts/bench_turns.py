@@ -1,6 +1,7 @@
 """Rollouts of several turns in one packed sequence against other ways: CPU seconds and memory of forward and backward.
 
     python -m scripts.bench_turns             (one thread, a quarter of an hour, writes assets/results/bench_turns.json)
+    python -m scripts.bench_turns --trees     (groups of rollout.tree, writes assets/results/bench_trees.json)
     python -m scripts.bench_turns --quick     (one setting)
 
 A group of G rollouts of T turns: a question with a picture, then an answer and an observation with a picture of its own, turn after
@@ -10,6 +11,9 @@ later turn; first turns share theirs) and `rows` (the usual padded batch, a row 
 are kept, so that pictures cost their tokens alone; with a trained one every copy of a picture is encoded. The times are of this
 process on the CPU, which other work on the machine blurs less than the clock on the wall. Memory is what forward and backward add
 to the resident memory at their peak, in a process of its own for each way.
+
+In a group grown as trees (two roots, three branches each), `packed` also computes once what a branch shares with its root, and
+`branches` is the same row in which each branch has a copy of that.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import ctypes
 import json
 import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,13 +41,16 @@ MODEL = {
     "max_patches": 64,
 }
 WAYS = ("packed", "rollouts", "turns", "rows")
+ROOTS = 2
 # tokens of an answer, rollouts, pixels of the question's and of later pictures
 ANSWER, GROUP, SIDE, SEEN = 24, 8, 224, 112
+Turn = tuple[Any, tuple[int, ...]]  # the prompt, and what was written after it
 SETTINGS = [(turns, frozen) for frozen in (True, False) for turns in (2, 3, 4, 6, 8)]
 
 
-def group_of(policy: Any, turns: int) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Prompts and tokens of a group of `turns` turns, rollout after rollout."""
+def group_of(policy: Any, turns: int, trees: bool) -> list[list[Turn]]:
+    """The rollouts of a group of `turns` turns; of those of trees, all but ROOTS begin at a turn of a root, drawn with equal
+    chances."""
     import numpy as np
 
     rng = np.random.default_rng(turns)
@@ -57,24 +65,30 @@ def group_of(policy: Any, turns: int) -> tuple[list[Any], list[tuple[int, ...]]]
     root = policy.encoder.prompt_of(
         chat("Where is the red circle? Look closer where you must."), [picture(SIDE)]
     )
-    prompts, tokens = [], []
-    for _ in range(GROUP):
-        prompt = root
-        for turn in range(turns):
+    found: list[list[Turn]] = []
+    for number in range(GROUP):
+        played, prompt = [], root
+        if trees and number >= ROOTS:
+            source = found[number % ROOTS]
+            begin = int(rng.integers(turns))
+            played, prompt = source[:begin], source[begin][0]
+        while True:
             written = (*(int(x) for x in rng.integers(30, 250, ANSWER)), policy.eos_ids[0])
-            prompts.append(prompt)
-            tokens.append(written)
-            if turn + 1 < turns:
-                prompt = policy.encoder.extended(
-                    prompt, written, chat("seen from close by"), [picture(SEEN)]
-                )
-    return prompts, tokens
+            played = [*played, (prompt, written)]
+            if len(played) == turns:
+                break
+            prompt = policy.encoder.extended(
+                prompt, written, chat("seen from close by"), [picture(SEEN)]
+            )
+        found.append(played)
+    return found
 
 
-def batches(prompts: list[Any], tokens: list[tuple[int, ...]]) -> dict[str, tuple[Any, list[int]]]:
+def batches(group: list[list[Turn]], trees: bool) -> dict[str, tuple[Any, list[int]]]:
     """Way -> its batch, and which turn each of its sequences is."""
     from mmrl.policy.pack import PackItem, pack, pack_padded, pack_turns
 
+    prompts, tokens = ([turn[part] for played in group for turn in played] for part in (0, 1))
     first = [i for i, p in enumerate(prompts) if p is prompts[0]]
     later = [i for i, p in enumerate(prompts) if p is not prompts[0]]
     alone = [
@@ -88,8 +102,12 @@ def batches(prompts: list[Any], tokens: list[tuple[int, ...]]) -> dict[str, tupl
         for begin, end in pairwise([*first, len(prompts)])
         for item in pack_turns(prompts[begin:end], tokens[begin:end])
     ]
+    # where a later turn's prompt is an object of its own, nothing but the question is shared
+    own = [p if p is prompts[0] else replace(p) for p in prompts]
+    branches = {"branches": (pack(pack_turns(own, tokens)), order)} if trees else {}
     return {
         "packed": (pack(pack_turns(prompts, tokens)), order),
+        **branches,
         "rollouts": (pack(apart), order),
         "turns": (pack(alone), first + later),
         "rows": (pack_padded(rows), order),
@@ -105,12 +123,12 @@ def _policy(folder: str, frozen: bool) -> Any:
     )
 
 
-def peak_of(folder: str, turns: int, frozen: bool, way: str) -> dict[str, float]:
+def peak_of(folder: str, turns: int, frozen: bool, trees: bool, way: str) -> dict[str, float]:
     """MiB that forward and backward of one way add at their peak: of the second, when kernels and libraries' buffers are there."""
     import psutil
 
     policy = _policy(folder, frozen)
-    batch, _ = batches(*group_of(policy, turns))[way]
+    batch, _ = batches(group_of(policy, turns, trees), trees)[way]
     process, status = psutil.Process(), Path("/proc/self/status")
 
     def once() -> None:
@@ -128,21 +146,22 @@ def peak_of(folder: str, turns: int, frozen: bool, way: str) -> dict[str, float]
     return {"peak_mib": round(int(peak.split()[1]) / 1024 - before / 2**20, 1)}
 
 
-def _peak_in_a_child(folder: str, turns: int, frozen: bool, way: str) -> float:
-    asked = json.dumps([folder, turns, frozen, way])
+def _peak_in_a_child(*asked_of: Any) -> float:
+    asked = json.dumps(asked_of)
     found = bench.run_child("scripts.bench_turns", ["--child", asked])
     return float(found["peak_mib"])
 
 
-def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any]:
+def measure(folder: str, turns: int, frozen: bool, trees: bool, rounds: int) -> dict[str, Any]:
     """One setting."""
     import torch
 
     policy = _policy(folder, frozen)
-    made = batches(*group_of(policy, turns))
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    made = batches(group_of(policy, turns, trees), trees)
+    ways = tuple(made)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     logprobs: dict[str, torch.Tensor] = {}
-    for number, order in enumerate(bench.alternation(WAYS, rounds + 1)):
+    for number, order in enumerate(bench.alternation(ways, rounds + 1)):
         for way in order:
             batch, places = made[way]
             policy.model.zero_grad(set_to_none=True)
@@ -153,19 +172,19 @@ def measure(folder: str, turns: int, frozen: bool, rounds: int) -> dict[str, Any
                 seconds[way].append(time.process_time() - began)
             pieces = dict(zip(places, logp_N.detach().split(ANSWER + 1), strict=True))
             logprobs[way] = torch.cat([pieces[i] for i in range(len(pieces))])
-    apart = max(float((logprobs[way] - logprobs["packed"]).abs().max()) for way in WAYS)
+    apart = max(float((logprobs[way] - logprobs["packed"]).abs().max()) for way in ways)
     assert apart < 1e-4, f"the ways differ by {apart}"
     medians = {way: bench.spread(values) for way, values in seconds.items()}
     return {
         "turns": turns,
         "vision": "frozen" if frozen else "trained",
         "cpu_s": medians,
-        "tokens": {way: made[way][0].num_tokens for way in WAYS},
-        "pictures": {way: len(made[way][0].visuals) for way in WAYS},
-        "peak_mib": {way: _peak_in_a_child(folder, turns, frozen, way) for way in WAYS},
+        "tokens": {way: made[way][0].num_tokens for way in ways},
+        "pictures": {way: len(made[way][0].visuals) for way in ways},
+        "peak_mib": {way: _peak_in_a_child(folder, turns, frozen, trees, way) for way in ways},
         "largest_difference": float(f"{apart:.1e}"),
         "ratio": {
-            way: round(medians[way]["median"] / medians["packed"]["median"], 2) for way in WAYS[1:]
+            way: round(medians[way]["median"] / medians["packed"]["median"], 2) for way in ways[1:]
         },
     }
 
@@ -175,6 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--trees", action="store_true", help="groups that are grown as trees")
     parser.add_argument("--quick", action="store_true", help="one setting, one round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -190,24 +210,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mmrl-turns-") as folder:
         build_tiny(TinySpec(**MODEL), folder)
         found = [
-            measure(folder, turns, frozen, 1 if options.quick else options.rounds)
+            measure(folder, turns, frozen, options.trees, 1 if options.quick else options.rounds)
             for turns, frozen in (SETTINGS[:1] if options.quick else SETTINGS)
         ]
+    ways = tuple(found[0]["tokens"])
     bench.print_table(
         (
             "turns, tower",
-            *(f"{way}, CPU s" for way in WAYS),
-            *(f"{way} / packed" for way in WAYS[1:]),
+            *(f"{way}, CPU s" for way in ways),
+            *(f"{way} / packed" for way in ways[1:]),
             "MiB",
             "tokens",
         ),
         [
             (
                 f"{r['turns']}, {r['vision']}",
-                *(r["cpu_s"][way]["median"] for way in WAYS),
-                *(r["ratio"][way] for way in WAYS[1:]),
-                " : ".join(f"{r['peak_mib'][way]:.0f}" for way in WAYS),
-                " : ".join(str(r["tokens"][way]) for way in WAYS),
+                *(r["cpu_s"][way]["median"] for way in ways),
+                *(r["ratio"][way] for way in ways[1:]),
+                " : ".join(f"{r['peak_mib'][way]:.0f}" for way in ways),
+                " : ".join(str(r["tokens"][way]) for way in ways),
             )
             for r in found
         ],
@@ -218,10 +239,11 @@ def main() -> int:
         "answer_tokens": ANSWER,
         "threads": 1,
         "rounds": options.rounds,
+        **({"roots": ROOTS} if options.trees else {}),
     }
-    print(
-        f"recorded in {bench.write_results('bench_turns', {'settings': settings, 'rows': found}, 'torch', 'transformers')}"
-    )
+    name = "bench_trees" if options.trees else "bench_turns"
+    file = bench.write_results(name, {"settings": settings, "rows": found}, "torch", "transformers")
+    print(f"recorded in {file}")
     return 0
 
 

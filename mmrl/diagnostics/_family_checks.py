@@ -333,25 +333,27 @@ def check_audio(s: Subject) -> str:
 
 
 def check_turns(s: Subject) -> str:
-    """Two turns packed behind each other, a picture in each, against one row of transformers' forward."""
+    """Two turns packed behind each other, a picture in each, and another answer that branches from the second, against rows of
+    transformers' forward."""
     policy, encoder = s.plain, s.plain.encoder
     first, written = s.prompt(policy, 1), (*s.words(policy, "the red circle"), policy.eos_ids[0])
     second = encoder.extended(
         first, written, s.messages(1, "yes or no"), s.frames(policy, [1]), "check"
     )
-    last = s.words(policy, "yes")
+    answers = [s.words(policy, text) for text in ("yes", "no or yes")]
+
+    def alone(prompt: Prompt, pictures: int, tokens: tuple[int, ...]) -> torch.Tensor:
+        ids = [*prompt.ids_P.tolist(), *tokens]
+        return _naive(policy, s.processed(policy, pictures), ids, prompt.kinds_P, len(tokens))
+
     with torch.no_grad():
-        found = policy.evaluate([first, second], [written, last]).logp_N
-        media, ids = s.processed(policy, 2), second.ids_P.tolist()
-        wanted = _naive(policy, media, [*ids, *last], second.kinds_P, len(last))
-        early = _naive(
-            policy,
-            s.processed(policy, 1),
-            [*first.ids_P.tolist(), *written],
-            first.kinds_P,
-            len(written),
-        )
-        apart = _near(found, torch.cat([early, wanted]), "two turns")
+        tokens = [t for answer in answers for t in (written, answer)]
+        found = policy.evaluate([first, second] * 2, tokens)
+        early = alone(first, 1, written)
+        wanted = [x for answer in answers for x in (early, alone(second, 2, answer))]
+        apart = _near(found.logp_N, torch.cat(wanted), "two turns and a branch")
+    length = second.length + sum(map(len, answers))
+    assert found.num_tokens == length, f"{found.num_tokens} tokens were computed, not {length}"
     return f"a picture in each: {apart:.1g} apart"
 
 

@@ -2,6 +2,7 @@
 
 In a packed shared-prefix row each prompt attends to itself once; each completion attends to [its prompt, itself] and to nothing
 else, so the cost is P^2 + G * C * (P + C) per group instead of (P + G * C)^2 for a dense mask or G * (P + C)^2 for the usual batch.
+A completion that branches from another one attends to [its prompt, what precedes the branch, itself].
 
     setting            packed row                                     padded batch, prefill      vision tower
     sdpa               padded blocks of prompts and completions       transformers' sdpa         a call per length of window
@@ -120,6 +121,13 @@ def prefix_attention(
     mask = (
         blocks.added_mask(groups, q_B.dtype) if plain else blocks.mask_BCK.repeat(1, 1, groups, 1)
     )
+    if blocks.branches:
+        paths = (
+            qkv[:, heads:]
+            .index_select(0, blocks.path_BA.flatten())
+            .view(B, -1, 2 * kv_heads, width)
+        )
+        k_B, v_B = paths.transpose(1, 2).split(kv_heads, 1)
     k_BK = torch.cat([k_M.index_select(0, blocks.owner_B), k_B], 2)
     v_BK = torch.cat([v_M.index_select(0, blocks.owner_B), v_B], 2)
     # query heads that share a key head become more queries of it, so that keys and values need no copy per query head

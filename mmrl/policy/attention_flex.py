@@ -1,11 +1,12 @@
 """FlexAttention (torch.nn.attention.flex_attention) for packed shared-prefix rows, padded batches and the vision tower.
 
-Who sees whom is written as at most two spans of keys per query. The mask function reads them, and the block mask is computed from
-them block by block: no (T, T) mask exists anywhere, so memory grows with T * T / 128 small integers for a moment and with T
-otherwise. Key heads are never repeated. On a GPU the kernel is compiled. torch has no backward of flex attention on a CPU:
-there the same block mask, blocks and function, is written out as a (T, T) mask for sdpa. That serves tests and small runs.
+Who sees whom is written as a few spans of keys per query: two, or more where completions branch from each other. The mask function
+reads them, and the block mask is computed from them block by block: no (T, T) mask exists anywhere, so memory grows with T * T /
+128 small integers for a moment and with T otherwise. Key heads are never repeated. On a GPU the kernel is compiled. torch has no
+backward of flex attention on a CPU: there the same block mask, blocks and function, is written out as a (T, T) mask for sdpa,
+which serves tests and small runs.
 
-Legend: R rows, H / Hkv query / key heads, T queries, K keys, D head width, S block size.
+Legend: R rows, H / Hkv query / key heads, T queries, K keys, D head width, E ends of spans (begin, end, begin ..), S block size.
 """
 
 from __future__ import annotations
@@ -24,20 +25,23 @@ _QUERIES = 64 * _BLOCK  # whose blocks are counted at once
 _VARIANTS = 64  # of the compiled kernel: far more than the uses there are
 
 
-def _visible(spans_4RT: torch.Tensor) -> Callable[..., torch.Tensor]:
-    first_begin, first_end, second_begin, second_end = spans_4RT.unbind(0)
+def _visible(spans_ERT: torch.Tensor) -> Callable[..., torch.Tensor]:
+    begins, ends = spans_ERT[0::2].unbind(0), spans_ERT[1::2].unbind(0)
+    (begin, end), *others = zip(begins, ends, strict=True)
 
     def visible(r: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        first = (k >= first_begin[r, q]) & (k < first_end[r, q])
-        return first | ((k >= second_begin[r, q]) & (k < second_end[r, q]))
+        found = (k >= begin[r, q]) & (k < end[r, q])
+        for other_begin, other_end in others:
+            found = found | ((k >= other_begin[r, q]) & (k < other_end[r, q]))
+        return found
 
     return visible
 
 
-def _counts(spans_4RT: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """(R, T, num_blocks): how many keys of each block a query sees; its two spans do not overlap."""
-    low = torch.arange(num_blocks, device=spans_4RT.device, dtype=torch.int32) * _BLOCK
-    begin, end = spans_4RT[0::2, :, :, None], spans_4RT[1::2, :, :, None]
+def _counts(spans_ERT: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """(R, T, num_blocks): how many keys of each block a query sees; its spans do not overlap."""
+    low = torch.arange(num_blocks, device=spans_ERT.device, dtype=torch.int32) * _BLOCK
+    begin, end = spans_ERT[0::2, :, :, None], spans_ERT[1::2, :, :, None]
     return (
         (end.clamp(max=low + _BLOCK) - begin.clamp(min=low)).clamp_(min=0).sum(0, dtype=torch.int32)
     )
@@ -49,12 +53,12 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
 
 
-def span_block_mask(spans_4RT: torch.Tensor, num_keys: int) -> BlockMask:
-    """The block mask of queries that see two spans of keys each (int32: first begin, first end, second begin, second end; ends are
-    exclusive, an empty span has begin >= end)."""
-    length = spans_4RT.shape[-1]
+def span_block_mask(spans_ERT: torch.Tensor, num_keys: int) -> BlockMask:
+    """The block mask of queries that see some spans of keys each (int32: first begin, first end, second begin, second end, and so
+    on; ends are exclusive, an empty span has begin >= end)."""
+    length = spans_ERT.shape[-1]
     # no key: their blocks are never full
-    padded = torch.nn.functional.pad(spans_4RT, (0, -length % _BLOCK))
+    padded = torch.nn.functional.pad(spans_ERT, (0, -length % _BLOCK))
     num_blocks = -(-num_keys // _BLOCK)
     seen, full = [], []
     for part in padded.split(_QUERIES, -1):
@@ -67,7 +71,7 @@ def span_block_mask(spans_4RT: torch.Tensor, num_keys: int) -> BlockMask:
         *_listed(partial),
         *_listed(whole),
         BLOCK_SIZE=_BLOCK,
-        mask_mod=_visible(spans_4RT),
+        mask_mod=_visible(spans_ERT),
         seq_lengths=(length, num_keys),
     )
 

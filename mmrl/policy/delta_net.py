@@ -206,7 +206,9 @@ def _packed(layer: Any, hidden_1TH: torch.Tensor, layout: PrefixLayout) -> torch
     lengths_M = layout.prompt_length_M.to(hidden_1TH.device)
     out_M, (last_M, states_M) = _mixed(layer, at(blocks.prompt_MP), lengths_R=lengths_M)
     before = last_M.index_select(0, blocks.owner_B), states_M.index_select(0, blocks.owner_B)
-    out_B, _ = _mixed(layer, at(blocks.completion_BC), before)
+    out_B, _ = _mixed(layer, at(blocks.path_BA), before)
+    if blocks.branches:  # what was written before a branch is written into its state once more
+        out_B = out_B[torch.arange(len(out_B), device=out_B.device)[:, None], blocks.own_BC]
     both = torch.cat([out_M.flatten(0, 1), out_B.flatten(0, 1)])
     return both.index_select(0, blocks.slot_T)
 

@@ -10,6 +10,11 @@ itself: the history is computed once, and pictures of observations lie in the mi
 Who attends to whom stays the same: a completion is one causal span that sees its prompt and itself. Only written tokens are
 targets; observations are context.
 
+A rollout that branches from a turn of another (rollout.tree) is laid out from what it wrote itself on. The turns before, and what
+was shown after them, are the other's, and it sees them there; they are targets for both, each time with a weight of its own.
+
+    [prompt 1][c11 observation c11' observation c11''][c12' observation c12'']..      the second goes on behind c11 observation
+
 `pack` makes the batch, `micro_batches` splits groups under a token budget, and both keep sequences in the given order.
 The usual padded batch of G * (prompt + completion) rows is `pack_padded`, kept for comparison and as a fallback: there each turn
 has a row of its own.
@@ -67,6 +72,27 @@ class PackItem:
         return [
             [(self.prompt, c), *after] for c, after in zip(self.completions, later, strict=True)
         ]
+
+    @property
+    def shared(self) -> list[tuple[int, int] | None]:
+        """For each completion the earlier one that it branches from, and at which of its turns: their prompts of it are one object,
+        and so are what was written before; None where it begins behind the prompt."""
+        found: list[tuple[int, int] | None] = []
+        places: dict[int, tuple[int, int]] = {}  # of each turn's prompt
+        branches = self.branches
+        for number, branch in enumerate(branches):
+            place = None
+            for turn in reversed(range(1, len(branch))):
+                place = places.get(id(branch[turn][0]))
+                if place is not None and place[1] == turn:
+                    other = branches[place[0]]
+                    if [w for _, w in branch[:turn]] == [w for _, w in other[:turn]]:
+                        break
+                place = None
+            found.append(place)
+            for turn in range(1, len(branch)):
+                places.setdefault(id(branch[turn][0]), (number, turn))
+        return found
 
 
 def extends(prompt: Prompt, earlier: Prompt, written: Sequence[int]) -> bool:
@@ -129,7 +155,8 @@ class Batch:
 
     `turn_places` says of each turn (place, begin, end) where its tokens lie, those of its prompt and those written behind them:
     numbers `begin` to `end` of them from flat position `place` on; what precedes them belongs to a turn before. A turn that goes on
-    behind another of its rollout begins with the last token of that one, which it is the first to read.
+    behind another of its rollout begins with the last token of that one, which it is the first to read. Turns that rollouts share
+    have one place.
     """
 
     ids: torch.Tensor
@@ -190,10 +217,14 @@ class Batch:
 
 
 def packed_length(item: PackItem) -> int:
-    """Tokens of one group in a packed row: P + sum of completion lengths, with what lies between and after their turns."""
-    return item.prompt.length + sum(
-        b[-1][0].length + len(b[-1][1]) - item.prompt.length for b in item.branches
-    )
+    """Tokens of one group in a packed row: P + sum of completion lengths, with what lies between and after their turns; what
+    completions share counts once."""
+    ends = [branch[-1][0].length + len(branch[-1][1]) for branch in item.branches]
+    begins = [
+        branch[place[1] if place else 0][0].length
+        for branch, place in zip(item.branches, item.shared, strict=True)
+    ]
+    return item.prompt.length + sum(ends) - sum(begins)
 
 
 def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list[int]]:
@@ -224,6 +255,20 @@ def _check(items: Sequence[PackItem]) -> None:
         ), "a group must hold completions of at least one token"
 
 
+_Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Where a turn lies in the row."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    place: torch.Tensor
+    turn_place: tuple[int, int, int]
+    last_shown: int  # place of the last token of its prompt
+
+
 class _Row:
     """The packed row while it is laid out, and which of its tokens are targets."""
 
@@ -232,12 +277,8 @@ class _Row:
         self.kinds: list[torch.Tensor] = []
         self.positions: list[torch.Tensor] = []
         self.visuals: list[Any] = []
-        self.source: list[torch.Tensor] = []
-        self.target: list[torch.Tensor] = []
-        self.sequence: list[torch.Tensor] = []
-        self.place: list[torch.Tensor] = []
-        self.turn_places: list[tuple[int, int, int]] = []
-        self.cursor = self.number = 0
+        self.turns: list[_Written] = []
+        self.cursor = 0
 
     def show(self, prompt: Prompt, begin: int = 0, visuals: int = 0) -> None:
         """What the policy is shown: `prompt` from a token and a visual on."""
@@ -247,21 +288,38 @@ class _Row:
         self.visuals += prompt.visuals[visuals:]
         self.cursor += prompt.length - begin
 
-    def write(self, prompt: Prompt, written: Sequence[int], last: int, begin: int) -> None:
+    def write(self, prompt: Prompt, written: Sequence[int], last: int, begin: int) -> _Written:
         """A turn's tokens, the first of which is predicted at place `last`; its prompt is read from token `begin` on."""
         tokens, length = torch.tensor(written, dtype=torch.long), len(written)
         place = self.cursor - (prompt.length - begin)
-        self.turn_places.append((place, begin, prompt.length + length))
         self.ids.append(tokens)
         self.kinds.append(torch.zeros_like(tokens))
         self.positions.append((prompt.next_position + torch.arange(length)).expand(3, length))
         where = torch.arange(self.cursor - 1, self.cursor + length - 1)
         where[0] = last
-        self.source.append(where)
-        self.place.append(torch.arange(self.cursor, self.cursor + length))
-        self.target.append(tokens)
-        self.sequence.append(torch.full((length,), self.number))
-        self.cursor, self.number = self.cursor + length, self.number + 1
+        turn = _Written(
+            where,
+            tokens,
+            torch.arange(self.cursor, self.cursor + length),
+            (place, begin, prompt.length + length),
+            last,
+        )
+        self.cursor += length
+        self.turns.append(turn)
+        return turn
+
+    def branch(
+        self, turns: Sequence[Later], known: Sequence[_Written], last: int, begin: int
+    ) -> list[_Written]:
+        """A completion's turns, of which `known` are in the row already; the first of the others is predicted at place `last`, its
+        prompt read from token `begin` on."""
+        self.turns += known
+        found = [*known, self.write(*turns[len(known)], last, begin)]
+        for (earlier, written), (prompt, tokens) in itertools.pairwise(turns[len(known) :]):
+            behind = earlier.length + len(written)
+            self.show(prompt, behind, len(earlier.visuals))
+            found.append(self.write(prompt, tokens, self.cursor - 1, behind - 1))
+        return found
 
 
 def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
@@ -271,59 +329,73 @@ def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
     with later turns are causal. Raises ConfigError.
     """
     _check(items)
-    row = _Row()
-    prompt_spans, completion_spans, owners = [], [], []
+    row, spans = _Row(), _Spans()
     for m, item in enumerate(items):
         if item.later and any(item.later) and not causal:
             raise ConfigError(
                 "expected turns that stand alone for parallel decoding, whose tokens see the later ones too, found "
                 "prompts that grow turn by turn; decode autoregressively"
             )
-        prompt_spans.append((row.cursor, item.prompt.length))
+        spans.prompts.append((row.cursor, item.prompt.length))
         row.show(item.prompt)
-        last_prompt = row.cursor - 1
-        for number, branch in enumerate(item.branches):
-            begin = row.cursor
-            row.write(*branch[0], last_prompt, item.prompt.length if number else 0)
-            for (earlier, written), (prompt, tokens) in itertools.pairwise(branch):
-                known = earlier.length + len(written)
-                row.show(prompt, known, len(earlier.visuals))
-                row.write(prompt, tokens, row.cursor - 1, known - 1)
-            completion_spans.append((begin, row.cursor - begin))
-            owners.append(m)
-    prints = tuple(i.prompt.fingerprint for i in items)
+        last_prompt, first = row.cursor - 1, len(spans.completions)
+        laid_out: list[list[_Written]] = []
+        for number, (turns, shared) in enumerate(zip(item.branches, item.shared, strict=True)):
+            known: Sequence[_Written] = ()
+            last, begin, start = last_prompt, item.prompt.length if number else 0, row.cursor
+            if shared is not None:
+                known = laid_out[shared[0]][: shared[1]]
+                last, begin = laid_out[shared[0]][shared[1]].last_shown, turns[shared[1]][0].length
+            laid_out.append(row.branch(turns, known, last, begin))
+            spans.add(m, (start, row.cursor - start), shared and first + shared[0], last + 1)
     return Batch(
         torch.cat(row.ids)[None],
         torch.cat(row.kinds)[None],
         torch.cat(row.positions, 1)[:, None],
         tuple(row.visuals),
-        torch.cat(row.source),
-        torch.cat(row.target),
-        torch.cat(row.sequence),
-        row.number,
-        torch.cat(row.place),
-        _layout(prompt_spans, completion_spans, owners, causal),
+        torch.cat([turn.source for turn in row.turns]),
+        torch.cat([turn.target for turn in row.turns]),
+        torch.cat([torch.full_like(turn.target, n) for n, turn in enumerate(row.turns)]),
+        len(row.turns),
+        torch.cat([turn.place for turn in row.turns]),
+        spans.layout(causal),
         None,
-        prints,
-        tuple(row.turn_places),
+        tuple(i.prompt.fingerprint for i in items),
+        tuple(turn.turn_place for turn in row.turns),
     )
 
 
-def _layout(
-    prompt_spans: Sequence[tuple[int, int]],
-    completion_spans: Sequence[tuple[int, int]],
-    owners: Sequence[int],
-    causal: bool,
-) -> PrefixLayout:
-    prompts, completions = torch.tensor(prompt_spans), torch.tensor(completion_spans)
-    return PrefixLayout(
-        prompts[:, 0],
-        prompts[:, 1],
-        completions[:, 0],
-        completions[:, 1],
-        torch.tensor(owners),
-        causal,
-    )
+class _Spans:
+    """Start and length of prompts and completions, and what each completion goes on from."""
+
+    def __init__(self) -> None:
+        self.prompts: list[_Span] = []
+        self.completions: list[_Span] = []
+        self.owners: list[int] = []
+        self.before: list[tuple[_Span, ...]] = []
+
+    def add(self, owner: int, own: _Span, source: int | None, cut: int) -> None:
+        """A completion of prompt `owner`, which goes on from completion `source` at place `cut` of the row, or from the prompt."""
+        before: tuple[_Span, ...] = ()
+        if source is not None:  # spans lie in the row in their order
+            path = (*self.before[source], self.completions[source])
+            before = tuple((start, min(n, cut - start)) for start, n in path if start < cut)
+        self.completions.append(own)
+        self.owners.append(owner)
+        self.before.append(before)
+
+    def layout(self, causal: bool) -> PrefixLayout:
+        """Of the row."""
+        prompts, completions = torch.tensor(self.prompts), torch.tensor(self.completions)
+        return PrefixLayout(
+            prompts[:, 0],
+            prompts[:, 1],
+            completions[:, 0],
+            completions[:, 1],
+            torch.tensor(self.owners),
+            causal,
+            tuple(self.before) if any(self.before) else (),
+        )
 
 
 def pack_padded(items: Sequence[PackItem]) -> Batch:

@@ -307,8 +307,10 @@ def test_block_mask_of_a_padded_batch(valid: list[int], left: bool) -> None:
 
 
 def compiled_kernel() -> None:
-    """torch's own kernel (without gradients, which it lacks on a CPU) on a row with absent, partial and full blocks."""
+    """torch's own kernel (without gradients, which it lacks on a CPU) on a row with absent, partial and full blocks, whose second
+    completion goes on from the middle of the first."""
     layout = layout_of([(300, [140, 90]), (20, [130])], True)[0]
+    layout.before_B = ((), ((300, 60),), ())
     torch.manual_seed(0)
     query, key, value = (
         torch.randn(1, 4, layout.num_tokens, 32),
@@ -343,9 +345,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Lengths of the block masks built."""
     lengths: list[int] = []
 
-    def counted(spans_4RT: torch.Tensor, num_keys: int) -> Any:
+    def counted(spans_ERT: torch.Tensor, num_keys: int) -> Any:
         lengths.append(num_keys)
-        return span_block_mask(spans_4RT, num_keys)
+        return span_block_mask(spans_ERT, num_keys)
 
     monkeypatch.setattr(attention_flex, "span_block_mask", counted)
     yield lengths

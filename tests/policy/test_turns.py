@@ -39,7 +39,8 @@ from tests.policy.test_shared_prefix import LIMIT, plain_model, relative_error
 TASK = Album()
 END = "<|im_end|>"
 # of each group: pictures and words of its question, then rollouts: what is written, then (pictures, words shown, what is written)
-GROUPS: list[tuple[list[tuple[int, int]], str, list[list[Any]]]] = [
+Groups = Sequence[tuple[list[tuple[int, int]], str, list[list[Any]]]]
+GROUPS: Groups = [
     (
         [(320, 180)],
         "Where is the red circle?",
@@ -87,10 +88,12 @@ def visuals(p: Policy, sizes: Sequence[tuple[int, int]]) -> list[Any]:
     return [p.encoder.visuals.image(picture(size, 5)) for size in sizes]
 
 
-def turns_of(p: Policy) -> list[list[list[tuple[Prompt, tuple[int, ...]]]]]:
+def turns_of(
+    p: Policy, groups: Groups = GROUPS
+) -> list[list[list[tuple[Prompt, tuple[int, ...]]]]]:
     """Of each group the rollouts, of each the turns: prompt and tokens written after it."""
     found = []
-    for number, (sizes, question, rollouts) in enumerate(GROUPS):
+    for number, (sizes, question, rollouts) in enumerate(groups):
         root = p.encoder(sample_with([picture(s, number) for s in sizes], question, number), TASK)
         group = []
         for first, *rest in rollouts:
@@ -105,15 +108,15 @@ def turns_of(p: Policy) -> list[list[list[tuple[Prompt, tuple[int, ...]]]]]:
     return found
 
 
-def flat(p: Policy) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-    turns = [t for group in turns_of(p) for rollout in group for t in rollout]
+def flat(p: Policy, groups: Groups = GROUPS) -> tuple[list[Prompt], list[tuple[int, ...]]]:
+    turns = [t for group in turns_of(p, groups) for rollout in group for t in rollout]
     return [t[0] for t in turns], [t[1] for t in turns]
 
 
-def plain_logps(p: Policy, model: Any) -> torch.Tensor:
+def plain_logps(p: Policy, model: Any, groups: Groups = GROUPS) -> torch.Tensor:
     """Log-probs of every turn's tokens, each turn in a forward of its own over all that precedes it."""
     found = []
-    for number, (sizes, question, rollouts) in enumerate(GROUPS):
+    for number, (sizes, question, rollouts) in enumerate(groups):
         head = [picture(s, number) for s in sizes]
         sample = sample_with(head, question, number)
         text = p.processor.apply_chat_template(

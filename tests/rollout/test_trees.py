@@ -114,6 +114,8 @@ def test_log_probs_are_those_of_training() -> None:
     p = policy()
     items = pack_turns([t.prompt for t in turns], [t.token_ids for t in turns])
     assert len(items) == 1 and isinstance(items[0], PackItem), "one packed tree of one question"
+    begins = [place[1] if place else 0 for place in items[0].shared]
+    assert begins == [r.shared_turns for r in rollouts] and any(begins)
     with torch.no_grad():
         found = p.logp(pack(items)).logp_N
     assert (found - torch.tensor([x for t in turns for x in t.logprobs])).abs().max() < 1e-5

@@ -80,7 +80,7 @@ def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
     from mmrl.policy.tiny import TinySpec, build_tiny
 
     build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), tmp_path)
-    row = bench_turns.measure(str(tmp_path), 3, True, 1)
+    row = bench_turns.measure(str(tmp_path), 3, True, False, 1)
     tokens = [row["tokens"][way] for way in bench_turns.WAYS]
     assert bench_turns.WAYS == ("packed", "rollouts", "turns", "rows") and tokens == sorted(tokens)
     assert len(set(tokens)) == 4 and all(mib > 0 for mib in row["peak_mib"].values())
@@ -91,6 +91,11 @@ def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
         "rows": (1 + 2 + 3) * 8,
     }
     assert row["largest_difference"] < 1e-4
+    grown = bench_turns.measure(str(tmp_path), 3, True, True, 1)
+    assert (
+        list(grown["tokens"])[:2] == ["packed", "branches"] and grown["largest_difference"] < 1e-4
+    )
+    assert grown["tokens"]["packed"] < grown["tokens"]["branches"] < grown["tokens"]["rollouts"]
     record = json.loads((RECORDS / "bench_turns.json").read_text(encoding="utf-8"))
     assert len(record["rows"]) == len(bench_turns.SETTINGS) and turns_cost(record).count(
         "\n"
