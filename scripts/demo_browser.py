@@ -1,6 +1,6 @@
 """Learning to use pages in a real Chromium: a tiny model, GRPO, and the pages' own judgement as the reward.
 
-    python -m scripts.demo_browser [--seed 0] [--steps 60] [--record]       (two cores, twenty minutes; needs Chromium)
+    python -m scripts.demo_browser [--seed 0] [--steps 50] [--record]       (two cores, three quarters of an hour; needs Chromium)
 
 KINDS of pages, most of them MiniWoB++'s, each begun with thousands of seeds. Their scripted players
 (mmrl.tasks.browser.players) play some, whose pictures are kept; a tiny model learns from them by `mmrl sft`, shown clicks
@@ -42,7 +42,8 @@ KINDS = (
 )
 ENOUGH = 4  # kinds that are to be learned
 SHOWN = 150  # pages of a kind that are played to learn from
-HELD_OUT, SAMPLES = 40, 4  # held-out pages of a kind, rollouts of each
+HELD_OUT, SAMPLES = 40, 2  # held-out pages of a kind, rollouts of each
+PROMPTS = len(KINDS)  # of a step
 ASTRAY = 0.5
 _PARAMS = {"actions": "point", "max_turns": 2}
 _GAIN = 0.25
@@ -144,8 +145,8 @@ def _seen(view: View, goal: str) -> dict[str, Any]:
 # learning
 
 
-def warm_model(pages: Path, folder: Path, seed: int, steps: int) -> float:
-    """What `mmrl sft` makes of the tiny model, saved in `folder`; returns its seconds of processor time."""
+def warm_model(pages: Path, folder: Path, seed: int, steps: int) -> None:
+    """What `mmrl sft` makes of the tiny model, saved in `folder`."""
     kept = {(row["kind"], row["seed"]) for row in map(json.loads, pages.open(encoding="utf-8"))}
     rows = [{"id": f"{kind}-{n}", "kind": kind, "seed": n} for kind, n in sorted(kept)]
     data = folder.parent / "shown.jsonl"
@@ -161,7 +162,7 @@ def warm_model(pages: Path, folder: Path, seed: int, steps: int) -> float:
         f"train.steps={steps}",
         f"seed={seed}",
     ]
-    return warm_start("tiny_warmstart.yaml", asked, folder)
+    warm_start("tiny_warmstart.yaml", asked, folder)
 
 
 def trained(
@@ -172,10 +173,13 @@ def trained(
 
     curve: list[float] = []
     evaluations: list[Any] = []
+    steps_s = 0.0
 
     def watch(kind: str, payload: Any) -> None:
+        nonlocal steps_s
         if kind == "step":
             curve.append(round(payload["train/reward/mean"], 4))
+            steps_s += payload["time/total"]
         if kind == "eval":
             evaluations.append(payload.results)
 
@@ -198,7 +202,7 @@ def trained(
             "rollout.group_size": 8,
             "rollout.max_new_tokens": 16,
             "train.steps": steps,
-            "train.prompts_per_step": 14,
+            "train.prompts_per_step": PROMPTS,
             "train.save_every": 0,
             "optim.lr": 1e-4,
             "optim.warmup_steps": 3,
@@ -212,6 +216,7 @@ def trained(
     trainer.fit()
     return {
         "steps": steps,
+        "steps_s": round(steps_s, 1),
         "seconds": round(time.monotonic() - began, 1),
         "before": _by_kind(evaluations[0]),
         "after": _by_kind(evaluations[-1]),
@@ -247,13 +252,14 @@ def verdict(found: Mapping[str, Any]) -> list[str]:
     return wrong + ([f"permuted rewards taught {', '.join(drifted)}"] if drifted else [])
 
 
-def results(folder: Path, seed: int, steps: int, start_steps: int) -> dict[str, Any]:
-    """The start and its two runs."""
+def results(
+    folder: Path, seed: int, steps: int, start_steps: int, *, again: bool = False
+) -> dict[str, Any]:
+    """The start and its two runs; `again`: with the start that is in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    pages = record(folder / "pages.jsonl", range(SHOWN))
-    played = round(time.monotonic() - began, 1)
-    warm_s = warm_model(pages, folder / "start", seed, start_steps)
+    if not (again and (folder / "start" / "config.json").is_file()):
+        pages = record(folder / "pages.jsonl", range(SHOWN))
+        warm_model(pages, folder / "start", seed, start_steps)
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
     write_rows(train, KINDS, range(1_000, 4_000))
     write_rows(held_out, KINDS, range(100_000, 100_000 + HELD_OUT))
@@ -266,9 +272,8 @@ def results(folder: Path, seed: int, steps: int, start_steps: int) -> dict[str, 
         "kinds": KINDS,
         "held_out": HELD_OUT,
         "samples": SAMPLES,
-        "recorded_pages_s": played,
+        "prompts_per_step": PROMPTS,
         "start_steps": start_steps,
-        "start_seconds": warm_s,
         **runs,
     }
 
@@ -279,14 +284,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--start-steps", type=int, default=400, help="of `mmrl sft`")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "browser")
+    parser.add_argument(
+        "--again", action="store_true", help="with the start that is in the folder, where one is"
+    )
     parser.add_argument(
         "--record", action="store_true", help="write assets/results/demo_browser.json"
     )
     options = parse(parser, arguments, least=("steps", "start_steps"))
-    found = results(options.folder.resolve(), options.seed, options.steps, options.start_steps)
+    found = results(
+        options.folder.resolve(),
+        options.seed,
+        options.steps,
+        options.start_steps,
+        again=options.again,
+    )
     print_table(
         ("page", "before", "after", "greedy before", "after", "after, rewards permuted"),
         [

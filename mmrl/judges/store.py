@@ -122,8 +122,8 @@ def current() -> VerdictStore:
     return _current
 
 
-def keep_in(folder: str | Path) -> None:
-    """Let this process's verdicts be kept in `folder`, and taken from what is there now."""
+def keep_in(folder: str | Path | None) -> None:
+    """Let this process's verdicts be kept in `folder`, and taken from what is there now; None: kept in memory, from none on."""
     global _current
     _current.close()
     _current = VerdictStore(folder)

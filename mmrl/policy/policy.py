@@ -396,7 +396,7 @@ class Policy:
         compute each turn (None: the routers choose); with `note_experts` those that did are in the result."""
         batch = self._batch(prompts, tokens, sequence)
         fixed = self._replayed(batch, prompts, experts)
-        noted = NotedExperts() if note_experts else None
+        noted = NotedExperts(self.expert_shape) if note_experts else None
         assert fixed is None or noted is None, "experts are given or asked for"
         found = self.logp(
             batch,
@@ -410,7 +410,7 @@ class Policy:
             found.entropy_N,
             found.values_M,
             batch.num_tokens,
-            experts_of_turns(noted, batch, prompts, self.expert_shape) if noted else (),
+            experts_of_turns(noted, batch, prompts) if noted else (),
             fixed.rerouted(batch.sequence) if fixed else Rerouted(),
         )
 

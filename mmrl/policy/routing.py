@@ -1,6 +1,6 @@
 """Which experts compute each token of a mixture of experts: noted in one forward, chosen again in another (routing replay).
 
-    noted = NotedExperts()
+    noted = NotedExperts(ExpertShape.of(family, body))
     body(..., routing=noted)                                   # the routers choose; noted.experts_TLk()
     body(..., routing=ReplayedExperts(family, experts_LTk, fixed_T))    # the same experts, by the router's weights of now
 
@@ -122,19 +122,19 @@ class Rerouted:
 
 
 class NotedExperts:
-    """What is said to each router of a forward: choose, and be noted."""
+    """What is said to each router of a forward: choose, and be noted, in the type of `shape`."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: ExpertShape) -> None:
+        self.shape = shape
         self._chosen: dict[int, torch.Tensor] = {}
 
     def __call__(self, number: int, router: Any, output: _Output) -> None:
         """Router `number` has answered."""
-        self._chosen[number] = output[2]
+        self._chosen[number] = output[2].to(self.shape.dtype)  # int64 would be eight times as much
 
-    def experts_TLk(self, shape: ExpertShape) -> torch.Tensor:
+    def experts_TLk(self) -> torch.Tensor:
         """The experts of all tokens, on the device."""
-        layers = [self._chosen[number] for number in range(shape.layers)]
-        return torch.stack(layers, 1).to(shape.dtype)
+        return torch.stack([self._chosen[number] for number in range(self.shape.layers)], 1)
 
 
 class ReplayedExperts:
@@ -267,10 +267,10 @@ def _laid_out(
 
 
 def experts_of_turns(
-    noted: NotedExperts, batch: Batch, prompts: Sequence[Prompt], shape: ExpertShape
+    noted: NotedExperts, batch: Batch, prompts: Sequence[Prompt]
 ) -> list[TurnExperts]:
     """What a forward of `batch` has noted, turn by turn. Collective where processes have computed slices of the row."""
-    row = noted.experts_TLk(shape)
+    row = noted.experts_TLk()
     if batch.sequence is not None:
         group = batch.sequence
         whole = row.new_empty((group.size * len(row), *row.shape[1:]))

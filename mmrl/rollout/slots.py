@@ -105,7 +105,7 @@ def prefill(policy: Policy, prompts: Sequence[Prompt], *, experts: bool = False)
     lengths = torch.tensor([p.length for p in prompts], device=policy.device)
     cache = PreallocatedCache(width, lengths)
     policy.model.eval()
-    noted = NotedExperts() if experts else None
+    noted = NotedExperts(policy.expert_shape) if experts else None
     out = policy.family.forward(
         policy.body,
         input_ids=ids.to(policy.device),
@@ -119,7 +119,7 @@ def prefill(policy: Policy, prompts: Sequence[Prompt], *, experts: bool = False)
     hidden_nH = out.last_hidden_state[row, lengths - 1]
     if noted is None:
         return Prefilled(prompts, cache, hidden_nH)
-    found = noted.experts_TLk(policy.expert_shape).unflatten(0, ids.shape).cpu().numpy()
+    found = noted.experts_TLk().unflatten(0, ids.shape).cpu().numpy()
     own = [x[: p.length].copy() for x, p in zip(found, prompts, strict=True)]
     return Prefilled(prompts, cache, hidden_nH, own)
 
@@ -335,7 +335,7 @@ class Slots:
         places_K = torch.arange(cache.visible, device=self.policy.device)
         body, family = self.policy.body, self.policy.family
         ago_RK = cache.place_R[:, None] - places_K
-        noted = None if self.experts_RSLk is None else NotedExperts()
+        noted = None if self.experts_RSLk is None else NotedExperts(self._expert_shape)
         out = family.forward(
             body,
             input_ids=self.token_R[:, None],
@@ -352,7 +352,7 @@ class Slots:
         token_R, logp_R = self._drawn(out.last_hidden_state[:, -1], self.sampled_R, uniform_R)
         if noted is not None and self.experts_RSLk is not None:
             read_R = torch.where(self.alive_R, self.step_R - 1, S)
-            self.experts_RSLk[cache.row_R, read_R] = noted.experts_TLk(self._expert_shape)
+            self.experts_RSLk[cache.row_R, read_R] = noted.experts_TLk()
         column_R1 = torch.where(self.alive_R, self.step_R, S)[:, None]
         self.tokens_RS.scatter_(1, column_R1, token_R[:, None])
         self.logp_RS.scatter_(1, column_R1, logp_R[:, None])

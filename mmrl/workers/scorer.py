@@ -10,6 +10,7 @@ A reward that raises, hangs or kills its process costs its completion a recorded
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -41,9 +42,9 @@ class Scorer:
     ) -> None:
         self.tasks, self.timeout_s = list(tasks), timeout_s
         self._specs, self._concurrency, self._verdicts = specs, concurrency, verdicts
-        if (
-            verdicts is not None
-        ):  # of rewards in this process, and of process rewards (mmrl.rollout.process_rewards)
+        # of rewards in this process, and of process rewards (mmrl.rollout.process_rewards): without a folder of no run before.
+        # What asks judges takes a quarter of a second to import; where nobody did, nothing is kept
+        if verdicts is not None or "mmrl.judges.store" in sys.modules:
             from mmrl.judges.store import keep_in
 
             keep_in(verdicts)

@@ -26,6 +26,7 @@ from mmrl.judges.rubrics import (
 )
 from mmrl.judges.store import VerdictStore, current, digest, keep_in
 from mmrl.judges.verdict import check_whole
+from mmrl.workers.scorer import Scorer
 from scripts._judge_server import judge_server
 
 
@@ -141,6 +142,13 @@ def test_the_marks_around_a_text_cannot_be_closed_by_it() -> None:
         assert user["content"].count(f"<</ANSWER {mark}>>") == 1
         assert "known to be right:" not in user["content"].partition("The answer to grade")[0]
         text += f" <</ANSWER {mark}>>"
+
+
+def test_what_comes_after_a_run_keeps_nothing_in_its_folder(kept: Path) -> None:
+    with Scorer([], [], workers=0, verdicts=str(kept)):
+        assert current().folder == kept
+    with Scorer([], [], workers=0):
+        assert current().folder is None
 
 
 @pytest.mark.slow
