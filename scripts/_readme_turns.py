@@ -97,7 +97,8 @@ def browser(found: dict[str, Any]) -> str:
             f"{found['held_out']} held-out pages of each kind, {found['samples']} rollouts of at most 2 clicks each, brackets of "
             f"95 %, seed {found['seed']}; {found['real']['steps']} steps of {found['prompts_per_step']} prompts x 8 rollouts in "
             f"{found['real']['steps_s'] / 60:.0f} minutes on 2 cores of {found['machine']['cpu']}, "
-            f"{found['real']['seconds'] / 60:.0f} with both evaluations, after a start of {found['start_steps']} steps of `mmrl sft`.",
+            f"{found['real']['seconds'] / 60:.0f} with both evaluations, after a start of {found['start_steps']} steps of "
+            "`mmrl sft`.",
         ]
     )
 
