@@ -2,6 +2,7 @@
 
     python -m scripts.bench_zoom                      (18 minutes a seed; writes assets/results/zoom.json)
     python -m scripts.bench_zoom --jobs 3             # so many seeds at a time, on one thread each
+    python -m scripts.bench_zoom --resume             # go on after a kill
     python -m scripts.bench_zoom --seeds 1 --steps 20
 
 The task is mmrl.tasks.zoom on generated pictures whose answer the whole picture does not show, bit by bit. For each seed a tiny
@@ -14,19 +15,22 @@ of processor time. Held-out pictures have a seed of their own. Exit status 1 whe
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mmrl.files import write_text
 from scripts._bench import finish_child, parse, print_table, run_child, warm_start, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
-HELD_OUT, TRAIN, PLAIN = 200, 2000, 200
+HELD_OUT, TRAIN, LOOKS, PLAIN = 200, 2000, 4000, 200
 RUNS = ("real", "without", "shuffled")
 _GAIN, _DRIFT = 0.25, 0.10  # what rewards must gain at least, and permuted ones may at most
+_ROW = "row.json"  # what a seed has found so far
 _METRICS = ("correct", "looked", "found")
 _TOOLS = "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>\n{% endif -%}\n"
 _CALL = '{"name": "zoom", "arguments": {"bbox_2d":'
@@ -56,26 +60,26 @@ def blank_model(folder: Path, seed: int, gain: float = 4.0) -> Path:
     return folder
 
 
-def pictures(folder: Path, seed: int) -> tuple[Path, Path, Path]:
-    """Pictures of a seed: to train on, to learn guessing without a tool from, and held out."""
+def pictures(folder: Path, seed: int) -> dict[str, Path]:
+    """Pictures of a seed: to train on, to learn where signs are from, to learn guessing without a tool from, and held out."""
     from mmrl.tasks.zoom_pictures import make_zoom_pictures
 
-    train, plain, held_out = (
-        Path(make_zoom_pictures(folder / name, count, number)).parent
-        for name, count, number in (
-            ("train", TRAIN, seed),
-            ("plain", PLAIN, seed + 2_000_000),
-            ("val", HELD_OUT, seed + 1_000_000),
+    return {
+        name: Path(make_zoom_pictures(folder / name, count, seed + part * 1_000_000)).parent
+        for part, (name, count) in enumerate(
+            {"train": TRAIN, "val": HELD_OUT, "plain": PLAIN, "looks": LOOKS}.items()
         )
-    )
-    return train, plain, held_out
+    }
 
 
 def warm_model(
-    blank: Path, train: Path, plain: Path, folder: Path, seed: int, overrides: Sequence[str] = ()
+    blank: Path, found: Mapping[str, Path], folder: Path, seed: int, overrides: Sequence[str] = ()
 ) -> float:
     """What `mmrl sft` makes of it, saved in `folder`; returns its seconds of processor time."""
-    data = [f"data.train.0.path={train}", f"data.train.1.path={plain}"]
+    data = [
+        f"data.train.{place}.path={found[name]}"
+        for place, name in enumerate(("train", "looks", "plain"))
+    ]
     asked = [f"model.path={blank}", *data, f"seed={seed}", *overrides]
     return warm_start("zoom_warmstart.yaml", asked, folder)
 
@@ -143,18 +147,32 @@ def _numbers(found: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
 
 
 def one_seed(folder: Path, seed: int, steps: int) -> dict[str, Any]:
-    """The start of a seed and what its three runs make of it."""
-    train, plain, held_out = pictures(folder, seed)
-    data, start = (train, held_out), folder / "start"
-    warm_s = warm_model(blank_model(folder / "blank", seed), train, plain, start, seed)
-    found = {"seed": seed, "start_seconds": warm_s}
-    found["real"] = real = trained("real", start, data, folder, seed, steps)
-    pilot = trained("without", start, data, folder, seed, max(2, steps // 10))
+    """The start of a seed and what its three runs make of it. What has ended is kept in the folder: called again, it goes on."""
+    kept = folder / _ROW
+    row: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"seed": seed}
+
+    def part(name: str, make: Callable[[], Any]) -> Any:
+        if name not in row:
+            row[name] = make()
+            write_text(kept, json.dumps(row))
+        return row[name]
+
+    made, start = pictures(folder, seed), folder / "start"
+
+    def run(name: str, count: int) -> dict[str, Any]:
+        return trained(name, start, (made["train"], made["val"]), folder, seed, count)
+
+    part(
+        "start_seconds",
+        lambda: warm_model(blank_model(folder / "blank", seed), made, start, seed),
+    )
+    real = part("real", lambda: run("real", steps))
+    pilot = part("pilot", lambda: run("without", max(2, steps // 10)))
     # as many seconds as with the tool, whose rollouts take longer
     same = math.ceil(real["seconds"] / (pilot["seconds"] / pilot["steps"]))
-    found["without"] = trained("without", start, data, folder, seed, same)
-    found["shuffled"] = trained("shuffled", start, data, folder, seed, steps)
-    return found
+    part("without", lambda: run("without", same))
+    part("shuffled", lambda: run("shuffled", steps))
+    return {name: found for name, found in row.items() if name != "pilot"}
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -191,6 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time, a process each")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what an earlier try has finished in the folder"
+    )
     parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "zoom_bench")
     options = parse(parser, arguments, least=("seeds", "steps"))
@@ -199,13 +220,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finish_child(row)
         return 0
     folder = str(options.folder.resolve())
+    seeds = range(options.first, options.first + options.seeds)
+    if not options.resume:
+        for seed in seeds:
+            (options.folder / str(seed) / _ROW).unlink(missing_ok=True)
 
     def child(seed: int) -> dict[str, Any]:
         asked = ["--one", str(seed), "--steps", str(options.steps), "--folder", folder]
         return run_child("scripts.bench_zoom", asked, timeout=4 * 3600)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(child, range(options.first, options.first + options.seeds)))
+        rows = list(pool.map(child, seeds))
     print_table(
         (
             "seed, run",
