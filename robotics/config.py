@@ -68,7 +68,9 @@ class EnvConfig(_Section):
     options: dict[str, Any] = {}
     """Options of the suite."""
     slots: int = Field(16, ge=1)
-    """Simulators held at once, by each process of the run."""
+    """Simulators held at once, by each process of the run. Where they are stepped in batches (maniskill with options.sim_backend
+    gpu), each worker has a batch of slots / workers of them: take schedule.stages as many as workers, so that the policy decides
+    for one batch while another is stepped."""
     workers: int = Field(2, ge=1)
     """Worker processes that they live in, for each process of the run."""
     start_s: float = Field(180.0, gt=0)
@@ -85,6 +87,11 @@ class EnvConfig(_Section):
     """A worker with more memory than this is restarted between episodes; null: never."""
     retries: int = Field(2, ge=0)
     """An episode that failed (crash, hang) is played again so often, from the same state."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether the simulators of a worker are the rows of a batch; see mmrl.robotics.vector."""
+        return simulator_class(self.suite).batches(self.options)
 
     @field_validator("tasks")
     @classmethod

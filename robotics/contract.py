@@ -15,12 +15,15 @@ import abc
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.registry import current_target
+
+if TYPE_CHECKING:
+    from mmrl.robotics.vector import VectorSimulator
 
 __all__ = [
     "SIMULATORS",
@@ -34,6 +37,7 @@ __all__ = [
     "Split",
     "StepResult",
     "check_actions",
+    "check_picture",
     "initial_states",
     "make_simulator",
     "run_chunk",
@@ -249,6 +253,18 @@ class Simulator(abc.ABC):
         first = states[0]
         return f"held out: {len(states)} of split {first.split}, from seed {first.seed}"
 
+    @classmethod
+    def batches(cls, options: Mapping[str, Any]) -> bool:
+        """Whether a worker plays its environments with these options as the rows of one `vector`, rather than each by itself."""
+        return False
+
+    @classmethod
+    def vector(cls, spec: EnvSpec, rows: int) -> VectorSimulator:
+        """`rows` environments of `spec` as one (mmrl.robotics.vector); a suite that can step them in one call has its own."""
+        from mmrl.robotics.vector import SerialVector
+
+        return SerialVector(spec, rows)
+
     def versions(self) -> dict[str, str]:
         """What a result must name: packages, render backend ('render'), assets ('assets': 'stand-in' where they are)."""
         return {}
@@ -298,6 +314,16 @@ def check_actions(actions_CA: Any, space: ActionSpace) -> np.ndarray:
             f"({space.names[column]})"
         )
     return actions
+
+
+def check_picture(spec: EnvSpec, picture: np.ndarray) -> np.ndarray:
+    """`picture` as it is. Raises ValueError where it is not uint8 (H, W, 3) of the size that `spec` asks for."""
+    side = spec.image_size
+    if picture.shape != (side, side, 3) or picture.dtype != np.uint8:
+        raise ValueError(
+            f"simulator {spec.suite}: expected pictures uint8 ({side}, {side}, 3), found {picture.dtype} {picture.shape}"
+        )
+    return picture
 
 
 def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) -> ChunkResult:

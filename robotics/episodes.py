@@ -34,7 +34,6 @@ from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
-from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episode_rows import episode_row, step_row
 from mmrl.robotics.evaluate import HEADLINE, METRICS, evaluate_policy
 from mmrl.robotics.generated import EpisodeLedger, HostedEpisodes
@@ -45,6 +44,7 @@ from mmrl.robotics.pool_types import PoolSettings
 from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import COUNTERS, Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
+from mmrl.robotics.vector import make_playing
 from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.generator import GeneratedGroups, Generator
 from mmrl.training.learner import Learner
@@ -101,7 +101,7 @@ class EpisodeRollouts:
             simulator_demand(config, config.env.workers)
         for spec in env_specs(config):
             # cheap: names a suite that does not exist before a model is loaded
-            make_simulator(spec)
+            make_playing(spec, -(-config.env.slots // config.env.workers))
         self._record = StepRecord()
         self._failed: list[Failure] = []  # attempts of the step that failed
         # attempts of the next steps that failed during an evaluation
@@ -151,6 +151,7 @@ class EpisodeRollouts:
                 # Ray chooses the GPUs of its actors
                 pool_settings(c.env) if self.cluster else limits,
                 RayWorkers(self.cluster) if self.cluster else None,
+                batched=c.env.batched,
             ) as self.pool,
         ):
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages

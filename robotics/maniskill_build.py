@@ -24,6 +24,7 @@ __all__ = [
     "check_horizon",
     "check_task",
     "default_robot",
+    "drawn_when_built",
     "fixed_robot",
     "registered_tasks",
     "render_backend_of",
@@ -76,6 +77,16 @@ def default_robot(cls: Any) -> str:
             f"suite maniskill: expected a task with one robot, found {cls.__name__} with {', '.join(found)}"
         )
     return found if isinstance(found, str) else ""
+
+
+def drawn_when_built(cls: Any) -> bool:
+    """Whether a task draws its objects when its scene is built, and therefore builds it anew for each episode where there is one
+    environment (its constructor says how often)."""
+    return any(
+        "reconfiguration_freq" in inspect.signature(base.__dict__["__init__"]).parameters
+        for base in cls.__mro__
+        if "__init__" in base.__dict__ and base.__module__.startswith("mani_skill.envs.tasks")
+    )
 
 
 def fixed_robot(task: str, wanted: str) -> str:

@@ -6,7 +6,7 @@
         for reply in pool.ready(): print(reply.slot, reply.observation.instruction)
         pool.step(0, np.zeros((4, 2)))
 
-A slot is one episode at a time; its simulator lives in worker `slot % workers` as long as the spec stays the same. States of
+A slot is one episode at a time; its simulator lives in the slot's worker as long as the spec stays the same. States of
 a slot: idle -(reset)-> resetting -> waiting -(step)-> stepping -> waiting, or idle again when the episode has ended. An
 error makes it broken until its next reset. Every reset that was accepted ends in exactly one of: finished, error, abandoned
 (reset again in the middle). Use a pool from one thread.
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
@@ -54,8 +56,9 @@ class _Slot:
 
 
 class VectorEnv:
-    """`num_slots` slots on `workers` processes, which `starter` starts (null: on this machine). Raises PoolError when a worker
-    does not start."""
+    """`num_slots` slots on `workers` processes, which `starter` starts (null: on this machine). `batched`: the simulators of a
+    worker are the rows of a batch (Simulator.batches): what is asked of several `together` is played at once. Raises PoolError when
+    a worker does not start."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class VectorEnv:
         workers: int = 2,
         settings: PoolSettings | None = None,
         starter: Workers | None = None,
+        batched: bool = False,
     ) -> None:
         if num_slots < 1 or workers < 1:
             raise ConfigError(
@@ -77,9 +81,31 @@ class VectorEnv:
         self._replies: list[Reply] = []
         self._began = time.monotonic()
         self._slots = [_Slot(number) for number in range(num_slots)]
-        self.fleet = WorkerFleet(num_slots, self.workers, self.settings, starter)
+        self.batched = batched
+        self._held: list[tuple[WorkerHandle, Command]] | None = None
+        self.fleet = WorkerFleet(num_slots, self.workers, self.settings, starter, batched)
 
     # commands
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked of several slots in this context reaches a batched worker in one message, at the end of it."""
+        if not self.batched or self._held is not None:
+            yield
+            return
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for process in dict.fromkeys(process for process, _ in held):
+                process.send([command for owner, command in held if owner is process])
+
+    def _send(self, process: WorkerHandle, command: Command) -> None:
+        if self._held is None:
+            process.send([command])
+        else:
+            self._held.append((process, command))
 
     def reset(self, slot: int, spec: EnvSpec, state: InitialState) -> None:
         """Start an episode in a slot; returns at once. One that still waits for actions there counts as abandoned."""
@@ -100,7 +126,7 @@ class VectorEnv:
         self._counts["simulators"] += fresh
         self.fleet.retire(self._plays)
         size = self.fleet.starter.reserve(slot, len(spec.cameras) * spec.image_size**2 * 3)
-        process.send(Command("reset", slot, size, spec, state, fresh))
+        self._send(process, Command("reset", slot, size, spec, state, fresh))
 
     def step(self, slot: int, actions_CA: Any, frames: bool = False) -> None:
         """Execute a chunk (C, A) in a slot that waits for actions; returns at once. Actions that cannot be executed end the
@@ -115,12 +141,16 @@ class VectorEnv:
             return self._error(place, "chunk", text, "action", time.monotonic())
         pictures = len(place.spec.cameras) + (len(actions) if frames and actions.ndim == 2 else 0)
         size = self.fleet.starter.reserve(slot, pictures * place.spec.image_size**2 * 3)
-        place.process.send(Command("chunk", slot, size, actions_CA=actions, frames=frames))
+        command = Command("chunk", slot, size, actions_CA=actions, frames=frames)
+        self._send(place.process, command)
 
     def ready(self, timeout_s: float | None = None) -> list[Reply]:
         """Replies that have arrived, at most one per slot, waiting up to `timeout_s` for the first (None: without end); empty at
         once when nothing
         is under way. Raises PoolError once the budget of respawns is spent and all replies have been handed out."""
+        assert self._held is None, (
+            "expected no waiting inside `together`: what is held there would never be answered"
+        )
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._pump()
@@ -318,7 +348,7 @@ class VectorEnv:
             Reply(
                 place.number,
                 kind,
-                place.number % self.workers,
+                self.fleet.number_of(place.number),
                 min(started, now),
                 now,
                 error=text,
@@ -354,4 +384,4 @@ class VectorEnv:
             )
         place.process = place.made_in = process
         place.resets = 1
-        process.send(replace(item.command, fresh=True))
+        process.send([replace(item.command, fresh=True)])

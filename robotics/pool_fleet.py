@@ -34,16 +34,26 @@ def _close_all(processes: list[WorkerHandle], starter: Workers, owner: int) -> N
 
 
 class WorkerFleet:
-    """`workers` processes that `starter` starts (None: on this machine); slot i belongs to worker i modulo their number.
+    """`workers` processes that `starter` starts (None: on this machine); slot i belongs to worker i modulo their number, or with
+    `neighbours` each worker has slots that follow each other.
 
     `processes` are all that may still run, `current` the one of each worker that takes new episodes. `failure` is set once more
     workers were lost than settings.respawns, and when the fleet is closed. Raises PoolError when a worker does not start.
     """
 
     def __init__(
-        self, num_slots: int, workers: int, settings: PoolSettings, starter: Workers | None = None
+        self,
+        num_slots: int,
+        workers: int,
+        settings: PoolSettings,
+        starter: Workers | None = None,
+        neighbours: bool = False,
     ) -> None:
         self.num_slots, self.workers, self.settings = num_slots, workers, settings
+        self._numbers = [
+            slot * workers // num_slots if neighbours else slot % workers
+            for slot in range(num_slots)
+        ]
         self.counts: Counter[str] = Counter()  # respawns, restarts
         self.failure: PoolError | None = None
         self.starter = LocalWorkers(num_slots) if starter is None else starter
@@ -56,9 +66,13 @@ class WorkerFleet:
             self._closer()
             raise
 
+    def number_of(self, slot: int) -> int:
+        """The worker of a slot."""
+        return self._numbers[slot]
+
     def worker_of(self, slot: int) -> WorkerHandle:
         """What takes the slot's next episode: a new process where the current one is to be retired."""
-        worker = slot % self.workers
+        worker = self.number_of(slot)
         if self.current[worker].retiring:
             self.current[worker] = self._spawn(worker)
             self.counts["restarts"] += 1
@@ -67,7 +81,7 @@ class WorkerFleet:
     def _spawn(self, worker: int) -> WorkerHandle:
         process = self.starter.start(
             worker,
-            range(worker, self.num_slots, self.workers),
+            [slot for slot in range(self.num_slots) if self.number_of(slot) == worker],
             hard_gib=_HARD_MEMORY * self.settings.memory_gib,
             environment=self.settings.environment,
         )

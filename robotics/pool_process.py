@@ -85,11 +85,12 @@ class WorkerHandle(abc.ABC):
     def pid(self) -> int:
         """Process id, on the machine where it runs."""
 
-    def send(self, command: Command) -> None:
-        """Queue a command; a worker that has just died is noticed when its answers are read."""
-        item = Pending(command, time.monotonic())
-        self.post(command)
-        self.pending.append(item)
+    def send(self, commands: Sequence[Command]) -> None:
+        """Queue commands; a worker that has just died is noticed when its answers are read. What goes together may be played
+        together."""
+        now = time.monotonic()
+        self.post(commands)
+        self.pending.extend(Pending(command, now) for command in commands)
 
     def head_since(self) -> float | None:
         """Since when the first pending command is worked on; None when nothing is."""
@@ -98,8 +99,8 @@ class WorkerHandle(abc.ABC):
         return max(self.pending[0].sent, self.free_since)
 
     @abc.abstractmethod
-    def post(self, command: Command) -> None:
-        """Bring a command on its way."""
+    def post(self, commands: Sequence[Command]) -> None:
+        """Bring commands on their way, in one message."""
 
     @abc.abstractmethod
     def poll(self, timeout_s: float = 0.0) -> bool:
@@ -198,10 +199,10 @@ class WorkerProcess(WorkerHandle):
         """Process id."""
         return self.program.pid
 
-    def post(self, command: Command) -> None:
+    def post(self, commands: Sequence[Command]) -> None:
         """See WorkerHandle.post."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(command)
+            self.connection.send(commands)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """See WorkerHandle.poll."""

@@ -105,24 +105,29 @@ class _Relay:
         assert isinstance(used, float)
         return Hello(_node_id(), used, self.process.pid, os.getpid(), boot_id(), time.monotonic())
 
-    def answer(self, command: Command) -> Answered | Ended:
-        process, slot = self.process, command.slot
-        if command.spec is not None:
-            self._specs[slot] = command.spec
-        spec = self._specs[slot]
-        process.post(replace(command, area_bytes=process.areas[slot].grow(command.area_bytes)))
-        try:
-            answer = process.receive()
-        except (EOFError, OSError):
-            return Ended(*process.ended())
-        assert isinstance(answer, Answer)
-        process.trim()
-        side = spec.image_size
-        count = 0 if answer.error is not None else len(spec.cameras) + answer.num_frames
-        pictures = process.pictures(slot, count, side)
-        return Answered(
-            answer, np.stack(pictures) if pictures else np.zeros((0, side, side, 3), np.uint8)
+    def answer(self, commands: Sequence[Command]) -> list[Answered] | Ended:
+        process = self.process
+        for command in commands:
+            if command.spec is not None:
+                self._specs[command.slot] = command.spec
+        process.post(
+            [replace(c, area_bytes=process.areas[c.slot].grow(c.area_bytes)) for c in commands]
         )
+        found = []
+        for command in commands:
+            try:
+                answer = process.receive()
+            except (EOFError, OSError):
+                return Ended(*process.ended())
+            assert isinstance(answer, Answer)
+            spec = self._specs[command.slot]
+            side = spec.image_size
+            count = 0 if answer.error is not None else len(spec.cameras) + answer.num_frames
+            pictures = process.pictures(command.slot, count, side)
+            stacked = np.stack(pictures) if pictures else np.zeros((0, side, side, 3), np.uint8)
+            found.append(Answered(answer, stacked))
+        process.trim()
+        return found
 
     def end(self, patience_s: float) -> None:
         if patience_s > 0:
@@ -158,9 +163,11 @@ class SimulatorHost:
         self._relays[run] = _Relay(self._worker, slots, hard_gib, environment, self._path)
         return await self._in_turn(run, 0, _Relay.hello)
 
-    async def answer(self, run: int, number: int, command: Command) -> Answered | Ended:
-        """What process `run` answers to its command `number` (from 1), which waits for those before it."""
-        return await self._in_turn(run, number, _Relay.answer, command)
+    async def answer(
+        self, run: int, number: int, commands: Sequence[Command]
+    ) -> list[Answered] | Ended:
+        """What process `run` answers to its message `number` (from 1), which waits for those before it."""
+        return await self._in_turn(run, number, _Relay.answer, commands)
 
     async def _in_turn(
         self, run: int, number: int, method: Callable[..., Any], *arguments: Any

@@ -58,6 +58,7 @@ class RayWorker(WorkerHandle):
         self._refs: deque[Any] = deque(
             [host.actor.hello.remote(self._run, tuple(slots), hard_gib, dict(environment))]
         )
+        self._came: deque[Answered] = deque()  # of a message answered whole, not yet handed out
         self._number, self._checked = 0, time.monotonic()
         self._clock: float | None = None  # what to add to the worker's clock
         self._same_clock = False
@@ -76,13 +77,15 @@ class RayWorker(WorkerHandle):
         """The call that comes back next, or None."""
         return self._refs[0] if self._refs else None
 
-    def post(self, command: Command) -> None:
+    def post(self, commands: Sequence[Command]) -> None:
         """See WorkerHandle.post."""
         self._number += 1
-        self._refs.append(self.host.actor.answer.remote(self._run, self._number, command))
+        self._refs.append(self.host.actor.answer.remote(self._run, self._number, commands))
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """See WorkerHandle.poll. Raises ClusterError when it cannot come up: no node is left for it."""
+        if self._came:
+            return True
         if not self._refs:
             return False
         deadline = time.monotonic() + timeout_s
@@ -103,6 +106,8 @@ class RayWorker(WorkerHandle):
 
     def receive(self) -> float | Answer:
         """See WorkerHandle.receive. Raises ClusterError when its actor cannot start."""
+        if self._came:
+            return self._answer(self._came.popleft())
         try:
             found = self._ray.get(self._refs.popleft())
         except self._ray.exceptions.RayError as error:  # the actor or its node is gone
@@ -122,9 +127,13 @@ class RayWorker(WorkerHandle):
             self.hello, self._same_clock = found, bool(found.boot) and found.boot == boot_id()
             self._tick(found.now)
             return found.used_gib
-        assert isinstance(found, Answered)
-        self._pictures = found.pictures
-        shift = self._tick(found.answer.ended)
+        self._tick(found[-1].answer.ended)  # it has just arrived
+        self._came.extend(found)
+        return self._answer(self._came.popleft())
+
+    def _answer(self, found: Answered) -> Answer:
+        self._pictures, shift = found.pictures, self._clock
+        assert shift is not None, "a hello comes first"
         return replace(
             found.answer, started=found.answer.started + shift, ended=found.answer.ended + shift
         )
@@ -172,6 +181,7 @@ class RayWorker(WorkerHandle):
         if self._leaving is not None:
             self._ray.wait([self._leaving], timeout=max(patience_s, _END_S))
         self._refs.clear()
+        self._came.clear()
         self._pictures = self._leaving = None
 
     def _end(self, patience_s: float) -> None:

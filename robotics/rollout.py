@@ -171,7 +171,8 @@ class Driver:
         for member in range(request.members):
             self._queues[self._dealt % len(self._queues)].append((request, member))
             self._dealt += 1
-        self._fill()
+        with self.pool.together():
+            self._fill()
 
     @property
     def at_work(self) -> int:
@@ -190,8 +191,15 @@ class Driver:
         return held + self._poll(0.0 if held else timeout_s)
 
     def _poll(self, timeout_s: float) -> list[Ended]:
+        replies = self.pool.ready(timeout_s)
+        with self.pool.together():
+            ended = self._taken(replies)
+            self._fill()
+        return ended
+
+    def _taken(self, replies: Iterable[Reply]) -> list[Ended]:
         ended = []
-        for reply in self.pool.ready(timeout_s):
+        for reply in replies:
             if self.timeline is not None:
                 stage = "reset" if reply.kind == "reset" else "render"
                 self.timeline.add(
@@ -204,7 +212,6 @@ class Driver:
                 del self._running[reply.slot]
                 self.stages.release(reply.slot)
                 ended.append(Ended(run.request, run.member, episode))
-        self._fill()
         return ended
 
     def due(self) -> list[int]:
@@ -228,11 +235,12 @@ class Driver:
             ]
             seen = [run.observation for _, run in part if run.observation is not None]
             outputs = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
-            for (slot, run), output in zip(part, outputs, strict=True):
-                self._check(run, output)
-                run.output, run.observation, run.version = output, None, version
-                self.stages.sent(slot)
-                self.pool.step(slot, self.vla.actions(output), frames=run.request.frames)
+            with self.pool.together():
+                for (slot, run), output in zip(part, outputs, strict=True):
+                    self._check(run, output)
+                    run.output, run.observation, run.version = output, None, version
+                    self.stages.sent(slot)
+                    self.pool.step(slot, self.vla.actions(output), frames=run.request.frames)
         self.counters["infer_s"] += time.monotonic() - began
         self.counters["infer_batches"] += 1
         self.counters["decisions"] += len(slots)

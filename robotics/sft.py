@@ -29,10 +29,11 @@ from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.robotics.contract import ActionSpace, Observation, make_simulator
+from mmrl.robotics.contract import ActionSpace, Observation
 from mmrl.robotics.demonstrations import DemoEpisode, demo_folder, load_demos, record_demos
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.source import env_specs
+from mmrl.robotics.vector import make_playing
 from mmrl.training.sft import Failed, SupervisedSource
 
 __all__ = ["DemoSteps", "Demonstrations", "save_policy"]
@@ -143,7 +144,7 @@ class Demonstrations:
         """Of the run's simulator, which the main process alone opens. Collective."""
         found = []
         if self.world.is_main:
-            simulator = make_simulator(env_specs(self.config)[0])
+            simulator = make_playing(env_specs(self.config)[0])
             try:
                 found.append(simulator.action_space)
             finally:

@@ -147,7 +147,9 @@ def _one(
     )
     stages = 1 if config.schedule.kind == "serial" else config.schedule.stages
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(VectorEnv(slots, min(env.workers, slots), pool_settings(env)))
+        pool = stack.enter_context(
+            VectorEnv(slots, min(env.workers, slots), pool_settings(env), batched=env.batched)
+        )
         policy = ProtocolPolicy(vla, pool, setting)
         driver = Driver(
             pool,

@@ -9,13 +9,14 @@ the surroundings of the arm. Actions are displacements of the arm in [-1, 1], 1 
 (1 opens, -1 closes, in two steps). proprio is the arm's place (and the gripper's width). The sparse reward is 1 in every step
 that ends in success; option reward: shaped adds the change of the task's potential, minus the distance still to go.
 
-Options: reward (sparse, shaped), stop_at_success (true), tolerance (0.12: how near counts), and costs for scheduling
-benchmarks in seconds of sleep: render_s per picture, step_s per control step, reset_s per reset.
+Options: reward (sparse, shaped), stop_at_success (true), tolerance (0.12: how near counts), batched (false), and costs for
+scheduling benchmarks in seconds of sleep: render_s per picture, step_s per control step, reset_s per reset.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -100,7 +101,8 @@ class Canvas:
 
 class TinyOptions(SimulatorOptions):
     """`EnvSpec.options` of this suite; see the module. discs, apart: of reach; how many discs, and how far from the arm they lie
-    (nearest and farthest, in units of the table)."""
+    (nearest and farthest, in units of the table). batched: the arms of a worker are the rows of one batch (a SerialVector), as
+    those of simulators that compute on a GPU are."""
 
     reward: Literal["sparse", "shaped"] = "sparse"
     stop_at_success: bool = True
@@ -109,6 +111,7 @@ class TinyOptions(SimulatorOptions):
     apart: Annotated[
         tuple[float, float], Field(strict=False, description="two numbers, [nearest, farthest]")
     ] = (0.3, 4.0)
+    batched: bool = False
     render_s: Seconds = 0.0
     step_s: Seconds = 0.0
     reset_s: Seconds = 0.0
@@ -148,6 +151,11 @@ class TinySimulator(Simulator):
             )
         self.steps = 0
         self._running = False
+
+    @classmethod
+    def batches(cls, options: Mapping[str, Any]) -> bool:
+        """See Simulator: where it is asked for."""
+        return options.get("batched") is True
 
     @property
     def action_space(self) -> ActionSpace:

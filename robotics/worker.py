@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import itertools
 import mmap
 import os
 import signal
@@ -22,7 +23,8 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -38,9 +40,12 @@ from mmrl.robotics.contract import (
     InitialState,
     Observation,
     Simulator,
+    check_picture,
     make_simulator,
     run_chunk,
+    simulator_class,
 )
+from mmrl.robotics.vector import make_vector
 from mmrl.workers.process import MEMORY_EXIT, end_group
 
 __all__ = ["Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident_gib"]
@@ -152,11 +157,14 @@ class Area:
 
 
 class _Slot:
-    def __init__(self, fd: int) -> None:
-        self.area = Area(fd)
+    def __init__(self, number: int, fd: int) -> None:
+        self.number, self.area = number, Area(fd)
         self.simulator: Simulator | None = None
+        self.batch: _Batch | None = None  # whose row plays here instead
 
     def drop(self) -> None:
+        if self.batch is not None:
+            self.batch.leave(self)
         simulator, self.simulator = self.simulator, None
         if simulator is not None:
             simulator.close()
@@ -181,19 +189,7 @@ class _Slot:
         )
         return observation, facts
 
-    def publish(self, pictures: list[np.ndarray]) -> None:
-        assert self.simulator is not None
-        side = self.simulator.spec.image_size
-        for number, picture in enumerate(pictures):
-            if picture.shape != (side, side, 3) or picture.dtype != np.uint8:
-                raise ValueError(
-                    f"simulator {self.simulator.spec.suite}: expected pictures uint8 ({side}, {side}, 3), found "
-                    f"{picture.dtype} {picture.shape}"
-                )
-            self.area.write(number, picture)
-
     def answer(self, command: Command, started: float) -> Answer:
-        self.area.attach(command.area_bytes)
         facts: Facts | None = None
         chunk: ChunkResult | None = None
         if command.kind == "reset":
@@ -203,10 +199,25 @@ class _Slot:
             chunk = run_chunk(self.simulator, command.actions_CA, frames=command.frames)
             observation = chunk.observation
         assert self.simulator is not None
-        frames = list(chunk.frames) if chunk else []
-        self.publish(
-            [observation.images[camera] for camera in self.simulator.spec.cameras] + frames
-        )
+        spec = self.simulator.spec
+        return self.published(command, spec, observation, chunk, facts, started)
+
+    def published(
+        self,
+        command: Command,
+        spec: EnvSpec,
+        observation: Observation,
+        chunk: ChunkResult | None,
+        facts: Facts | None,
+        started: float,
+        ended: float | None = None,
+    ) -> Answer:
+        """The answer, its pictures in the slot's memory."""
+        self.area.attach(command.area_bytes)
+        frames = chunk.frames if chunk else ()
+        pictures = [*(observation.images[camera] for camera in spec.cameras), *frames]
+        for number, picture in enumerate(pictures):
+            self.area.write(number, check_picture(spec, picture))
         steps = (
             {}
             if chunk is None
@@ -218,7 +229,7 @@ class _Slot:
         return Answer(
             command.slot,
             started,
-            time.monotonic(),
+            time.monotonic() if ended is None else ended,
             resident_gib(),
             np.asarray(observation.proprio, np.float32),
             observation.instruction,
@@ -228,17 +239,78 @@ class _Slot:
         )
 
 
-def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> Answer:
-    """An exception as an answer: a mistake of the user in words, anything else with its traceback."""
+class _Batch:
+    """The rows of one VectorSimulator, one for each slot of the worker, whether it plays in it or not. What breaks the whole, and
+    not a row, ends the worker: a device that failed once is broken for its process."""
+
+    def __init__(self, spec: EnvSpec, slots: Sequence[int]) -> None:
+        self.spec, self.vector = spec, make_vector(spec, len(slots))
+        self.row = {slot: row for row, slot in enumerate(slots)}
+
+    def leave(self, slot: _Slot) -> None:
+        slot.batch = None
+        self.vector.drop(self.row[slot.number])
+
+    def play(self, commands: Sequence[Command], slots: Mapping[int, _Slot]) -> Iterator[Answer]:
+        """Answers to commands of one kind, in their order, when all have been played. They share its time evenly."""
+        began, facts = time.monotonic(), None
+        found: Mapping[int, Any]  # by row: a ChunkResult, an Observation or an Exception
+        if commands[0].kind == "chunk":
+            chunks = {self.row[c.slot]: c.actions_CA for c in commands}
+            found = self.vector.step_chunk(chunks, [self.row[c.slot] for c in commands if c.frames])
+        else:
+            try:
+                found, facts = self._reset(commands, slots)
+            except (
+                MMRLError
+            ) as error:  # a mistake of the user, which the next one to try will meet as well
+                found = {self.row[c.slot]: error for c in commands}
+        share = (time.monotonic() - began) / len(commands)
+        for place, command in enumerate(commands):
+            slot, result = slots[command.slot], found[self.row[command.slot]]
+            started, ended = began + place * share, began + (place + 1) * share
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                chunk = result if isinstance(result, ChunkResult) else None
+                seen = result.observation if isinstance(result, ChunkResult) else result
+                yield slot.published(command, self.spec, seen, chunk, facts, started, ended)
+            except Exception as error:
+                yield replace(_failed(slot, command, started, error), ended=ended)
+
+    def _reset(
+        self, commands: Sequence[Command], slots: Mapping[int, _Slot]
+    ) -> tuple[Mapping[int, Any], Facts]:
+        for command in commands:
+            slot = slots[command.slot]
+            if slot.batch is not self or command.fresh:
+                slot.drop()
+            slot.batch = self
+        states = {self.row[c.slot]: c.state for c in commands if c.state is not None}
+        failed = self.vector.reset(states)
+        seen = self.vector.observe([row for row in states if row not in failed])
+        facts = Facts(
+            self.vector.action_space, self.vector.proprio_dim, dict(self.vector.versions())
+        )
+        return {**seen.apart(), **seen.failed, **failed}, facts
+
+
+def _words(error: Exception) -> tuple[Cause, str]:
+    """What an exception is to the pool: a mistake of the user in words, anything else with its traceback."""
     kinds: tuple[tuple[type[Exception], Cause], ...] = (
         (ActionError, "action"),
         (DataError, "state"),
         (MMRLError, "setup"),
     )
     cause: Cause = next((name for kind, name in kinds if isinstance(error, kind)), "exception")
-    text = (
+    return cause, (
         str(error) if cause != "exception" else "".join(traceback.format_exception(error))[-_TEXT:]
     )
+
+
+def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> Answer:
+    """An exception as an answer."""
+    cause, text = _words(error)
     error.__traceback__ = None  # it holds the simulator
     if cause != "action":
         try:
@@ -246,6 +318,44 @@ def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> 
         except Exception:
             text += "\nwhile closing the simulator:\n" + traceback.format_exc()[-_TEXT:]
     return Answer(command.slot, started, time.monotonic(), resident_gib(), error=text, cause=cause)
+
+
+class _Desk:
+    """Who answers a command: the slot's own simulator, or the batch in which it is a row."""
+
+    def __init__(self, slots: Mapping[int, _Slot]) -> None:
+        self.slots = slots
+        self._batches: dict[str, _Batch] = {}  # by spec.key
+
+    def answers(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """In the order of the commands. Neighbours that one batch can play at once are played at once."""
+        for place, run in itertools.groupby(commands, self._place):
+            if isinstance(place, tuple):
+                yield from place[0].play(list(run), self.slots)
+                continue
+            for command in run:
+                started, slot = time.monotonic(), self.slots[command.slot]
+                try:
+                    yield slot.answer(command, started)
+                except Exception as error:
+                    yield _failed(slot, command, started, error)
+
+    def _place(self, command: Command) -> tuple[_Batch, str] | None:
+        """The batch of a command and its kind; None where the slot plays for itself."""
+        slot, spec = self.slots[command.slot], command.spec
+        if command.kind == "chunk":
+            return None if slot.batch is None else (slot.batch, command.kind)
+        assert spec is not None
+        if spec.key not in self._batches:
+            try:
+                if not simulator_class(spec.suite).batches(spec.options):
+                    return None
+                self._batches[spec.key] = _Batch(spec, sorted(self.slots))
+            except (
+                Exception
+            ):  # no such suite, options that it has not: the slot's own answer says so
+                return None
+        return self._batches[spec.key], command.kind
 
 
 def _watch(plan: WorkerPlan) -> None:
@@ -279,19 +389,16 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
     threading.Thread(target=_watch, args=(plan,), daemon=True, name="watch").start()
     connection, slots = (
         Connection(connection_fd),
-        {number: _Slot(fd) for number, fd in plan.areas.items()},
+        {number: _Slot(number, fd) for number, fd in plan.areas.items()},
     )
+    desk = _Desk(slots)
     # the parent is gone: so are we
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(resident_gib())
-        while (command := connection.recv()) is not None:
-            started, slot = time.monotonic(), slots[command.slot]
-            try:
-                answer = slot.answer(command, started)
-            except Exception as error:
-                answer = _failed(slot, command, started, error)
-            connection.send(answer)
-            loaded()  # the first command has made the first simulator
+        while (commands := connection.recv()) is not None:
+            for answer in desk.answers(commands):
+                connection.send(answer)
+                loaded()  # the first command has made the first simulator
     for slot in slots.values():
         slot.drop()
     sys.stderr.flush()

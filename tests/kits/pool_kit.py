@@ -74,22 +74,26 @@ def play(
 ) -> dict[int, Played]:
     """One episode per slot, all at once: what came back, and the error."""
     found: dict[int, Played] = {slot: ([], None) for slot in jobs}
-    for slot, (spec, state) in jobs.items():
-        pool.reset(slot, spec, state)
+    with pool.together():
+        for slot, (spec, state) in jobs.items():
+            pool.reset(slot, spec, state)
     open_slots = set(jobs)
     while open_slots:
-        for reply in pool.ready(120.0):
-            rows = found[reply.slot][0]
-            if reply.error is not None:
-                found[reply.slot] = rows, reply.error
-                open_slots.discard(reply.slot)
-                continue
-            rows.append(reply.observation if reply.observation is not None else reply.chunk)  # type: ignore[arg-type]
-            if reply.chunk is not None and reply.chunk.done:
-                open_slots.discard(reply.slot)
-            else:
-                spec, state = jobs[reply.slot]
-                pool.step(reply.slot, actions_of(state, len(rows), dim=_dim(spec)), frames=frames)
+        replies = pool.ready(120.0)
+        with pool.together():
+            for reply in replies:
+                rows = found[reply.slot][0]
+                if reply.error is not None:
+                    found[reply.slot] = rows, reply.error
+                    open_slots.discard(reply.slot)
+                    continue
+                rows.append(reply.observation if reply.observation is not None else reply.chunk)  # type: ignore[arg-type]
+                if reply.chunk is not None and reply.chunk.done:
+                    open_slots.discard(reply.slot)
+                else:
+                    spec, state = jobs[reply.slot]
+                    actions = actions_of(state, len(rows), dim=_dim(spec))
+                    pool.step(reply.slot, actions, frames=frames)
     return found
 
 

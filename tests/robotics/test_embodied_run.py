@@ -56,6 +56,10 @@ def test_pipelined_equals_serial_bit_for_bit_and_something_was_learned(
     run(policy, tmp_path, "serial", "schedule.kind=serial", *stages)
     run(policy, tmp_path, "keyed", "schedule.kind=pipelined", "schedule.order=key", *stages)
     assert same(weights(tmp_path, "serial"), weights(tmp_path, "keyed"))
+    # the simulators of a worker as the rows of one batch
+    batched = (*stages, "env.options.batched=true")
+    run(policy, tmp_path, "batched", "schedule.kind=pipelined", "schedule.order=key", *batched)
+    assert same(weights(tmp_path, "serial"), weights(tmp_path, "batched"))
     assert not same(weights(tmp_path, "serial"), load_file(str(policy / "model.safetensors")))
     for a, b in zip(rows(tmp_path, "serial"), rows(tmp_path, "keyed"), strict=True):
         assert all(
