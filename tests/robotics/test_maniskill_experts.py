@@ -15,9 +15,10 @@ import pytest
 from mmrl.errors import ConfigError, MissingExtraError
 from mmrl.evaluation.suite_book import load_suites
 from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
-from mmrl.robotics.maniskill import _INSTRUCTIONS, ManiSkillSimulator
+from mmrl.robotics.maniskill import ManiSkillSimulator
 from mmrl.robotics.maniskill_build import check_horizon, fixed_robot
 from mmrl.robotics.maniskill_plans import PLANS, TURNING
+from mmrl.robotics.maniskill_scene import _INSTRUCTIONS
 from mmrl.robotics.maniskill_skills import angle_between, turn_between
 from scripts.check_experts import expert_specs
 

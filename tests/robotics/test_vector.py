@@ -1,5 +1,5 @@
-"""Batches of simulators: each row plays the episode that its simulator plays alone, whatever happens in the rows beside it, by itself
-and in the workers of a pool. A whole run on batches: test_embodied_run.py."""
+"""Batches of simulators: each row plays the episode that its simulator plays alone, whatever happens in the rows beside it, and
+so in the workers of a pool. A whole run on batches: test_embodied_run.py."""
 
 from __future__ import annotations
 
