@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, MissingExtraError
-from mmrl.robotics import maniskill
+from mmrl.robotics import maniskill, maniskill_scene
 from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
@@ -148,7 +148,7 @@ def test_tasks_say_what_to_do_in_words() -> None:
     assert instruction_of("MS-AntRun-v1") == "ms ant run"
     assert all(
         text == text.lower() or text == "push the T onto its outline"
-        for text in maniskill._INSTRUCTIONS.values()
+        for text in maniskill_scene._INSTRUCTIONS.values()
     )
 
 
@@ -453,8 +453,10 @@ def test_a_chunk_takes_one_picture_unless_frames_are_wanted(
     seeing: ManiSkillSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    picture = maniskill._picture
-    monkeypatch.setattr(maniskill, "_picture", lambda sensor: (taken.append(1), picture(sensor))[1])
+    picture = maniskill_scene._picture
+    monkeypatch.setattr(
+        maniskill_scene, "_picture", lambda sensor: (taken.append(1), picture(sensor))[1]
+    )
     seeing.reset(STATES[0])
     assert not taken
     run_chunk(seeing, np.zeros((6, 7)))
