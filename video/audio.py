@@ -342,6 +342,9 @@ class AudioReader(Protocol):
     def read(self, samples_N: np.ndarray) -> torch.Tensor:
         """float32 frames (n, D) of mono samples at that rate. Raises MediaError for too few of them."""
 
+    def frames(self, samples: int) -> int:
+        """How many frames so many samples become, about."""
+
     def tokens(self, frames: int) -> int:
         """How many tokens so many frames become."""
 
@@ -378,6 +381,10 @@ class MelReader:
                 kind="too_short",
             )
         return out["input_features"][0, :, :frames].T.contiguous()
+
+    def frames(self, samples: int) -> int:
+        """See AudioReader."""
+        return samples // int(self.part.hop_length)
 
     def tokens(self, frames: int) -> int:
         """See AudioReader."""

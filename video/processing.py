@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError, MediaError
-from mmrl.video.audio import AudioReader, SoundCodec, read_audio
+from mmrl.video.audio import AudioReader, SoundCodec, probe_audio, read_audio
 from mmrl.video.clips import ClipReader, GridClips
 from mmrl.video.decode import measure, read_clip
 from mmrl.video.media import Orientation, image_size, open_image
@@ -240,7 +240,13 @@ class Processing:
     def cost(
         self, kind: str, path: str, overrides: Mapping[str, Any] | None = None
     ) -> tuple[int, int]:
-        """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
+        """(pixels to decode, tokens to come) of a picture or clip, from its header and packets; of a sound (0, tokens, about), the
+        longest that is read where its header does not tell. Raises MediaError, ConfigError."""
+        if kind == "audio":
+            ears, most = self.hears, self.most_seconds
+            told = probe_audio(path).duration_s
+            seconds = most if told is None else min(told, most)
+            return 0, max(0, ears.tokens(ears.frames(int(seconds * ears.rate))))
         if kind == "image":
             width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
             return width * height, self.reader.tokens(height, width, self.image_options)

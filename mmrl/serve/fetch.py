@@ -1,5 +1,5 @@
-"""Pictures and clips from http(s) addresses, for --allow-remote-media: only from public addresses of the internet, or from hosts
-that were named (--allow-media-hosts).
+"""Media from http(s) addresses, for --allow-remote-media: only from public addresses of the internet, or from hosts that were named
+(--allow-media-hosts).
 
 A name is resolved once; every address it has is checked, and the connection is made to one of those that were, so that a name
 cannot mean something else a moment later. TLS is still checked against the name. Each redirect is checked anew. One deadline holds
@@ -37,7 +37,7 @@ __all__ = ["Fetcher", "is_public"]
 _REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = [
-    (b"accept", b"image/*, video/*, application/octet-stream"),
+    (b"accept", b"image/*, video/*, audio/*, application/octet-stream"),
     (b"accept-encoding", b"identity"),
     (b"user-agent", b"mmrl"),
 ]
@@ -157,7 +157,7 @@ class Fetcher:
             return await asyncio.wait_for(everything(), self._limits.fetch_s)
         except asyncio.TimeoutError:
             raise RequestError(
-                f"expected all pictures and clips to be fetched within {self._limits.fetch_s:g} s, found that "
+                f"expected all media to be fetched within {self._limits.fetch_s:g} s, found that "
                 f"{now[0].where} was not; send the bytes",
                 now[0].where,
                 code="timeout",

@@ -18,13 +18,13 @@ class Limits:
     """Sizes in bytes, pixels and characters, times in seconds."""
 
     # a request's bytes
-    body_bytes: int = 256 << 20  # of one body, one fetched picture or clip
+    body_bytes: int = 256 << 20  # of one body, one fetched picture, clip or sound
     held_bytes: int = 1 << 30  # of all bodies, fetched media and pixels of waiting prompts at once
     # a request's content
     # of all its texts; the server sets 16 for each token of the longest prompt
     text_bytes: int = 16 * 16384
     stop_chars: int = 4096  # of all its stop strings
-    media: int = 128  # pictures and clips
+    media: int = 128  # pictures, clips and sounds
     pixels: int = 50_000_000  # of one picture, or one frame of a clip
     total_pixels: int = 2_000_000_000  # of its pictures, and of the frames taken from its clips
     clip_frames: int = 250_000  # that one clip may hold; few of them are decoded

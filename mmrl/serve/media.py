@@ -1,4 +1,4 @@
-"""Pictures and clips of a request -> files that the encoder can open, within limits; nothing is opened that was not allowed.
+"""Media of a request (pictures, clips, sounds) -> files that the encoder can open, within limits; nothing else is opened.
 
 data: addresses are always taken, file:// (or a bare path) only below --media-root; http(s) is fetched by mmrl/serve/fetch.py, where
 the server was told to. Everything else is refused with the fix.
@@ -65,7 +65,7 @@ def _scheme(media: Media) -> str:
 
 
 def file_of(media: Media, folder: Path, rules: MediaRules) -> str:
-    """Path of the picture or clip, written into `folder` where the request carries it. Raises RequestError."""
+    """Path of the picture, clip or sound, written into `folder` where the request carries it. Raises RequestError."""
     scheme = _scheme(media)
     if scheme == "data":
         return store(*_data(media), media, folder)
@@ -100,7 +100,8 @@ def check_picture(path: str, media: Media, most: int) -> int:
 def _data(media: Media) -> tuple[bytes, str]:
     head, comma, text = media.url.partition(",")
     kind, *options = head.removeprefix(head[:5]).lower().split(";")
-    expected = f"data:{media.kind}/{'png' if media.kind == 'image' else 'mp4'};base64,..."
+    example = {"image": "png", "video": "mp4", "audio": "wav"}[media.kind]
+    expected = f"data:{media.kind}/{example};base64,..."
     if not comma or "base64" not in [o.strip() for o in options]:
         raise RequestError(
             f"expected {media.where} as {expected}, found {media.url[:48]!r}; encode it as base64",
@@ -121,14 +122,18 @@ def _data(media: Media) -> tuple[bytes, str]:
 
 
 def store(data: bytes, kind: str, media: Media, folder: Path) -> str:
-    """Path of the bytes of a picture or clip, written into `folder`; `kind` is their media type. Raises RequestError for none."""
+    """Path of the bytes of a medium, written into `folder`; `kind` is their media type. Raises RequestError for none."""
     if not data:
         raise RequestError(
             f"expected {media.where} with the bytes of a {media.kind}, found none",
             media.where,
             code="empty",
         )
-    suffix = _CLIPS.get(kind.partition("/")[2], ".mp4") if media.kind == "video" else ".img"
+    suffix = {
+        "video": _CLIPS.get(kind.partition("/")[2], ".mp4"),
+        "image": ".img",
+        "audio": ".sound",  # told by its bytes, as pictures are
+    }[media.kind]
     path = folder / (hashlib.sha256(data).hexdigest()[:40] + suffix)
     if not path.exists():
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A process that turns the bytes of requests into prompts: JSON, pictures, clips and text of strangers are read here only.
+"""A process that turns the bytes of requests into prompts: JSON, pictures, clips, sounds and text of strangers are read here only.
 
 It may be killed at any moment. What it makes are the prompts of training: the same chat template, pixel limits, frame sampling,
 token ids and rotary positions; pixels go along as bytes (mmrl.video.references.Frame).
@@ -192,7 +192,7 @@ def _read(encoder: Encoder, recipe: Recipe, job: ReadBody, body: bytes) -> Readi
 
 def _is_small(reading: Reading, limits: Limits) -> bool:
     """From lengths and the headers of pictures."""
-    if any(m.kind == "video" for m in reading.asked.media):
+    if any(m.kind != "image" for m in reading.asked.media):
         return False
     files = [p for p in reading.paths if p is not None]
     if sum(map(os.path.getsize, files)) > SMALL_BODY:
@@ -222,12 +222,12 @@ def _encode(encoder: Encoder, limits: Limits, reading: Reading) -> Reading:
     try:
         _check_cost(encoder, limits, reading.asked, paths)
         frames = {"video": dict(reading.asked.frames)} if reading.asked.frames else {}
-        images, videos = (
+        images, videos, audios = (
             tuple(p for p, m in zip(paths, media, strict=True) if m.kind == kind)
-            for kind in ("image", "video")
+            for kind in ("image", "video", "audio")
         )
         visuals = encoder.references(
-            Sample("of this request", "", "", "", None, images, videos, frames)
+            Sample("of this request", "", "", "", None, images, videos, frames, audios=audios)
         )
         prompt = encoder.prompt_of(reading.asked.messages, visuals, "of this request")
     except MMRLError as error:

@@ -23,6 +23,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 1 << 20
+SOUND_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "webm")
 
 _READ = (
     "model",
@@ -73,8 +74,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_PARTS = ("text", "image_url", "image", "video_url", "video")
-_SOUNDS = ("input_audio", "audio_url", "audio")
+_PARTS = ("text", "image_url", "image", "video_url", "video", "audio_url", "audio", "input_audio")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Media:
-    """One picture ('image') or clip ('video') of a request as its address, and where in the request it stands."""
+    """One picture ('image'), clip ('video') or sound ('audio') of a request as its address, and where in the request it stands."""
 
     kind: str
     url: str
@@ -414,11 +414,6 @@ def _message(message: Any, where: str, media: list[Media]) -> dict[str, Any]:
 
 def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _SOUNDS:
-        raise RequestError(
-            f"expected {where}.type of {', '.join(_PARTS)}, found {_shown(kind)}: mmrl serve takes no sounds; leave it out",
-            f"{where}.type",
-        )
     if kind not in _PARTS:
         found = _shown(part if kind is None else kind)
         raise RequestError(
@@ -432,8 +427,12 @@ def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any
         return {"type": "text", "text": value}
     if role != "user":
         raise RequestError(
-            f"expected pictures and videos in messages from role user, found one from {role}", where
+            f"expected pictures, videos and sounds in messages from role user, found one from {role}",
+            where,
         )
+    if kind == "input_audio":
+        media.append(Media("audio", _spoken(value, f"{where}.{kind}"), where))
+        return {"type": "audio"}
     if isinstance(value, Mapping):
         _only(value, ("url", "detail") if kind == "image_url" else ("url",), f"{where}.{kind}")
         if value.get("detail") not in (None, "auto", "low", "high"):
@@ -449,6 +448,26 @@ def _part(part: Any, where: str, role: str, media: list[Media]) -> dict[str, Any
         )
     media.append(Media(kind.removesuffix("_url"), value, where))
     return {"type": media[-1].kind}
+
+
+def _spoken(value: Any, where: str) -> str:
+    """OpenAI's input_audio, {data: base64, format: wav}, as an address."""
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            f"expected {where} as an object with data and format, found {_shown(value)}", where
+        )
+    _only(value, ("data", "format"), where)
+    data, form = value.get("data"), value.get("format")
+    if not isinstance(data, str) or not data:
+        raise RequestError(
+            f"expected {where}.data as the file in base64, found {_shown(data)}", f"{where}.data"
+        )
+    if not isinstance(form, str) or form not in SOUND_FORMATS:
+        raise RequestError(
+            f"expected {where}.format of {', '.join(SOUND_FORMATS)}, found {_shown(form)}.{did_you_mean(str(form), SOUND_FORMATS)}",
+            f"{where}.format",
+        )
+    return f"data:audio/{form};base64,{data}"
 
 
 def _only(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:

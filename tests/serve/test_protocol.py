@@ -78,12 +78,42 @@ json_values = st.recursive(
 )
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "audio_url", "audio"])
-def test_sounds_are_refused_in_words(kind: str) -> None:
-    part = {"type": kind, kind: {"data": "AAAA", "format": "wav"}}
-    with pytest.raises(RequestError, match="mmrl serve takes no sounds") as caught:
+@pytest.mark.parametrize(
+    ("part", "url"),
+    [
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}},
+            "data:audio/mp3;base64,AAAA",
+        ),
+        ({"type": "audio_url", "audio_url": {"url": "https://a.example/b.wav"}}, None),
+        ({"type": "audio", "audio": "https://a.example/b.wav"}, None),
+    ],
+)
+def test_sounds_have_the_forms_of_openai_and_of_addresses(
+    part: dict[str, Any], url: str | None
+) -> None:
+    asked = read_chat(body(messages=[{"role": "user", "content": [part]}]), DEFAULTS)
+    [media] = asked.media
+    assert (media.kind, media.url) == ("audio", url or "https://a.example/b.wav")
+    assert asked.messages[-1]["content"] == [{"type": "audio"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("AAAA", "as an object with data and format"),
+        ({"data": "", "format": "wav"}, "data as the file in base64"),
+        ({"data": 3, "format": "wav"}, "data as the file in base64, found 3"),
+        ({"data": "AAAA"}, "format of wav, mp3"),
+        ({"data": "AAAA", "format": "flak"}, "Did you mean 'flac'?"),
+        ({"data": "AAAA", "format": "wav", "rate": 1}, "'rate'"),
+    ],
+)
+def test_a_sound_in_another_form_is_named(value: Any, words: str) -> None:
+    part = {"type": "input_audio", "input_audio": value}
+    with pytest.raises(RequestError) as caught:
         read_chat(body(messages=[{"role": "user", "content": [part]}]), DEFAULTS)
-    assert caught.value.status == 400 and kind in str(caught.value)
+    assert caught.value.status == 400 and words in str(caught.value)
 
 
 @pytest.mark.slow

@@ -296,7 +296,14 @@ def test_bad_requests_are_answered_with_words(server: Server, folder: Path, tmp_
         (image("data:video/mp4;base64,aGVsbG8="), "image part holds one image"),
         (image(data_url(picture(STRIP)), size=3), "'size'"),
         ({"content": [{"type": "video", "video": "broken.mp4"}, text]}, "expected a"),
-        ({"content": [{"type": "audio_url", "audio_url": {"url": "x"}}]}, "audio_url"),
+        (
+            {
+                "content": [
+                    {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AA=="}}
+                ]
+            },
+            "found a sound",
+        ),
         ({"content": "a <|image_pad|> b"}, "the question must not contain it"),
         ({"content": "?", "temperature": -1}, "temperature from 0"),
         ({"content": "?", "top_p": 0}, "top_p above 0"),
