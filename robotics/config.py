@@ -70,7 +70,7 @@ class EnvConfig(_Section):
     slots: int = Field(16, ge=1)
     """Simulators held at once, by each process of the run. Where they are stepped in batches (maniskill with options.sim_backend
     gpu), each worker has a batch of slots / workers of them: take schedule.stages as many as workers, so that the policy decides
-    for one batch while another is stepped."""
+    for one batch while another is stepped, or 1."""
     workers: int = Field(2, ge=1)
     """Worker processes that they live in, for each process of the run."""
     start_s: float = Field(180.0, gt=0)
@@ -82,7 +82,7 @@ class EnvConfig(_Section):
     respawns: int = Field(20, ge=0)
     """Workers started anew before the run gives up."""
     restart_after_resets: int = Field(0, ge=0)
-    """Simulators are made anew after so many resets, against leaks; 0: never."""
+    """Simulators are made anew after so many resets, against leaks; 0: never. Not those that are stepped in batches."""
     memory_gib: float | None = Field(None, gt=0)
     """A worker with more memory than this is restarted between episodes; null: never."""
     retries: int = Field(2, ge=0)

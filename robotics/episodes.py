@@ -44,7 +44,7 @@ from mmrl.robotics.pool_types import PoolSettings
 from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import COUNTERS, Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
-from mmrl.robotics.vector import make_playing
+from mmrl.robotics.vector import check_playing
 from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.generator import GeneratedGroups, Generator
 from mmrl.training.learner import Learner
@@ -99,9 +99,8 @@ class EpisodeRollouts:
         if config.engine.workers == "ray":
             # what an embodied run does not take from Ray
             simulator_demand(config, config.env.workers)
-        for spec in env_specs(config):
-            # cheap: names a suite that does not exist before a model is loaded
-            make_playing(spec, -(-config.env.slots // config.env.workers))
+        # before a model is loaded
+        check_playing(env_specs(config), -(-config.env.slots // config.env.workers))
         self._record = StepRecord()
         self._failed: list[Failure] = []  # attempts of the step that failed
         # attempts of the next steps that failed during an evaluation

@@ -18,13 +18,14 @@ from typing import Any
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 
 __all__ = [
+    "BATCHED",
     "RENDER_VARIABLE",
     "REWARDS",
     "check_assets",
     "check_horizon",
     "check_task",
+    "check_batched",
     "default_robot",
-    "drawn_when_built",
     "fixed_robot",
     "registered_tasks",
     "render_backend_of",
@@ -35,6 +36,24 @@ RENDER_VARIABLE = "MMRL_MANISKILL_RENDER"
 """Environment variable that chooses the render backend where the options do not."""
 
 REWARDS = ("sparse", "dense", "normalized_dense")
+
+BATCHED = (
+    "PushCube-v1",
+    "PullCube-v1",
+    "PickCube-v1",
+    "StackCube-v1",
+    "StackPyramid-v1",
+    "PlaceSphere-v1",
+    "PokeCube-v1",
+    "PullCubeTool-v1",
+    "LiftPegUpright-v1",
+    "PlugCharger-v1",
+    "PushT-v1",
+    "RollBall-v1",
+)
+"""Of ManiSkill 3.0.1's own tasks those whose environments can be reset one by one in a batch, by their code. In others a reset of
+one changes what the others have or count (RotateValve's rest position, DrawTriangle's dots), fails (FMBAssembly1Easy, DrawSVG), or
+a group does not start from one state, because objects are drawn when the scene is built (PegInsertionSide, PickSingleYCB)."""
 
 # of tasks in ManiSkill 3.0.1 whose constructor names the robot itself and takes no other
 _FIXED_ROBOTS = {"PickCubeSO100-v1": "so100", "PickCubeWidowXAI-v1": "widowxai"}
@@ -79,14 +98,21 @@ def default_robot(cls: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def drawn_when_built(cls: Any) -> bool:
-    """Whether a task draws its objects when its scene is built, and therefore builds it anew for each episode where there is one
-    environment (its constructor says how often)."""
-    return any(
+def check_batched(task: str, cls: Any) -> None:
+    """Raises ConfigError for a task whose environments cannot be the rows of a batch. Of tasks that are not ManiSkill's own those
+    that are built anew for each episode are known by their constructor."""
+    built_anew = any(
         "reconfiguration_freq" in inspect.signature(base.__dict__["__init__"]).parameters
         for base in cls.__mro__
-        if "__init__" in base.__dict__ and base.__module__.startswith("mani_skill.envs.tasks")
+        if "__init__" in base.__dict__ and base.__qualname__ != "BaseEnv"
     )
+    own = cls.__module__.startswith("mani_skill.")
+    if built_anew or (own and task not in BATCHED):
+        raise ConfigError(
+            f"maniskill/{task}: expected with env.options.sim_backend gpu a task whose environments are reset one by one "
+            f"({', '.join(BATCHED)}), found another: its rows would share what is an episode's own, or a group would not start "
+            "from one state. Set env.options.sim_backend to cpu"
+        )
 
 
 def fixed_robot(task: str, wanted: str) -> str:

@@ -18,10 +18,10 @@ from mmrl.robotics.contract import ActionSpace, EnvSpec
 from mmrl.robotics.maniskill_build import (
     RENDER_VARIABLE,
     check_assets,
+    check_batched,
     check_horizon,
     check_task,
     default_robot,
-    drawn_when_built,
     fixed_robot,
     registered_tasks,
     render_backend_of,
@@ -153,12 +153,8 @@ def build_scene(spec: EnvSpec, options: ManiSkillOptions, rows: int = 1) -> Scen
     check_task(spec.task, registered)
     entry = registered[spec.task]
     check_horizon(spec.task, entry.cls, spec.horizon)
-    if rows > 1 and drawn_when_built(entry.cls):
-        raise ConfigError(
-            f"maniskill/{spec.task}: expected a task whose episodes differ by where things lie, found one that draws its objects "
-            "when the scene is built: each row of a batch would keep its own, and a group would not start from equal states. Set "
-            "env.options.sim_backend to cpu"
-        )
+    if rows > 1:
+        check_batched(spec.task, entry.cls)
     fixed = fixed_robot(spec.task, options.robot)
     robot = fixed or options.robot or default_robot(entry.cls)
     if "wrist" in spec.cameras and robot == "panda":
@@ -166,6 +162,12 @@ def build_scene(spec: EnvSpec, options: ManiSkillOptions, rows: int = 1) -> Scen
     check_assets(spec.task, entry.asset_download_ids, robot)
     _check_device(spec, options)
     backend, render = render_backend_of(options.render_backend)
+    if options.sim_backend == "gpu" and backend not in ("gpu", "cuda", "none"):
+        raise MissingExtraError(
+            f"maniskill/{spec.task}: expected pictures from the GPU that computes the physics (env.options.sim_backend gpu), found "
+            f"render backend {backend} ({render}). Fix: let Vulkan see the GPU (in containers NVIDIA_DRIVER_CAPABILITIES needs "
+            "graphics), and leave render_backend at auto"
+        )
     settings: dict[str, Any] = {
         "num_envs": rows,
         "obs_mode": "none",
@@ -218,7 +220,8 @@ def _check_device(spec: EnvSpec, options: ManiSkillOptions) -> None:
     if not torch.cuda.is_available():
         raise MissingExtraError(
             f"maniskill/{spec.task}: env.options.sim_backend gpu needs an NVIDIA GPU and a torch built for CUDA, found torch "
-            f"{torch.__version__} without a GPU. Fix: set it to cpu, or run where `mmrl doctor` shows a GPU"
+            f"{torch.__version__} without a GPU. Fix: set it to cpu, or run where `mmrl doctor` shows a GPU (workers on Ray: "
+            "engine.ray.gpus_per_worker)"
         )
 
 

@@ -12,8 +12,9 @@ depends on the rows beside it. Here each row is reset by itself with its state's
 group of RL starts from one state. They are drawn on the GPU, and so are not the states of the same seeds on the CPU.
 
 A physics step moves every row. Rows with an episode that are not to move, because the policy has not decided for them yet, are put
-back to where they were: positions and velocities, not the contacts that PhysX keeps from step to step. With as many stages as
-workers that does not happen. One row on the CPU is the same class, and gives ManiSkillSimulator's episodes.
+back to where they were: positions and velocities, not the contacts that PhysX keeps from step to step, nor what a task counts by
+itself. With one stage, or as many stages as workers, all rows that play move together and none is put back. One row on the CPU is
+the same class, and gives ManiSkillSimulator's episodes.
 
 Legend: N rows of the batch, R those of a call, A action dimensions, J joints.
 """
@@ -45,8 +46,10 @@ __all__ = ["ManiSkillVector"]
 
 class ManiSkillVector(VectorSimulator):
     """Rows of one ManiSkill scene; options and proprioception as ManiSkillSimulator's. Raises ConfigError for several rows on the
-    CPU, for controllers that keep a target (ManiSkill moves those of all rows when one is reset), and for tasks that draw their
-    objects when the scene is built."""
+    CPU, for controllers that keep a target (ManiSkill moves those of all rows when one is reset), and for tasks that cannot be
+    reset row by row (mmrl.robotics.maniskill_build.BATCHED)."""
+
+    several_tasks = False  # each would be a scene with all rows, stepped as a whole
 
     def __init__(self, spec: EnvSpec, rows: int) -> None:
         super().__init__(spec, rows)
@@ -59,8 +62,8 @@ class ManiSkillVector(VectorSimulator):
         if rows > 1 and "target" in self.options.control_mode:
             raise ConfigError(
                 f"maniskill/{spec.task}: expected a control_mode without a target of its own in a batch, found "
-                f"{self.options.control_mode}: when a row is reset, ManiSkill moves the targets of all. Take "
-                f"{self.options.control_mode.replace('_target', '')}, or set env.options.sim_backend to cpu"
+                f"{self.options.control_mode}: when a row is reset, ManiSkill moves the targets of all. Take one such as "
+                "pd_ee_delta_pose, or set env.options.sim_backend to cpu"
             )
         self._scene: Scene | None = None
         self._space: ActionSpace | None = None
@@ -72,6 +75,7 @@ class ManiSkillVector(VectorSimulator):
         """The scene, built on first use."""
         if self._scene is None:
             self._scene = build_scene(self.spec, self.options, self.rows)
+            _seed_row_by_row(self._scene.env)
         return self._scene
 
     @property
@@ -90,9 +94,9 @@ class ManiSkillVector(VectorSimulator):
         """See VectorSimulator. Renders nothing."""
         env = self.scene.env
         for row, state in states.items():
-            # of this row alone, and all generators with its seed: what is drawn does not depend on which row it is
+            # of this row alone: what is drawn depends on its seed only, not on which row it is
             env.reset(
-                seed=[int(state.seed)] * self.rows,
+                seed=[int(state.seed)],
                 options={"env_idx": torch.tensor([row], device=env.device)},
             )
             self._steps_N[row], self._running_N[row] = 0, True
@@ -191,6 +195,29 @@ class ManiSkillVector(VectorSimulator):
         fingers_N2 = torch.zeros(self.rows, 2, device=qpos_NJ.device)
         fingers_N2[:, : len(fingers_at)] = qpos_NJ[:, fingers_at]
         return torch.cat([pose.p, _from_down(pose.q), fingers_N2], 1).float()
+
+
+def _streams(seeds: Sequence[int]) -> Any:
+    """A stream of random numbers for each seed, as ManiSkill has them by default."""
+    from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
+
+    return BatchedRNG.from_seeds(list(seeds))
+
+
+def _seed_row_by_row(env: Any) -> None:
+    """Make a seeded reset of one row seed the streams of random numbers of that row, and torch's. ManiSkill seeds anew those of all
+    rows, with seeds that depend on the row: running episodes would begin theirs again, and 256 rows take a quarter of a second.
+    """
+
+    def episode(seed: Sequence[int], env_idx: torch.Tensor) -> None:
+        (number,), (row,) = seed, env_idx.tolist()
+        env._episode_seed = np.full(
+            env.num_envs, number, np.int64
+        )  # torch is seeded with the first
+        env._batched_episode_rng[row] = env._episode_rng = _streams([number])[0]
+
+    env._set_main_rng = lambda seed: None  # what draws seeds where none is given
+    env._set_episode_rng = episode
 
 
 def _from_down(quaternions_N4: torch.Tensor) -> torch.Tensor:

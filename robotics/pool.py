@@ -54,6 +54,10 @@ class _Slot:
     def running(self) -> bool:
         return self.state in ("resetting", "waiting", "stepping")
 
+    @property
+    def spec_key(self) -> str:
+        return "" if self.spec is None else self.spec.key
+
 
 class VectorEnv:
     """`num_slots` slots on `workers` processes, which `starter` starts (null: on this machine). `batched`: the simulators of a
@@ -98,6 +102,8 @@ class VectorEnv:
             yield
         finally:
             held, self._held = self._held, None
+            # those that one batch plays at once follow each other
+            held.sort(key=lambda item: (item[1].kind, self._slots[item[1].slot].spec_key))
             for process in dict.fromkeys(process for process, _ in held):
                 process.send([command for owner, command in held if owner is process])
 
@@ -113,7 +119,8 @@ class VectorEnv:
         if place.state == "waiting":
             self._counts["abandoned"] += 1
         process = self.fleet.worker_of(slot)
-        limit = self.settings.restart_after_resets
+        # a batch is there for all of its slots
+        limit = 0 if self.batched else self.settings.restart_after_resets
         fresh = (
             place.made_in is not process
             or place.spec is None
@@ -357,12 +364,17 @@ class VectorEnv:
         )
 
     def _lost(self, process: WorkerHandle, how: str, cause: ErrorCause) -> None:
-        """A worker is gone: its episodes end with errors, resets it had not begun go to its successor."""
+        """A worker is gone: its episodes end with errors, resets it had not begun go to its successor. Of chunks that a batch
+        executed together nobody knows which it was: none is blamed, and the budget of respawns is what bounds it."""
         now, began = time.monotonic(), process.free_since is not None
         since, pending = process.head_since() or now, list(process.pending)
         process.pending.clear()
         self.fleet.bury(process)
         worker, blamed = process.worker, pending[0] if pending and began else None
+        under = f"slot {blamed.command.slot}" if blamed else "no command under way"
+        if blamed is not None and blamed.command.kind == "chunk" and blamed.together > 1:
+            self._busy[worker] += now - since
+            blamed, cause, under = None, "neighbour", f"a batch of {blamed.together} under way"
         kept = [item for item in pending if item.command.kind == "reset" and item is not blamed]
         if blamed is not None:
             self._busy[worker] += now - since
@@ -370,7 +382,7 @@ class VectorEnv:
         resent = {item.command.slot for item in kept}
         for place in self._slots:
             if place.process is process and place.running and place.number not in resent:
-                text = f"lost with its worker ({f'slot {blamed.command.slot}' if blamed else 'no command under way'}): {how}"
+                text = f"lost with its worker ({under}): {how}"
                 self._error(place, "chunk", text, "neighbour" if blamed else cause, now)
         successor = self.fleet.succeed(process, how)
         for item in kept:

@@ -51,7 +51,8 @@ class WorkerFleet:
     ) -> None:
         self.num_slots, self.workers, self.settings = num_slots, workers, settings
         self._numbers = [
-            slot * workers // num_slots if neighbours else slot % workers
+            # the blocks of mmrl.rollout.stages: with as many stages as workers they are the same slots
+            -(-(slot + 1) * workers // num_slots) - 1 if neighbours else slot % workers
             for slot in range(num_slots)
         ]
         self.counts: Counter[str] = Counter()  # respawns, restarts

@@ -59,10 +59,11 @@ _STACK_S = 0.5  # for a hanging worker to write where it hangs
 
 @dataclass
 class Pending:
-    """A command on its way; `sent` in time.monotonic()."""
+    """A command on its way, one of `together` in its message; `sent` in time.monotonic()."""
 
     command: Command
     sent: float
+    together: int = 1
 
 
 class WorkerHandle(abc.ABC):
@@ -90,7 +91,7 @@ class WorkerHandle(abc.ABC):
         together."""
         now = time.monotonic()
         self.post(commands)
-        self.pending.extend(Pending(command, now) for command in commands)
+        self.pending.extend(Pending(command, now, len(commands)) for command in commands)
 
     def head_since(self) -> float | None:
         """Since when the first pending command is worked on; None when nothing is."""

@@ -105,7 +105,7 @@ class _Relay:
         assert isinstance(used, float)
         return Hello(_node_id(), used, self.process.pid, os.getpid(), boot_id(), time.monotonic())
 
-    def answer(self, commands: Sequence[Command]) -> list[Answered] | Ended:
+    def answer(self, commands: Sequence[Command]) -> list[Answered | Ended]:
         process = self.process
         for command in commands:
             if command.spec is not None:
@@ -113,12 +113,13 @@ class _Relay:
         process.post(
             [replace(c, area_bytes=process.areas[c.slot].grow(c.area_bytes)) for c in commands]
         )
-        found = []
+        found: list[Answered | Ended] = []
         for command in commands:
             try:
                 answer = process.receive()
             except (EOFError, OSError):
-                return Ended(*process.ended())
+                found.append(Ended(*process.ended()))  # after those that were answered
+                return found
             assert isinstance(answer, Answer)
             spec = self._specs[command.slot]
             side = spec.image_size
@@ -165,7 +166,7 @@ class SimulatorHost:
 
     async def answer(
         self, run: int, number: int, commands: Sequence[Command]
-    ) -> list[Answered] | Ended:
+    ) -> list[Answered | Ended]:
         """What process `run` answers to its message `number` (from 1), which waits for those before it."""
         return await self._in_turn(run, number, _Relay.answer, commands)
 

@@ -58,7 +58,9 @@ class RayWorker(WorkerHandle):
         self._refs: deque[Any] = deque(
             [host.actor.hello.remote(self._run, tuple(slots), hard_gib, dict(environment))]
         )
-        self._came: deque[Answered] = deque()  # of a message answered whole, not yet handed out
+        self._came: deque[Answered | Ended] = (
+            deque()
+        )  # of a message answered whole, not yet handed out
         self._number, self._checked = 0, time.monotonic()
         self._clock: float | None = None  # what to add to the worker's clock
         self._same_clock = False
@@ -121,17 +123,20 @@ class RayWorker(WorkerHandle):
             self.host.lost = True
             raise EOFError from error
         if isinstance(found, Ended):
-            self._ended = found.how, found.memory
-            raise EOFError
+            found = [found]
         if isinstance(found, Hello):
             self.hello, self._same_clock = found, bool(found.boot) and found.boot == boot_id()
             self._tick(found.now)
             return found.used_gib
-        self._tick(found[-1].answer.ended)  # it has just arrived
         self._came.extend(found)
+        if isinstance(found[-1], Answered):
+            self._tick(found[-1].answer.ended)  # it has just arrived
         return self._answer(self._came.popleft())
 
-    def _answer(self, found: Answered) -> Answer:
+    def _answer(self, found: Answered | Ended) -> Answer:
+        if isinstance(found, Ended):
+            self._ended = found.how, found.memory
+            raise EOFError
         self._pictures, shift = found.pictures, self._clock
         assert shift is not None, "a hello comes first"
         return replace(

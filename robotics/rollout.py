@@ -222,6 +222,13 @@ class Driver:
         """Let the policy decide for these slots and send them on their way."""
         began = time.monotonic()
         version = self.vla.version
+        with self.pool.together():
+            self._decide(slots, version)
+        self.counters["infer_s"] += time.monotonic() - began
+        self.counters["infer_batches"] += 1
+        self.counters["decisions"] += len(slots)
+
+    def _decide(self, slots: Sequence[int], version: int) -> None:
         for greedy in (False, True):
             part = [
                 (slot, self._running[slot])
@@ -235,15 +242,11 @@ class Driver:
             ]
             seen = [run.observation for _, run in part if run.observation is not None]
             outputs = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
-            with self.pool.together():
-                for (slot, run), output in zip(part, outputs, strict=True):
-                    self._check(run, output)
-                    run.output, run.observation, run.version = output, None, version
-                    self.stages.sent(slot)
-                    self.pool.step(slot, self.vla.actions(output), frames=run.request.frames)
-        self.counters["infer_s"] += time.monotonic() - began
-        self.counters["infer_batches"] += 1
-        self.counters["decisions"] += len(slots)
+            for (slot, run), output in zip(part, outputs, strict=True):
+                self._check(run, output)
+                run.output, run.observation, run.version = output, None, version
+                self.stages.sent(slot)
+                self.pool.step(slot, self.vla.actions(output), frames=run.request.frames)
 
     def _check(self, run: _Running, output: ActionOutput) -> None:
         """Raises NonFiniteError for an output made from logits or a value that are NaN or infinite."""

@@ -27,6 +27,7 @@ from mmrl.robotics.load import load_vla, read_description
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.remote import RemotePolicy
 from mmrl.robotics.rollout import Driver
+from mmrl.robotics.source import env_specs
 from mmrl.robotics.suite_table import EpisodesRow, failed_row, suite_row
 from mmrl.robotics.suites import (
     EnvironmentSuite,
@@ -35,6 +36,7 @@ from mmrl.robotics.suites import (
     check_overrides,
     configure,
 )
+from mmrl.robotics.vector import check_playing
 
 __all__ = ["base_settings", "play_suites"]
 
@@ -146,6 +148,7 @@ def _one(
         * (1 + config.eval.samples),
     )
     stages = 1 if config.schedule.kind == "serial" else config.schedule.stages
+    check_playing(env_specs(config), -(-slots // min(env.workers, slots)))
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(
             VectorEnv(slots, min(env.workers, slots), pool_settings(env), batched=env.batched)

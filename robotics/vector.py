@@ -44,6 +44,7 @@ __all__ = [
     "SerialVector",
     "Steps",
     "VectorSimulator",
+    "check_playing",
     "make_playing",
     "make_vector",
 ]
@@ -88,6 +89,9 @@ class VectorSimulator(abc.ABC):
     A state starts the same episode in whichever row. Exceptions of the whole (a device that is gone) are raised, those of a row
     are returned.
     """
+
+    several_tasks = True
+    """Whether a worker may have such vectors of several tasks, each with a row for each of its slots."""
 
     def __init__(self, spec: EnvSpec, rows: int) -> None:
         if rows < 1:
@@ -334,6 +338,18 @@ def make_playing(spec: EnvSpec, rows: int = 1) -> Simulator | VectorSimulator:
     if simulator_class(spec.suite).batches(spec.options):
         return make_vector(spec, rows)
     return make_simulator(spec)
+
+
+def check_playing(specs: Sequence[EnvSpec], rows: int) -> None:
+    """Make what a run with `specs` plays, which opens nothing: a task, an option or a batch that cannot be is named before a model
+    is loaded. Raises ConfigError."""
+    for spec in specs:
+        made = make_playing(spec, rows)
+        if len(specs) > 1 and isinstance(made, VectorSimulator) and not made.several_tasks:
+            raise ConfigError(
+                f"{spec.suite}: expected one task where the environments of a worker are one batch, found "
+                f"{', '.join(s.task for s in specs)}: choose one (env.tasks), or play them on the CPU"
+            )
 
 
 def on_host(values: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ import gc
 import itertools
 import mmap
 import os
+import queue
 import signal
 import sys
 import threading
@@ -45,7 +46,7 @@ from mmrl.robotics.contract import (
     run_chunk,
     simulator_class,
 )
-from mmrl.robotics.vector import make_vector
+from mmrl.robotics.vector import VectorSimulator, make_vector
 from mmrl.workers.process import MEMORY_EXIT, end_group
 
 __all__ = ["Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident_gib"]
@@ -244,16 +245,30 @@ class _Batch:
     not a row, ends the worker: a device that failed once is broken for its process."""
 
     def __init__(self, spec: EnvSpec, slots: Sequence[int]) -> None:
-        self.spec, self.vector = spec, make_vector(spec, len(slots))
+        self.spec = spec
         self.row = {slot: row for row, slot in enumerate(slots)}
+        self._vector: VectorSimulator | None = None
+        self._inside: set[int] = set()  # slots
+
+    @property
+    def vector(self) -> VectorSimulator:
+        """Made on first use. Raises ConfigError."""
+        if self._vector is None:
+            self._vector = make_vector(self.spec, len(self.row))
+        return self._vector
 
     def leave(self, slot: _Slot) -> None:
+        """The slot plays elsewhere now; with the last one the simulator goes."""
         slot.batch = None
+        self._inside.discard(slot.number)
         self.vector.drop(self.row[slot.number])
+        if not self._inside:
+            self.vector.close()
 
     def play(self, commands: Sequence[Command], slots: Mapping[int, _Slot]) -> Iterator[Answer]:
         """Answers to commands of one kind, in their order, when all have been played. They share its time evenly."""
-        began, facts = time.monotonic(), None
+        began = time.monotonic()
+        facts: Facts | None = None
         found: Mapping[int, Any]  # by row: a ChunkResult, an Observation or an Exception
         if commands[0].kind == "chunk":
             chunks = {self.row[c.slot]: c.actions_CA for c in commands}
@@ -280,18 +295,20 @@ class _Batch:
 
     def _reset(
         self, commands: Sequence[Command], slots: Mapping[int, _Slot]
-    ) -> tuple[Mapping[int, Any], Facts]:
+    ) -> tuple[Mapping[int, Any], Facts | None]:
+        vector = self.vector
         for command in commands:
             slot = slots[command.slot]
             if slot.batch is not self or command.fresh:
                 slot.drop()
             slot.batch = self
+        self._inside |= {c.slot for c in commands}
         states = {self.row[c.slot]: c.state for c in commands if c.state is not None}
-        failed = self.vector.reset(states)
-        seen = self.vector.observe([row for row in states if row not in failed])
-        facts = Facts(
-            self.vector.action_space, self.vector.proprio_dim, dict(self.vector.versions())
-        )
+        failed = vector.reset(states)
+        seen = vector.observe([row for row in states if row not in failed])
+        facts = None
+        if seen.rows:  # what they are may need an episode
+            facts = Facts(vector.action_space, vector.proprio_dim, dict(vector.versions()))
         return {**seen.apart(), **seen.failed, **failed}, facts
 
 
@@ -346,15 +363,13 @@ class _Desk:
         if command.kind == "chunk":
             return None if slot.batch is None else (slot.batch, command.kind)
         assert spec is not None
-        if spec.key not in self._batches:
-            try:
-                if not simulator_class(spec.suite).batches(spec.options):
-                    return None
-                self._batches[spec.key] = _Batch(spec, sorted(self.slots))
-            except (
-                Exception
-            ):  # no such suite, options that it has not: the slot's own answer says so
+        try:
+            if not simulator_class(spec.suite).batches(spec.options):
                 return None
+        except Exception:  # no such suite: the slot's own answer says so
+            return None
+        if spec.key not in self._batches:
+            self._batches[spec.key] = _Batch(spec, sorted(self.slots))
         return self._batches[spec.key], command.kind
 
 
@@ -374,6 +389,16 @@ def _watch(plan: WorkerPlan) -> None:
             os._exit(MEMORY_EXIT)
 
 
+def _receive(connection: Connection, asked: queue.SimpleQueue[Any]) -> None:
+    """Move messages from the pipe into the queue until None comes, or its other end is gone."""
+    try:
+        while (commands := connection.recv()) is not None:
+            asked.put(commands)
+    except (EOFError, OSError):
+        pass  # the parent is gone: so are we
+    asked.put(None)
+
+
 def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
     """Answer commands until the pipe ends or brings None."""
     # terminals and schedulers send them to all processes
@@ -391,11 +416,14 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
         Connection(connection_fd),
         {number: _Slot(number, fd) for number, fd in plan.areas.items()},
     )
-    desk = _Desk(slots)
+    desk, asked = _Desk(slots), queue.SimpleQueue[Sequence[Command] | None]()
+    # commands are taken as they come: the parent, in the midst of a long message, must not wait for us while we wait for it to
+    # take our answers
+    threading.Thread(target=_receive, args=(connection, asked), daemon=True, name="receive").start()
     # the parent is gone: so are we
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(resident_gib())
-        while (commands := connection.recv()) is not None:
+        while (commands := asked.get()) is not None:
             for answer in desk.answers(commands):
                 connection.send(answer)
                 loaded()  # the first command has made the first simulator

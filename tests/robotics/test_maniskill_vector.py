@@ -28,10 +28,10 @@ from mmrl.robotics.contract import (
     run_chunk,
 )
 from mmrl.robotics.maniskill import ManiSkillSimulator
-from mmrl.robotics.maniskill_build import registered_tasks
 from mmrl.robotics.maniskill_scene import Scene, build_scene
 from mmrl.robotics.maniskill_vector import ManiSkillVector
-from mmrl.robotics.vector import SerialVector, make_vector
+from mmrl.robotics.pool import VectorEnv
+from mmrl.robotics.vector import SerialVector, check_playing, make_vector
 
 STATES = initial_states("eval", 4)
 BLIND = {"render_backend": "none"}
@@ -143,9 +143,8 @@ class Stacked:
     def reset(self, seed: list[int], options: dict[str, Any]) -> None:
         rows = options["env_idx"].tolist()
         self.resets.append((list(seed), rows))
-        assert len(seed) == self.num_envs
         for row in rows:
-            self.envs[row].reset(seed=[seed[row]])
+            self.envs[row].reset(seed=seed)
             self._elapsed_steps[row] = 0
 
     def step(self, actions: torch.Tensor) -> tuple[Any, ...]:
@@ -211,9 +210,8 @@ def test_rows_play_what_simulators_play_alone(three: ManiSkillVector) -> None:
     found = episode(three, jobs)
     for row, state in jobs.items():
         assert_close(found[row], alone(three.spec, state))
-    # a group starts from one state: each row was reset by itself, with its seed for all
-    resets = three.scene.env.resets[-3:]
-    assert resets == [([jobs[row].seed] * 3, [row]) for row in range(3)]
+    # a group starts from one state: each row was reset by itself
+    assert three.scene.env.resets[-3:] == [([jobs[row].seed], [row]) for row in range(3)]
 
 
 @pytest.mark.slow
@@ -265,7 +263,7 @@ def test_only_a_gpu_batches() -> None:
     assert isinstance(make_vector(spec_of(sim_backend="gpu"), 2), ManiSkillVector)
     with pytest.raises(ConfigError, match=r"expected one row with env\.options\.sim_backend cpu"):
         ManiSkillVector(spec_of(), 2)
-    with pytest.raises(ConfigError, match="Take pd_ee_delta_pose, or set"):
+    with pytest.raises(ConfigError, match="Take one such as pd_ee_delta_pose"):
         ManiSkillVector(spec_of(sim_backend="gpu", control_mode="pd_ee_target_delta_pose"), 2)
     with pytest.raises(ConfigError, match="played by itself"):
         make_simulator(spec_of(sim_backend="gpu"))
@@ -279,17 +277,58 @@ def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_that_draws_its_objects_when_it_is_built_is_refused() -> None:
-    """Its rows would keep their objects: ManiSkill builds such a scene anew for each episode, which it can do with one row only."""
-    from mmrl.robotics.maniskill_build import drawn_when_built
+def test_a_mistake_in_a_batch_is_said_in_its_own_words() -> None:
+    spec = spec_of(sim_backend="gpu", control_mode="pd_ee_target_delta_pose", **BLIND)
+    with VectorEnv(2, 1, batched=True) as pool:
+        with pool.together():
+            for slot in (0, 1):
+                pool.reset(slot, spec, STATES[0])
+        replies = []
+        while len(replies) < 2:
+            replies += pool.ready(120.0)
+    assert all(r.cause == "setup" and "without a target" in str(r.error) for r in replies)
 
-    tasks = registered_tasks()
-    found = {name for name, entry in tasks.items() if drawn_when_built(entry.cls)}
-    assert {"PickSingleYCB-v1", "PegInsertionSide-v1", "TurnFaucet-v1"} <= found
-    assert not {"PushCube-v1", "PickCube-v1", "StackCube-v1", "PlaceSphere-v1"} & found
-    options = ManiSkillVector(spec_of("PegInsertionSide-v1", sim_backend="gpu"), 2).options
-    with pytest.raises(ConfigError, match="draws its objects when the scene is built"):
-        build_scene(spec_of("PegInsertionSide-v1", sim_backend="gpu"), options, 2)
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task",
+    ["PegInsertionSide-v1", "RotateValveLevel0-v1", "DrawTriangle-v1", "FMBAssembly1Easy-v1"],
+)
+def test_a_task_whose_rows_are_not_apart_is_refused(task: str) -> None:
+    options = ManiSkillVector(spec_of(sim_backend="gpu"), 2).options
+    with pytest.raises(ConfigError, match="whose environments are reset one by one"):
+        build_scene(spec_of(task, sim_backend="gpu"), options, 2)
+    with pytest.raises(ConfigError, match=r"expected one task .* found PushCube-v1, PullCube-v1"):
+        both = [spec_of(t, sim_backend="gpu") for t in ("PushCube-v1", "PullCube-v1")]
+        check_playing(both, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.render("libvulkan.so.1")
+def test_pictures_come_from_the_gpu_of_the_physics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    spec = spec_of(sim_backend="gpu", render_backend="cpu")
+    with pytest.raises(MissingExtraError, match="NVIDIA_DRIVER_CAPABILITIES"):
+        ManiSkillVector(spec, 2).reset({0: STATES[0]})
+
+
+@pytest.mark.slow
+def test_a_row_draws_its_own_streams_and_leaves_the_others() -> None:
+    """Of three rows, ManiSkill's own seeding of one environment is what each has; running rows go on in theirs."""
+    scene = build_scene(spec_of(**BLIND), ManiSkillVector(spec_of(**BLIND), 1).options)
+    env = scene.env
+    env._set_episode_rng([5], torch.tensor([0]))
+    wanted, main = env._batched_episode_rng[0].randint(1000, size=4), env._episode_seed.copy()
+    rngs = maniskill_vector._streams([1, 2, 3])
+    rows = SimpleNamespace(num_envs=3, _batched_episode_rng=rngs)
+    maniskill_vector._seed_row_by_row(rows)
+    untouched = rngs.rngs[0]
+    rows._set_main_rng([5])
+    rows._set_episode_rng([5], torch.tensor([2]))
+    assert np.array_equal(rows._batched_episode_rng[2].randint(1000, size=4), wanted)
+    assert rows._episode_rng is rows._batched_episode_rng[2] and rngs.rngs[0] is untouched
+    assert rows._episode_seed[0] == main[0] == 5
+    env.close()
 
 
 def test_rotations_are_those_of_the_simulator() -> None:
@@ -306,23 +345,28 @@ def test_rotations_are_those_of_the_simulator() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_batch_on_the_gpu() -> None:
-    """Equal states start alike in every row and beside any others; rows that do not move stay."""
-    spec = spec_of("PushCube-v1", sim_backend="gpu", reward="normalized_dense", **BLIND)
+    """Equal states start alike in every row, beside any others, and look alike; rows that do not move stay."""
+    spec = spec_of("PushCube-v1", sim_backend="gpu", reward="normalized_dense")
     vector = ManiSkillVector(spec, 16)
-    jobs = {row: STATES[row % 4] for row in range(16)}
-    found = episode(vector, jobs)
+    found = episode(vector, {row: STATES[row % 4] for row in range(16)})
+    cubes = vector.scene.env.obj.pose.p
     for row in range(4, 16):
-        assert np.abs(found[row][0].proprio - found[row % 4][0].proprio).max() < 1e-5
-        assert (
-            np.abs(found[row][1].observation.proprio - found[row % 4][1].observation.proprio).max()
-            < 1e-3
-        )
+        (first, then, *_), (other, later, *_) = found[row % 4], found[row]
+        assert np.abs(first.proprio - other.proprio).max() < 1e-5
+        drawn = first.images["base"].astype(int) - other.images["base"]
+        assert np.abs(drawn).mean() < 1.0 and first.images["base"].std() > 5
+        assert np.abs(then.observation.proprio - later.observation.proprio).max() < 1e-3
+        assert np.abs(then.rewards_C - later.rewards_C).max() < 1e-2
+    assert cubes.is_cuda and len({tuple(c) for c in cubes[:4].round(decimals=2).tolist()}) > 1
     vector.reset({row: STATES[3] for row in range(8)})
     alike = vector.observe(list(range(8))).apart()
     assert all(np.abs(o.proprio - alike[0].proprio).max() < 1e-5 for o in alike.values())
     assert np.abs(alike[0].proprio - found[3][0].proprio).max() < 1e-5
+    places = vector.scene.env.obj.pose.p[:8]
+    assert (places - places[0]).abs().max() < 1e-5
     vector.step_chunk({row: chunk_of(STATES[3], 0) for row in range(4)})
     still = vector.observe(list(range(4, 8))).apart()
     assert all(np.abs(o.proprio - alike[0].proprio).max() < 1e-4 for o in still.values())
-    assert vector.observe([0]).proprio.is_cuda
+    seen = vector.observe([0, 5])
+    assert seen.proprio.is_cuda and seen.images["base"].shape == (2, 64, 64, 3)
     vector.close()

@@ -3,6 +3,7 @@ so in the workers of a pool. A whole run on batches: test_embodied_run.py."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,11 @@ from mmrl.robotics.contract import (
     run_chunk,
 )
 from mmrl.robotics.pool import PoolSettings, VectorEnv
+from mmrl.robotics.pool_fleet import WorkerFleet
+from mmrl.robotics.pool_process import WorkerHandle
 from mmrl.robotics.tiny import TinySimulator
 from mmrl.robotics.vector import SerialVector, VectorSimulator, make_playing, make_vector
+from mmrl.rollout.stages import Stages
 from tests.kits.pool_kit import (
     FAULTY,
     PUSH,
@@ -278,25 +282,102 @@ def test_a_mistake_is_named_in_each_row(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "cause"), [("kill", "crash"), ("hang", "timeout")])
-def test_a_worker_that_dies_costs_its_rows_and_no_other(
-    pool: VectorEnv, fault: str, cause: str
-) -> None:
-    """One row is blamed, those beside it are not: they are played again without it counting as a try of theirs."""
-    before, old = pool.stats().error_causes, pool.pids()
-    bad = batch_of(fault, states=(0,), at=2)
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_a_worker_that_dies_costs_its_rows_and_no_other(pool: VectorEnv, fault: str) -> None:
+    """Nobody knows which row it was, so none is blamed: all are played again without it counting as a try of theirs, as often as
+    workers may be started anew."""
+    before, old = pool.stats(), pool.pids()
+    bad = batch_of(fault, states=(2,), at=2)
     found = play(pool, {slot: (bad, STATES[slot]) for slot in range(6)})
-    after = pool.stats().error_causes
+    after = pool.stats()
     assert {slot for slot in found if found[slot][1] is not None} == {0, 1, 2}
-    assert {k: after[k] - before.get(k, 0) for k in (cause, "neighbour")} == {
-        cause: 1,
-        "neighbour": 2,
-    }
+    assert all("a batch of 3 under way" in str(found[slot][1]) for slot in range(3))
+    neighbours = after.error_causes["neighbour"] - before.error_causes.get("neighbour", 0)
+    assert (neighbours, after.errors - before.errors) == (3, 3)
+    assert after.respawns - before.respawns == 1
     for slot in (3, 4, 5):
         assert equal(found[slot][0], direct(PUSH, STATES[slot]))
     assert gone(old[:1]) and pool.pids()[1] == old[1]
     again = play(pool, {slot: (BATCH, STATES[slot]) for slot in range(3)})
     assert all(equal(again[slot][0], direct(PUSH, STATES[slot])) for slot in range(3))
+
+
+@pytest.mark.slow
+def test_two_messages_to_a_busy_worker_do_not_wait_for_each_other() -> None:
+    """The second is longer than the pipe holds, and the worker's answers to the first are not read meanwhile."""
+    with VectorEnv(256, 1, batched=True) as pool:
+        with pool.together():
+            for slot in range(256):
+                pool.reset(slot, BATCH, STATES[0])
+        begun = 0
+        while begun < 256:
+            begun += len(pool.ready(60.0))
+
+        def ask() -> None:
+            for half in (range(128), range(128, 256)):
+                with pool.together():
+                    for slot in half:
+                        pool.step(slot, np.zeros((175, 2)))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(120.0)
+        assert not asking.is_alive(), "expected both messages to be sent, found them stuck"
+        answered = 0
+        while answered < 256:
+            answered += len(pool.ready(60.0))
+
+
+@pytest.mark.parametrize(("slots", "workers"), [(3, 2), (7, 2), (7, 3), (256, 2), (10, 4)])
+def test_a_stage_is_a_batch(slots: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many stages as workers no row has to stay while others of its batch move."""
+    monkeypatch.setattr(WorkerFleet, "_spawn", lambda self, worker: worker)
+    monkeypatch.setattr(WorkerFleet, "_handshake", lambda self: None)
+    fleet = WorkerFleet(slots, workers, PoolSettings(), neighbours=True)
+    for worker, block in enumerate(Stages(slots, workers).blocks):
+        assert {fleet.number_of(slot) for slot in block} == {worker}
+    fleet.processes.clear()
+    fleet.starter.close()
+
+
+def test_rows_of_two_environments_go_out_one_environment_after_the_other(
+    pool: VectorEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So each is played once, not in turns, each of which would hold the rows of the other turns."""
+    other = EnvSpec("tiny", "reach", 12, 32, options=BATCHED)
+    sent: list[list[int]] = []
+    send = WorkerHandle.send
+    monkeypatch.setattr(
+        WorkerHandle, "send", lambda self, cs: (sent.append([c.slot for c in cs]), send(self, cs))
+    )
+    jobs = {slot: (other if slot in (1, 4) else BATCH, STATES[slot]) for slot in range(6)}
+    found = play(pool, jobs)
+    assert all(equal(found[slot][0], direct(*jobs[slot])) for slot in jobs)
+    assert sent[0] in ([0, 2, 1], [1, 0, 2]) and sent[1] in ([3, 5, 4], [4, 3, 5])
+
+
+class Late(TinySimulator):
+    """Knows its own size only in an episode, and cannot begin that of state 1."""
+
+    begun = False
+
+    def reset(self, state: InitialState) -> None:
+        if state.index == 1:
+            raise ValueError("the physics exploded")
+        super().reset(state)
+        self.begun = True
+
+    @property
+    def proprio_dim(self) -> int:
+        assert self.begun
+        return super().proprio_dim
+
+
+def test_a_reset_that_fails_alone_is_an_answer(pool: VectorEnv) -> None:
+    late, respawns = replace(BATCH, suite=f"{__name__}:Late"), pool.stats().respawns
+    assert "the physics exploded" in str(play(pool, {0: (late, STATES[1])})[0][1])
+    assert equal(play(pool, {0: (late, STATES[2])})[0][0], direct(PUSH, STATES[2]))
+    assert pool.stats().respawns == respawns
 
 
 def test_what_waits_inside_together_would_wait_for_ever(pool: VectorEnv) -> None:
