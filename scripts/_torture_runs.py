@@ -76,6 +76,8 @@ class Run:
     still imports. Its processes have a folder for temporary files of their own, `scratch`.
     """
 
+    popen: Any = subprocess.Popen  # tests have one that need not import everything
+
     def __init__(
         self, folder: Path, tree: Mapping[str, Any], name: str, phases: Mapping[str, Sequence[str]]
     ) -> None:
@@ -109,7 +111,7 @@ class Run:
         }
         self.began = time.monotonic()
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
+            self.process = self.popen(
                 [
                     sys.executable,
                     "-c",

@@ -220,8 +220,10 @@ def config_file(path: Path, tree: Mapping[str, Any]) -> str:
 
 
 def start_cli(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start `python -m mmrl.cli.main ARGUMENTS` as a process of its own."""
-    return subprocess.Popen(
+    """Start `python -m mmrl.cli.main ARGUMENTS` as a process of its own, which finds torch and transformers imported."""
+    from tests.kits.prepared_kit import Prepared
+
+    return Prepared(
         [sys.executable, "-m", "mmrl.cli.main", *arguments],
         cwd=REPO,
         env=ENVIRONMENT,

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,9 @@ from mmrl.distributed.engines import train_engine_name
 from mmrl.errors import ConfigError
 from mmrl.robotics.episodes import own_gpu
 from mmrl.training.trainer import Trainer
-from tests.kits.engine_kit import ENVIRONMENT, REPO, read_jsonl
+from tests.kits.engine_kit import read_jsonl
 from tests.kits.pool_kit import FAULTY
+from tests.kits.prepared_kit import launch_prepared
 from tests.kits.robot_kit import config_of, saved_vla
 from tests.robotics.several_runs import copy_up_to
 
@@ -107,40 +104,6 @@ def settings(folder: Path, name: str, overrides: tuple[str, ...]) -> list[str]:
     ]
 
 
-def launch(module: str, *arguments: str) -> tuple[int, str]:
-    """Two processes of `python -m module`: exit status of the launcher and what they printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_addr",
-        "127.0.0.1",
-        "--master_port",
-        "0",
-        "--standalone",
-        "-m",
-        module,
-        *arguments,
-    ]
-    process = subprocess.Popen(
-        command,
-        cwd=REPO,
-        env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        out, _ = process.communicate(timeout=400)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, out
-
-
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_vla(tmp_path_factory.mktemp("policy"))
@@ -207,7 +170,9 @@ def launched(
     config = config_of(policy, *settings(folder, "command", (*runs["dead"], *ZERO3)))
     file = folder / "command.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-    status, out = launch("tests.robotics.several_runs", str(plan), "train", str(file))
+    status, out = launch_prepared(
+        "tests.robotics.several_runs", str(plan), "train", str(file), timeout=400
+    )
     assert all((folder / f"plan.json.{rank}").exists() for rank in (0, 1)), out
     said = [json.loads((folder / f"plan.json.{rank}").read_text()) for rank in (0, 1)]
     return folder, {name: [said[0][i], said[1][i]] for i, name in enumerate(runs)}, (status, out)

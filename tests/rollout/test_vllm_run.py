@@ -13,9 +13,9 @@ from mmrl.config import load_config
 from mmrl.errors import ConfigError, WeightSyncError
 from mmrl.rollout.weights import SyncPlan
 from mmrl.training.trainer import Trainer
-from tests.distributed.test_distributed import launch
 from tests.kits.engine_kit import config_file, read_jsonl
 from tests.kits.pool_kit import gone
+from tests.kits.prepared_kit import SERVING, launch_prepared
 from tests.kits.process_worker import cut
 from tests.rollout.vllm_kit import VLLM, run_tree
 
@@ -193,7 +193,9 @@ def test_two_processes_with_sharded_weights_sample_with_an_engine_each(tmp_path:
         engine={"rollout": "vllm", "train": "fsdp2", "vllm": vllm},
         train={"prompts_per_step": 4},
     )
-    launch("torchrun", config_file(tmp_path / "two.yaml", tree), "--quiet")
+    config = config_file(tmp_path / "two.yaml", tree)
+    status, said = launch_prepared("mmrl.cli.main", "train", config, "--quiet", modules=SERVING)
+    assert status == 0, said
     rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:

@@ -33,6 +33,7 @@ from tests.kits.engine_kit import (
     small_run,
     tiny_folder,
 )
+from tests.kits.prepared_kit import SERVING, Prepared
 
 __all__ = [
     "KEY",
@@ -196,7 +197,7 @@ def start_server(folder: Path, port: int, *options: str) -> subprocess.Popen[str
     """`mmrl rollout-server` for the tiny model; keeps hardly any media, so that it forgets some."""
     config = config_file(folder / "server.yaml", run_tree(folder))
     log = (folder / "server.log").open("a")
-    return subprocess.Popen(
+    return Prepared(
         [
             sys.executable,
             "-m",
@@ -210,6 +211,7 @@ def start_server(folder: Path, port: int, *options: str) -> subprocess.Popen[str
             "0.0005",
             *options,
         ],
+        modules=SERVING,
         cwd=REPO,
         env={**ENVIRONMENT, "MMRL_API_KEY": KEY},
         text=True,

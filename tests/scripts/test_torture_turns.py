@@ -18,6 +18,7 @@ from scripts._torture_runs import Run, held_elsewhere, killed
 from scripts.torture_turns import PARTS, TURNS, earned, place_of, torture
 from scripts.update_readme import BLOCKS
 from tests.kits.engine_kit import REPO
+from tests.kits.prepared_kit import Prepared
 
 RECORD = REPO / "assets" / "results" / "torture_turns.json"
 
@@ -45,8 +46,11 @@ def test_equal_texts_are_equal_places_and_what_turns_earn_is_within_the_tasks_ra
 
 @pytest.mark.slow
 @pytest.mark.render("chromium")
-def test_a_run_that_is_killed_in_the_midst_of_turns_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_in_the_midst_of_turns_resumes_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole one: python -m scripts.torture_turns."""
+    monkeypatch.setattr(Run, "popen", Prepared)
     record = torture(tmp_path, kills=1, seed=0, steps=3, parts=("pages",))
     [kill] = record["parts"]["pages"]["kills"]
     assert record["passed"], record

@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.generator import Generator
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import ALBUM, album_data, picture, read_jsonl
+from tests.kits.prepared_kit import prepared_generators
 from tests.training.partial_kit import PatientRollouts
 from tests.training.test_scheduled_training import (
     ALONE,
@@ -31,6 +32,13 @@ from tests.training.test_scheduled_training import (
 )
 
 APART = {"engine": {"generator": {"kind": "process"}}}
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Iterator[None]:
+    """A dozen generators are started here; those of tests/robotics/test_generated_episodes.py are spawned as a user's."""
+    with prepared_generators():
+        yield
 
 
 @pytest.fixture
@@ -66,6 +74,7 @@ def kill_generator(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_a_generator_that_is_killed_within_a_step_leaves_the_run_as_the_serial_one_bit_for_bit(
     tmp_path: Path, files: tuple[str, str]
 ) -> None:
@@ -83,6 +92,7 @@ def test_a_generator_that_is_killed_within_a_step_leaves_the_run_as_the_serial_o
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_async_generation_stays_within_its_bound_and_resumes_with_the_prompts_it_would_have_had(
     tmp_path: Path, files: tuple[str, str]
 ) -> None:
@@ -116,6 +126,7 @@ def test_async_generation_stays_within_its_bound_and_resumes_with_the_prompts_it
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_partial_rollouts_go_on_over_syncs_within_the_bound_and_a_kill_loses_none(
     tmp_path: Path, files: tuple[str, str]
 ) -> None:
@@ -148,6 +159,7 @@ def test_partial_rollouts_go_on_over_syncs_within_the_bound_and_a_kill_loses_non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_steps_that_arrived_during_an_evaluation_are_not_made_again(
     tmp_path: Path, files: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +193,7 @@ def test_steps_that_arrived_during_an_evaluation_are_not_made_again(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_an_error_of_the_generator_is_the_runs(tmp_path: Path) -> None:
     mine = str(shutil.copy(picture((56, 56), 0), tmp_path / "mine.png"))
     files = (
@@ -216,8 +229,8 @@ def test_what_is_read_of_shared_weights_is_one_version_while_another_process_wri
     shared = SharedWeights((n, torch.empty(s)) for n, s in SHAPES.items())
     mine = [(n, torch.empty(s)) for n, s in SHAPES.items()]
     assert shared.version == -1 and shared.read(mine) is None
-    enough = get_context("spawn").Event()
-    writer = get_context("spawn").Process(target=_write, args=(shared, enough))
+    enough = get_context("forkserver").Event()
+    writer = get_context("forkserver").Process(target=_write, args=(shared, enough))
     writer.start()
     seen: list[int] = []
     # how soon it meets so many versions is the scheduler's affair

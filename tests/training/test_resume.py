@@ -12,15 +12,17 @@ import pytest
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, DataError
 from mmrl.training.trainer import Trainer
+from scripts import torture_resume
 from scripts.torture_resume import differences, torture
 from tests.kits.engine_kit import ALBUM, album_data, config_file, picture, read_jsonl, small_run
+from tests.kits.prepared_kit import Prepared
 
 pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
 
 
-@pytest.mark.slow
-def test_torture_with_a_kill(tmp_path: Path) -> None:
+def test_torture_with_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seed's moment is in the middle of the run."""
+    monkeypatch.setattr(torture_resume, "popen", Prepared)
     record = torture(tmp_path, kills=1, seed=3, steps=8)
     (kill,) = record["kills"]
     assert (
