@@ -31,6 +31,7 @@ from tests.kits.engine_kit import (
     small_run,
     weights_of,
 )
+from tests.kits.prepared_kit import launch_prepared
 from tests.training.test_offline_run import TEXT, run_file
 from tests.video.store_kit import at_rest
 
@@ -110,19 +111,20 @@ def launch(
 
 
 def work(
-    folder: Path, jobs: list[list[Any]], *command: str, status: int = 0
+    folder: Path, jobs: list[list[Any]], *command: str, status: int = 0, torchrun: bool = False
 ) -> tuple[list[list[Any]], str]:
-    """`jobs` in two processes of tests/kits/process_worker.py; what they returned, by process, and what was printed."""
+    """`jobs` in two processes of tests/kits/process_worker.py, which with `torchrun` it starts; what they returned, by process, and
+    what was printed."""
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs), encoding="utf-8")
-    said = launch(
-        "torchrun",
-        str(file),
-        *command,
-        status=status,
-        program=("tests.kits.process_worker",),
-        timeout=1200,
-    )
+    program = "tests.kits.process_worker"
+    if torchrun:
+        said = launch(
+            "torchrun", str(file), *command, status=status, program=(program,), timeout=1200
+        )
+    else:
+        ended, said = launch_prepared(program, str(file), *command, timeout=1200)
+        assert (ended == 0) == (status == 0), f"exit status {ended}\n{said}"
     returned = [file.with_name(f"jobs.json.{rank}") for rank in range(2)]
     assert all(path.exists() for path in returned), said
     ranks = [json.loads(path.read_text(encoding="utf-8")) for path in returned]
@@ -324,7 +326,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         for engine, kind, breaker in BROKEN
     }
     ranks, said = work(
-        folder, list(jobs.values()), "train", configs["broken"], "schedule.kind=pipelined", status=1
+        folder,
+        list(jobs.values()),
+        "train",
+        configs["broken"],
+        "schedule.kind=pipelined",
+        status=1,
+        torchrun=True,
     )
     return Found(configs, [dict(zip(jobs, returned, strict=True)) for returned in ranks], said)
 

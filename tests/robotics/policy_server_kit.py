@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mmrl.cli.main import app
-from tests.kits.engine_kit import REPO
+from tests.kits.engine_kit import ENVIRONMENT, REPO
+from tests.kits.prepared_kit import Prepared
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def in_thread(
 @contextmanager
 def policy_server(checkpoint: str, scheme: str, *options: str, key: str = "") -> Iterator[str]:
     """The address of `mmrl policy-server`, as it says it, which is asked to end with the block."""
-    server = subprocess.Popen(
+    server = Prepared(
         [
             *(sys.executable, "-m", "mmrl.cli.main", "policy-server", checkpoint),
             *("--port", "0", *options),
         ],
         cwd=REPO,
-        env={**os.environ, "MMRL_API_KEY": key, "OMP_NUM_THREADS": "1"},
+        env={**ENVIRONMENT, "MMRL_API_KEY": key},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -17,6 +17,7 @@ from typing import Any
 from openai import OpenAI
 
 from tests.kits.engine_kit import ENVIRONMENT, REPO
+from tests.kits.prepared_kit import Prepared
 
 __all__ = ["CHECKPOINT", "Server", "asking", "data_url", "serving"]
 
@@ -61,7 +62,7 @@ def serving(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server at a free port, its client without retries; killed at the end when it still runs."""
-    process = subprocess.Popen(
+    process = Prepared(
         [sys.executable, "-m", "mmrl.cli.main", "serve", checkpoint, "--port", "0", *options],
         cwd=REPO,
         env={**ENVIRONMENT, "PYTHONFAULTHANDLER": "1", **(environment or {})},

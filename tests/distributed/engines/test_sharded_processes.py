@@ -108,7 +108,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     wide.save_pretrained(folder / "wide")
     processor.save_pretrained(folder / "wide")
     jobs.insert(3, ["tests.distributed.engines.fsdp_worker:held", str(folder / "wide")])
-    jobs.insert(4, ["tests.distributed.engines.fsdp_worker:int8", str(folder / "wide")])
+    # every kind of weight, each as wide: eight more layers of the same cost half of a process's time
+    build_tiny(TinySpec(hidden=256, layers=2, vision_hidden=32, vision_heads=1))[0].save_pretrained(
+        folder / "low"
+    )
+    processor.save_pretrained(folder / "low")
+    jobs.insert(4, ["tests.distributed.engines.fsdp_worker:int8", str(folder / "low")])
     processor.save_pretrained(folder / "half")
     wide.to(torch.bfloat16).save_pretrained(folder / "half")
     shutil.copytree(folder / "half", folder / "damaged")
