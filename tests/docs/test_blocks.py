@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mmrl.config import load_config
+from mmrl.robotics.config import load_embodied
 from tests.docs.pages_kit import REPO, TEXT, Block, blocks, commands
 from tests.docs.test_documented_settings import LINES
 from tests.packaging.test_installs import EXTRAS
@@ -114,7 +115,12 @@ def test_a_program_is_run_by_a_test_or_says_why_not(block: Block) -> None:
 )
 def test_settings_are_accepted(block: Block, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(block.text, encoding="utf-8")
-    assert yaml.safe_load(block.text) and load_config(tmp_path / "run.yaml")
+    settings = yaml.safe_load(block.text)
+    assert settings
+    if "env" in settings:
+        assert load_embodied(str(tmp_path / "run.yaml"), [])
+    else:
+        assert load_config(tmp_path / "run.yaml")
 
 
 def test_other_fences_say_why_they_are_not_run() -> None:
