@@ -24,10 +24,10 @@ VERSION = "0.1.0"
 LIBRARIES = ("mmrl", "torch", "transformers", "accelerate", "peft", "numpy", "pillow", "tokenizers")
 """Distributions whose version can change a number of a run."""
 
-# An older one's models take the features of a frozen vision tower without a word, and do not look at them; newer ones have moved
-# parts of some families (Qwen2.5-Omni, Qwen3.5, Idefics3, SmolVLM).
-OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS = (5, 18), (5, 20)
-TRANSFORMERS = "transformers>=5.18,<5.21"
+# An older one's models take the features of a frozen vision tower without a word, and do not look at them; each release moves parts
+# of some families (5.21 those of Qwen2.5-Omni, Qwen3.5, Idefics3 and SmolVLM).
+OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS = (5, 18), (5, 24)
+TRANSFORMERS = "transformers>=5.18,<5.25"
 """As pip is asked for it; the same in pyproject.toml."""
 
 

@@ -146,7 +146,7 @@ def test_what_takes_too_long_is_killed_and_small_requests_do_not_wait(tmp_path: 
     with started(readers_of()) as readers:
         # the first clip also starts what a process needs, as it does below in one that was replaced
         first = seconds(readers, asking("clip", clips=(clip,)))
-        limit = max(1.5, 3 * first, 10 * seconds(readers, asking("one", picture((56, 56)))))
+        limit = max(1.5, 6 * first, 20 * seconds(readers, asking("one", picture((56, 56)))))
     with started(readers_of(prepare_s=limit)) as readers:
         answers = read(
             readers,

@@ -239,16 +239,16 @@ def test_its_own_rows_are_samples_and_rewards_must_fit() -> None:
 @pytest.mark.slow
 @needs_verifiers
 def test_a_bad_environment_costs_the_rollout_alone(tmp_path: Path) -> None:
-    task = worlds("faulty", {"folder": str(tmp_path)}, answer_s=12.0, max_turns=3)
+    task = worlds("faulty", {"folder": str(tmp_path)}, answer_s=25.0, max_turns=3)
     p = policy()
     deeds = ["hang", "raise", "infra", "ask", "rewrite", "web", "go", "bad reward", "nan"]
     began = time.monotonic()
     rollouts = play_written(
         p, begin(p, row(), task, len(deeds), (1, 2)), [[turn(d), turn("end")] for d in deeds]
     )
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150, "one waits, the others beside it"
     errors = dict(zip(deeds, (r.error or "" for r in rollouts), strict=True))
-    assert "expected an answer within 12 s, found none; this rollout was given up" in errors["hang"]
+    assert "expected an answer within 25 s, found none; this rollout was given up" in errors["hang"]
     assert "KeyError: 'the world is broken'" in errors["raise"]
     assert "InfraError('no sandbox is left')" in errors["infra"]
     assert "expected a chat that only grows" in errors["ask"]
