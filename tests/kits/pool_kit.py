@@ -70,9 +70,13 @@ Played = tuple[list[Observation | ChunkResult], str | None]
 
 
 def play(
-    pool: VectorEnv, jobs: dict[int, tuple[EnvSpec, InitialState]], frames: bool = False
+    pool: VectorEnv,
+    jobs: dict[int, tuple[EnvSpec, InitialState]],
+    frames: bool = False,
+    in_step: bool = False,
 ) -> dict[int, Played]:
-    """One episode per slot, all at once: what came back, and the error."""
+    """One episode per slot, all at once: what came back, and the error. `in_step`: all go on when all have answered, as a stage
+    of a Driver does, so that those of a worker are one batch."""
     found: dict[int, Played] = {slot: ([], None) for slot in jobs}
     with pool.together():
         for slot, (spec, state) in jobs.items():
@@ -80,6 +84,8 @@ def play(
     open_slots = set(jobs)
     while open_slots:
         replies = pool.ready(120.0)
+        while in_step and len(replies) < len(open_slots):
+            replies += pool.ready(120.0)
         with pool.together():
             for reply in replies:
                 rows = found[reply.slot][0]

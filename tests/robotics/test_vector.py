@@ -288,7 +288,7 @@ def test_a_worker_that_dies_costs_its_rows_and_no_other(pool: VectorEnv, fault: 
     workers may be started anew."""
     before, old = pool.stats(), pool.pids()
     bad = batch_of(fault, states=(2,), at=2)
-    found = play(pool, {slot: (bad, STATES[slot]) for slot in range(6)})
+    found = play(pool, {slot: (bad, STATES[slot]) for slot in range(6)}, in_step=True)
     after = pool.stats()
     assert {slot for slot in found if found[slot][1] is not None} == {0, 1, 2}
     assert all("a batch of 3 under way" in str(found[slot][1]) for slot in range(3))
