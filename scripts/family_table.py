@@ -59,9 +59,10 @@ _RELEASES = """## Releases of transformers
     python -m scripts.family_table --release
 
 The same checks of all families, in an environment of each release; what was refused is of the day of the run. pip is asked
-for 5.18 to 5.24; CI runs with 5.19, and the test suite has run with 5.24 but for vLLM, which pins its own. SmolVLM under 5.20.2: transformers cuts a tile's tokens
-into pieces of `patch_size` (14 in the tiny model, whose tiles have four tokens), and raises. Kimi's clips are taken from 5.24
-on, and refused before; MiniCPM-V is refused under 5.18, whose tower takes views of one size alone.
+for 5.18 to 5.24; CI runs with 5.19, and the test suite has run with 5.24 in the parts that use transformers, vLLM apart. SmolVLM
+under 5.20.2: transformers cuts a tile's tokens into pieces of `patch_size` (14 in the tiny model, whose tiles have four tokens),
+and raises. Kimi's clips are taken from 5.24 on, and refused before; MiniCPM-V is refused under 5.18, whose tower takes views of
+one size alone.
 
 | transformers | families | cells ok | refused, with the reason | failed |
 |---|---|---|---|---|

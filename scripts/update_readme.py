@@ -558,6 +558,22 @@ def rendering(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@_recorded("bench_batched")
+def batched(found: dict[str, Any]) -> str:
+    """Environments in a batch."""
+    lines = [
+        f"| control steps per second, chunks of {found['chunk']} | rows | one by one | batch | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in found["cases"].items():
+        rates = {system: f"{r['median']:.0f}" for system, r in row["control_steps_per_s"].items()}
+        lines.append(
+            f"| {name}, {row['task']}, {row['image_size']} px | {row['rows']} | {rates['one by one']} | {rates['batch']} | "
+            f"{row['ratio']:g} |"
+        )
+    return "\n".join(lines)
+
+
 @_recorded("bench_browser")
 def browsers(found: dict[str, Any]) -> str:
     """A browser without windows beside the whole one."""
@@ -607,6 +623,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bridge": bridge,
     "killed": killed,
     "rendering": rendering,
+    "batched": batched,
     "browsers": browsers,
     "turns": _recorded("demo_turns", " --record")(turns),
     "turns_cost": _recorded("bench_turns")(turns_cost),
