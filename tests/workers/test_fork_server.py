@@ -28,6 +28,7 @@ _PROGRAM = """
         time.sleep(60)
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         warm_up(["preload_of_the_test"])
         context = multiprocessing.get_context("forkserver")
         mine, theirs = context.Pipe()
