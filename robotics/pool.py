@@ -374,7 +374,8 @@ class VectorEnv:
         under = f"slot {blamed.command.slot}" if blamed else "no command under way"
         if blamed is not None and blamed.command.kind == "chunk" and blamed.together > 1:
             self._busy[worker] += now - since
-            blamed, cause, under = None, "neighbour", f"a batch of {blamed.together} under way"
+            under = f"a batch of {blamed.together} under way"
+            blamed, cause = None, "neighbour"
         kept = [item for item in pending if item.command.kind == "reset" and item is not blamed]
         if blamed is not None:
             self._busy[worker] += now - since
