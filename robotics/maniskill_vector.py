@@ -211,9 +211,8 @@ def _seed_row_by_row(env: Any) -> None:
 
     def episode(seed: Sequence[int], env_idx: torch.Tensor) -> None:
         (number,), (row,) = seed, env_idx.tolist()
-        env._episode_seed = np.full(
-            env.num_envs, number, np.int64
-        )  # torch is seeded with the first
+        # torch is seeded with the first
+        env._episode_seed = np.full(env.num_envs, number, np.int64)
         env._batched_episode_rng[row] = env._episode_rng = _streams([number])[0]
 
     env._set_main_rng = lambda seed: None  # what draws seeds where none is given

@@ -372,13 +372,13 @@ class VectorEnv:
         self.fleet.bury(process)
         worker, blamed = process.worker, pending[0] if pending and began else None
         under = f"slot {blamed.command.slot}" if blamed else "no command under way"
-        if blamed is not None and blamed.command.kind == "chunk" and blamed.together > 1:
-            self._busy[worker] += now - since
-            under = f"a batch of {blamed.together} under way"
-            blamed, cause = None, "neighbour"
-        kept = [item for item in pending if item.command.kind == "reset" and item is not blamed]
         if blamed is not None:
             self._busy[worker] += now - since
+            if blamed.command.kind == "chunk" and blamed.together > 1:
+                under = f"a batch of {blamed.together} under way"
+                blamed, cause = None, "neighbour"
+        kept = [item for item in pending if item.command.kind == "reset" and item is not blamed]
+        if blamed is not None:
             self._error(self._slots[blamed.command.slot], blamed.command.kind, how, cause, since)
         resent = {item.command.slot for item in kept}
         for place in self._slots:

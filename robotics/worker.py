@@ -276,9 +276,8 @@ class _Batch:
         else:
             try:
                 found, facts = self._reset(commands, slots)
-            except (
-                MMRLError
-            ) as error:  # a mistake of the user, which the next one to try will meet as well
+            except MMRLError as error:
+                # a mistake of the user, which the next one to try will meet as well
                 found = {self.row[c.slot]: error for c in commands}
         share = (time.monotonic() - began) / len(commands)
         for place, command in enumerate(commands):
@@ -312,22 +311,17 @@ class _Batch:
         return {**seen.apart(), **seen.failed, **failed}, facts
 
 
-def _words(error: Exception) -> tuple[Cause, str]:
-    """What an exception is to the pool: a mistake of the user in words, anything else with its traceback."""
+def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> Answer:
+    """An exception as an answer: a mistake of the user in words, anything else with its traceback."""
     kinds: tuple[tuple[type[Exception], Cause], ...] = (
         (ActionError, "action"),
         (DataError, "state"),
         (MMRLError, "setup"),
     )
     cause: Cause = next((name for kind, name in kinds if isinstance(error, kind)), "exception")
-    return cause, (
+    text = (
         str(error) if cause != "exception" else "".join(traceback.format_exception(error))[-_TEXT:]
     )
-
-
-def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> Answer:
-    """An exception as an answer."""
-    cause, text = _words(error)
     error.__traceback__ = None  # it holds the simulator
     if cause != "action":
         try:
@@ -337,7 +331,7 @@ def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> 
     return Answer(command.slot, started, time.monotonic(), resident_gib(), error=text, cause=cause)
 
 
-class _Desk:
+class _Dispatcher:
     """Who answers a command: the slot's own simulator, or the batch in which it is a row."""
 
     def __init__(self, slots: Mapping[int, _Slot]) -> None:
@@ -416,7 +410,7 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
         Connection(connection_fd),
         {number: _Slot(number, fd) for number, fd in plan.areas.items()},
     )
-    desk, asked = _Desk(slots), queue.SimpleQueue[Sequence[Command] | None]()
+    dispatcher, asked = _Dispatcher(slots), queue.SimpleQueue[Sequence[Command] | None]()
     # commands are taken as they come: the parent, in the midst of a long message, must not wait for us while we wait for it to
     # take our answers
     threading.Thread(target=_receive, args=(connection, asked), daemon=True, name="receive").start()
@@ -424,7 +418,7 @@ def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(resident_gib())
         while (commands := asked.get()) is not None:
-            for answer in desk.answers(commands):
+            for answer in dispatcher.answers(commands):
                 connection.send(answer)
                 loaded()  # the first command has made the first simulator
     for slot in slots.values():
