@@ -32,7 +32,7 @@ SYSTEMS = ("one by one", "batch")
 
 
 def measure(case: dict[str, Any], rounds: int, chunks: int) -> dict[str, Any]:
-    """Control steps per second of each system; one by one there are at most two rows, on the CPU."""
+    """Control steps per second of each system; one by one there are at most 16 rows, on the CPU."""
     import numpy as np
 
     from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator, run_chunk
@@ -43,7 +43,7 @@ def measure(case: dict[str, Any], rounds: int, chunks: int) -> dict[str, Any]:
     spec = EnvSpec(horizon=CHUNK * chunks + 1, **{k: v for k, v in case.items() if k != "rows"})
     # of maniskill its own batch, on the CPU as well
     vector = ManiSkillVector(spec, rows) if spec.suite == "maniskill" else make_vector(spec, rows)
-    few = [make_simulator(replace(spec, options={})) for _ in range(min(rows, 2))]
+    few = [make_simulator(replace(spec, options={})) for _ in range(min(rows, 16))]
     states = initial_states("train", rows)
     actions = np.zeros((CHUNK, few[0].action_space.dim))
 
