@@ -168,8 +168,15 @@ class VectorSimulator(abc.ABC):
             running = [row for row in steps.rows if row not in results]
         for row, found in results.items():
             if isinstance(found, Exception) and not isinstance(found, ActionError):
-                self.drop(row)
+                self._lose(row, found)
         return results
+
+    def _lose(self, row: int, why: Exception) -> None:
+        """Drop a row that raised `why`, whose traceback tells what closing it raises as well."""
+        try:
+            self.drop(row)
+        except Exception as closing:
+            closing.__context__, why.__context__ = why.__context__, closing
 
 
 class _Trace:
@@ -265,7 +272,7 @@ class SerialVector(VectorSimulator):
                 simulator.reset(state)
             except Exception as error:
                 failed[row] = error
-                self.drop(row)
+                self._lose(row, error)
         return failed
 
     def step(self, actions: Mapping[int, np.ndarray]) -> Steps:

@@ -296,14 +296,20 @@ class _Batch:
         self, commands: Sequence[Command], slots: Mapping[int, _Slot]
     ) -> tuple[Mapping[int, Any], Facts | None]:
         vector = self.vector
+        states: dict[int, InitialState] = {}
+        failed: dict[int, Exception] = {}
         for command in commands:
-            slot = slots[command.slot]
-            if slot.batch is not self or command.fresh:
-                slot.drop()
+            slot, row = slots[command.slot], self.row[command.slot]
+            assert command.state is not None
+            try:
+                if slot.batch is not self or command.fresh:
+                    slot.drop()
+                states[row] = command.state
+            except Exception as error:
+                failed[row] = error
             slot.batch = self
         self._inside |= {c.slot for c in commands}
-        states = {self.row[c.slot]: c.state for c in commands if c.state is not None}
-        failed = vector.reset(states)
+        failed |= vector.reset(states)
         seen = vector.observe([row for row in states if row not in failed])
         facts = None
         if seen.rows:  # what they are may need an episode

@@ -3,8 +3,8 @@
 Options on top of the tiny ones: fault (one of FAULTS), at (the control step that has it, 1 the first), states (indices of
 the initial states that have it; default all), once (a path: the first episode that creates this file has it, no other),
 builds (a path that counts how often a simulator of this spec was opened, by any process) and no_build (which of these, 1 the
-first, fail as a driver without a GL context does), chaos (probability that an episode has a fault drawn from `faults` by its
-seed and by its row, which counts attempts).
+first, fail as a driver without a GL context does), no_close (an episode that has a fault cannot be closed), chaos (probability
+that an episode has a fault drawn from `faults` by its seed and by its row, which counts attempts).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _OWN = {
     "leak_mib": 24,
     "builds": "",
     "no_build": (),
+    "no_close": False,
 }
 _leaked: list[bytearray] = []
 
@@ -124,7 +125,7 @@ class FaultySimulator(TinySimulator):
         return seen
 
     def close(self) -> None:
-        if self.own["fault"] == "raise_close":
+        if self.own["fault"] == "raise_close" or (self.own["no_close"] and self.fault):
             raise RuntimeError("cannot close")
 
     def _do(self, fault: str) -> None:

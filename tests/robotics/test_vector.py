@@ -264,6 +264,24 @@ def test_an_error_in_a_row_is_an_answer_of_its_slot(pool: VectorEnv) -> None:
     assert pool.pids() == pids
 
 
+def test_a_row_that_cannot_be_closed_either_is_an_answer_of_its_slot(pool: VectorEnv) -> None:
+    pids = pool.pids()
+    for fault, told in (("raise", "the physics exploded"), ("raise_reset", "the physics exploded")):
+        bad = batch_of(fault, states=(1,), at=2, no_close=True)
+        found = play(pool, {slot: (bad, STATES[slot]) for slot in range(3)})
+        assert told in str(found[1][1]) and "cannot close" in str(found[1][1])
+        for slot in (0, 2):
+            assert found[slot][1] is None and equal(found[slot][0], direct(PUSH, STATES[slot]))
+    # whose row stays open while it plays elsewhere
+    stuck = batch_of("noise", states=(1,), at=99, no_close=True)
+    assert play(pool, {slot: (stuck, STATES[slot]) for slot in range(3)})[1][1] is None
+    found = play(pool, {slot: (BATCH, STATES[slot]) for slot in range(3)})
+    assert "cannot close" in str(found[1][1])
+    for slot in (0, 2):
+        assert found[slot][1] is None and equal(found[slot][0], direct(PUSH, STATES[slot]))
+    assert pool.pids() == pids
+
+
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
