@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,9 +42,14 @@ def inline() -> Iterator[tuple[str, str]]:
             yield page, " ".join(code.split())
 
 
+@cache
+def every_command() -> Any:
+    return typer.main.get_command(app)
+
+
 def command_of(arguments: list[str]) -> tuple[click.Command, list[str]]:
     """The command that they name, and the rest."""
-    command: Any = typer.main.get_command(app)
+    command: Any = every_command()
     rest = list(arguments)
     while hasattr(command, "commands"):
         assert rest and rest[0] in command.commands, f"mmrl has no command {rest[:1]}"
@@ -68,7 +74,7 @@ def test_a_documented_command_line_is_parsed_and_its_configuration_accepted(
     assert found is not None
     words = [word for word in shlex.split(found["rest"]) if word != "..."]
     if words[0].startswith("--"):
-        assert words[0] in known_options(typer.main.get_command(app))
+        assert words[0] in known_options(every_command())
         return
     command, rest = command_of(words)
     # an unknown option, or a missing argument, raises
