@@ -25,19 +25,25 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import forkserver
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from mmrl.workers import program
 from mmrl.workers.spawned import warm_up
 from tests.kits.engine_kit import ENVIRONMENT, REPO
 
 __all__ = [
+    "MANISKILL",
     "SERVING",
+    "TINY",
     "TRAINING",
     "Prepared",
     "launch_prepared",
     "prepared_generators",
+    "prepared_simulators",
     "run_prepared",
 ]
 
@@ -52,14 +58,20 @@ TRAINING = (
     "mmrl.training.prompts",
     "mmrl.training.trainer",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
-    "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
+    "tests.kits.processor_preload",
 )
 SERVING = (*TRAINING, "vllm")
+TINY = ("mmrl.robotics.tiny", "tests.robotics.faulty")
+MANISKILL = ("mani_skill.envs", "mmrl.robotics.maniskill_scene")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # libraries read such variables when they are imported
-_READ_AT_IMPORT = ("CUDA", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS", "VLLM")
+_READ_AT_IMPORT = (
+    *("CUDA", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS", "VLLM"),
+    *("LIBERO", "LP_", "MESA", "MS_", "MUJOCO", "NUMEXPR", "OPENBLAS", "PYOPENGL", "SAPIEN", "VK_"),
+)
 _FAULTS = "PYTHONFAULTHANDLER"  # which a process minds when it begins its work, too
-_LOCK = threading.Lock()
+_BEGAN = dict(os.environ)  # without what a test adds to find the processes of its own
+_LOCK = threading.RLock()
 
 
 class _Source:
@@ -69,7 +81,9 @@ class _Source:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.kits.prepared_process", str(theirs.fileno())]
-            self.process = subprocess.Popen(
+            begins_with = set(TRAINING) < set(modules)  # the rest is imported in a fork of that one
+            start: Any = partial(Prepared, modules=TRAINING) if begins_with else subprocess.Popen
+            self.process: subprocess.Popen[bytes] = start(
                 [*command, *modules],
                 cwd=REPO,
                 env=environment,
@@ -102,7 +116,8 @@ def _source(modules: tuple[str, ...], environment: Mapping[str, str]) -> _Source
     read = {n: v for n, v in environment.items() if n.startswith(_READ_AT_IMPORT) and n != _FAULTS}
     key = modules, *sorted(read.items())
     if key not in _sources:
-        _sources[key] = _Source(modules, environment)
+        others = {n: v for n, v in _BEGAN.items() if not n.startswith(_READ_AT_IMPORT)}
+        _sources[key] = _Source(modules, {**others, **read})
         atexit.register(_sources[key].end)
     return _sources[key]
 
@@ -114,7 +129,7 @@ class Prepared(subprocess.Popen[Any]):
         self, args: list[str], *rest: Any, modules: tuple[str, ...] = TRAINING, **options: Any
     ) -> None:
         assert args[0] == sys.executable and args[1] in ("-m", "-c"), args
-        assert not {"preexec_fn", "pass_fds", "shell", "executable"} & options.keys(), options
+        assert not {"preexec_fn", "shell", "executable"} & options.keys(), options
         self.modules = modules
         super().__init__(args, *rest, **options)
 
@@ -126,12 +141,13 @@ class Prepared(subprocess.Popen[Any]):
             "cwd": str(given["cwd"] or os.getcwd()),
             "env": environment,
             "start_new_session": given["start_new_session"],
+            "passed": list(given["pass_fds"]),
         }
         pipes = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        streams = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
         with _LOCK:
-            self.pid = _source(self.modules, environment).fork(
-                asked, [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
-            )
+            source = _source(self.modules, environment)
+            self.pid = source.fork(asked, [*streams, *given["pass_fds"]])
         self._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
@@ -162,6 +178,20 @@ def prepared_generators() -> Iterator[None]:
     with mock.patch.object(_Process, "method", "forkserver"):
         yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def prepared_simulators(*modules: str) -> Iterator[None]:
+    """Workers of simulators come from a process that has imported what their simulators are made of, `modules`."""
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if "from mmrl.robotics.worker import main" not in command[-1]:
+            return subprocess.Popen(command, **options)
+        return Prepared(list(command), modules=("mmrl.robotics.worker", *modules), **options)
+
+    names = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
+    with mock.patch.object(program, "subprocess", SimpleNamespace(Popen=start, **names)):
+        yield
 
 
 def launch_prepared(

@@ -8,6 +8,7 @@ It has one thread and runs next to nothing of what it imported, so that what is 
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import gc
 import importlib
 import io
@@ -21,22 +22,21 @@ import sys
 import tempfile
 import time
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoProcessor
 
 from mmrl.operations.leaving import run_and_leave
 
 _MOST_BYTES = 1 << 20
-TINY = Path(__file__).resolve().parents[2] / "assets" / "tiny_vlm"
+_MOST_DESCRIPTORS = 253  # of one message, by Linux
+_HIGH = 700
 
 
 def _serve(listening: socket.socket) -> dict[str, Any]:
     """Fork whenever asked; returns in the new process, with what it shall do. Ends when nobody can ask any more."""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(listening, _MOST_BYTES, 3)
+        data, descriptors, _, _ = socket.recv_fds(listening, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not data:
             os._exit(0)
         between = os.fork()
@@ -52,11 +52,15 @@ def _serve(listening: socket.socket) -> dict[str, Any]:
         while os.getppid() == between:
             time.sleep(0.0005)
         asked: dict[str, Any] = json.loads(data)
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
         listening.send(str(os.getpid()).encode())
         listening.close()
+        # out of the way of the numbers that they shall have
+        moved = [fcntl.fcntl(d, fcntl.F_DUPFD_CLOEXEC, _HIGH) for d in descriptors]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        for number, descriptor in zip((0, 1, 2, *asked["passed"]), moved, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         return asked
 
 
@@ -103,8 +107,6 @@ def main() -> tuple[str, str]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when nobody can ask any more
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    # what a tokenizer, a picture's and a clip's processor are looked for in: a hundred modules
-    AutoProcessor.from_pretrained(TINY)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a module of {sys.argv[2:]} started threads: {threads}"
     gc.collect()

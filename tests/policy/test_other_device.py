@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.kits.engine_kit import ARCHITECTURES, ENVIRONMENT, REPO
+from tests.kits.engine_kit import ARCHITECTURES
+from tests.kits.prepared_kit import SERVING, run_prepared
 from tests.policy.device_worker import CASES, HANDOVERS
 
 pytestmark = pytest.mark.slow
@@ -25,9 +25,7 @@ def told() -> tuple[list[str], str]:
         "qwen3_vl",
         "qwen2_5_vl+vllm",
     ]
-    done = subprocess.run(
-        command, cwd=REPO, env=ENVIRONMENT, text=True, capture_output=True, timeout=900, check=False
-    )
+    done = run_prepared(command, modules=SERVING, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return [
         line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))
@@ -60,13 +58,5 @@ def test_the_device_refuses_tensors_of_the_cpu() -> None:
         "    try:\n        layer(torch.ones(2, 3))\n"
         "    except RuntimeError as error:\n        print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPO,
-        env=ENVIRONMENT,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=True,
-    )
+    done = run_prepared([sys.executable, "-c", code], modules=SERVING)
     assert "found at least two devices, toy:0 and cpu" in done.stdout

@@ -140,7 +140,7 @@ class FaultySimulator(TinySimulator):
         elif fault == "raise":
             raise ValueError("the physics exploded")
         elif fault == "memory":
-            _leaked.append(_filled(1024))
+            _leaked.append(_filled(640))
             time.sleep(5)
         elif fault == "noise":
             print("noise on stdout")

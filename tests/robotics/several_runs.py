@@ -25,6 +25,7 @@ from mmrl.errors import DataError, MMRLError
 from mmrl.operations.leaving import run_and_leave
 from mmrl.training.trainer import Trainer
 from tests.distributed.engines.deepspeed_worker import forget_plugin
+from tests.kits.prepared_kit import TINY, prepared_simulators
 from tests.kits.robot_kit import config_of
 
 
@@ -74,5 +75,10 @@ def main(plan: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def whole() -> None:
+    with prepared_simulators(*TINY):
+        main(Path(sys.argv[1]))
+
+
 if __name__ == "__main__":
-    run_and_leave(lambda: main(Path(sys.argv[1])))
+    run_and_leave(whole)

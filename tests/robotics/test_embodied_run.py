@@ -25,7 +25,7 @@ from mmrl.training.update_result import UpdateResult
 from scripts._torture_trust_state import flip_bit
 from tests.kits.robot_kit import config_of, saved_vla
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny_workers")]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from mmrl.training.trainer import Trainer
 from tests.kits.robot_kit import config_of, saved_vla
 from tests.robotics.test_embodied_run import rows, run, same, weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny_workers")]
 APART = "engine.generator.kind=process"
 
 

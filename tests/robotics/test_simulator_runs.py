@@ -81,6 +81,7 @@ def clip_of(folder: Path, name: str) -> list[np.ndarray]:
 
 
 @pytest.mark.render("libvulkan.so.1")
+@pytest.mark.usefixtures("maniskill_workers")
 def test_maniskill(tmp_path: Path) -> None:
     results = through_the_command_line(
         tmp_path,

@@ -24,7 +24,7 @@ from tests.kits.launch_kit import run_here
 from tests.kits.pool_kit import FAULTY, STATES, actions_of, adds_up, faulty, gone, one, play
 from tests.kits.robot_kit import BASE, config_of, make_model, make_vla, saved_vla
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny_workers")]
 
 
 @pytest.fixture(scope="module")
