@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmrl.training.trainer import Trainer
+from tests.kits.prepared_kit import prepared_generators
 from tests.kits.robot_kit import config_of, saved_vla
 from tests.robotics.test_embodied_run import rows, run, same, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny_workers")]
 APART = "engine.generator.kind=process"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def generators() -> Iterator[None]:
+    with prepared_generators():
+        yield
 
 
 @pytest.fixture(scope="module")
