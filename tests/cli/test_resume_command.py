@@ -19,6 +19,7 @@ from mmrl.training.trainer import Trainer
 from scripts.torture_resume import differences
 from tests.kits.engine_kit import REPO, album_data, config_file, picture, read_jsonl, small_run
 from tests.kits.launch_kit import run_here
+from tests.kits.prepared_kit import run_prepared
 
 pytestmark = pytest.mark.slow
 
@@ -142,14 +143,10 @@ def test_a_run_that_was_moved_is_resumed_from_anywhere_by_one_short_line(tmp_pat
         "eval.best_metric=null",
         "--trust-code",
     ]
-    done = subprocess.run(
+    done = run_prepared(
         [sys.executable, "-m", "mmrl.cli.main", *command],
         cwd="/",
         env={**os.environ, "PYTHONPATH": str(REPO)},
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert f"in {tmp_path}" in done.stderr and [

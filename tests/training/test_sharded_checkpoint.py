@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -21,7 +20,8 @@ from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit
 from tests.distributed.engines.mixed_kit import mixed_run
 from tests.distributed.test_distributed import compare, work
-from tests.kits.engine_kit import ENVIRONMENT, REPO, config_file, weights_of
+from tests.kits.engine_kit import config_file, weights_of
+from tests.kits.prepared_kit import run_prepared
 from tests.kits.process_worker import cut
 
 TRAIN = "tests.kits.process_worker:train"
@@ -209,9 +209,7 @@ def test_kill_9_in_the_middle_leaves_the_checkpoint_before_and_the_run_goes_on(
     config = small(tmp_path)
     whole = Trainer(load_config(config, ["name=whole"]))
     whole.fit()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, config], cwd=REPO, env=ENVIRONMENT, timeout=300
-    )
+    done = run_prepared([sys.executable, "-c", KILLED, config])
     assert done.returncode == -signal.SIGKILL
     run = whole.folder.path.with_name(load_config(config).name)
     assert [p.name for p in run.glob("checkpoints/step_*")] == ["step_000001"]
