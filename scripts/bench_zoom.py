@@ -3,6 +3,7 @@
     python -m scripts.bench_zoom                      (18 minutes a seed; writes assets/results/zoom.json)
     python -m scripts.bench_zoom --jobs 3             # so many seeds at a time, on one thread each
     python -m scripts.bench_zoom --resume             # go on after a kill
+    python -m scripts.bench_zoom --first 2 --seeds 1 --add     # one more seed for the record
     python -m scripts.bench_zoom --seeds 1 --steps 20
 
 The task is mmrl.tasks.zoom on generated pictures whose answer the whole picture does not show, bit by bit. For each seed a tiny
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.files import write_text
-from scripts._bench import finish_child, parse, print_table, run_child, warm_start, write_results
+from scripts._bench import (
+    finish_child,
+    parse,
+    print_table,
+    results_folder,
+    run_child,
+    warm_start,
+    write_results,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 HELD_OUT, TRAIN, LOOKS, PLAIN = 200, 2000, 4000, 200
 RUNS = ("real", "without", "shuffled")
 _GAIN, _DRIFT = 0.25, 0.10  # what rewards must gain at least, and permuted ones may at most
+_SETTINGS = {"held_out": HELD_OUT, "pictures": TRAIN, "prompts_per_step": 16, "group_size": 8}
 _ROW = "row.json"  # what a seed has found so far
 _METRICS = ("correct", "looked", "found")
 _TOOLS = "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>\n{% endif -%}\n"
@@ -200,6 +211,21 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     return wrong
 
 
+def together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These rows and those of other seeds in the record, by seed. Raises ValueError where that was made otherwise."""
+    path = results_folder() / "zoom.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"seeds": []}
+    played = {row["seed"]: row for row in (*record["seeds"], *rows)}
+    made = {name: record[name] for name in _SETTINGS if name in record}
+    steps = {row["real"]["steps"] for row in played.values()}
+    if (record["seeds"] and made != _SETTINGS) or len(steps) > 1:
+        raise ValueError(
+            f"expected a record of {_SETTINGS} and equal steps, found {made} and steps {sorted(steps)} in {path}; "
+            "record all seeds again, without --add"
+        )
+    return [played[seed] for seed in sorted(played)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -212,9 +238,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--resume", action="store_true", help="keep what an earlier try has finished in the folder"
     )
+    parser.add_argument("--add", action="store_true", help="keep the other seeds of the record")
     parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "zoom_bench")
-    options = parse(parser, arguments, least=("seeds", "steps"))
+    adds = "--add" in (sys.argv if arguments is None else arguments)
+    options = parse(parser, arguments, least=("steps",) if adds else ("seeds", "steps"))
     if options.one is not None:
         row = one_seed(options.folder / str(options.one), options.one, options.steps)
         finish_child(row)
@@ -229,8 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = ["--one", str(seed), "--steps", str(options.steps), "--folder", folder]
         return run_child("scripts.bench_zoom", asked, timeout=4 * 3600)
 
+    if options.add:
+        together([])  # a record that cannot be added to is named before hours have gone
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(child, seeds))
+    if options.add:
+        rows = together(rows)
     print_table(
         (
             "seed, run",
@@ -259,14 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in RUNS
         ],
     )
-    found = {
-        "held_out": HELD_OUT,
-        "pictures": TRAIN,
-        "prompts_per_step": 16,
-        "group_size": 8,
-        "seeds": rows,
-    }
-    print(f"recorded in {write_results('zoom', found, 'torch', 'transformers')}")
+    record = {**_SETTINGS, "seeds": rows}
+    print(f"recorded in {write_results('zoom', record, 'torch', 'transformers')}")
     wrong = verdict(rows)
     print("\n".join(wrong) or "looking again was learned, by its rewards alone")
     return int(bool(wrong))

@@ -1,4 +1,5 @@
-"""Imports what a tokenizer, a picture's and a clip's processor are looked for in: a hundred modules. See tests/kits/prepared_kit.py."""
+"""Imports what a tokenizer, a picture's and a clip's processor are looked for in: a hundred modules.
+See tests/kits/prepared_kit.py."""
 
 from __future__ import annotations
 
