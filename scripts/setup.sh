@@ -66,6 +66,44 @@ python="$VENV/bin/python"
 
 rm -f "$stamp"  # an interrupted run leaves no stamp, so the next one repairs it
 "$python" -m pip install --quiet 'pip>=24'
+# Environments of their own, made beside the large one: pip unpacks a package at a time, on one processor.
+made_apart() {
+    # OpenEnv's servers, for tests of the task openenv, which speaks to them over a socket: they need an MCP of another major version
+    # than vLLM does. Beside it the release under OpenEnv's former name, which uses the same packages. fastmcp and mcp are pinned as
+    # in constraints.txt, which does not hold for this environment.
+    wanted_server="openenv==0.10.0 fastmcp==3.4.11 mcp==1.30.0"
+    former_server="openenv-core==0.3.0"
+    if has dev && [ "$(cat "$VENV/.mmrl-openenv" 2>/dev/null)" != "$wanted_server $former_server" ]; then
+        rm -rf "$VENV/openenv" "$VENV/.mmrl-openenv"
+        "$python" -m venv --without-pip "$VENV/openenv"
+        # shellcheck disable=SC2086  # several packages
+        "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet $wanted_server
+        "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet --no-deps --target "$VENV/openenv/former" "$former_server"
+        echo "$wanted_server $former_server" > "$VENV/.mmrl-openenv"
+    fi
+    # verifiers, for the task of that name, which plays its environments in processes of their own: it asks for an mcp of another
+    # major version than vLLM does, and its environments bring requirements of their own. 0.3.1 is the last release with
+    # load_environment; pillow is for the environments of the tests.
+    wanted_verifiers="verifiers==0.3.1 mcp==1.30.0 openai==3.57.0 anthropic==2.14.0 datasets==5.2.0 pydantic==2.14.4 pillow"
+    if { has verifiers || has dev; } && [ "$(cat "$VENV/.mmrl-verifiers" 2>/dev/null)" != "$wanted_verifiers" ]; then
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            rm -f "$VENV/.mmrl-verifiers"
+            "$python" -m venv --without-pip "$VENV/verifiers"  # one that is there keeps the packages of its environments
+            # shellcheck disable=SC2086  # several packages
+            "$python" -m pip --python "$VENV/verifiers/bin/python" install --quiet $wanted_verifiers
+            echo "$wanted_verifiers" > "$VENV/.mmrl-verifiers"
+        else
+            echo "setup: verifiers needs Python 3.11 or newer, found $("$python" --version 2>&1); the task verifiers can be given" \
+                "another one (params.python)" >&2
+        fi
+    fi
+}
+set -m  # a process group of its own, which ends with this script
+made_apart &
+apart=$!
+set +m
+trap 'kill -- "-$apart" 2>/dev/null || true' EXIT
+
 "$python" scripts/install_torch.py constraints.txt "$VENV/.mmrl-constraints.txt"
 "$python" -m pip uninstall --quiet --yes mmrl 2>/dev/null || true  # this project's former name: two would own the command `mmrl`
 if [ "$extras" = core ]; then
@@ -84,35 +122,8 @@ if has browsergym || has dev; then
 fi
 # Tests run with the newest Pillow and with Trackio, which asks for an older one and works with both.
 ! has dev || "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps trackio brotli gradio-client orjson python-multipart
-# OpenEnv's servers, for tests of the task openenv, which speaks to them over a socket: in an environment of their own, since they need
-# an MCP of another major version than vLLM does. Beside it the release under OpenEnv's former name, which uses the same packages.
-# fastmcp and mcp are pinned as in constraints.txt, which does not hold for this environment.
-wanted_server="openenv==0.10.0 fastmcp==3.4.11 mcp==1.30.0"
-former_server="openenv-core==0.3.0"
-if has dev && [ "$(cat "$VENV/.mmrl-openenv" 2>/dev/null)" != "$wanted_server $former_server" ]; then
-    rm -rf "$VENV/openenv" "$VENV/.mmrl-openenv"
-    "$python" -m venv --without-pip "$VENV/openenv"
-    # shellcheck disable=SC2086  # several packages
-    "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet $wanted_server
-    "$python" -m pip --python "$VENV/openenv/bin/python" install --quiet --no-deps --target "$VENV/openenv/former" "$former_server"
-    echo "$wanted_server $former_server" > "$VENV/.mmrl-openenv"
-fi
-# verifiers, for the task of that name, which plays its environments in processes of their own: it asks for an mcp of another major
-# version than vLLM does, and its environments bring requirements of their own. 0.3.1 is the last release with load_environment;
-# pillow is for the environments of the tests.
-wanted_verifiers="verifiers==0.3.1 mcp==1.30.0 openai==3.57.0 anthropic==2.14.0 datasets==5.2.0 pydantic==2.14.4 pillow"
-if { has verifiers || has dev; } && [ "$(cat "$VENV/.mmrl-verifiers" 2>/dev/null)" != "$wanted_verifiers" ]; then
-    if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        rm -f "$VENV/.mmrl-verifiers"
-        "$python" -m venv --without-pip "$VENV/verifiers"  # one that is there keeps the packages of its environments
-        # shellcheck disable=SC2086  # several packages
-        "$python" -m pip --python "$VENV/verifiers/bin/python" install --quiet $wanted_verifiers
-        echo "$wanted_verifiers" > "$VENV/.mmrl-verifiers"
-    else
-        echo "setup: verifiers needs Python 3.11 or newer, found $("$python" --version 2>&1); the task verifiers can be given" \
-            "another one (params.python)" >&2
-    fi
-fi
+wait "$apart"  # its failure is ours
+trap - EXIT
 # Two OpenCVs overwrite each other's files: of both, the headless one stays (see pyproject.toml).
 if has_version opencv-python && has_version opencv-python-headless; then
     "$python" -m pip uninstall --quiet --yes opencv-python opencv-python-headless
