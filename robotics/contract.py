@@ -259,11 +259,10 @@ class Simulator(abc.ABC):
         return False
 
     @classmethod
-    def vector(cls, spec: EnvSpec, rows: int) -> VectorSimulator:
-        """`rows` environments of `spec` as one (mmrl.robotics.vector); a suite that can step them in one call has its own."""
-        from mmrl.robotics.vector import SerialVector
-
-        return SerialVector(spec, rows)
+    def vector(cls, spec: EnvSpec, rows: int) -> VectorSimulator | None:
+        """`rows` environments of `spec` as one, from a suite that can step them in one call; None: they are played one after the
+        other (mmrl.robotics.vector.make_vector)."""
+        return None
 
     def versions(self) -> dict[str, str]:
         """What a result must name: packages, render backend ('render'), assets ('assets': 'stand-in' where they are)."""

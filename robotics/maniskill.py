@@ -85,10 +85,10 @@ class ManiSkillSimulator(Simulator):
         return options.get("sim_backend", "cpu") == "gpu"
 
     @classmethod
-    def vector(cls, spec: EnvSpec, rows: int) -> VectorSimulator:
+    def vector(cls, spec: EnvSpec, rows: int) -> VectorSimulator | None:
         """See Simulator: ManiSkill's own batch on the GPU."""
         if not cls.batches(spec.options):
-            return super().vector(spec, rows)
+            return None
         from mmrl.robotics.maniskill_vector import ManiSkillVector
 
         return ManiSkillVector(spec, rows)

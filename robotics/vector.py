@@ -336,7 +336,8 @@ class SerialVector(VectorSimulator):
 
 def make_vector(spec: EnvSpec, rows: int) -> VectorSimulator:
     """`rows` environments of `spec`: the suite's own vector, or its simulators one after the other. Raises ConfigError."""
-    return simulator_class(spec.suite).vector(spec, rows)
+    own = simulator_class(spec.suite).vector(spec, rows)
+    return SerialVector(spec, rows) if own is None else own
 
 
 def make_playing(spec: EnvSpec, rows: int = 1) -> Simulator | VectorSimulator:

@@ -136,6 +136,19 @@ def imported(name: str, tree: ast.Module, known: set[str], package: bool) -> set
     }
 
 
+def circles(files: Mapping[str, Path], parsed: Mapping[str, ast.Module]) -> list[list[str]]:
+    """Modules that import each other, at whatever length."""
+    arrows = networkx.DiGraph(
+        [
+            (name, other)
+            for name, code in parsed.items()
+            for other in imported(name, code, set(files), files[name].name == "__init__.py")
+        ]
+    )
+    parts = networkx.strongly_connected_components(arrows)
+    return [sorted(part) for part in parts if len(part) > 1]
+
+
 def by_string(trees: Sequence[ast.Module]) -> int:
     """Calls of import_module with a text that names a module of ours."""
     calls = (
@@ -229,16 +242,6 @@ def measured(commit: str, folder: Path) -> dict[str, Any]:
     files = sources(tree)
     parsed = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
     found = list(classes(list(parsed.values())))
-    arrows = networkx.DiGraph(
-        [
-            (name, other)
-            for name, code in parsed.items()
-            for other in imported(name, code, set(files), files[name].name == "__init__.py")
-        ]
-    )
-    circles = [
-        sorted(part) for part in networkx.strongly_connected_components(arrows) if len(part) > 1
-    ]
     large = {
         c.name: n
         for c in found
@@ -269,7 +272,7 @@ def measured(commit: str, folder: Path) -> dict[str, Any]:
         "commit": named.strip(),
         "record types": sorted({c.name for c in found} & set(RECORDS)),
         "large classes": large,
-        "circles": circles,
+        "circles": circles(files, parsed),
         "top": len([p for p in (tree / "mmrl").glob("*.py") if p.name != "__init__.py"]),
         "by string": by_string(list(parsed.values())),
         "frames": between,
