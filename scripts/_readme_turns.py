@@ -39,7 +39,7 @@ def zoom(found: dict[str, Any]) -> str:
     """What looking again earned, beside the start, the same model without the tool, and permuted rewards."""
     words = {
         "real": "with the tool",
-        "without": "without it, as many seconds",
+        "without": "without it, as many seconds or more",
         "shuffled": "with it, rewards permuted",
     }
     lines = [
