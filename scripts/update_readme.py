@@ -20,7 +20,7 @@ from scripts._readme_apart import balance, decoupled, judges, sequence, stalenes
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
 from scripts._readme_scale import devices, engines, gap, gpu, memory, presets, sizes
-from scripts._readme_turns import turns, turns_cost, turns_killed, turns_trl
+from scripts._readme_turns import turns, turns_cost, turns_killed, turns_trl, zoom
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -626,7 +626,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "batched": batched,
     "browsers": browsers,
     "turns": _recorded("demo_turns", " --record")(turns),
+    "zoom": _recorded("zoom", script="bench_zoom")(zoom),
     "turns_cost": _recorded("bench_turns")(turns_cost),
+    "trees": _recorded("bench_trees", " --trees", "bench_turns")(turns_cost),
     "turns_trl": _recorded("bench_turns_trl")(turns_trl),
     "turns_killed": _recorded("torture_turns")(turns_killed),
     "engines": _recorded("bench_engines")(engines),
