@@ -111,11 +111,13 @@ def test_make_check_runs_linters_and_tests_beside_each_other_and_fails_with_eith
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     shutil.copy(REPO / "Makefile", tmp_path)
     (tmp_path / "scripts" / "setup.sh").write_text("exit 0\n")
+    started_file = tmp_path / "started"
+    # make starts nothing more after a failure: it must not come before the other side of `-j2` has begun
+    waits = f"until grep -q '^python' {started_file} && grep -q '^ruff' {started_file}; do sleep 0.02; done"
     for name in ("python", "ruff", "mypy", "lint-imports"):
         program = tmp_path / "venv" / "bin" / name
-        program.write_text(
-            f'#!/bin/sh\necho "{name} $@" >> "{tmp_path}/started"\n[ "{name}" != "{broken}" ]\n'
-        )
+        fails = f"{waits}\nexit 1" if name == broken else "exit 0"
+        program.write_text(f'#!/bin/sh\necho "{name} $@" >> "{started_file}"\n{fails}\n')
         program.chmod(0o755)
     done = subprocess.run(
         ["make", "check", f"VENV={tmp_path}/venv", "JOBS=3"],
@@ -124,7 +126,7 @@ def test_make_check_runs_linters_and_tests_beside_each_other_and_fails_with_eith
         capture_output=True,
         timeout=60,
     )
-    started = (tmp_path / "started").read_text()
+    started = started_file.read_text()
     assert (
         "python -m pytest -n 3 " in started
         and "-m not slow" in started
