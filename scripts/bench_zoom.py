@@ -1,6 +1,6 @@
 """Learning to look again: a tiny model with the tool zoom against itself before, without the tool, and with permuted rewards.
 
-    python -m scripts.bench_zoom                      (18 minutes a seed; writes assets/results/zoom.json)
+    python -m scripts.bench_zoom                      (an hour a seed on a slow core; writes assets/results/zoom.json)
     python -m scripts.bench_zoom --jobs 3             # so many seeds at a time, on one thread each
     python -m scripts.bench_zoom --resume             # go on after a kill
     python -m scripts.bench_zoom --first 2 --seeds 1 --add     # one more seed for the record

@@ -59,4 +59,5 @@ def test_the_device_refuses_tensors_of_the_cpu() -> None:
         "    except RuntimeError as error:\n        print(error)\n"
     )
     done = run_prepared([sys.executable, "-c", code], modules=SERVING)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert "found at least two devices, toy:0 and cpu" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from mmrl.distributed import world
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
-from tests.distributed.test_distributed import work
 from tests.kits.engine_kit import ENVIRONMENT, REPO
 from tests.kits.prepared_kit import run_prepared
 
@@ -56,18 +54,34 @@ def test_two_gpus_are_told_apart_by_their_index(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["", "cpu"])
+@pytest.mark.parametrize("device", ["None", "torch.device('cpu')"])
 def test_launched_processes_are_one_run(device: str, tmp_path: Path) -> None:
     """Also where no device is named and there is no GPU: accelerate itself makes each a run of its own then."""
-    told, said = work(tmp_path, [["tests.policy.test_world:joined", device]])
-    assert told == [[[0, 1]]] * 2, said
-
-
-def joined(device: str) -> list[int]:
-    """Ranks of the processes that make a run with this one."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    run = World(torch.device(device) if device else None)
-    return run.gather([run.rank])
+    file = tmp_path / "join.py"
+    # each process tells in a file of its own: two that print at once may write into one line
+    file.write_text(
+        f"import os, pathlib, torch; from mmrl.distributed.world import World; w = World({device}); "
+        "ranks = w.gather([w.rank]); "
+        "pathlib.Path(__file__).with_name('told' + os.environ['RANK']).write_text(str(ranks)); w.close()"
+    )
+    environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            str(file),
+        ],
+        cwd=REPO,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    told = [path.read_text() for path in sorted(tmp_path.glob("told*"))]
+    assert told == ["[0, 1]"] * 2, done.stderr
 
 
 def test_processes_that_do_not_join_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

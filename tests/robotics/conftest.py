@@ -16,6 +16,6 @@ def tiny_workers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def maniskill_workers() -> Iterator[None]:
-    """Workers for ManiSkill, whose import takes two seconds, thrice as long as the rest of a reset without pictures."""
+    """Workers for ManiSkill, whose import takes seconds."""
     with prepared_simulators(*MANISKILL):
         yield

@@ -49,9 +49,6 @@ def vllm_server(log: Path, *options: str) -> Iterator[str]:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCH_COMPILE_DISABLE": "1",
-            # its engine is forked, and computes in one process: each spawned one would import vLLM again
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
         process = subprocess.Popen(
             command, cwd=REPO, env={**ENVIRONMENT, **quick}, stdout=output, stderr=subprocess.STDOUT
