@@ -2,6 +2,7 @@
 
 python -m scripts.family_table             # a quarter of an hour at most on two cores
 python -m scripts.family_table --only internvl gemma3      # these anew, the others as they are recorded
+python -m scripts.family_table --check vllm                # this check anew, the others as they are recorded
 python -m scripts.family_table --page      # the page alone, from the recorded results
 python -m scripts.family_table --release   # all families with the transformers that is installed, into families_releases.json
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 
 from scripts._bench import ROOT, machine
@@ -17,6 +19,7 @@ from scripts._bench import ROOT, machine
 RESULTS = ROOT / "assets" / "results" / "families.json"
 RELEASES = RESULTS.with_name("families_releases.json")
 LEARNING = RESULTS.with_name("bench_families.json")
+BESIDE_TRL = RESULTS.with_name("bench_families_trl.json")
 PAGE = ROOT / "docs" / "families.md"
 _HEAD = """# Model families
 
@@ -38,7 +41,7 @@ One record per family (`mmrl/policy/families/`) holds all that mmrl must know of
 | lora | an adapter after two steps, merged and saved, in transformers |
 | save | after a step, read by transformers: every tensor bit for bit |
 | memory | estimated bytes of weights and gradients with those held |
-| vllm | whether vLLM's engine can sample for the family |
+| vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs at most 1e-5 apart, after a step too |
 
 Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.
 
@@ -67,6 +70,17 @@ one size alone.
 | transformers | families | cells ok | refused, with the reason | failed |
 |---|---|---|---|---|
 """
+_BESIDE_TRL = """## Speed beside TRL
+
+    python -m scripts.bench_families_trl
+
+Seconds per step of `mmrl train` and of TRL's GRPOTrainer on the same tiny model of each family, the same pictures and the same
+questions (8 prompts of 8 rollouts of 24 tokens), fp32, one thread; both in processes of their own that alternate. Medians; the
+ratio is the median of those of the rounds.
+
+| family | mmrl, s | TRL, s | TRL / mmrl |
+|---|---|---|---|
+"""
 _OWN = """## Add a family
 
 1. A record in `mmrl/policy/families/`: a subclass of `GridFamily`, `TileFamily` or `ModelFamily`, whose members say what to
@@ -83,8 +97,8 @@ _OWN = """## Add a family
 """
 
 
-def measure(only: Sequence[str]) -> list[dict[str, str]]:
-    """All cells of these families."""
+def measure(only: Sequence[str], checks: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The cells of these families: all, or those of `checks`."""
     from dataclasses import asdict
 
     from mmrl.diagnostics.families import check_family
@@ -92,7 +106,7 @@ def measure(only: Sequence[str]) -> list[dict[str, str]]:
 
     cells = []
     for family in BUILT_IN:
-        for cell in check_family(family.name) if family.name in only else ():
+        for cell in check_family(family.name, checks) if family.name in only else ():
             print(f"{cell.family:14s} {cell.check:10s} {cell.verdict:8s} {cell.found}", flush=True)
             cells.append(asdict(cell))
     return cells
@@ -118,7 +132,7 @@ def page(cells: Sequence[Mapping[str, str]]) -> str:
     for c in cells:
         if c["verdict"] != "ok" and (c["check"] != "audio" or c["family"] not in deaf):
             lines.append(f"- {c['family']}, {c['check']}: {c['verdict']}. {c['found']}.")
-    return _HEAD + "\n".join(lines) + "\n\n" + releases() + learning() + _OWN
+    return _HEAD + "\n".join(lines) + "\n\n" + releases() + learning() + beside_trl() + _OWN
 
 
 def record_release(cells: Sequence[Mapping[str, str]]) -> None:
@@ -169,6 +183,25 @@ def learning() -> str:
     return _LEARNING + "\n".join(lines) + "\n\n"
 
 
+def beside_trl() -> str:
+    """The part on speed, from what scripts/bench_families_trl.py recorded."""
+    if not BESIDE_TRL.exists():
+        return ""
+
+    def median(rounds: Sequence[Mapping[str, float]]) -> str:
+        return f"{statistics.median(r['step_s'] for r in rounds):.2f}"
+
+    lines = []
+    for r in json.loads(BESIDE_TRL.read_text(encoding="utf-8"))["families"]:
+        ours, theirs = (
+            median(r["rounds"][s]) if s not in r["failed"] else f"fails: {r['failed'][s]}"
+            for s in ("mmrl", "trl")
+        )
+        ratio = f"{r['speed_ratio']['median']:.1f}x" if r["speed_ratio"] else "-"
+        lines.append(f"| {r['family']} | {ours} | {theirs} | {ratio} |")
+    return _BESIDE_TRL + "\n".join(lines) + "\n\n"
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -176,12 +209,14 @@ def main() -> None:
     parser.add_argument(
         "--release", action="store_true", help="record the counts of the installed transformers"
     )
+    from mmrl.diagnostics.families import check_names
     from mmrl.policy.families import BUILT_IN
 
     names = [f.name for f in BUILT_IN]
     parser.add_argument("--only", nargs="*", choices=names, default=names)
+    parser.add_argument("--check", nargs="*", choices=check_names(), default=[])
     options = parser.parse_args()
-    if options.release and (options.page or options.only != names):
+    if options.release and (options.page or options.check or options.only != names):
         parser.error("expected --release by itself: it records all families, and writes no page")
     if options.release:
         record_release(cells := measure(names))
@@ -189,8 +224,11 @@ def main() -> None:
         raise SystemExit(f"{len(failures)} checks failed" if failures else 0)
     if not options.page:
         kept = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"]
-        cells = [c for c in kept if c["family"] not in options.only] + measure(options.only)
-        cells.sort(key=lambda c: names.index(c["family"]))
+        fresh = measure(options.only, options.check)
+        anew = {(c["family"], c["check"]) for c in fresh}
+        cells = fresh + [c for c in kept if (c["family"], c["check"]) not in anew]
+        order = check_names()
+        cells.sort(key=lambda c: (names.index(c["family"]), order.index(c["check"])))
         record = {"machine": machine(), "cells": cells}
         RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     found = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -17,6 +17,7 @@ from PIL import Image
 
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
+from mmrl.diagnostics._family_vllm import check_vllm
 from mmrl.policy.encode import Prompt
 from mmrl.policy.families import ModelFamily
 from mmrl.policy.loading import load_policy
@@ -86,6 +87,14 @@ class Subject:
         """A group of completions of several lengths."""
         texts = ("yes", "the red circle left of the blue square", "[0, 1, 2, 3]")
         return [self.words(policy, text) for text in texts]
+
+    def step(self, policy: Policy) -> None:
+        """One step that makes an answer less likely, on all that the policy trains."""
+        policy.evaluate([self.prompt(policy, 1)], [self.answers(policy)[1]]).logp_N.sum().backward()
+        with torch.no_grad():
+            for _, p in policy.trainable():
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=1e-3)
 
     def processed(self, policy: Policy, count: int) -> dict[str, Any]:
         """What the processor itself makes of the question about the first `count` pictures."""
@@ -416,14 +425,6 @@ def check_freeze(s: Subject) -> str:
     return ", ".join(f"{p} {n:,}" for p, n in zip(parts, counts, strict=True)) + " weights"
 
 
-def _step(policy: Policy, s: Subject) -> None:
-    policy.evaluate([s.prompt(policy, 1)], [s.answers(policy)[1]]).logp_N.sum().backward()
-    with torch.no_grad():
-        for _, p in policy.trainable():
-            if p.grad is not None:
-                p.sub_(p.grad, alpha=1e-3)
-
-
 def _reloaded(folder: Path) -> Any:
     from transformers import AutoModelForImageTextToText
 
@@ -435,8 +436,8 @@ def _reloaded(folder: Path) -> Any:
 def check_lora(s: Subject) -> str:
     """An adapter on the language model learns; merged and saved, transformers computes with it."""
     policy = s.policy(lora=LoraSettings(r=4))
-    _step(policy, s)
-    _step(policy, s)  # B begins at zero: A moves in the second step
+    s.step(policy)
+    s.step(policy)  # B begins at zero: A moves in the second step
     prompt, answer = s.prompt(policy, 1), s.answers(policy)[1]
     parts = {s.family.parts.part_of(n) for n, _ in policy.trainable()}
     assert parts == {"language"}, f"expected adapters in the language model, found {parts}"
@@ -455,7 +456,7 @@ def check_save(s: Subject) -> str:
     from transformers import AutoProcessor
 
     policy = s.policy()
-    _step(policy, s)
+    s.step(policy)
     policy.save(s.folder / "saved")
     theirs, ours = _reloaded(s.folder / "saved").state_dict(), policy.base.state_dict()
     assert theirs.keys() == ours.keys(), f"other names: {sorted(theirs.keys() ^ ours.keys())[:3]}"
@@ -496,5 +497,6 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "lora": check_lora,
     "save": check_save,
     "memory": check_memory,
+    "vllm": check_vllm,
 }
 """Name -> check, in the order of the table; a name in `ModelFamily.refused` is not run and says why instead."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.errors import ConfigError, MissingExtraError, MMRLError
 from mmrl.policy.families import ModelFamily, families, family_named, family_of
 
 __all__ = ["FamilyCell", "check_family", "check_names"]
@@ -34,10 +34,10 @@ class FamilyCell:
 
 
 def check_names() -> tuple[str, ...]:
-    """Names of the checks, in the order of the table; the last is what vLLM answers with."""
+    """Names of the checks, in the order of the table."""
     from mmrl.diagnostics._family_checks import CHECKS
 
-    return (*CHECKS, "vllm")
+    return tuple(CHECKS)
 
 
 def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
@@ -54,17 +54,6 @@ def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
         for name, check in CHECKS.items():
             if not only or name in only:
                 yield _cell(family, name, check, subject)
-        if not only or "vllm" in only:
-            yield _vllm(family)
-
-
-def _vllm(family: ModelFamily) -> FamilyCell:
-    """Said, not run: an engine of vLLM takes a process of its own and minutes."""
-    if family.vllm:
-        tests = "tests/rollout/test_vllm.py and test_vllm_families.py"
-        found = f"answers as {family.vllm}; compared with the trainer by {tests}"
-        return FamilyCell(family.name, "vllm", "not run", found)
-    return FamilyCell(family.name, "vllm", "refused", family.refused["vllm"])
 
 
 def _model(target: str, work: Path) -> tuple[ModelFamily, str]:
@@ -100,6 +89,8 @@ def _cell(family: ModelFamily, name: str, check: Any, subject: Any) -> FamilyCel
         return FamilyCell(family.name, name, "refused", reason)
     try:
         return FamilyCell(family.name, name, "ok", check(subject))
+    except MissingExtraError as error:  # which says how to install it
+        return FamilyCell(family.name, name, "not run", str(error))
     except (AssertionError, MMRLError, RuntimeError, ValueError, TypeError, KeyError) as error:
         found = f"{type(error).__name__}: {error}".removeprefix("AssertionError: ")
         return FamilyCell(family.name, name, "failed", found)

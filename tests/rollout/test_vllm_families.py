@@ -5,6 +5,7 @@ An engine takes half a minute to start and serves one architecture: each family 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,15 @@ import torch
 
 from mmrl.config import VideoConfig
 from mmrl.coords import CoordFrame
+from mmrl.diagnostics.families import check_family
 from mmrl.distributed.engines import TrainEngine
 from mmrl.errors import ConfigError, WeightSyncError
 from mmrl.policy.families import family_named
 from mmrl.policy.policy import Policy
-from mmrl.rollout import PrefillOnceEngine
+from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.vllm_backend import VLLMBackend
 from mmrl.rollout.vllm_engine import VLLMEngine
-from mmrl.rollout.vllm_inputs import wire_prompt
+from mmrl.rollout.vllm_inputs import WireSampling, wire_prompt
 from mmrl.rollout.weights import SyncPlan
 from tests.kits.clip_kit import ALL, policy_of
 from tests.kits.engine_kit import tiny_folder
@@ -143,6 +145,19 @@ def missed(engine: VLLMEngine, training: TrainEngine) -> None:
     with pytest.raises(WeightSyncError, match="does not compute with the trainer's weights"):
         engine.publish(training)
     engine.settings = engine.settings.model_copy(update={"compare_weights": True})
+
+
+def test_the_check_of_a_family_asks_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reports the log-probs of a temperature of its own passes digests, probes and greedy tokens, and is found out."""
+    told = VLLMEngine._sampling
+
+    def hotter(self: VLLMEngine, request: Request, settings: SamplingSettings) -> WireSampling:
+        found = told(self, request, settings)
+        return found if request.greedy else dataclasses.replace(found, temperature=1.01)
+
+    monkeypatch.setattr(VLLMEngine, "_sampling", hotter)
+    (cell,) = check_family("internvl", ["vllm"])
+    assert cell.verdict == "failed" and cell.found.startswith("log-probs: expected at most 1e-05")
 
 
 def test_another_ratio_of_llava_onevision_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Glm4V(GridFamily):
     clips_are_pictures = True
     media_tokens = (*_MARKUP, "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
     vllm = "Glm4vForConditionalGeneration"
+    # released checkpoints say so; transformers has no such setting of the text model, always has biases, and writes none
+    vllm_text: ClassVar[Mapping[str, Any]] = {"attention_bias": True}
 
     def kinds(self, processor: Any, ids_1P: torch.Tensor) -> torch.Tensor:
         """See ModelFamily. A clip's frames have the pictures' token, between tokens that say where it begins and ends."""
