@@ -91,7 +91,7 @@ def _compared(
 def _asked(
     s: Subject, policy: Policy, engine: VLLMEngine, training: TrainEngine
 ) -> tuple[list[Any], float]:
-    """Log-probs of sampled tokens after a sync, and how far they are from the trainer's; greedy tokens are those of mmrl's engine."""
+    """Log-probs of sampled tokens after a sync, and how far they are from the trainer's; greedy tokens are its own engine's."""
     engine.publish(training)
     settings = SamplingSettings(max_new_tokens=_TOKENS)
     prompts = [s.prompt(policy, n) for n in s.counts]

@@ -29,6 +29,7 @@ from mmrl.policy.in_file import in_file, replica_of
 from mmrl.policy.output_layer import OutputLayer, TokenScores
 from mmrl.policy.pack import Batch, PrefixLayout, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.quantized import NF4Linear, whole_weight
+from mmrl.policy.released import released_form
 from mmrl.policy.routing import (
     ExpertShape,
     NotedExperts,
@@ -533,7 +534,7 @@ class Policy:
             (folder / CRITIC_FOLDER).mkdir(parents=True, exist_ok=True)
             self.value_head.save(folder / CRITIC_FOLDER)
         if not self.has_adapter:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, **released_form(self.family, self.model))
             self._name_precision(folder / "config.json")
         else:
             # of new tokens their rows only
@@ -563,7 +564,8 @@ class Policy:
 def save_merged(model: Any, folder: Path) -> None:
     """Save the base model with the adapter merged in; the live model stays as it is."""
     base = model.get_base_model()
-    base.save_pretrained(folder, state_dict=_merged_state(base))
+    family = family_of(base.config)
+    base.save_pretrained(folder, **released_form(family, base, _merged_state(base)))
 
 
 @torch.no_grad()

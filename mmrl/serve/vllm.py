@@ -15,6 +15,7 @@ from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.policy.encode import picture_options
+from mmrl.policy.families import family_of
 from mmrl.policy.loading import load_processor, template_for
 from mmrl.rollout.build import dtype_of
 from mmrl.serve.options import ServeOptions
@@ -84,6 +85,8 @@ def vllm_command(
     ]
     if bounds := picture_options(processor, d.min_pixels, d.max_pixels):
         command += ["--mm-processor-kwargs", json.dumps(bounds)]
+    if text := family_of(hf_config).vllm_text:
+        command += ["--hf-overrides", json.dumps({"text_config": dict(text)})]
     if options.media_root is not None:
         command += ["--allowed-local-media-path", str(options.media_root.resolve())]
     # vLLM fetches from everywhere unless told from where; no host has this name (RFC 2606)

@@ -32,6 +32,7 @@ from mmrl.errors import CheckpointError
 from mmrl.policy.finite import check_saved
 from mmrl.policy.manifest import file_digest
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
+from mmrl.policy.released import as_released
 from mmrl.policy.value_head import VALUE_HEAD_FILE
 from mmrl.training.checkpoint import Checkpoints, sync
 
@@ -87,7 +88,8 @@ class ShardedSaver:
         with self.world.raise_on_all_ranks():
             named = [*weights.items(), *((k, v) for h in heads.values() for k, v in h.items())]
             check_saved(named, optimizer, step, self.checkpoints.kept())
-            weights = _saved_names(policy, weights)
+            # as save_pretrained writes them
+            weights = as_released(policy.family, policy.model, weights)
         file = _file(rank, size)
         index = self.world.gather(
             [(file, sorted(weights), sum(t.nbytes for t in weights.values()))]
@@ -213,13 +215,6 @@ def _share(engine: TrainEngine, rank: int, size: int) -> dict[str, torch.Tensor]
         if number == rank:
             kept[name] = tensor.to("cpu", copy=True).contiguous()
     return kept
-
-
-def _saved_names(policy: Policy, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights under the names that save_pretrained writes."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    return dict(revert_weight_conversion(policy.model, weights))
 
 
 def _describe(

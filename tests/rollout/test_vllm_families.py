@@ -14,21 +14,23 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.config import VideoConfig
+from mmrl.config import VideoConfig, VLLMConfig
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family
 from mmrl.distributed.engines import TrainEngine
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, WeightSyncError
 from mmrl.policy.families import family_named
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.rollout.vllm_backend import VLLMBackend
+from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_inputs import WireSampling, wire_prompt
 from mmrl.rollout.weights import SyncPlan
 from tests.kits.clip_kit import ALL, policy_of
 from tests.kits.engine_kit import tiny_folder
 from tests.rollout.vllm_kit import (
+    VLLM,
     asked_of,
     backend_of,
     engine_on,
@@ -36,6 +38,7 @@ from tests.rollout.vllm_kit import (
     moved,
     same_logps,
     settings_of,
+    training_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -145,6 +148,33 @@ def missed(engine: VLLMEngine, training: TrainEngine) -> None:
     with pytest.raises(WeightSyncError, match="does not compute with the trainer's weights"):
         engine.publish(training)
     engine.settings = engine.settings.model_copy(update={"compare_weights": True})
+
+
+class _Reading(VLLMBackend):
+    """vLLM with the weights that its own loader finds in the model's folder: nothing is sent."""
+
+    def _options(self) -> dict[str, Any]:
+        return super()._options() | {"load_format": "auto"}
+
+
+def test_vllm_reads_a_saved_mixture_by_itself(tmp_path: Path) -> None:
+    """vLLM's own loader refuses Qwen3-VL-MoE as transformers saves it; a policy's folder gives the policy's greedy answers."""
+    policy = trained("qwen3_vl_moe")
+    moved(training_of(policy, World(torch.device("cpu")), tmp_path), policy)
+    policy.save(tmp_path / "saved")
+    settings = VLLMSettings(
+        str(tmp_path / "saved"), max_model_len=1024, kv_cache_gib=0.125, compare_weights=False
+    )
+    made = _Reading(settings)
+    try:
+        world = World(torch.device("cpu"))
+        engine = VLLMEngine(VLLMConfig(**VLLM), policy, policy, world, made, [])
+        greedy = asked_of(policy, tmp_path, 1, greedy=True)
+        own = PrefillOnceEngine(policy).generate(greedy, settings_of(12))
+        assert ids(engine.generate(greedy, settings_of(12))) == ids(own)
+        assert len({each for (each,) in ids(own)}) > 3, "answers depend on their prompts"
+    finally:
+        made.close()
 
 
 def test_the_check_of_a_family_asks_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> None:

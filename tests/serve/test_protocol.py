@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from mmrl.cli.serving import ServeOptions, _chosen, serve_command
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError
+from mmrl.policy.loading import load_processor
 from mmrl.policy.tiny import make_tokenizer
 from mmrl.rollout.cache import PreallocatedCache, joined
 from mmrl.serve.errors import RequestError
@@ -24,7 +26,7 @@ from mmrl.serve.media import MediaRules, check_picture, file_of
 from mmrl.serve.protocol import Defaults, Media, read_chat
 from mmrl.serve.text import StopTexts, TextStream, decode
 from mmrl.serve.vllm import system_template, vllm_command
-from tests.kits.engine_kit import ENVIRONMENT, REPO, picture, policy
+from tests.kits.engine_kit import ENVIRONMENT, REPO, picture, policy, tiny_folder
 from tests.serve.serve_kit import data_url
 
 DEFAULTS = Defaults("m", 0.7, 0.9, 5, "Be brief.")
@@ -266,6 +268,21 @@ def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
         remote[at + 1 : at + 3] == ["a.org", "b.org"]
         and remote[remote.index("--served-model-name") + 1] == "ckpt"
     )
+    assert "--hf-overrides" not in options
+
+
+def test_vllm_is_told_what_transformers_takes_for_granted(tmp_path: Path) -> None:
+    """vLLM does not start with a Qwen3-VL-MoE whose configuration lacks norm_topk_prob, and transformers writes none."""
+    folder = tiny_folder("qwen3_vl_moe")
+    command = vllm_command(
+        RunConfig.model_validate({"model": {"path": folder}}),
+        ServeOptions(),
+        load_processor(folder),
+        AutoConfig.from_pretrained(folder),
+        tmp_path / "t.jinja",
+    )
+    told = json.loads(command[command.index("--hf-overrides") + 1])
+    assert told == {"text_config": {"norm_topk_prob": True}}
 
 
 def test_vllms_chat_template_begins_as_the_run_did() -> None:

@@ -194,6 +194,9 @@ class ModelFamily(abc.ABC):
     """Beginnings of weights' names -> those that vLLM knows, where transformers has left those of released checkpoints."""
     vllm_wants: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings of a model's configuration that vLLM takes for granted: a model with others is refused."""
+    released_transposed: ClassVar[tuple[str, ...]] = ()
+    """Ends of names of weights (E, out, in) that released checkpoints hold as (E, in, out). transformers reads both and writes its
+    own order, which vLLM refuses (mmrl.policy.released)."""
     vllm_untried: ClassVar[str] = ""
     """Why `engine.rollout: auto` does not take vLLM, which answers where it is asked for by name."""
     tower_kernels: ClassVar[Mapping[str, str]]

@@ -87,9 +87,10 @@ class Qwen3VLMoe(SoftmaxRouters, _Qwen):
     vllm = "Qwen3VLMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": True}
     vllm_untried = EXPERTS_UNTRIED
+    released_transposed = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
-        """See ModelFamily."""
+        """See ModelFamily. No weight of the experts is square, as in released ones: of a square one nobody could see its order."""
         import transformers as hf
 
         dense, processor = super().tiny(replace(spec, arch="qwen3_vl"))
@@ -99,7 +100,7 @@ class Qwen3VLMoe(SoftmaxRouters, _Qwen):
         text |= {
             "num_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": spec.hidden,
+            "moe_intermediate_size": 3 * spec.hidden // 4,
             "decoder_sparse_step": 1,
         }
         return hf.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **_ids(dense)), processor
