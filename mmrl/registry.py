@@ -87,6 +87,7 @@ EPISODES: dict[str, str] = {
     "browsergym": "mmrl.tasks.browsergym_worlds:BrowserGymEnvironment",
     "gymnasium": "mmrl.tasks.gymnasium_worlds:GymnasiumEnvironment",
     "openenv": "mmrl.tasks.openenv_worlds:OpenEnvEnvironment",
+    "rewind": "mmrl.tasks.rewind:Rewind",
     "verifiers": "mmrl.tasks.verifiers_worlds:Verifiers",
     "zoom": "mmrl.tasks.zoom:Zoom",
 }

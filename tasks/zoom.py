@@ -29,10 +29,20 @@ from mmrl.coords import from_orig
 from mmrl.environment import Environment, Mark, Observation, Outcome
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import register
-from mmrl.rewards.parsing import extract_answer
 from mmrl.task import Task, Template
 from mmrl.tasks.parameters import check_known, check_number, check_whole
-from mmrl.tasks.visual_tools import BadCall, PictureTools, described, fitted, read_call
+from mmrl.tasks.visual_tools import (
+    BadCall,
+    PictureTools,
+    answered,
+    asked,
+    check_options,
+    check_prompt,
+    described,
+    fitted,
+    judged,
+    read_call,
+)
 from mmrl.types import ImageSize, RewardContext, Sample, Score, Turn
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image, orientation_of
 
@@ -69,10 +79,10 @@ class ZoomEnvironment(Environment):
         system = (
             [{"role": "system", "content": self.template.system}] if self.template.system else []
         )
-        asked = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
+        content = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
         self.whole = whole = fitted(pixels, view) if view and view < max(pixels.shape) else pixels
         return Observation(
-            [*system, {"role": "user", "content": asked}], [whole], described(self.tools.names)
+            [*system, {"role": "user", "content": content}], [whole], described(self.tools.names)
         )
 
     def shown(self, sizes: Any) -> None:
@@ -90,7 +100,7 @@ class ZoomEnvironment(Environment):
                 picture = self.tools.use(call, self.template.frame, self.size)
                 scale = self.whole.shape[1] / self.tools.pixels.shape[1]
                 return Outcome(
-                    _answered({"type": "image"}, picture),
+                    answered([{"type": "image"}], [picture]),
                     info=self._info(0.0),
                     marks=[
                         Mark("box", tuple(v * scale for v in region), 0)
@@ -100,7 +110,7 @@ class ZoomEnvironment(Environment):
         except BadCall as bad:
             self.bad += 1
             said = {"type": "text", "text": f"Error: {bad}."}
-            return Outcome(_answered(said), info=self._info(0.0), parsed=False)
+            return Outcome(answered([said]), info=self._info(0.0), parsed=False)
         right, reason = judged(self.sample, turn.text)
         return Outcome(reward=right, terminated=True, info=self._info(right), parsed=reason is None)
 
@@ -182,31 +192,15 @@ def _inside(box: Any, seen: Any) -> float:
     return max(w, 0) * max(h, 0) / ((box[2] - box[0]) * (box[3] - box[1]))
 
 
-def _answered(content: dict[str, Any], picture: np.ndarray | None = None) -> Observation:
-    images = [] if picture is None else [picture]
-    return Observation([{"role": "tool", "content": [content]}], images)
-
-
 def _asked(sample: Sample, settings: Mapping[str, Any]) -> str:
-    options = sample.params.get("options")
-    prompt = str(settings["prompt"] or (_PROMPT if options else _FREE_PROMPT))
-    return prompt.replace("{question}", sample.question).replace(
-        "{options}", ", ".join(options or ())
-    )
+    free = not sample.params.get("options")
+    return asked(sample, str(settings["prompt"] or (_FREE_PROMPT if free else _PROMPT)))
 
 
 @functools.lru_cache(maxsize=64)
 def _pixels(path: str, orientation: Orientation) -> np.ndarray:
     """The file's picture, uint8 (H, W, 3): all rollouts of a group read it. Raises MediaError."""
     return np.array(open_image(path, orientation=orientation))
-
-
-def judged(sample: Sample, text: str) -> tuple[float, str | None]:
-    """Whether the answer is right, and why there is none."""
-    found = extract_answer(text)
-    if found.answer is None:
-        return 0.0, found.reason
-    return float(found.answer.casefold() == str(sample.answer).strip().casefold()), None
 
 
 @register("zoom")
@@ -240,11 +234,7 @@ class Zoom(Task):
                 f"expected zoom.tools as a list such as [zoom], found {given['tools']!r}"
             )
         PictureTools(np.zeros((1, 1, 3), np.uint8), given["tools"])  # refuses unknown names
-        prompt = given["prompt"]
-        if prompt is not None and (not isinstance(prompt, str) or "{question}" not in prompt):
-            raise ConfigError(
-                f"expected a zoom.prompt that contains {{question}}, found {prompt!r}"
-            )
+        check_prompt("zoom", given["prompt"])
 
     def environment(self, template: Template) -> Environment:
         """A rollout; the picture is read when it is reset."""
@@ -259,9 +249,9 @@ class Zoom(Task):
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """How the chat begins, without the tools."""
-        asked = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
+        content = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
         system = [{"role": "system", "content": template.system}] if template.system else []
-        return [*system, {"role": "user", "content": asked}]
+        return [*system, {"role": "user", "content": content}]
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Of an answer alone."""
@@ -313,15 +303,7 @@ def _sample(line: str, file: Path, number: int) -> Sample:
             f'{where}: expected {{"image": "a.png", "question": "...", "answer": "..."}}, found {line[:80]!r}'
         )
     options, region = row.get("options"), row.get("region")
-    if options is not None and (
-        not isinstance(options, list)
-        or not all(isinstance(o, str) for o in options)
-        or row["answer"] not in options
-        or len(set(options)) < 2
-    ):
-        raise DataError(
-            f"{where}: expected options as a list of texts with the answer {row['answer']!r} among them, found {options!r:.80}"
-        )
+    check_options(where, options, row["answer"])
     if region is not None and (
         not isinstance(region, list)
         or len(region) != 4
