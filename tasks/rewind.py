@@ -84,7 +84,8 @@ _FRAMES = ClipFrames()
 
 
 def first_frames(info: VideoInfo, count: int) -> list[int]:
-    """Numbers of the frames that are shown at first: `count` evenly spaced ones, the first and the last among them."""
+    """Numbers of the frames that are shown at first: `count` evenly spaced ones, the first and the last among them; fewer of a clip
+    that has no more, or whose rate varies so much that one frame stays for two of them."""
     return select(info, FrameSampling(kind="uniform", num_frames=count, factor=1))
 
 
