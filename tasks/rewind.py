@@ -22,7 +22,7 @@ tools were used or not. We claim none of its numbers.
 A call that cannot be followed is told why, and takes its turn; a turn that is neither a call nor an answer ends the rollout with 0.
 `options` (what can be answered) and `span` (seconds in which the answer is to be seen) may be left out: they serve the metric
 `found` and the scripted player of `mmrl sft`. A clip that cannot be read fails its sample (data.on_error), one that breaks where
-it is looked at again its rollout. Frames are decoded in this process by threads, those of different rollouts side by side
+it is looked at again its rollout. PyAV decodes frames in this process, in threads for rollouts side by side
 (mmrl.tasks.clip_frames).
 """
 
