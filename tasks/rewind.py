@@ -246,8 +246,6 @@ def chosen(call: ToolCall, info: VideoInfo, settings: Mapping[str, Any]) -> list
         count = most
     elif type(count) is not int or not 1 <= count <= most:
         raise BadCall(f"expected count as a whole number from 1 to {most}, found {_kind(count)}")
-    if start >= float(info.timestamps_s[-1]):  # the last frame alone
-        return [info.frames - 1]
     return select(
         info, FrameSampling(kind="uniform", num_frames=count, start=start, end=end, factor=1)
     )

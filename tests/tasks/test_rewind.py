@@ -192,7 +192,8 @@ def test_a_rollout_is_shown_pictures_with_their_times(rows: list[Sample]) -> Non
         assert len(first.prompt.visuals) == 4 and 4 < len(second.prompt.visuals) <= 12
         assert {v.kind for v in second.prompt.visuals} == {"image"}
         text = model.processor.tokenizer.decode(first.prompt.ids_P)
-        assert "t = 0.0 s\n<|vision_start|>" in text and '"name": "watch"' in text
+        assert "<|im_start|>user\nt = 0.0 s\n<|vision_start|>" in text
+        assert '"name": "watch"' in text
 
 
 # ---- what is shown
