@@ -28,7 +28,7 @@ from mmrl.types import Sample, StopReason, Turn
 from mmrl.video.decode import probe
 from mmrl.video.encode import write_video
 from tests.kits.clip_kit import VIDEO, clip, policy_of
-from tests.kits.engine_kit import policy, read_jsonl, tiny_folder
+from tests.kits.engine_kit import fresh_policy, policy, read_jsonl, tiny_folder
 
 TEMPLATE = Template("", CoordFrame.ABS_RESIZED)
 
@@ -500,3 +500,19 @@ def test_the_task_is_known_by_its_name_and_reads_its_examples(tmp_path: Path) ->
         # what looks at one answer is shown the same frames as one clip
         assert sample.params["video"] == {"kind": "uniform", "num_frames": 2, "factor": 1}
         assert len(first_frames(probe(sample.videos[0]), 2)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "internvl"])
+def test_families_of_other_kinds_play_it(family: str, rows: list[Sample]) -> None:
+    """One that has no clips at all, and one of tiles; the templates of both have no place for tools."""
+    model, task = fresh_policy(family, frame="rel1000"), Rewind()
+    assert not model.encoder._shows_tools
+    assert ("video" in model.family.refused) == (family == "gemma3")
+    episodes = begin(model, rows[0], task, 1, (0, 0))
+    (rollout,) = play_scripted(model, episodes, [(0, 0)])
+    assert rollout.error is None and rollout.score is not None and rollout.score.value == 1.0
+    first, second = rollout.turns
+    assert len(first.prompt.visuals) == 4 < len(second.prompt.visuals)
+    text = model.processor.tokenizer.decode(first.prompt.ids_P)
+    assert '"name": "watch"' in text and text.index("t = 0.0 s") < text.index("Which color")
