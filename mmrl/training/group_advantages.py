@@ -110,12 +110,10 @@ class GroupAdvantages:
         config: RunConfig,
         world: World,
         headline_of: Callable[[Sample], str] = lambda sample: "reward",
-        paid: Callable[[Rollout], Sequence[float]] = lambda rollout: [
-            turn.reward for turn in rollout.turns
-        ],
+        paid: Callable[[Rollout], Sequence[float]] | None = None,
     ) -> None:
         self.config, self.world, self.headline_of = config, world, headline_of
-        self._paid = paid
+        self._paid = paid or _paid_by_environment
         ema = config.algorithm.ema
         self.ema = EmaScale(
             EmaSettings(
@@ -290,6 +288,10 @@ class GroupAdvantages:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.ema.load_state_dict(state["ema"])
+
+
+def _paid_by_environment(rollout: Rollout) -> list[float]:
+    return [turn.reward for turn in rollout.turns]
 
 
 def _over_std(offsets: Sequence[float], rewards: Sequence[float], eps: float = 1e-6) -> list[float]:
