@@ -109,8 +109,8 @@ def test_with_one_turn_each_they_are_grpos_bit_for_bit(values: list[float], gamm
 def test_what_the_outcome_adds_comes_last() -> None:
     assert rewards_of_turns([0.25, 0.5], 1.75) == [0.25, 1.5]
     assert rewards_of_turns([0.25, 0.5], 0.5) == [0.25, 0.25], "a penalty too"
-    # 0.1 + 0.2 + 0.3 is not 0.6: rounding is no reward
-    assert rewards_of_turns([0.1, 0.2, 0.3], 0.6) == [0.1, 0.2, 0.3]
+    # added one by one they are more than their exact sum: rounding is no reward
+    assert rewards_of_turns([0.1, 0.2, 0.3], 0.1 + 0.2 + 0.3) == [0.1, 0.2, 0.3]
     assert rewards_of_turns([0.1], 0.3) == [0.3] and rewards_of_turns([], 0.3) == []
 
 
