@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mmrl.algorithms import GAESettings, ReturnSettings, return_parts, trainable
+from mmrl.algorithms import GAESettings, ReturnSettings, return_parts, step_rewards, trainable
 from mmrl.algorithms.group_rewards import passes_filter, score_of
 from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
+from mmrl.errors import ConfigError
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.training.critic import CriticAdvantages, CriticLoss
@@ -36,8 +37,13 @@ def robot_learner(
     """What trains `policy` on groups of episodes: with algorithm.advantage gae by a critic, else by the episodes' scores. `actor`
     has the weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
     critic = None
+    _check_entropies(config, policy)
+    earns = return_settings(config)
     advantages: AdvantageEstimator = GroupAdvantages(
-        config, world, lambda sample: f"success_{config.rl.success}"
+        config,
+        world,
+        lambda sample: f"success_{config.rl.success}",
+        lambda episode: [math.fsum(map(float, row)) for row in step_rewards(episode, earns)],
     )
     if config.algorithm.advantage == "gae":
         critic = CriticLoss.of(config.algorithm.critic)
@@ -53,6 +59,19 @@ def robot_learner(
         packs_groups=False,
         longest=most_tokens(config, policy),
     )
+
+
+def _check_entropies(config: EmbodiedConfig, policy: ActingPolicy) -> None:
+    """Raises ConfigError where entropies tell no decision from another."""
+    if config.algorithm.turns.keep_entropy == 1 or config.vla.flow.noise != "sde":
+        return
+    from mmrl.robotics.flow_policy import FlowPolicy
+
+    if isinstance(policy, FlowPolicy):
+        raise ConfigError(
+            "algorithm.turns.keep_entropy chooses decisions by entropy, which with vla.flow.noise sde is that of the noise of "
+            "their steps, whatever the policy saw; set algorithm.turns.keep_entropy: 1.0, or vla.flow.noise: learned"
+        )
 
 
 def most_tokens(config: EmbodiedConfig, policy: ActingPolicy) -> int:

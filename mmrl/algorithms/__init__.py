@@ -80,6 +80,13 @@ from mmrl.algorithms.trajectories import (
     trainable,
     trajectory_return,
 )
+from mmrl.algorithms.turns import (
+    TurnGroup,
+    discounted_returns,
+    highest_entropy,
+    rewards_of_turns,
+    turn_advantages,
+)
 
 __all__ = [
     "SIGNAL_TOLERANCE",
@@ -117,6 +124,7 @@ __all__ = [
     "SamplerSettings",
     "StepReport",
     "Ticket",
+    "TurnGroup",
     "ValueLossKind",
     "ValueStats",
     "ValueSum",
@@ -129,12 +137,14 @@ __all__ = [
     "critic_warming_up",
     "denominator",
     "difficulty_weights",
+    "discounted_returns",
     "gae_advantages",
     "gdpo_advantages",
     "gradient_scale",
     "group_advantages",
     "group_std",
     "has_signal",
+    "highest_entropy",
     "kl_estimate",
     "largest_variance",
     "length_weights",
@@ -146,6 +156,7 @@ __all__ = [
     "overlong_penalty",
     "policy_loss",
     "return_parts",
+    "rewards_of_turns",
     "soft_overlong_penalty",
     "step_rewards",
     "token_mask",
@@ -154,6 +165,7 @@ __all__ = [
     "trajectory_return",
     "tree_advantages",
     "truncated_importance",
+    "turn_advantages",
     "value_loss",
     "whiten",
 ]

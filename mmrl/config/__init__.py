@@ -31,6 +31,7 @@ from mmrl.config.algorithm import (
     OfflineConfig,
     ReplayConfig,
     RouterReplayConfig,
+    TurnsConfig,
 )
 from mmrl.config.data import (
     AudioConfig,
@@ -104,6 +105,7 @@ __all__ = [
     "Section",
     "SelectionConfig",
     "TrainConfig",
+    "TurnsConfig",
     "VLLMConfig",
     "VideoConfig",
     "config_from",

@@ -23,6 +23,7 @@ __all__ = [
     "OfflineConfig",
     "ReplayConfig",
     "RouterReplayConfig",
+    "TurnsConfig",
 ]
 
 ADVANTAGE_SCALES = {
@@ -221,6 +222,50 @@ class RouterReplayConfig(_Section):
     (demonstrations, past successes, the last of an answer) go where routers send them."""
 
 
+class TurnsConfig(_Section):
+    """Rollouts of several turns (mmrl/algorithms/turns.py): what each turn answers for, and which turns are trained on. For prompts
+    with an environment, and for robots, whose turns are decisions. At the defaults all turns of a rollout have its advantage.
+
+    Groups are told from those without signal by their rollouts' whole rewards as ever (algorithm.filter): one whose rollouts earned
+    the same by different turns is replaced, unless dynamic_sampling is false.
+    """
+
+    advantage: Literal["rollout", "turn"] = "rollout"
+    """rollout: all turns have the advantage of the rollout's reward. turn: each has one of its own, of the discounted sum of its
+    reward and those of the turns after it; what environments pay turn by turn (Outcome.reward, process_rewards) counts there, what
+    else the rollout earned in its last turn. With advantage grpo (advantage_scale std or none) and rloo (none)."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """With advantage turn: discount per turn. 1: all that follows counts alike; 0: a turn's own reward alone."""
+    normalise: Literal["turn_index", "all_turns"] = "turn_index"
+    """With advantage turn: what a turn is compared with. turn_index: the group's turns at the same place of their rollouts, of
+    those that got so far; a turn that is alone there gets 0. all_turns: all turns of the group; where less is left to earn towards
+    the end of rollouts, this favours their early turns."""
+    keep_entropy: float = Field(1.0, gt=0, le=1)
+    """Share of a group's turns that are trained on, those with the highest mean entropy of their tokens first (DART: 0.8); what
+    mask_rollouts or overlong leaves out is not counted. The entropy is that of the whole distributions that the tokens were drawn
+    from, by the weights before the update (of stale rollouts: not quite those that wrote them), which costs a forward pass more
+    per step, unless one is made anyway (schedule.kind async, router_replay R2, each with several optimizer steps per step). It
+    depends on no reward: advantages are those of the whole group. Groups whose rollouts all have one turn are kept whole."""
+
+    def changed(self) -> list[str]:
+        """The keys that are not at their defaults."""
+        return [
+            name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.default
+        ]
+
+    @model_validator(mode="after")
+    def _used(self) -> TurnsConfig:
+        unused = [name for name in self.changed() if name in ("gamma", "normalise")]
+        if unused and self.advantage == "rollout":
+            raise ValueError(
+                f"turns.{' and turns.'.join(unused)}: only advantages of single turns have returns; set turns.advantage: turn, or "
+                "remove it"
+            )
+        return self
+
+
 class CriticConfig(_Section):
     """PPO's critic, with algorithm.advantage gae: a value head judges what the policy writes, and generalised advantage estimation
     (mmrl/algorithms/gae.py) makes advantages of its values; its loss is added to the policy's (mmrl/algorithms/ppo.py)."""
@@ -268,6 +313,7 @@ class AlgorithmConfig(_Section):
     length in tokens (opo), pass@k over the group (pass_k), or what a critic expected (gae: PPO, see critic). rloo and opo need
     advantage_scale none or batch; gae has batch, and dynamic_sampling false."""
     critic: CriticConfig = CriticConfig()
+    turns: TurnsConfig = TurnsConfig()
     advantage_scale: Literal["std", "none", "batch", "batch_rewards", "ema", "ema_within"] = "std"
     """What advantages are divided by. std: the standard deviation of the group's rewards; none: nothing (Dr.GRPO); batch: the std
     of the step's advantages, rewards minus their baseline (REINFORCE++ baseline); batch_rewards: that of the step's rewards, the

@@ -126,6 +126,7 @@ class RunConfig(_Section):
         self._check_offline()
         self._check_replay()
         self._check_tree()
+        self._check_turns()
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(
                 f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
@@ -439,6 +440,75 @@ class RunConfig(_Section):
                 raise ValueError(
                     f"expected {key} 0 with rollout.tree, found {number}: what was written elsewhere is in no tree"
                 )
+
+    def _check_turns(self) -> None:
+        a = self.algorithm
+        changed = a.turns.changed()
+        if not changed:
+            return
+        own, selects = a.turns.advantage == "turn", a.turns.keep_entropy < 1
+        both = [
+            (
+                "algorithm.advantage gae",
+                a.advantage == "gae",
+                "a critic judges each turn by itself, and learns from all of them",
+            ),
+            (
+                "rollout.tree",
+                self.rollout.tree.roots > 0,
+                "a turn that several rollouts of a tree share would count once for each of them",
+            ),
+            (
+                "algorithm.offline.per_group",
+                a.offline.per_group > 0,
+                "a demonstration is one answer that somebody else wrote",
+            ),
+            (
+                "algorithm.contrast",
+                a.contrast.kind != "none",
+                "its bonus is paid to an answer on the prompt alone",
+            ),
+        ]
+        of_advantages = [
+            (
+                "algorithm.advantage pass_k",
+                a.advantage == "pass_k",
+                "it pays the best rollout of a group for its whole reward, which no turn has of its own",
+            ),
+            (
+                "algorithm.advantage opo",
+                a.advantage == "opo",
+                "its baseline weighs rollouts by their whole length, and a return is of what follows a turn",
+            ),
+            (
+                "algorithm.reward_aggregation gdpo",
+                a.reward_aggregation == "gdpo",
+                "reward parts are of whole rollouts, and environments pay turns one number",
+            ),
+            (
+                f"algorithm.advantage_scale {a.advantage_scale}",
+                a.advantage_scale not in ("std", "none"),
+                "it is the spread of rollouts' rewards over groups, and returns are of single turns",
+            ),
+        ]
+        of_selection = [
+            (
+                "algorithm.replay.per_group",
+                a.replay.per_group > 0,
+                "the policy of now did not draw a past success, and its entropies there say nothing of where it hesitated",
+            ),
+        ]
+        for keys, applies, against in (
+            ("algorithm.turns", own or selects, both),
+            ("algorithm.turns.advantage turn", own, of_advantages),
+            (f"algorithm.turns.keep_entropy {a.turns.keep_entropy:g}", selects, of_selection),
+        ):
+            for key, found, why in against:
+                if applies and found:
+                    raise ValueError(
+                        f"{keys} does not go with {key}: {why}; switch one of them off (algorithm.turns: {{advantage: rollout, "
+                        "keep_entropy: 1.0}})"
+                    )
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""

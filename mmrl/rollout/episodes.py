@@ -402,6 +402,11 @@ def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]
             "expected a task with an environment for algorithm.mask_rollouts, whose rollouts take several turns, found none; for "
             "answers cut by rollout.max_new_tokens there is algorithm.overlong: mask; set algorithm.mask_rollouts: []"
         )
+    if (changed := a.turns.changed()) and not played:
+        raise ConfigError(
+            f"expected a task with an environment for algorithm.turns ({', '.join(changed)}), whose rollouts take several turns, "
+            "found none: an answer of one turn is its whole rollout; remove algorithm.turns"
+        )
     if config.rollout.tree.roots and not played:
         raise ConfigError(
             "expected a task with an environment for rollout.tree, whose branches begin at turns, found none; set "

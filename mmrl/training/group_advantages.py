@@ -24,7 +24,9 @@ from mmrl.algorithms import (
     group_advantages,
     group_std,
     over_rewards_std,
+    rewards_of_turns,
     tree_advantages,
+    turn_advantages,
     whiten,
 )
 from mmrl.algorithms.group_rewards import (
@@ -39,7 +41,7 @@ from mmrl.data.demonstrations import on_policy
 from mmrl.distributed.world import World
 from mmrl.errors import RewardError
 from mmrl.training.sequences import RolloutTargets
-from mmrl.types import RolloutGroup, Sample
+from mmrl.types import Rollout, RolloutGroup, Sample
 
 __all__ = ["GroupAdvantages", "GroupView", "accuracy_level", "part_weights"]
 
@@ -60,6 +62,9 @@ class GroupView:
     weights: tuple[Mapping[str, float], ...]
     level: float  # mean accuracy
     trees: tuple[int | None, ...] = ()
+    turns: tuple[
+        tuple[float, ...], ...
+    ] = ()  # rewards of their turns, with algorithm.turns.advantage turn
 
 
 def accuracy_level(group: RolloutGroup, headline: str) -> float:
@@ -97,15 +102,18 @@ def part_weights(weights: Sequence[Mapping[str, float]], sample: str) -> dict[st
 
 
 class GroupAdvantages:
-    """Advantages of a run's steps; holds the running std per task (ema, ema_within), its only state."""
+    """Advantages of a run's steps; holds the running std per task (ema, ema_within), its only state. `paid(rollout)`: what its
+    turns were paid, where that is not what their environment says."""
 
     def __init__(
         self,
         config: RunConfig,
         world: World,
         headline_of: Callable[[Sample], str] = lambda sample: "reward",
+        paid: Callable[[Rollout], Sequence[float]] | None = None,
     ) -> None:
         self.config, self.world, self.headline_of = config, world, headline_of
+        self._paid = paid or _paid_by_environment
         ema = config.algorithm.ema
         self.ema = EmaScale(
             EmaSettings(
@@ -129,7 +137,10 @@ class GroupAdvantages:
         return ", ".join(words for words, holds in why.items() if holds)
 
     def targets(self, groups: Sequence[RolloutGroup]) -> dict[Key, list[RolloutTargets | None]]:
-        """`assign` for a learner: all turns of a rollout share its advantage; None for one that failed."""
+        """What a learner is to make of the groups; None for a rollout that failed. All turns of a rollout share its advantage (see
+        `assign`), unless each has one of its own (algorithm.turns.advantage turn). Collective as `assign`."""
+        if self.config.algorithm.turns.advantage == "turn":
+            return self._targets_of_turns(groups)
         assigned = self.assign(groups)
         return {
             g.key: [
@@ -144,15 +155,33 @@ class GroupAdvantages:
 
         Raises RewardError when GDPO lacks a reward part. Every process must call it in every step.
         """
-        views = [self._view(group) for group in groups]
-        everywhere = self.world.gather(views) if self.needs_whole_step else views
-        everywhere = sorted(everywhere, key=lambda v: v.key)
-        found = dict(zip((v.key for v in everywhere), self._advantages(everywhere), strict=True))
+        found = self._found(groups)
         assigned = {}
         for group in groups:
             values = iter(found[group.key])
             assigned[group.key] = tuple(next(values) if good else 0.0 for good in usable(group))
         return assigned
+
+    def _targets_of_turns(
+        self, groups: Sequence[RolloutGroup]
+    ) -> dict[Key, list[RolloutTargets | None]]:
+        found = self._found(groups)
+        targets: dict[Key, list[RolloutTargets | None]] = {}
+        for group in groups:
+            values, targets[group.key] = iter(found[group.key]), []
+            for rollout, good in zip(group.rollouts, usable(group), strict=True):
+                own = [(next(values) if good else 0.0,) for _ in rollout.turns]
+                targets[group.key].append(
+                    RolloutTargets(own) if own and rollout.error is None else None
+                )
+        return targets
+
+    def _found(self, groups: Sequence[RolloutGroup]) -> dict[Key, list[float]]:
+        """The advantages of each group's usable rollouts, or of their turns one after the other."""
+        views = [self._view(group) for group in groups]
+        everywhere = self.world.gather(views) if self.needs_whole_step else views
+        everywhere = sorted(everywhere, key=lambda v: v.key)
+        return dict(zip((v.key for v in everywhere), self._advantages(everywhere), strict=True))
 
     def _view(self, group: RolloutGroup) -> GroupView:
         good_G = usable(group)
@@ -160,6 +189,11 @@ class GroupAdvantages:
         def keep(values: Sequence[Any]) -> list[Any]:
             return [v for v, good in zip(values, good_G, strict=True) if good]
 
+        rewards = training_rewards(group, self.config)
+        turns: list[tuple[float, ...]] = []
+        if self.config.algorithm.turns.advantage == "turn":
+            told = zip(keep(group.rollouts), keep(rewards), strict=True)
+            turns = [tuple(rewards_of_turns(self._paid_for(r), reward)) for r, reward in told]
         gdpo = self.config.algorithm.reward_aggregation == "gdpo"
         parts, weights = (
             (keep(column) for column in training_parts(group, self.config)) if gdpo else ([], [])
@@ -169,13 +203,19 @@ class GroupAdvantages:
             group.sample.id,
             group.sample.task,
             group.sample.source,
-            tuple(keep(training_rewards(group, self.config))),
+            tuple(keep(rewards)),
             tuple(keep([t.num_tokens for t in group.rollouts])),
             tuple(parts),
             tuple(weights),
             accuracy_level(group, self.headline_of(group.sample)),
             tuple(keep([t.tree for t in group.rollouts])),
+            tuple(turns),
         )
+
+    def _paid_for(self, rollout: Rollout) -> Sequence[float]:
+        """What its turns were paid. In the control experiment (reward.shuffle) nothing: the reward of another rollout of the group,
+        which it has then, comes at its end."""
+        return [0.0] * len(rollout.turns) if self.config.reward.shuffle else self._paid(rollout)
 
     def _advantages(self, views: Sequence[GroupView]) -> list[list[float]]:
         a = self.config.algorithm
@@ -183,6 +223,8 @@ class GroupAdvantages:
             found = whiten(
                 [gdpo_advantages(v.parts, part_weights(v.weights, v.sample)) for v in views]
             )
+        elif a.turns.advantage == "turn":
+            found = [self._of_turns(v) for v in views]
         elif a.advantage_scale in ("ema", "ema_within"):
             found = self._by_ema(views)
         elif a.advantage == "grpo" and a.advantage_scale in ("std", "none"):
@@ -214,6 +256,15 @@ class GroupAdvantages:
         )
         return [[w * x for x in values] for w, values in zip(weights, found, strict=True)]
 
+    def _of_turns(self, view: GroupView) -> list[float]:
+        a = self.config.algorithm
+        assert a.advantage in ("grpo", "rloo"), "the configuration refuses others"
+        assert a.advantage_scale in ("std", "none"), "the configuration refuses others"
+        of_rollouts = turn_advantages(
+            view.turns, a.turns.gamma, a.turns.normalise, a.advantage_scale, a.advantage
+        )
+        return [advantage for turns in of_rollouts for advantage in turns]
+
     def _by_ema(self, views: Sequence[GroupView]) -> list[list[float]]:
         def name(view: GroupView) -> str:
             return view.task if self.config.algorithm.ema.by == "task" else view.source
@@ -237,6 +288,10 @@ class GroupAdvantages:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.ema.load_state_dict(state["ema"])
+
+
+def _paid_by_environment(rollout: Rollout) -> list[float]:
+    return [turn.reward for turn in rollout.turns]
 
 
 def _over_std(offsets: Sequence[float], rewards: Sequence[float], eps: float = 1e-6) -> list[float]:

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.config import CriticConfig, EntropyConfig, ReplayConfig, RouterReplayConfig, RunConfig
+from mmrl.config import (
+    CriticConfig,
+    EntropyConfig,
+    ReplayConfig,
+    RouterReplayConfig,
+    RunConfig,
+    TurnsConfig,
+)
 from mmrl.config.model import TreeConfig
 from mmrl.config.renamed import flat_with_new_names
 from mmrl.errors import ConfigError
@@ -80,6 +87,7 @@ _BEFORE = {
             ("algorithm.critic", CriticConfig),
             ("algorithm.replay", ReplayConfig),
             ("algorithm.router_replay", RouterReplayConfig),
+            ("algorithm.turns", TurnsConfig),
             ("rollout.tree", TreeConfig),
         )
         for name, value in kind().model_dump(mode="json").items()

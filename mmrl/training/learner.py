@@ -44,6 +44,7 @@ from mmrl.training.sequences import (
     plan_of,
 )
 from mmrl.training.turn_loss import TurnLoss
+from mmrl.training.turn_selection import select_turns
 from mmrl.training.update_result import UpdateResult
 from mmrl.types import RolloutGroup
 
@@ -130,9 +131,15 @@ class Learner:
         why = {
             f"algorithm.epochs {a.epochs}": a.epochs > 1,
             f"algorithm.minibatches {a.minibatches}": a.minibatches > 1,
+            f"algorithm.turns.keep_entropy {a.turns.keep_entropy:g}": self._selects,
             self.advantages.needs_whole_step: bool(self.advantages.needs_whole_step),
         }
         return ", ".join(words for words, holds in why.items() if holds)
+
+    @property
+    def _selects(self) -> bool:
+        """Whether some turns are left out for their entropy, which the weights before the update tell."""
+        return self.config.algorithm.turns.keep_entropy < 1
 
     @property
     def streams(self) -> bool:
@@ -235,10 +242,19 @@ class Learner:
         with self.world.raise_on_all_ranks():
             samples = self._prepare(groups, result)
         stale = any(t.stale for s in samples for t in s.turns)
-        if not self.loss.one_pass and (
-            self.loss.offpolicy.corrects(stale) or self.config.algorithm.router_replay.mode == "R2"
+        if self._selects or (
+            not self.loss.one_pass
+            and (
+                self.loss.offpolicy.corrects(stale)
+                or self.config.algorithm.router_replay.mode == "R2"
+            )
         ):
             samples = self._before_update(samples, result)
+        if self._selects:
+            with self.world.raise_on_all_ranks():
+                samples, result.selected = select_turns(
+                    samples, self.config.algorithm, self.samples.longest
+                )
         for epoch in range(self.config.algorithm.epochs):
             for number, part in enumerate(self._minibatches(samples, epoch)):
                 self.steps.take(

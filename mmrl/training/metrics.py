@@ -271,6 +271,7 @@ def update_metrics(update: UpdateResult) -> dict[str, float | None]:
         **update.advantage_metrics,
         **update.critic,
         **update.rerouted.metrics,
+        **update.selected.metrics,
     }
 
 

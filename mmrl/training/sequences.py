@@ -63,7 +63,8 @@ class TrainingTurn:
     `offline`: somebody else wrote it. `proximal_N`: its log-probs before the update, where that has several passes.
     `fingerprint`: of the input that the rollout saw, where training encodes it anew; '' where the prompt is that of the rollout.
     `decision`: what was chosen, where that is no tokens (mmrl.types.Turn). `experts`: those that are to compute it, where routing
-    is replayed (mmrl.policy.routing.TurnExperts).
+    is replayed (mmrl.policy.routing.TurnExperts). `entropy`: the mean of those (nats) of the
+    distributions that its tokens in `mask_N` were drawn from, by the weights before the update, where turns are chosen by it.
     """
 
     prompt: Prompt
@@ -84,6 +85,7 @@ class TrainingTurn:
     decision: Any = None
     stale_N: np.ndarray | None = None
     experts: Any = None
+    entropy: float | None = None
 
     @property
     def chosen(self) -> Any:

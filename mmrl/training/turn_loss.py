@@ -222,8 +222,9 @@ class TurnLoss:
         return replace(found, logp_N=logp_N, entropy_N=entropy_N, values_M=values_M)
 
     def before_update(self, turns: Sequence[TrainingTurn]) -> list[TrainingTurn]:
-        """The turns with their log-probs by the weights of now and, where algorithm.router_replay is R2, the experts that these
-        choose; an idle micro-batch has none."""
+        """The turns with their log-probs by the weights of now, their mean entropies, where turns are chosen by them
+        (algorithm.turns.keep_entropy), and where algorithm.router_replay is R2, the experts that these weights choose; an idle
+        micro-batch has none."""
         prompt, written = self.policy.idle_turn()
         notes = self.config.algorithm.router_replay.mode == "R2"
         with torch.no_grad():
@@ -237,9 +238,18 @@ class TurnLoss:
             return []
         pieces = out.logp_N.split([len(t.tokens) for t in turns])
         experts = out.experts if notes else [t.experts for t in turns]
+        entropies: list[float | None] = [None] * len(turns)
+        if self.config.algorithm.turns.keep_entropy < 1:
+            parts = out.entropy_N.double().cpu().split([len(t.tokens) for t in turns])
+            entropies = [
+                float(part[torch.from_numpy(np.asarray(t.mask_N, bool))].mean())
+                if np.any(t.mask_N)
+                else None
+                for t, part in zip(turns, parts, strict=True)
+            ]
         return [
-            replace(t, proximal_N=tuple(piece.tolist()), experts=own)
-            for t, piece, own in zip(turns, pieces, experts, strict=True)
+            replace(t, proximal_N=tuple(piece.tolist()), experts=own, entropy=entropy)
+            for t, piece, own, entropy in zip(turns, pieces, experts, entropies, strict=True)
         ]
 
     def predict_values(

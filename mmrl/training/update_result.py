@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from mmrl.algorithms import LossStats, ValueStats
 from mmrl.distributed.world import World
 from mmrl.policy.routing import Rerouted
+from mmrl.training.turn_selection import Selection
 
 __all__ = ["SourceStats", "UpdateResult"]
 
@@ -50,6 +51,7 @@ class UpdateResult:
     wait_s: float = 0.0  # for the slowest process: a sum over processes
     advantage_metrics: dict[str, float] = field(default_factory=dict)
     rerouted: Rerouted = field(default_factory=Rerouted)
+    selected: Selection = field(default_factory=Selection)
 
     @property
     def total(self) -> SourceStats:
@@ -80,6 +82,7 @@ class UpdateResult:
         self.turns, self.wait_s = self.turns + part.turns, self.wait_s + part.wait_s
         self.packed_tokens += part.packed_tokens
         self.rerouted += part.rerouted
+        self.selected += part.selected
 
     def over(self, world: World) -> UpdateResult:
         """With the sums of all processes, added in the same order in each. Collective."""
@@ -93,6 +96,7 @@ class UpdateResult:
             packed_tokens=0.0,
             wait_s=0.0,
             rerouted=Rerouted(),
+            selected=Selection(),
         )
         for part in world.gather([replace(self, sources=dict(self.sources))]):
             whole.merge(part)

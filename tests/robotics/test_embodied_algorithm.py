@@ -240,6 +240,53 @@ def test_the_shuffled_control_deals_the_same_rewards_anew_among_those_who_finish
     )
 
 
+def test_each_decision_may_answer_for_what_followed_it(vla: VLAPolicy) -> None:
+    """algorithm.turns: every control step of these episodes is paid 0.25, four of them are a decision."""
+    config = settings(
+        "algorithm.turns={advantage: turn, gamma: 0.5}",
+        "rl.reward=shaped",
+        NONE,
+        "rl.reward_coef=2",
+    )
+    played = group(vla, config, 0, PLAYED[0])
+    *finished, crashed = learner_of(vla, config).advantages.targets([played])[played.key]
+    assert crashed is None
+    # 4, 9, 12 and 12 steps: 1, 3, 3 and 3 decisions, the last of the second has one step
+    third = [0.5, 2.0, 2.0]
+    second = [2.0 + 0.5 * x for x in third]
+    first = [2.0, *(2.0 + 0.5 * x for x in second)]
+    expected = [first, second, third]
+    for index, returns in enumerate(expected):
+        mean = statistics.mean(returns)
+        found = [t.advantages[index][0] for t in finished if t and len(t.advantages) > index]
+        assert found == pytest.approx([r - mean for r in returns], abs=1e-6)
+
+
+def test_decisions_of_high_entropy_alone_train(
+    vla: VLAPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a group's ten decisions, by the entropy of the tokens that were executed."""
+    config = settings("algorithm.turns.keep_entropy=0.5")
+    played = group(vla, config, 0, PLAYED[0])
+    learner = learner_of(vla, config)
+    taken = []
+    monkeypatch.setattr(learner.steps, "take", lambda samples, *_, **__: taken.extend(samples))
+    result = learner.run([played], 1)
+    entropies = {}
+    for sample in taken:
+        for number, turn in enumerate(sample.turns):
+            out = vla.evaluate([turn.prompt], [turn.tokens])
+            executed = out.entropy_N.detach().numpy()[turn.mask_N]
+            entropies[sample.place[1], number] = float(executed.mean())
+    highest = sorted(entropies, key=lambda place: -entropies[place])[:5]
+    kept = [(s.place[1], n) for s in taken for n, t in enumerate(s.turns) if t.in_loss]
+    assert len(entropies) == 10 and sorted(kept) == sorted(highest)
+    assert result.selected.metrics["train/turns/kept"] == 0.5
+    assert result.selected.metrics["train/turns/entropy_threshold"] == pytest.approx(
+        entropies[highest[-1]], rel=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     ("overrides", "kept"),
     [

@@ -16,6 +16,7 @@ from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import ActionSpace, EnvSpec, Observation, initial_states, make_simulator
 from mmrl.robotics.flow_policy import FlowPolicy
+from mmrl.robotics.learning import _check_entropies
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.smolvla import SmolVLA, SmolVLAShape
 from mmrl.robotics.tiny_smolvla import build_tiny_smolvla
@@ -161,3 +162,13 @@ def test_what_a_flow_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="attention_mode cross_attn"):
         _policy(other)
+
+
+def test_the_entropy_of_noise_chooses_no_decisions(folder: Path) -> None:
+    """algorithm.turns.keep_entropy: with Flow-SDE each decision's entropy is that of its schedule, whatever was seen."""
+    choice = "algorithm.turns.keep_entropy=0.8"
+    policy = _policy(folder)
+    with pytest.raises(ConfigError, match=r"noise of their steps.*vla\.flow\.noise: learned"):
+        _check_entropies(_config(folder, choice), policy)
+    _check_entropies(_config(folder), policy)
+    _check_entropies(_config(folder, choice, "vla.flow.noise=learned"), policy)
