@@ -28,10 +28,9 @@ MOST_PIXELS = 16_000_000
 """Pixels of a region that is read; writing more for Tesseract would take seconds that no limit ends."""
 _MOST_CHARS = 2_000
 _LANGUAGE = "eng"
-_MODES = (
-    "--psm 3",
-    "--psm 6",
-)  # columns and blocks; where that finds nothing, one block: single signs
+# Columns and blocks; where that finds nothing, one block: single signs. With Sauvola's threshold, which is that of a pixel's
+# surroundings: with Tesseract's own, of the whole picture, print on a sign before another ground is lost.
+_MODES = tuple(f"--psm {mode} -c thresholding_method=2" for mode in (3, 6))
 _MARKS = re.compile(r"[<\[](?=[|/A-Za-z])")
 # as many at a time as there are processors, so that the limit counts reading and not waiting for the others
 _turn = threading.BoundedSemaphore(

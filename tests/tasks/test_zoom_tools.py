@@ -103,22 +103,26 @@ def test_read_tells_what_is_printed_in_the_region_of_the_file(tmp_path: Path) ->
 @pytest.mark.render("tesseract")
 @pytest.mark.slow
 def test_columns_are_read_one_after_the_other() -> None:
-    left = """The first column of this page is
-read from top to bottom, since
-the people who wrote it thought
-of readers who go on with the
-second one when they are at the
-end of the first, as one does
-in a newspaper or in a book of
-large pages and small letters.""".split("\n")
-    right = """Whoever reads across both will
-find that the lines make little
-sense together, and that words
-do not follow each other as they
-should. That is how this test
-tells the one from the other,
-without a look at what happens
-inside of the program itself.""".split("\n")
+    left = [
+        "The first column of this page is",
+        "read from top to bottom, since",
+        "the people who wrote it thought",
+        "of readers who go on with the",
+        "second one when they are at the",
+        "end of the first, as one does",
+        "in a newspaper or in a book of",
+        "large pages and small letters.",
+    ]
+    right = [
+        "Whoever reads across both will",
+        "find that the lines make little",
+        "sense together, and that words",
+        "do not follow each other as they",
+        "should. That is how this test",
+        "tells the one from the other,",
+        "without a look at what happens",
+        "inside of the program itself.",
+    ]
     pixels = printed(
         *((40, 40 + 30 * i, line) for i, line in enumerate(left)),
         *((500, 40 + 30 * i, line) for i, line in enumerate(right)),
@@ -162,7 +166,7 @@ def test_nothing_of_a_call_reaches_the_program(
     assert words(outcome) == "No text could be read in the region."
     calls = [line.split() for line in (tmp_path / "argv").read_text().splitlines()]
     assert [call[2:] for call in calls] == [
-        ["-l", "eng", "--psm", mode, "txt"] for mode in ("3", "6")
+        ["-l", "eng", "--psm", mode, "-c", "thresholding_method=2", "txt"] for mode in ("3", "6")
     ]
     # the library has a place for the environment of the program, which it does not promise
     assert (tmp_path / "threads").read_text().split() == ["1", "1"]
