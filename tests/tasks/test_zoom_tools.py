@@ -133,7 +133,7 @@ def test_columns_are_read_one_after_the_other() -> None:
 def test_a_reading_that_takes_too_long_is_ended_and_the_policy_told(
     program: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program('echo $$ > "$WRITTEN/pid"; exec sleep 600')
+    program('echo $$ > "$WRITTEN/pid"; exec sleep 30')
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     environment = begun(printed((10, 10, "word")), tmp_path, read_limit_s=0.3)
@@ -146,6 +146,9 @@ def test_a_reading_that_takes_too_long_is_ended_and_the_policy_told(
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
     assert not list((tmp_path / "temporary").iterdir())
+    # the second try of a reading that found nothing has what the first one left
+    (tmp_path / "bin" / "tesseract").write_text('#!/bin/sh\n: > "$2.txt"; exec sleep 0.25\n')
+    assert words(used(environment, "read", bbox_2d=[0, 0, 50, 50])).startswith("Nothing was read")
 
 
 def test_nothing_of_a_call_reaches_the_program(
@@ -251,6 +254,7 @@ def test_measure_is_in_pixels_of_the_first_picture_and_in_degrees(frame: CoordFr
     a, b = points[0] - points[1], points[2] - points[1]
     angle = math.degrees(math.acos(a @ b / np.linalg.norm(a) / np.linalg.norm(b)))
     assert told(*points) == f"Angle at the second point: {angle:.1f} degrees."
+    assert told(*points[::-1]) == told(*points), "in either order"
     straight = np.array([[30.0, 40.0], [110.0, 40.0], [200.0, 40.0]])
     assert told(*straight).endswith("180.0 degrees.") and told(*straight[[0, 1, 0]]).endswith(
         " 0.0 degrees."
