@@ -10,12 +10,13 @@ set -euo pipefail
 #   chromium-headless-shell  the browser of the tasks browser, browsergym and pages, pictures of the report (render)
 #   ffmpeg             video clips written and read by an independent decoder (render); torchcodec loads its shared libraries
 #   fonts-dejavu-core  text in generated pictures and in the report page (render)
+#   tesseract-ocr      text read in pictures: the tool read of the task zoom (with English data)
 #   libvulkan1         pictures from ManiSkill, and what the doctor says about Vulkan (render)
 #   mesa-vulkan-drivers  software Vulkan for ManiSkill, from Mesa 25 on (render)
 #   libegl1 libosmesa6   pictures from LIBERO and robosuite (render)
 #   g++ python3-dev    flex attention, which torch compiles
 #   libgl1 libglib2.0-0 libx11-6 libxext6  OpenCV builds that are not headless, and SAPIEN, brought by the robotics extra
-packages=(python3-venv chromium-headless-shell ffmpeg fonts-dejavu-core libvulkan1 mesa-vulkan-drivers libegl1 libosmesa6 libgl1 libglib2.0-0
+packages=(python3-venv chromium-headless-shell ffmpeg fonts-dejavu-core tesseract-ocr libvulkan1 mesa-vulkan-drivers libegl1 libosmesa6 libgl1 libglib2.0-0
     libx11-6 libxext6 g++ python3-dev)
 oldest_mesa=25
 

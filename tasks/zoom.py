@@ -6,7 +6,7 @@
     mmrl train zoom
 
 The policy is shown the picture as small as `view` says (or as its pixel budget makes it) and may call tools
-(mmrl.tasks.visual_tools), whose pictures are cut from the whole file, or answer between <answer> and </answer>. The reward is 1 for
+(mmrl.tasks.visual_tools), which cut from and read in the whole file, or answer between <answer> and </answer>. The reward is 1 for
 the right answer, whether tools were used or not: where to look, and that it pays, is learned from the answer alone. A call that
 cannot be followed is told why; a turn that is neither a call nor an answer ends the rollout with 0. `options` (what can be
 answered) and `region` (where the answer is to be seen, in pixels of the file) may be left out: they serve the metric `found` and
@@ -38,6 +38,7 @@ from mmrl.tasks.visual_tools import (
     asked,
     check_options,
     check_prompt,
+    check_tools,
     described,
     fitted,
     judged,
@@ -56,6 +57,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "tools": ["zoom"],
     "max_turns": 4,
     "view": None,
+    "read_limit_s": 20.0,
     "at_once": 0.0,
     "astray": 0.0,
 }
@@ -67,6 +69,8 @@ class ZoomEnvironment(Environment):
     def __init__(self, template: Template, settings: Mapping[str, Any]) -> None:
         self.template, self.settings = template, settings
         self.max_turns = settings["max_turns"]  # type: ignore[misc]  # the task's setting
+        # a reading waits for a process
+        self.concurrent = "read" in settings["tools"]  # type: ignore[misc]
         self.size: ImageSize | None = None
         self.bad = 0
 
@@ -75,7 +79,9 @@ class ZoomEnvironment(Environment):
         self.sample = sample
         pixels = _pixels(sample.images[0], orientation_of(sample))
         view = self.settings["view"]
-        self.tools = PictureTools(pixels, self.settings["tools"], view)
+        self.tools = PictureTools(
+            pixels, self.settings["tools"], view, self.settings["read_limit_s"]
+        )
         system = (
             [{"role": "system", "content": self.template.system}] if self.template.system else []
         )
@@ -97,10 +103,12 @@ class ZoomEnvironment(Environment):
             call = read_call(turn.text)
             if call is not None:
                 known = len(self.tools.regions)
-                picture = self.tools.use(call, self.template.frame, self.size)
+                found = self.tools.use(call, self.template.frame, self.size)
                 scale = self.whole.shape[1] / self.tools.pixels.shape[1]
                 return Outcome(
-                    answered([{"type": "image"}], [picture]),
+                    _told(found)
+                    if isinstance(found, str)
+                    else answered([{"type": "image"}], [found]),
                     info=self._info(0.0),
                     marks=[
                         Mark("box", tuple(v * scale for v in region), 0)
@@ -109,8 +117,7 @@ class ZoomEnvironment(Environment):
                 )
         except BadCall as bad:
             self.bad += 1
-            said = {"type": "text", "text": f"Error: {bad}."}
-            return Outcome(answered([said]), info=self._info(0.0), parsed=False)
+            return Outcome(_told(f"Error: {bad}."), info=self._info(0.0), parsed=False)
         right, reason = judged(self.sample, turn.text)
         return Outcome(reward=right, terminated=True, info=self._info(right), parsed=reason is None)
 
@@ -120,6 +127,8 @@ class ZoomEnvironment(Environment):
             "looked": float(bool(self.tools.regions)),
             "bad_calls": float(self.bad),
         }
+        if "read" in self.tools.names:
+            found["out_of_time"] = float(self.tools.out_of_time)
         if (region := self.sample.params.get("region")) is not None:
             found["found"] = float(
                 any(_inside(region, seen) >= 0.75 for seen in self.tools.regions)
@@ -135,7 +144,7 @@ class ZoomEnvironment(Environment):
         if region is None or size is None:
             return None
         looked = bool(self.tools.regions)
-        if looked or "zoom" not in self.tools.names or rng.random() < self.settings["at_once"]:
+        if looked or self._looks is None or rng.random() < self.settings["at_once"]:
             seen = looked and _inside(region, self.tools.regions[-1]) >= 0.75
             return f"<answer>{truth if seen else rng.choice(options)}</answer>"
         if rng.random() < self.settings["astray"]:
@@ -146,13 +155,18 @@ class ZoomEnvironment(Environment):
         """Looks anywhere, or guesses."""
         if self.size is None:
             return None
-        if "zoom" in self.tools.names and rng.random() < 0.5:
+        if self._looks is not None and rng.random() < 0.5:
             return self._call(_elsewhere(rng, self.tools.pixels.shape), self.size)
         options = self.sample.params.get("options") or [str(self.sample.answer)]
         return f"<answer>{rng.choice(options)}</answer>"
 
+    @property
+    def _looks(self) -> str | None:
+        """The tool that the players look with."""
+        return next((name for name in ("zoom", "read") if name in self.tools.names), None)
+
     def _call(self, region: Any, size: ImageSize) -> str:
-        """A turn that zooms into the cells around a region of the file."""
+        """A turn that looks at the cells around a region of the file."""
         height, width = self.tools.pixels.shape[:2]
         box = from_orig(
             _whole_cells(region, self.tools.pixels.shape),
@@ -160,7 +174,7 @@ class ZoomEnvironment(Environment):
             size.resized_wh,
             (width, height),
         )
-        call = {"name": "zoom", "arguments": {"bbox_2d": [round(v) for v in box]}}
+        call = {"name": self._looks, "arguments": {"bbox_2d": [round(v) for v in box]}}
         return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
@@ -192,6 +206,10 @@ def _inside(box: Any, seen: Any) -> float:
     return max(w, 0) * max(h, 0) / ((box[2] - box[0]) * (box[3] - box[1]))
 
 
+def _told(words: str) -> Observation:
+    return answered([{"type": "text", "text": words}])
+
+
 def _asked(sample: Sample, settings: Mapping[str, Any]) -> str:
     free = not sample.params.get("options")
     return asked(sample, str(settings["prompt"] or (_FREE_PROMPT if free else _PROMPT)))
@@ -208,10 +226,12 @@ class Zoom(Task):
     """Questions about what a look at the whole picture does not show. Parameters, all optional:
 
     prompt      text with {question}, and {options} for the answers there are
-    tools       what is offered: of zoom, rotate, mark (default [zoom]; [] for none: the same questions at one look)
+    tools       what is offered: of zoom, rotate, mark, read, measure (default [zoom]; [] for none: the same questions at one look);
+                read needs the extra `ocr` and the program tesseract
     max_turns   turns at most, the answer's included (default 4)
     view        pixels of the longer side of each picture shown; null: the whole as the model's pixel budget makes it, and what the
                 tools show as large
+    read_limit_s  seconds that a reading may take; a policy is told when one took longer (default 20)
     at_once     share of the scripted player's rollouts that guess without a look (default 0)
     astray      share of its looks that go anywhere (default 0)
     """
@@ -227,13 +247,14 @@ class Zoom(Task):
         for name, least in (("max_turns", 1), ("view", 28)):
             if given[name] is not None:
                 check_whole(f"zoom.{name}", given[name], least)
+        check_number("zoom.read_limit_s", given["read_limit_s"], 0.1, 600)
         for name in ("at_once", "astray"):
             check_number(f"zoom.{name}", given[name], 0, 1)
         if not isinstance(given["tools"], (list, tuple)):
             raise ConfigError(
                 f"expected zoom.tools as a list such as [zoom], found {given['tools']!r}"
             )
-        PictureTools(np.zeros((1, 1, 3), np.uint8), given["tools"])  # refuses unknown names
+        check_tools(given["tools"])
         check_prompt("zoom", given["prompt"])
 
     def environment(self, template: Template) -> Environment:

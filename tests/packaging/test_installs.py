@@ -51,7 +51,7 @@ def test_every_extra_that_a_message_names_exists_and_brings_its_package() -> Non
             package = {"grpc": "grpcio"}.get(module, module.replace("_", "-"))
             assert package in brought, (path.name, module, extra)
             named.add(extra)
-    assert {"text", "math", "lvis", "hub", "serve", "video", "robotics", "ray"} <= named
+    assert {"text", "math", "lvis", "ocr", "hub", "serve", "video", "robotics", "ray"} <= named
     assert named <= set(EXTRAS), named - set(EXTRAS)
 
 
@@ -69,6 +69,7 @@ def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
             "math",
             "lvis",
             "smolvlm",
+            "ocr",
             "hub",
             "video",
             "robotics",
@@ -93,6 +94,10 @@ def test_the_extra_all_holds_every_room_and_dev_holds_all() -> None:
     [
         ("math_verify", "math", {}, "math"),
         ("rouge_score", "open_text", {"preset": "video_r1"}, "text"),
+        pytest.param(
+            *("pytesseract", "zoom", {"tools": ["zoom", "read"]}, "ocr"),
+            marks=pytest.mark.render("tesseract"),
+        ),
     ],
 )
 def test_a_task_without_its_package_says_so_when_it_is_made(

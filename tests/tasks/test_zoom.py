@@ -108,6 +108,8 @@ def test_a_zoom_shows_the_region_of_the_file(tmp_path: Path) -> None:
         ("<tool_call>nonsense</tool_call>", "as JSON in the tool call"),
         (call(1, 2, 3, 40) * 2, "expected one tool call in a turn, found 2"),
         ('<tool_call>{"name": "shell", "arguments": {}}</tool_call>', "expected a call of zoom"),
+        # told without what the chat template marks pictures with
+        ('<tool_call>{"name": "<|image_pad|>", "arguments": {}}</tool_call>', "'< |image_pad|>'"),
         (call(50, 50, 40, 60), "x1 < x2"),
         (call(500, 500, 600, 600), "inside the picture"),
         ('<tool_call>{"name": "zoom", "arguments": {"bbox_2d": [0, 0, 1e400, 5]}}', "bbox_2d"),
@@ -152,8 +154,10 @@ def test_rotate_and_mark_show_the_whole_picture_and_leave_the_original() -> None
     ("params", "why"),
     [
         ({"tool": []}, "unknown parameter 'tool'"),
-        ({"tools": ["zom"]}, "expected tools of zoom, rotate, mark, found 'zom'"),
+        ({"tools": ["zom"]}, "expected tools of zoom, rotate, mark, read, measure, found 'zom'"),
+        ({"tools": [["zoom"]]}, "expected tools of"),
         ({"max_turns": 0}, "zoom.max_turns"),
+        ({"read_limit_s": 0}, "zoom.read_limit_s"),
         ({"at_once": 2}, "zoom.at_once"),
         ({"prompt": "?"}, "zoom.prompt"),
     ],
