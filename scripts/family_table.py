@@ -192,14 +192,20 @@ def beside_trl() -> str:
         return f"{statistics.median(r['step_s'] for r in rounds):.2f}"
 
     lines = []
-    for r in json.loads(BESIDE_TRL.read_text(encoding="utf-8"))["families"]:
+    found = json.loads(BESIDE_TRL.read_text(encoding="utf-8"))
+    for r in found["families"]:
         ours, theirs = (
             median(r["rounds"][s]) if s not in r["failed"] else f"fails: {r['failed'][s]}"
             for s in ("mmrl", "trl")
         )
         ratio = f"{r['speed_ratio']['median']:.1f}x" if r["speed_ratio"] else "-"
         lines.append(f"| {r['family']} | {ours} | {theirs} | {ratio} |")
-    return _BESIDE_TRL + "\n".join(lines) + "\n\n"
+    told, machine = found["versions"], found["machine"]
+    where = (
+        f"Measured with TRL {told['trl']} and transformers {told['transformers']} on {machine['cores']} cores of {machine['cpu']}, "
+        f"beside other work (load {machine['load_1min']:.0f}). Where TRL fails, the last line of its error stands there."
+    )
+    return _BESIDE_TRL + "\n".join(lines) + f"\n\n{where}\n\n"
 
 
 def main() -> None:
