@@ -44,6 +44,7 @@ from mmrl.registry import register
 from mmrl.task import Task, Template, sample_chat
 from mmrl.tasks.clip_frames import ClipFrames, select
 from mmrl.tasks.parameters import check_known, check_number, check_whole
+from mmrl.tasks.rewind_clips import GRID_S, make_rewind_clips
 from mmrl.tasks.visual_tools import (
     BadCall,
     ToolCall,
@@ -59,12 +60,9 @@ from mmrl.types import RewardContext, Sample, Score, Turn
 from mmrl.video.decode import VideoInfo
 from mmrl.video.sampling import FrameSampling
 
-__all__ = ["GRID_S", "TOOLS", "Rewind", "RewindEnvironment", "first_frames", "label"]
+__all__ = ["TOOLS", "Rewind", "RewindEnvironment", "first_frames", "label"]
 
 TOOLS = ("frames", "watch")
-GRID_S = 2.0
-"""Seconds: the scripted player looks at whole steps of this grid, which is wider than the event itself."""
-
 _LOOK = "{question}\nLook again with a tool where these frames do not show it. "
 _PROMPT = _LOOK + "Write the answer, one of: {options}, between <answer> and </answer>."
 _FREE_PROMPT = _LOOK + "Write the answer between <answer> and </answer>."
@@ -389,8 +387,6 @@ class Rewind(Task):
 
     def example_data(self, folder: str) -> str:
         """Four clips."""
-        from mmrl.tasks.rewind_clips import make_rewind_clips
-
         return make_rewind_clips(folder, 4, 0)
 
 

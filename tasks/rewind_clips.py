@@ -26,14 +26,21 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from mmrl.tasks.examples import write_rows
-from mmrl.tasks.rewind import GRID_S
 from mmrl.tasks.scenes import COLORS, SHAPES, draw_objects, shape_mask
 from mmrl.video.sampling import FrameSampling, select_frames
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["ASKS", "EVENT_S", "SECONDS", "UNSEEN", "draw_rewind_clip", "make_rewind_clips"]
+__all__ = [
+    "ASKS",
+    "EVENT_S",
+    "GRID_S",
+    "SECONDS",
+    "UNSEEN",
+    "draw_rewind_clip",
+    "make_rewind_clips",
+]
 
 ASKS = {"color": ("red", "green", "blue", "yellow"), "shape": SHAPES}
 """What is asked for -> the answers there are."""
@@ -41,6 +48,8 @@ SECONDS = (16, 18, 20, 22, 24)
 """Lengths of clips."""
 EVENT_S = 0.5
 """Seconds that the sign is there."""
+GRID_S = 2.0
+"""Seconds of a step that a question names: wider than the sign's time. The task's scripted player looks at whole steps."""
 UNSEEN = 8
 """The sign is on none of the frames of any evenly spaced look of so many frames or fewer."""
 _GREY = (128, 128, 128)
