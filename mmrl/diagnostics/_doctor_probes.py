@@ -503,6 +503,13 @@ def probe_programs() -> list[Finding]:
             "Chromium", "missing", "not on PATH", purpose, f"{_apt(CHROMIUM[0])} (or chromium)"
         )
     )
+    tesseract = shutil.which("tesseract")
+    purpose = "the tool read of the task zoom, with the package pytesseract"
+    findings.append(
+        Finding("Tesseract", "ok", _program_version(tesseract, "--version"), purpose)
+        if tesseract
+        else Finding("Tesseract", "missing", "not on PATH", purpose, _apt("tesseract-ocr"))
+    )
     return findings
 
 

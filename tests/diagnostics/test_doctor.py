@@ -143,6 +143,7 @@ def test_a_transformers_that_was_not_tried_is_told(
 PROGRAMS = [
     ("ffmpeg", ("ffmpeg",)),
     ("Chromium", CHROMIUM),
+    ("Tesseract", ("tesseract",)),
 ]
 
 
