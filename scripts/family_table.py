@@ -41,7 +41,7 @@ One record per family (`mmrl/policy/families/`) holds all that mmrl must know of
 | lora | an adapter after two steps, merged and saved, in transformers |
 | save | after a step, read by transformers: every tensor bit for bit |
 | memory | estimated bytes of weights and gradients with those held |
-| vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs at most 1e-5 apart, after a step too |
+| vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs 1e-5 (GPU: 1e-3) apart, after a step too |
 
 Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.
 
@@ -76,7 +76,7 @@ _BESIDE_TRL = """## Speed beside TRL
 
 Seconds per step of `mmrl train` and of TRL's GRPOTrainer on the same tiny model of each family, the same pictures and the same
 questions (8 prompts of 8 rollouts of 24 tokens), fp32, one thread; both in processes of their own that alternate. Medians; the
-ratio is the median of those of the rounds.
+ratio is the median of those of the three rounds, with the least and the largest: beside other work they vary.
 
 | family | mmrl, s | TRL, s | TRL / mmrl |
 |---|---|---|---|
@@ -198,7 +198,11 @@ def beside_trl() -> str:
             median(r["rounds"][s]) if s not in r["failed"] else f"fails: {r['failed'][s]}"
             for s in ("mmrl", "trl")
         )
-        ratio = f"{r['speed_ratio']['median']:.1f}x" if r["speed_ratio"] else "-"
+        ratio = (
+            "{median:.1f}x ({min:.1f} to {max:.1f})".format(**r["speed_ratio"] or {})
+            if r["speed_ratio"]
+            else "-"
+        )
         lines.append(f"| {r['family']} | {ours} | {theirs} | {ratio} |")
     told, machine = found["versions"], found["machine"]
     where = (
@@ -231,6 +235,8 @@ def main() -> None:
     if not options.page:
         kept = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"]
         fresh = measure(options.only, options.check)
+        if lost := [c["found"] for c in fresh if c["verdict"] == "not run"]:
+            raise SystemExit(f"nothing recorded: {len(lost)} cells were not run ({lost[0]})")
         anew = {(c["family"], c["check"]) for c in fresh}
         cells = fresh + [c for c in kept if (c["family"], c["check"]) not in anew]
         order = check_names()

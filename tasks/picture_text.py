@@ -3,8 +3,8 @@
     need_reader("the tool read")               # before a run starts: MissingExtraError says what to install
     words = read_text(pixels, limit_s=20.0)    # 'EXIT\\nPlatform 4', '' where nothing is readable
 
-The library pytesseract (extra `ocr`) starts the program `tesseract` (Debian's package tesseract-ocr, which brings English) for each
-reading, without a shell. It is given pixels, and settings that are written here: no text of a model or of a data set reaches its
+The library pytesseract (extra `ocr`) starts Tesseract 5 (Debian's package tesseract-ocr, which brings English) for each reading,
+without a shell. It is given pixels, and settings that are written here: no text of a model or of a data set reaches its
 command line. What is read is a stranger's text, since anything may be written on a picture: it is bounded in length, and signs with
 which chat templates mark pictures and turns (`<|im_end|>`, `[IMG]`) are parted by a space, as in `< |im_end|>`.
 """
@@ -22,16 +22,27 @@ import numpy as np
 
 from mmrl.errors import MissingExtraError, MMRLError, need_package
 
-__all__ = ["MOST_PIXELS", "ReadingTooLong", "need_reader", "parted", "read_text"]
+__all__ = [
+    "LEAST_SIDE",
+    "MOST_PIXELS",
+    "MOST_SIDE",
+    "ReadingTooLong",
+    "need_reader",
+    "parted",
+    "read_text",
+]
 
 MOST_PIXELS = 16_000_000
 """Pixels of a region that is read; writing more for Tesseract would take seconds that no limit ends."""
+LEAST_SIDE, MOST_SIDE = 8, 32_767
+"""Pixels of a side of a region that is read: Sauvola's threshold needs 7, and Tesseract takes no longer side."""
+_OLDEST = 5  # of Tesseract: the first that knows this threshold
 _MOST_CHARS = 2_000
 _LANGUAGE = "eng"
 # Columns and blocks; where that finds nothing, one block: single signs. With Sauvola's threshold, which is that of a pixel's
 # surroundings: with Tesseract's own, of the whole picture, print on a sign before another ground is lost.
 _MODES = tuple(f"--psm {mode} -c thresholding_method=2" for mode in (3, 6))
-_MARKS = re.compile(r"[<\[](?=[|/A-Za-z])")
+_MARKS = re.compile(r"[<\[◁](?=[|｜/_A-Za-z])")
 # as many at a time as there are processors, so that the limit counts reading and not waiting for the others
 _turn = threading.BoundedSemaphore(
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -51,8 +62,25 @@ def need_reader(purpose: str) -> None:
         raise MissingExtraError(
             f"expected the program tesseract for {purpose}, found none on PATH: apt-get install tesseract-ocr"
         )
+    version = _says(program, "--version")
+    release = re.search(r"tesseract v?(\d+)", version)
+    if release is None or int(release[1]) < _OLDEST:
+        raise MissingExtraError(
+            f"expected Tesseract {_OLDEST} or newer for {purpose}, found {program} that says {version[:80]!r}; install a newer "
+            "release (Debian 12, Ubuntu 24.04 and conda-forge have one)"
+        )
+    languages = _says(program, "--list-langs")
+    if _LANGUAGE not in languages.split():
+        raise MissingExtraError(
+            f"expected {program} with English data ({_LANGUAGE}) for {purpose}, found {languages[-300:]!r}: apt-get install "
+            "tesseract-ocr-eng"
+        )
+
+
+def _says(program: str, option: str) -> str:
+    """What the program prints."""
     done = subprocess.run(
-        [program, "--list-langs"],
+        [program, option],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
@@ -60,11 +88,7 @@ def need_reader(purpose: str) -> None:
         timeout=60,
         check=False,
     )
-    if _LANGUAGE not in (done.stdout + done.stderr).split():
-        raise MissingExtraError(
-            f"expected {program} with English data ({_LANGUAGE}) for {purpose}, found "
-            f"{(done.stdout + done.stderr).strip()[-300:]!r}: apt-get install tesseract-ocr-eng"
-        )
+    return (done.stdout + done.stderr).strip()
 
 
 def parted(text: str) -> str:

@@ -78,6 +78,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "astray": 0.0,
 }
 _EPS = 1e-6  # seconds: rounding of times written in decimals
+_MILLISECOND = 1e-3  # by which a time, written in three decimals, may lie beyond the end
 _FRAMES = ClipFrames()
 
 
@@ -113,7 +114,7 @@ class RewindEnvironment(Environment):
         system = (
             [{"role": "system", "content": self.template.system}] if self.template.system else []
         )
-        seconds = f"These are frames of a video of {self.info.duration_s:.6g} seconds.\n"
+        seconds = f"These are frames of a video of {_end(self.info.duration_s)} seconds.\n"
         text = {"type": "text", "text": seconds + _asked(sample, self.settings)}
         return Observation(
             [*system, {"role": "user", "content": [*content, text]}],
@@ -252,11 +253,16 @@ def chosen(call: ToolCall, info: VideoInfo, settings: Mapping[str, Any]) -> list
 def _second(name: str, value: Any, whole: float) -> float:
     """A moment of the clip. Raises BadCall."""
     number = type(value) in (int, float) and abs(value) < 1e7  # NaN is not
-    if not number or not 0 <= value <= whole + _EPS:
+    if not number or not 0 <= value <= whole + _MILLISECOND:
         raise BadCall(
-            f"expected {name} in seconds from 0 to {whole:.6g}, the end of the video, found {_kind(value)}"
+            f"expected {name} in seconds from 0 to {_end(whole)}, the end of the video, found {_kind(value)}"
         )
     return min(float(value), whole)
+
+
+def _end(whole: float) -> str:
+    """The end of a clip, rounded down to a millisecond."""
+    return f"{math.floor(whole * 1000 + 1e-3) / 1000:.12g}"
 
 
 def _kind(value: Any) -> str:
@@ -282,7 +288,7 @@ def _described(settings: Mapping[str, Any], whole: float) -> list[dict[str, Any]
         "items": second,
         "minItems": 1,
         "maxItems": settings["most_times"],
-        "description": f"Seconds from 0 to {whole:.6g}, at most {settings['most_times']}.",
+        "description": f"Seconds from 0 to {_end(whole)}, at most {settings['most_times']}.",
     }
     count = {
         "type": "integer",

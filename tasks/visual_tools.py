@@ -23,7 +23,15 @@ from mmrl.coords import CoordFrame, to_orig
 from mmrl.environment import Observation
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.rewards.parsing import extract_answer, load_json
-from mmrl.tasks.picture_text import MOST_PIXELS, ReadingTooLong, need_reader, parted, read_text
+from mmrl.tasks.picture_text import (
+    LEAST_SIDE,
+    MOST_PIXELS,
+    MOST_SIDE,
+    ReadingTooLong,
+    need_reader,
+    parted,
+    read_text,
+)
 from mmrl.types import ImageSize, Sample
 
 __all__ = [
@@ -239,6 +247,11 @@ def _read(
     x1, y1, x2, y2 = tools.place(arguments, frame, size)
     # no wider than asked: the lines above and below are not meant
     left, top, right, bottom = math.floor(x1), math.floor(y1), math.ceil(x2), math.ceil(y2)
+    if min(right - left, bottom - top) < LEAST_SIDE or max(right - left, bottom - top) > MOST_SIDE:
+        raise BadCall(
+            f"expected a region of {LEAST_SIDE} to {MOST_SIDE} pixels of the file a side to read, found {right - left} x "
+            f"{bottom - top}"
+        )
     if (pixels := (right - left) * (bottom - top)) > MOST_PIXELS:
         raise BadCall(
             f"expected a region of at most {MOST_PIXELS / 1e6:g} million pixels of the file to read, found {pixels / 1e6:.1f} "

@@ -14,7 +14,7 @@ The kind `crowd` asks how many small signs of one name are in the frame of one c
 frame. Each crowd has 20 signs, whatever the answer, and all signs are the same grey square at 112 pixels, bit by bit again.
 The kind `text` writes words on the signs, in print that a look at the whole blurs; no more is promised of it.
 
-Row i depends on (kind, seed, i) alone; different seeds share no picture.
+Row i depends on (seed, i) and the settings alone; different seeds share no picture.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def make_zoom_pictures(
     options = _options(kind, marks)
     rows: list[dict[str, Any]] = []
     for index in range(count):
-        rng = np.random.default_rng([abs(seed), index])
+        rng = np.random.default_rng([abs(seed), index] + [1] * (seed < 0))
         frames = [str(v) for v in rng.permutation(list(SIGNS))[:signs]]
         if kind == "crowd":
             question, answer, crowds = _counted(rng, frames)
@@ -214,7 +214,7 @@ def make_zoom_pictures(
         Image.fromarray(pixels).save(folder / name, compress_level=1)
         rows.append(
             {
-                "id": f"zoom-{seed}-{index:06d}",
+                "id": f"{'zoom' if kind == 'signs' else kind}-{seed}-{index:06d}",
                 "image": name,
                 "question": question,
                 "answer": answer,

@@ -108,7 +108,8 @@ def load_sources(
             if key in seen:
                 raise DataError(
                     f"{config.path}: sample id '{sample.id}' of source '{sample.source}' is already used in "
-                    f"{seen[key]}; ids must be unique per source"
+                    f"{seen[key]}; ids must be unique per source: give the rows of one of them other ids (of a generated set: "
+                    "another --seed)"
                 )
             seen[key] = config.path
         loaded.append(

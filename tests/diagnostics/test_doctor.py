@@ -157,7 +157,7 @@ def test_programs_are_found_exactly_when_on_the_path(
         )
     else:
         assert findings[name].status == "missing" and re.search(
-            rf"apt-get install .* {programs[0]}( \(.*\))?$", findings[name].fix
+            rf"apt-get install .* {programs[0]}(-ocr)?( \(.*\))?$", findings[name].fix
         )
 
 
@@ -173,7 +173,7 @@ def test_programs_off_the_path_are_missing_with_the_command_that_installs_them(
     )
     finding = {f.name: f for f in probe()}[name]
     assert finding.status == "missing" and re.search(
-        rf"apt-get install .* {programs[0]}( \(.*\))?$", finding.fix
+        rf"apt-get install .* {programs[0]}(-ocr)?( \(.*\))?$", finding.fix
     )
 
 

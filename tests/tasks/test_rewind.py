@@ -273,6 +273,28 @@ def test_the_end_of_a_clip_can_be_watched(noise: Sample) -> None:
         assert words(outcome.observation) == ["t = 5.75 s"]
 
 
+@pytest.mark.parametrize("count", [385, 391])
+def test_a_length_of_no_whole_milliseconds_is_told_so_that_it_can_be_asked_for(
+    count: int, tmp_path: Path
+) -> None:
+    """16.0416... and 16.2916... seconds at 24 frames per second: neither the number told nor the player's own calls are refused."""
+    ground = np.zeros((count, 48, 48, 3), np.uint8)
+    write_video(tmp_path / "odd.mp4", ground, 24)
+    whole = probe(str(tmp_path / "odd.mp4")).duration_s
+    assert whole == pytest.approx(count / 24) and whole * 1000 % 1 > 0.1
+    sample = asked(str(tmp_path / "odd.mp4"), span=(count / 24 - 0.04, count / 24))
+    environment, shown = begun(sample, astray=0.5, max_turns=100)
+    (told,) = [text for text in words(shown) if text.startswith("These are")]
+    end = float(told.split(" seconds.")[0].rsplit(" ", 1)[1])
+    assert 0 <= whole - end < 1e-3
+    assert environment.step(turn(call("watch", start=16, end=end))).observation is not None
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        environment.looks = 0
+        environment.step(turn(environment.scripted(rng) or ""))
+    assert environment.bad == 0
+
+
 # ---- what a model may write
 
 

@@ -180,3 +180,16 @@ def test_what_no_kind_has_is_refused(options: dict[str, Any], why: str, tmp_path
     with pytest.raises(ConfigError, match=why):
         make_zoom_pictures(tmp_path, 1, 1, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_sets_of_several_kinds_and_seeds_go_together(tmp_path: Path) -> None:
+    """Of one seed in all kinds, and of a seed and its negative: no two rows have one id, and no two sets one picture."""
+    sets = [("signs", 1), ("crowd", 1), ("text", 1), ("signs", -1)]
+    ids, pictures = set(), set()
+    for number, (kind, seed) in enumerate(sets):
+        path = Path(make_zoom_pictures(tmp_path / str(number), 2, seed, kind=kind))
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            ids.add(row["id"])
+            pictures.add((path.parent / row["image"]).read_bytes())
+    assert len(ids) == len(pictures) == 2 * len(sets)
