@@ -62,6 +62,11 @@ def _command(config: Path, processes: int) -> list[str]:
     ]
 
 
+def _trains(process: psutil.Process | None) -> bool:
+    line = [] if process is None else process.cmdline()
+    return "mmrl.cli.main" in line and "torch.distributed.run" not in line
+
+
 def _peaks(launcher: int, known: dict[int, float]) -> None:
     """Keep the highest resident memory in MiB of every training process by its id."""
     try:
@@ -70,8 +75,8 @@ def _peaks(launcher: int, known: dict[int, float]) -> None:
         return
     for process in processes:
         try:
-            line = process.cmdline()
-            if "mmrl.cli.main" not in line or "torch.distributed.run" in line:
+            # a child that a training process has just forked, to start a program, has the same line
+            if not _trains(process) or _trains(process.parent()):
                 continue
             status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         except (psutil.Error, OSError):  # it has just ended

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scripts import _bench, bench_engines, bench_robot_learning, bench_tgrpo
@@ -57,6 +60,24 @@ def test_an_unknown_name_is_refused_before_anything_runs(
 ) -> None:
     done = start(name, *arguments)
     assert done.returncode == 2 and arguments[1] in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_child_that_has_not_started_its_program_yet_is_no_training_process() -> None:
+    """It has its parent's command line: a run that starts a program just then counted as two processes."""
+    forks = "import os, time; os.fork(); print(flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", forks, "mmrl.cli.main"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.read(2) == b"\n\n"
+            assert len(psutil.Process(process.pid).children()) == 1
+            known: dict[int, float] = {}
+            bench_engines._peaks(process.pid, known)
+            assert list(known) == [process.pid]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
