@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +80,16 @@ def _program_version(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     return lines[0] if lines and done.returncode == 0 else ""
+
+
+def _program(
+    name: str, programs: Sequence[str], purpose: str, fix: str, option: str = "--version"
+) -> Finding:
+    """The first of `programs` that is on PATH, with its version."""
+    path = next((path for path in map(shutil.which, programs) if path), None)
+    if path is None:
+        return Finding(name, "missing", f"no `{programs[0]}` on PATH", purpose, fix)
+    return Finding(name, "ok", _program_version(path, option) or path, purpose)
 
 
 def nvidia_gpus() -> list[str]:
@@ -398,13 +408,8 @@ def probe_decoders() -> list[Finding]:
                 f"{sys.executable} -m pip uninstall -y {' '.join(both)} && {_pip(both[1])}",
             )
         )
-    ffmpeg = shutil.which("ffmpeg")
     purpose = "torchcodec, and writing test clips"
-    findings.append(
-        Finding("ffmpeg", "ok", _program_version(ffmpeg, "-version"), purpose)
-        if ffmpeg
-        else Finding("ffmpeg", "missing", "no `ffmpeg` on PATH", purpose, _apt("ffmpeg"))
-    )
+    findings.append(_program("ffmpeg", ("ffmpeg",), purpose, _apt("ffmpeg"), "-version"))
     return findings
 
 
@@ -492,24 +497,11 @@ def probe_programs() -> list[Finding]:
             findings.append(Finding(name, "missing", f"no {library}", purpose, _apt(package)))
         else:
             findings.append(Finding(name, "ok", library, purpose))
-    browsers = [path for path in map(shutil.which, CHROMIUM) if path]
     purpose = "the tasks browser and browsergym, generated screens; the report opens in any browser"
-    findings.append(
-        Finding(
-            "Chromium", "ok", _program_version(browsers[0], "--version") or browsers[0], purpose
-        )
-        if browsers
-        else Finding(
-            "Chromium", "missing", "not on PATH", purpose, f"{_apt(CHROMIUM[0])} (or chromium)"
-        )
-    )
-    tesseract = shutil.which("tesseract")
+    fix = f"{_apt(CHROMIUM[0])} (or chromium)"
+    findings.append(_program("Chromium", CHROMIUM, purpose, fix))
     purpose = "the tool read of the task zoom, with the package pytesseract"
-    findings.append(
-        Finding("Tesseract", "ok", _program_version(tesseract, "--version"), purpose)
-        if tesseract
-        else Finding("Tesseract", "missing", "not on PATH", purpose, _apt("tesseract-ocr"))
-    )
+    findings.append(_program("Tesseract", ("tesseract",), purpose, _apt("tesseract-ocr")))
     return findings
 
 
