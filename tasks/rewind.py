@@ -30,10 +30,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,22 +39,13 @@ import numpy as np
 from mmrl.environment import Environment, Observation, Outcome
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import register
-from mmrl.task import Task, Template, sample_chat
+from mmrl.task import Template, sample_chat
 from mmrl.tasks.clip_frames import ClipFrames, select
+from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.tasks.rewind_clips import GRID_S, make_rewind_clips
-from mmrl.tasks.visual_tools import (
-    BadCall,
-    ToolCall,
-    answered,
-    asked,
-    check_options,
-    check_prompt,
-    function,
-    judged,
-    read_call,
-)
-from mmrl.types import RewardContext, Sample, Score, Turn
+from mmrl.tasks.visual_tools import BadCall, ToolCall, function, read_call
+from mmrl.types import Sample, Turn
 from mmrl.video.decode import VideoInfo
 from mmrl.video.sampling import FrameSampling
 
@@ -140,8 +129,7 @@ class RewindEnvironment(Environment):
             numbers = None if call is None else chosen(call, self.info, self.settings)
         except BadCall as bad:
             self.bad += 1
-            said = {"type": "text", "text": f"Error: {bad}."}
-            return Outcome(answered([said]), info=self._info(0.0), parsed=False)
+            return Outcome(told(f"Error: {bad}."), info=self._info(0.0), parsed=False)
         if numbers is not None:
             content, pictures = self._shown(numbers)
             self.looks += 1
@@ -151,15 +139,15 @@ class RewindEnvironment(Environment):
         return Outcome(reward=right, terminated=True, info=self._info(right), parsed=reason is None)
 
     def _info(self, right: float) -> dict[str, float]:
-        told = {
+        found = {
             "correct": right,
             "looked": float(self.looks > 0),
             "frames_looked_at": float(len(self.looked)),
             "bad_calls": float(self.bad),
         }
         if self.sample.params.get("span") is not None:
-            told["found"] = float(self._found())
-        return told
+            found["found"] = float(self._found())
+        return found
 
     def _found(self) -> bool:
         """Whether a tool has shown a frame that is on screen within the span."""
@@ -313,7 +301,7 @@ def _asked(sample: Sample, settings: Mapping[str, Any]) -> str:
 
 
 @register("rewind")
-class Rewind(Task):
+class Rewind(LookAgain):
     """Questions about what the first frames of a clip do not show. Parameters, all optional:
 
     prompt       text with {question}, and {options} for the answers there are
@@ -328,9 +316,8 @@ class Rewind(Task):
     astray       share of its looks that go anywhere (default 0)
     """
 
-    headline: ClassVar[str] = "correct"
-    part_names = ("reward",)
-    metric_names: ClassVar[tuple[str, ...]] = ("correct", "looked")
+    medium = "video"
+    row_example = '{"video": "a.mp4", "question": "...", "answer": "..."}'
 
     def __init__(self, **params: Any) -> None:
         check_known("rewind", params, _DEFAULTS)
@@ -359,76 +346,35 @@ class Rewind(Task):
         """A rollout; frames are decoded when they are shown."""
         return RewindEnvironment(template, self.settings)
 
-    def load(self, path: str) -> Iterable[Sample]:
-        """Rows of `mmrl.tasks.rewind_clips`, or one's own in that form. Raises DataError."""
-        file = Path(path) / "data.jsonl" if os.path.isdir(path) else Path(path)
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip():
-                yield _sample(line, file, number, self.settings["frames"])
+    def sample_of(self, row: Mapping[str, Any], file: str, where: str) -> Sample:
+        """See LookAgain. A `span` is in seconds of the video."""
+        options, span = row.get("options"), row.get("span")
+        if span is not None and (
+            not isinstance(span, list)
+            or len(span) != 2
+            or not all(type(v) in (int, float) and abs(v) < 1e9 for v in span)
+            or not 0 <= span[0] < span[1]
+        ):
+            raise DataError(
+                f"{where}: expected span as [t0, t1] in seconds of the video, t0 before t1, found {span!r:.80}"
+            )
+        given = {k: v for k, v in (("options", options), ("span", span)) if v is not None}
+        # which frames `messages` shows, and what media workers prepare
+        shown = {"kind": "uniform", "num_frames": self.settings["frames"], "factor": 1}
+        return Sample(
+            str(row["id"]),
+            "rewind",
+            str(row["source"]),
+            row["question"],
+            row["answer"],
+            videos=(file,),
+            params={**given, "video": shown},
+        )
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """The same question about the same frames as one clip, without the tools: for what looks at one answer."""
         return sample_chat(sample, template, _asked(sample, self.settings))
 
-    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
-        """Of an answer alone."""
-        right, reason = judged(sample, text)
-        if reason is not None:
-            return Score.failure(f"parse_error: {reason}", self.part_names)
-        return Score.combine(
-            {"reward": right},
-            {"reward": 1.0},
-            parsed=True,
-            metrics={"correct": right, "looked": 0.0},
-        )
-
-    def gold(self, sample: Sample, ctx: RewardContext) -> str:
-        """The right answer."""
-        return f"<answer>{sample.answer}</answer>"
-
-    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
-        """Another one."""
-        options = sample.params.get("options") or (f"not {sample.answer}",)
-        return f"<answer>{next(o for o in options if o != sample.answer)}</answer>"
-
     def example_data(self, folder: str) -> str:
         """Four clips."""
         return make_rewind_clips(folder, 4, 0)
-
-
-def _sample(line: str, file: Path, number: int, frames: int) -> Sample:
-    where = f"{file}:{number}"
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{where}: expected a JSON object, found {line[:80]!r} ({error})"
-        ) from error
-    if not isinstance(row, dict) or not all(
-        isinstance(row.get(key), str) for key in ("video", "question", "answer")
-    ):
-        raise DataError(
-            f'{where}: expected {{"video": "a.mp4", "question": "...", "answer": "..."}}, found {line[:80]!r}'
-        )
-    options, span = row.get("options"), row.get("span")
-    check_options(where, options, row["answer"])
-    if span is not None and (
-        not isinstance(span, list)
-        or len(span) != 2
-        or not all(type(v) in (int, float) and abs(v) < 1e9 for v in span)
-        or not 0 <= span[0] < span[1]
-    ):
-        raise DataError(
-            f"{where}: expected span as [t0, t1] in seconds of the video, t0 before t1, found {span!r:.80}"
-        )
-    told = {k: v for k, v in (("options", options), ("span", span)) if v is not None}
-    return Sample(
-        str(row.get("id", f"{file.stem}-{number}")),
-        "rewind",
-        str(row.get("source", "rewind")),
-        row["question"],
-        row["answer"],
-        videos=(str(file.parent / row["video"]),),
-        # which frames `messages` shows, and what media workers prepare
-        params={**told, "video": {"kind": "uniform", "num_frames": frames, "factor": 1}},
-    )

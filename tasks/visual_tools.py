@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.coords import CoordFrame, to_orig
-from mmrl.environment import Observation
-from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.rewards.parsing import extract_answer, load_json
+from mmrl.errors import ConfigError, did_you_mean
+from mmrl.rewards.parsing import load_json
 from mmrl.tasks.picture_text import (
     LEAST_SIDE,
     MOST_PIXELS,
@@ -32,22 +31,17 @@ from mmrl.tasks.picture_text import (
     parted,
     read_text,
 )
-from mmrl.types import ImageSize, Sample
+from mmrl.types import ImageSize
 
 __all__ = [
     "TOOLS",
     "BadCall",
     "PictureTools",
     "ToolCall",
-    "answered",
-    "asked",
-    "check_options",
-    "check_prompt",
     "check_tools",
     "described",
     "fitted",
     "function",
-    "judged",
     "read_call",
     "read_calls",
 ]
@@ -370,44 +364,3 @@ def function(
             },
         },
     }
-
-
-# what tasks with such tools have in common
-
-
-def answered(content: Sequence[Mapping[str, Any]], pictures: Sequence[Any] = ()) -> Observation:
-    """What a tool answers."""
-    return Observation([{"role": "tool", "content": [dict(part) for part in content]}], pictures)
-
-
-def asked(sample: Sample, prompt: str) -> str:
-    """`prompt` with the sample's {question}, and its {options} with commas between them."""
-    options = sample.params.get("options") or ()
-    return prompt.replace("{question}", sample.question).replace("{options}", ", ".join(options))
-
-
-def judged(sample: Sample, text: str) -> tuple[float, str | None]:
-    """Whether the answer is right, and why there is none."""
-    found = extract_answer(text)
-    if found.answer is None:
-        return 0.0, found.reason
-    return float(found.answer.casefold() == str(sample.answer).strip().casefold()), None
-
-
-def check_options(where: str, options: Any, answer: str) -> None:
-    """Raises DataError for options of a row that are no list of different texts with the answer; None: there are none."""
-    if options is not None and (
-        not isinstance(options, list)
-        or not all(isinstance(o, str) for o in options)
-        or answer not in options
-        or len(set(options)) < 2
-    ):
-        raise DataError(
-            f"{where}: expected options as a list of texts with the answer {answer!r} among them, found {options!r:.80}"
-        )
-
-
-def check_prompt(task: str, prompt: Any) -> None:
-    """Raises ConfigError for a prompt that does not ask the question; None: the task's own."""
-    if prompt is not None and (not isinstance(prompt, str) or "{question}" not in prompt):
-        raise ConfigError(f"expected a {task}.prompt that contains {{question}}, found {prompt!r}")

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,22 +27,18 @@ from mmrl.coords import from_orig
 from mmrl.environment import Environment, Mark, Observation, Outcome
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import register
-from mmrl.task import Task, Template
+from mmrl.task import Template
+from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.tasks.visual_tools import (
     BadCall,
     PictureTools,
-    answered,
-    asked,
-    check_options,
-    check_prompt,
     check_tools,
     described,
     fitted,
-    judged,
     read_call,
 )
-from mmrl.types import ImageSize, RewardContext, Sample, Score, Turn
+from mmrl.types import ImageSize, Sample, Turn
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image, orientation_of
 
 __all__ = ["Zoom", "ZoomEnvironment"]
@@ -106,7 +100,7 @@ class ZoomEnvironment(Environment):
                 found = self.tools.use(call, self.template.frame, self.size)
                 scale = self.whole.shape[1] / self.tools.pixels.shape[1]
                 return Outcome(
-                    _told(found)
+                    told(found)
                     if isinstance(found, str)
                     else answered([{"type": "image"}], [found]),
                     info=self._info(0.0),
@@ -117,7 +111,7 @@ class ZoomEnvironment(Environment):
                 )
         except BadCall as bad:
             self.bad += 1
-            return Outcome(_told(f"Error: {bad}."), info=self._info(0.0), parsed=False)
+            return Outcome(told(f"Error: {bad}."), info=self._info(0.0), parsed=False)
         right, reason = judged(self.sample, turn.text)
         return Outcome(reward=right, terminated=True, info=self._info(right), parsed=reason is None)
 
@@ -206,10 +200,6 @@ def _inside(box: Any, seen: Any) -> float:
     return max(w, 0) * max(h, 0) / ((box[2] - box[0]) * (box[3] - box[1]))
 
 
-def _told(words: str) -> Observation:
-    return answered([{"type": "text", "text": words}])
-
-
 def _asked(sample: Sample, settings: Mapping[str, Any]) -> str:
     free = not sample.params.get("options")
     return asked(sample, str(settings["prompt"] or (_FREE_PROMPT if free else _PROMPT)))
@@ -222,7 +212,7 @@ def _pixels(path: str, orientation: Orientation) -> np.ndarray:
 
 
 @register("zoom")
-class Zoom(Task):
+class Zoom(LookAgain):
     """Questions about what a look at the whole picture does not show. Parameters, all optional:
 
     prompt      text with {question}, and {options} for the answers there are
@@ -236,9 +226,8 @@ class Zoom(Task):
     astray      share of its looks that go anywhere (default 0)
     """
 
-    headline: ClassVar[str] = "correct"
-    part_names = ("reward",)
-    metric_names: ClassVar[tuple[str, ...]] = ("correct", "looked")
+    medium = "image"
+    row_example = '{"image": "a.png", "question": "...", "answer": "..."}'
 
     def __init__(self, **params: Any) -> None:
         check_known("zoom", params, _DEFAULTS)
@@ -261,39 +250,35 @@ class Zoom(Task):
         """A rollout; the picture is read when it is reset."""
         return ZoomEnvironment(template, self.settings)
 
-    def load(self, path: str) -> Iterable[Sample]:
-        """Rows of `mmrl.tasks.zoom_pictures`, or one's own in that form. Raises DataError."""
-        file = Path(path) / "data.jsonl" if os.path.isdir(path) else Path(path)
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip():
-                yield _read_as(_sample(line, file, number), self.orientation)
+    def sample_of(self, row: Mapping[str, Any], file: str, where: str) -> Sample:
+        """See LookAgain. A `region` is in pixels of the picture."""
+        options, region = row.get("options"), row.get("region")
+        if region is not None and (
+            not isinstance(region, list)
+            or len(region) != 4
+            or not all(type(v) in (int, float) for v in region)
+            or region[0] >= region[2]
+            or region[1] >= region[3]
+        ):
+            raise DataError(
+                f"{where}: expected region as [x1, y1, x2, y2] in pixels of the picture, found {region!r:.80}"
+            )
+        sample = Sample(
+            str(row["id"]),
+            "zoom",
+            str(row["source"]),
+            row["question"],
+            row["answer"],
+            images=(file,),
+            params={k: v for k, v in (("options", options), ("region", region)) if v is not None},
+        )
+        return _read_as(sample, self.orientation)
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """How the chat begins, without the tools."""
         content = [{"type": "image"}, {"type": "text", "text": _asked(sample, self.settings)}]
         system = [{"role": "system", "content": template.system}] if template.system else []
         return [*system, {"role": "user", "content": content}]
-
-    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
-        """Of an answer alone."""
-        right, reason = judged(sample, text)
-        if reason is not None:
-            return Score.failure(f"parse_error: {reason}", self.part_names)
-        return Score.combine(
-            {"reward": right},
-            {"reward": 1.0},
-            parsed=True,
-            metrics={"correct": right, "looked": 0.0},
-        )
-
-    def gold(self, sample: Sample, ctx: RewardContext) -> str:
-        """The right answer."""
-        return f"<answer>{sample.answer}</answer>"
-
-    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
-        """Another one."""
-        options = sample.params.get("options") or (f"not {sample.answer}",)
-        return f"<answer>{next(o for o in options if o != sample.answer)}</answer>"
 
     def example_data(self, folder: str) -> str:
         """Four pictures."""
@@ -307,40 +292,3 @@ def _read_as(sample: Sample, orientation: Orientation) -> Sample:
     if orientation == "displayed":
         return sample
     return replace(sample, params={**sample.params, ORIENTATION_PARAM: orientation})
-
-
-def _sample(line: str, file: Path, number: int) -> Sample:
-    where = f"{file}:{number}"
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{where}: expected a JSON object, found {line[:80]!r} ({error})"
-        ) from error
-    if not isinstance(row, dict) or not all(
-        isinstance(row.get(key), str) for key in ("image", "question", "answer")
-    ):
-        raise DataError(
-            f'{where}: expected {{"image": "a.png", "question": "...", "answer": "..."}}, found {line[:80]!r}'
-        )
-    options, region = row.get("options"), row.get("region")
-    check_options(where, options, row["answer"])
-    if region is not None and (
-        not isinstance(region, list)
-        or len(region) != 4
-        or not all(type(v) in (int, float) for v in region)
-        or region[0] >= region[2]
-        or region[1] >= region[3]
-    ):
-        raise DataError(
-            f"{where}: expected region as [x1, y1, x2, y2] in pixels of the picture, found {region!r:.80}"
-        )
-    return Sample(
-        str(row.get("id", f"{file.stem}-{number}")),
-        "zoom",
-        str(row.get("source", "zoom")),
-        row["question"],
-        row["answer"],
-        images=(str(file.parent / row["image"]),),
-        params={k: v for k, v in (("options", options), ("region", region)) if v is not None},
-    )

@@ -32,6 +32,7 @@ from mmrl.tasks.browser.environment import BrowserEnvironment, Rules
 from mmrl.tasks.browser.pool import Browsers
 from mmrl.tasks.browser.sites import find_site, site_names
 from mmrl.tasks.parameters import check_known, check_number, check_whole
+from mmrl.tasks.readers.own import json_lines
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["Browser", "write_rows"]
@@ -113,10 +114,10 @@ class Browser(Task):
 
     def load(self, path: str) -> Iterable[Sample]:
         """Rows of `write_rows`. Raises DataError."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _sample(line, f"{path}:{number}")
+        for number, row in json_lines(Path(path)):
+            if isinstance(row, DataError):
+                raise DataError(f"{path}:{number}: {row}") from row
+            yield _sample(row, f"{path}:{number}")
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """The rules alone: goal and pictures are the page's."""
@@ -148,15 +149,9 @@ class Browser(Task):
         return str(path)
 
 
-def _sample(line: str, where: str) -> Sample:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{where}: expected a JSON object, found {line[:80]!r} ({error})"
-        ) from error
-    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
-        raise DataError(f'{where}: expected {{"kind": "own/shop", "seed": 7}}, found {line[:80]!r}')
+def _sample(row: Mapping[str, Any], where: str) -> Sample:
+    if not isinstance(row.get("kind"), str):
+        raise DataError(f'{where}: expected {{"kind": "own/shop", "seed": 7}}, found {row!r:.80}')
     seed = row.get("seed")
     if type(seed) is not int or not 0 <= seed < _MOST_SEED:
         raise DataError(f"{where}: expected seed as a whole number from 0, found {seed!r}")

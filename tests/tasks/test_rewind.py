@@ -20,10 +20,12 @@ from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.rollout.episodes import begin, play_scripted, play_written
 from mmrl.task import Template
 from mmrl.tasks import rewind as module
+from mmrl.tasks.browser.task import Browser
 from mmrl.tasks.clip_frames import ClipFrames
 from mmrl.tasks.rewind import Rewind, RewindEnvironment, first_frames, label
 from mmrl.tasks.rewind_clips import ASKS, UNSEEN, draw_rewind_clip, make_rewind_clips
 from mmrl.tasks.visual_tools import read_call
+from mmrl.tasks.zoom import Zoom
 from mmrl.types import Sample, StopReason, Turn
 from mmrl.video.decode import probe
 from mmrl.video.encode import write_video
@@ -405,6 +407,15 @@ def test_a_wrong_row_is_refused(row: dict[str, Any], why: str, tmp_path: Path) -
     path.write_text(json.dumps(row if "image" in row else whole | row), encoding="utf-8")
     with pytest.raises(DataError, match=rf"data\.jsonl:1: {why}"):
         list(Rewind().load(str(path)))
+
+
+@pytest.mark.parametrize("task", [Rewind, Zoom, Browser])
+@pytest.mark.parametrize("line", [b"\xff{}", b"[" * 100_000, b"nonsense", b"[1]"])
+def test_a_line_that_is_no_object_is_named(task: Any, line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\n" + line)
+    with pytest.raises(DataError, match=r"data\.jsonl:2: expected .*JSON object"):
+        list(task().load(str(path)))
 
 
 # ---- decoded and encoded once
