@@ -376,9 +376,14 @@ def test_an_observation_that_never_ends_is_given_up() -> None:
         assert get(stub)
 
 
-def test_the_server_stops_with_the_answer_under_way() -> None:
+def test_the_server_stops_with_the_answer_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that wait are told so, their answers are not computed."""
     policy, begun, go_on = Policy(), threading.Event(), threading.Event()
+    asked, take = threading.Semaphore(0), lerobot_server._Client.take
+    monkeypatch.setattr(lerobot_server, "WAIT_S", 60.0)
+    monkeypatch.setattr(
+        lerobot_server._Client, "take", lambda self, goes_on: asked.release() or take(self, goes_on)
+    )
     policy.fault = lambda: begun.set() or (go_on.wait(60) and None)
     found: dict[int, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -401,6 +406,8 @@ def test_the_server_stops_with_the_answer_under_way() -> None:
         assert begun.wait(30)
         for thread in threads[1:]:
             thread.start()
+        # a call that comes after the stop is refused by grpc, in words of its own
+        assert all(asked.acquire(timeout=30) for _ in threads)
         ends = time.monotonic() + 30
         while server._worker._work_queue.qsize() != 1 and time.monotonic() < ends:
             time.sleep(0.01)
