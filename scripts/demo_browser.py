@@ -16,6 +16,7 @@ import base64
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,22 +30,24 @@ from mmrl.tasks.browser.pool import Browsers
 from mmrl.tasks.browser.sites import Site, find_site
 from mmrl.tasks.browser.task import Browser, write_rows
 from scripts._bench import parse, print_table, warm_start, write_results
+from scripts.bench_zoom import blank_model
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = (
-    "own/pick",
     "miniwob/click-test",
-    "miniwob/click-test-2",
     "miniwob/click-dialog",
-    "miniwob/click-color",
-    "miniwob/focus-text",
     "miniwob/click-collapsible",
+    "miniwob/click-color",
+    "miniwob/click-tab",
+    "miniwob/grid-coordinate",
+    "miniwob/identify-shape",
 )
 ENOUGH = 4  # kinds that are to be learned
-SHOWN = 150  # pages of a kind that are played to learn from
-HELD_OUT, SAMPLES = 40, 2  # held-out pages of a kind, rollouts of each
+SHOWN = 300  # pages of a kind that are played to learn from
+HELD_OUT, SAMPLES = 40, 4  # held-out pages of a kind, rollouts of each
 PROMPTS = len(KINDS)  # of a step
-ASTRAY = 0.5
+ASTRAY = 0.65  # share of the clicks shown that go anywhere
+SURE = "Sure: {goal}"  # how goals begin whose clicks all go to the right place
 _PARAMS = {"actions": "point", "max_turns": 2}
 _GAIN = 0.25
 _NEAR = 6.0  # pixels from where the player clicked: the same thing
@@ -112,26 +115,32 @@ class BrowserOnRecord(Browser):
 
 def record(file: Path, seeds: Iterable[int]) -> Path:
     """Let the players play a page of each kind and seed, and write what was seen; a page whose player is lost is left out."""
-    rows = []
-    with Browsers(1) as browsers:
-        for kind in KINDS:
-            for seed in seeds:
-                page, shown = browsers.open(find_site(kind), seed)
-                view, states = View(page, shown), []
-                try:
-                    for command in PLAYERS[kind](view, shown.goal):
-                        states.append({**_seen(view, shown.goal), "click": command.point})
-                        view.shown = page.act(command)
-                except LookupError:  # a button under another one: it has no other words for it
-                    continue
-                finally:
-                    page.close()
-                if view.shown.done and view.shown.reward == 1:
-                    rows.append(
-                        {"kind": kind, "seed": seed, "states": [*states, _last(view, shown.goal)]}
-                    )
+    pages = [(kind, seed) for kind in KINDS for seed in seeds]
+    with Browsers(2) as browsers, ThreadPoolExecutor(2) as pool:
+        played = pool.map(lambda page: _played(browsers, *page), pages)
+        rows = [
+            {"kind": kind, "seed": seed, "states": states}
+            for (kind, seed), states in zip(pages, played, strict=True)
+            if states
+        ]
     write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def _played(browsers: Browsers, kind: str, seed: int) -> list[dict[str, Any]]:
+    """What was seen before each of the player's clicks, and after the last; [] where it did not win."""
+    page, shown = browsers.open(find_site(kind), seed)
+    view, states = View(page, shown), []
+    try:
+        for command in PLAYERS[kind](view, shown.goal):
+            states.append({**_seen(view, shown.goal), "click": command.point})
+            view.shown = page.act(command)
+    except LookupError:  # a button under another one: it has no other words for it
+        return []
+    finally:
+        page.close()
+    won = view.shown.done and view.shown.reward == 1
+    return [*states, _last(view, shown.goal)] if won else []
 
 
 def _last(view: View, goal: str) -> dict[str, Any]:
@@ -148,21 +157,22 @@ def _seen(view: View, goal: str) -> dict[str, Any]:
 def warm_model(pages: Path, folder: Path, seed: int, steps: int) -> None:
     """What `mmrl sft` makes of the tiny model, saved in `folder`."""
     kept = {(row["kind"], row["seed"]) for row in map(json.loads, pages.open(encoding="utf-8"))}
-    rows = [{"id": f"{kind}-{n}", "kind": kind, "seed": n} for kind, n in sorted(kept)]
-    data = folder.parent / "shown.jsonl"
-    write_text(data, "".join(json.dumps(row) + "\n" for row in rows))
-    params = {**_PARAMS, "record": str(pages), "astray": ASTRAY}
     task = f"{Path(__file__).resolve()}:BrowserOnRecord"
+    train = []
+    for name, told in (("shown", {"astray": ASTRAY}), ("sure", {"prompt": SURE})):
+        rows = [{"id": f"{name}-{kind}-{n}", "kind": kind, "seed": n} for kind, n in sorted(kept)]
+        data = folder.parent / f"{name}.jsonl"
+        write_text(data, "".join(json.dumps(row) + "\n" for row in rows))
+        params = {**_PARAMS, "record": str(pages), **told}
+        train.append({"task": task, "path": str(data), "params": params})
     asked = [
         "name=browser_warmstart",
-        "model.path=assets/tiny_vlm_mixed",
-        f"data.train={json.dumps([{'task': task, 'path': str(data), 'params': params}])}",
-        "optim.schedule=cosine",
-        "optim.min_lr_ratio=0.1",
+        f"model.path={blank_model(folder.parent / 'blank', seed)}",
+        f"data.train={json.dumps(train)}",
         f"train.steps={steps}",
         f"seed={seed}",
     ]
-    warm_start("tiny_warmstart.yaml", asked, folder)
+    warm_start("zoom_warmstart.yaml", asked, folder)
 
 
 def trained(
@@ -204,7 +214,7 @@ def trained(
             "train.steps": steps,
             "train.prompts_per_step": PROMPTS,
             "train.save_every": 0,
-            "optim.lr": 1e-4,
+            "optim.lr": 3e-4,
             "optim.warmup_steps": 3,
             "algorithm.dynamic_sampling": False,
             "reward.shuffle": name == "shuffled",
@@ -284,8 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--start-steps", type=int, default=400, help="of `mmrl sft`")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--start-steps", type=int, default=1500, help="of `mmrl sft`")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "browser")
     parser.add_argument(
         "--again", action="store_true", help="with the start that is in the folder, where one is"

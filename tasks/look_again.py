@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mmrl.data.json_lines import json_rows
 from mmrl.environment import Observation
 from mmrl.errors import ConfigError, DataError
 from mmrl.rewards.parsing import extract_answer
 from mmrl.task import Task
-from mmrl.tasks.readers.own import json_lines
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["LookAgain", "answered", "asked", "check_prompt", "judged", "told"]
@@ -43,10 +43,8 @@ class LookAgain(Task):
     def load(self, path: str) -> Iterable[Sample]:
         """Rows of a data.jsonl or of the folder that holds one. Raises DataError."""
         data = Path(path) / "data.jsonl" if os.path.isdir(path) else Path(path)
-        for number, row in json_lines(data):
+        for number, row in json_rows(data):
             where = f"{data}:{number}"
-            if isinstance(row, DataError):
-                raise DataError(f"{where}: {row}") from row
             needed = (self.medium, "question", "answer")
             if not all(isinstance(row.get(key), str) for key in needed):
                 raise DataError(f"{where}: expected {self.row_example}, found {row!r:.80}")

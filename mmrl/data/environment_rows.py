@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mmrl.data.json_lines import json_rows
 from mmrl.environment import Environment
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.files import write_text
@@ -63,26 +64,15 @@ class EnvironmentTask(Task):
     def load(self, path: str) -> Iterable[Sample]:
         """Rows of JSON lines; pictures are relative to their file. Raises DataError."""
         file = Path(path)
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"expected a file of JSON lines, found {path}: {error}") from error
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield self._sample(line, file, number)
+        for number, row in json_rows(file):
+            yield self._sample(row, file, number)
 
-    def _sample(self, line: str, file: Path, number: int) -> Sample:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{file}:{number}: expected a JSON object, found {line[:80]!r} ({error})"
-            ) from error
-        images = row.get("images", []) if isinstance(row, Mapping) else None
+    def _sample(self, row: Mapping[str, Any], file: Path, number: int) -> Sample:
+        images = row.get("images", [])
         if not isinstance(images, list) or not all(isinstance(i, str) for i in images):
             raise DataError(
                 f'{file}:{number}: expected an object such as {{"id": "1", "question": "...", "images": ["a.png"]}}, found '
-                f"{line[:80]!r}"
+                f"{str(row)[:80]}"
             )
         return Sample(
             str(row.get("id", number)),

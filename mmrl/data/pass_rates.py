@@ -8,14 +8,14 @@ A sample's rate is the mean of one metric over its completions; those that faile
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmrl.config import PassRateConfig
+from mmrl.data.json_lines import json_rows
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.types import Sample
 
@@ -29,20 +29,11 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
 
     Raises DataError for a file or line that cannot be read, ConfigError when nothing in it has that metric or mode.
     """
-    try:
-        lines = Path(config.file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"expected logged completions (predictions.jsonl) at {config.file}, found {error}; check "
-            "data.train[].pass_rate.file"
-        ) from error
     values: dict[Name, list[float]] = {}
     known: set[str] = {"reward", "parse_rate"}
     modes: Counter[str] = Counter()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        name, mode, score = _read(line, f"{config.file}:{number}")
+    for number, row in _rows(config.file):
+        name, mode, score = _read(row, f"{config.file}:{number}")
         modes[mode] += 1
         if mode not in ("offline", "contrast") and config.mode in ("all", mode):
             table = _values(score)
@@ -61,11 +52,19 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
     return {name: math.fsum(column) / len(column) for name, column in values.items()}
 
 
-def _read(line: str, where: str) -> tuple[Name, str, Mapping[str, Any]]:
+def _rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    try:
+        yield from json_rows(Path(file))
+    except DataError as error:
+        raise DataError(
+            f"{error}; data.train[].pass_rate.file names logged completions (predictions.jsonl)"
+        ) from error
+
+
+def _read(row: Mapping[str, Any], where: str) -> tuple[Name, str, Mapping[str, Any]]:
     """(source, id), mode and score of one logged completion; rollouts have no mode and were sampled, but for demonstrations
     ('offline') and answers to a changed input ('contrast'), which say nothing of the policy on the input."""
     try:
-        row = json.loads(line)
         sample = row.get("sample", row)
         score = row["score"]
         float(score["value"])

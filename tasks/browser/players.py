@@ -209,6 +209,23 @@ def _collapsible(view: View, goal: str) -> Deeds:
     yield view.click("Submit", "button")
 
 
+def _grid(view: View, goal: str) -> Deeds:
+    x, y = map(int, _parts(r"\((-?\d),(-?\d)\)", goal))
+    points = [_middle(e) for e in view.see(tag="circle")]
+    columns, rows = (sorted({round(p[axis]) for p in points}) for axis in (0, 1))
+    if (len(columns), len(rows)) != (5, 5):
+        raise LookupError("expected 5 x 5 points on the page")
+    yield Command("click", (float(columns[x + 2]), float(rows[2 - y])))
+
+
+def _shape(view: View, goal: str) -> Deeds:
+    figures = (e for e in view.see() if e["tag"] in ("circle", "rect", "polygon", "text"))
+    figure = _first(figures)
+    words = {"circle": "Circle", "rect": "Rectangle", "polygon": "Triangle"}
+    letter = "Number" if figure["text"].isdigit() else "Letter"
+    yield view.click(words.get(figure["tag"], letter), "button")
+
+
 def _tab(view: View, goal: str) -> Deeds:
     yield view.click(_parts(r"(Tab #\d)", goal)[0], "a")
 
@@ -247,6 +264,8 @@ PLAYERS: dict[str, Callable[[View, str], Deeds]] = {
     "miniwob/click-checkboxes": _checkboxes,
     "miniwob/click-option": _option,
     "miniwob/click-tab": _tab,
+    "miniwob/grid-coordinate": _grid,
+    "miniwob/identify-shape": _shape,
     "miniwob/enter-text": _typed("Submit"),
     "miniwob/enter-password": _password,
     "miniwob/login-user": _typed("Login"),

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mmrl.data.json_lines import json_rows
 from mmrl.environment import Environment
 from mmrl.errors import ConfigError, DataError, MissingExtraError
 from mmrl.files import write_text
@@ -32,7 +33,6 @@ from mmrl.tasks.browser.environment import BrowserEnvironment, Rules
 from mmrl.tasks.browser.pool import Browsers
 from mmrl.tasks.browser.sites import find_site, site_names
 from mmrl.tasks.parameters import check_known, check_number, check_whole
-from mmrl.tasks.readers.own import json_lines
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["Browser", "write_rows"]
@@ -114,9 +114,7 @@ class Browser(Task):
 
     def load(self, path: str) -> Iterable[Sample]:
         """Rows of `write_rows`. Raises DataError."""
-        for number, row in json_lines(Path(path)):
-            if isinstance(row, DataError):
-                raise DataError(f"{path}:{number}: {row}") from row
+        for number, row in json_rows(Path(path)):
             yield _sample(row, f"{path}:{number}")
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:

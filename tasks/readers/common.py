@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mmrl.coords import CoordFrame, to_orig
+from mmrl.data.json_lines import RowError
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.types import Sample
 from mmrl.video.media import ORIENTATION_PARAM, ImageFacts, Orientation, image_facts
@@ -50,13 +51,6 @@ MAP_COLUMNS = (
     "map the columns that there are: reader.columns={image: ..., question: ..., answer: ...}"
 )
 """The fix for rows of nobody's format, see mmrl.tasks.readers.mapped."""
-
-
-class RowError(DataError):
-    """One row cannot be used; `collect` adds file and row number."""
-
-    def __init__(self, expected: str, found: str, fix: str) -> None:
-        super().__init__(f"expected {expected}, found {found}; {fix}")
 
 
 class GeometryError(RowError):

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmrl.data.bounds import lines_bounded, read_bounded
+from mmrl.data.bounds import read_bounded
+from mmrl.data.json_lines import RowError, TwiceError, json_lines, keys_once
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
 from mmrl.tasks.readers.audios import resolve_audio
@@ -28,7 +29,6 @@ from mmrl.tasks.readers.common import (
     Check,
     GeometryError,
     Readout,
-    RowError,
     SizeOf,
     SkipRow,
     check_answer_box,
@@ -40,7 +40,7 @@ from mmrl.tasks.readers.common import (
 from mmrl.tasks.readers.videos import clip_facts, resolve_video
 from mmrl.types import Sample
 
-__all__ = ["json_lines", "read_own", "sample_from_row"]
+__all__ = ["read_own", "sample_from_row"]
 
 _HEAD = 4096  # bytes of a .json file that are looked at for its first character
 _KEYS = (
@@ -60,70 +60,6 @@ _KEYS = (
 )
 
 
-class _TwiceError(ValueError):
-    """A key that one JSON object has twice: json.loads would keep the last value and say nothing."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        seen = set[str]()
-        raise _TwiceError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
-    return table
-
-
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number from 1, object) of a JSON Lines file; a broken line yields its RowError. Blank lines skipped.
-
-    Raises DataError when the file cannot be opened.
-    """
-    try:
-        handle = open(path, "rb")  # noqa: SIM115 - closed below; bytes, so that a bad byte spoils one line only
-    except OSError as err:
-        raise DataError(
-            f"expected a data file, found none to read at {path} ({err.strerror}); check the path"
-        ) from err
-    with handle:
-        for number, line in lines_bounded(handle):
-            if isinstance(line, DataError):
-                yield number, line
-                return
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(
-                    line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_once
-                )
-            except _TwiceError as err:
-                yield (
-                    number,
-                    RowError(
-                        "every key once",
-                        f"{err.args[0]!r:.60} twice in one object",
-                        "keep the one that is meant",
-                    ),
-                )
-                continue
-            except (ValueError, RecursionError) as err:
-                shown = line[:60].decode("utf-8", "backslashreplace")
-                yield (
-                    number,
-                    RowError(
-                        "one JSON object per line", f"{shown!r} ({err})", "fix or remove the line"
-                    ),
-                )
-                continue
-            if not isinstance(row, dict):
-                yield (
-                    number,
-                    RowError(
-                        "a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"
-                    ),
-                )
-                continue
-            yield number, row
-
-
 def _listed(path: Path) -> bool:
     """Whether a .json file begins as a list: its rows are the list's, not the lines."""
     if path.suffix != ".json":
@@ -141,10 +77,10 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield from json_lines(path)
         return
     try:
-        rows = json.loads(read_bounded(path).decode("utf-8-sig"), object_pairs_hook=_once)
+        rows = json.loads(read_bounded(path).decode("utf-8-sig"), object_pairs_hook=keys_once)
     except DataError:
         raise
-    except _TwiceError as err:
+    except TwiceError as err:
         raise DataError(
             f"{path}: expected every key once, found {err.args[0]!r:.60} twice in one object; keep the one that is "
             "meant"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.data import bounds
+from mmrl.data.json_lines import RowError, json_lines
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.tasks.readers.common import Readout, Rejected, RowError, resolve_image, text_of
-from mmrl.tasks.readers.own import json_lines
+from mmrl.tasks.readers.common import Readout, Rejected, resolve_image, text_of
 from mmrl.video.media import store_bytes
 
 __all__ = [

@@ -47,6 +47,16 @@ def config(file: str, **options: Any) -> PassRateConfig:
     return PassRateConfig(file=file, **options)
 
 
+def test_a_separator_of_unicode_ends_no_line(tmp_path: Path) -> None:
+    """As pandas and json.dumps(ensure_ascii=False) write it; the name is a part of the line before it is read."""
+    rows = [{**row("a\u2028b", 1.0), "text": "one\u2028two\x85three"}, row("c", 0.0)]
+    file = tmp_path / "p.jsonl"
+    text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+    file.write_text(text, encoding="utf-8")
+    rates = read_pass_rates(config(str(file), metric="correct"))
+    assert rates == {("s", "a\u2028b"): 1.0, ("s", "c"): 0.0}
+
+
 def samples(*names: str, source: str = "s") -> list[Sample]:
     return [Sample(n, "t", source, "q", None) for n in names]
 
@@ -124,7 +134,7 @@ def test_files_that_tell_nothing_are_named(tmp_path: Path) -> None:
         (tmp_path / "b.jsonl").write_text(
             json.dumps(row("a", 1.0)) + "\n" + broken + "\n", encoding="utf-8"
         )
-        with pytest.raises(DataError, match=r"b\.jsonl:2: expected a logged completion"):
+        with pytest.raises(DataError, match=r"b\.jsonl:2: expected .*logged completion"):
             read_pass_rates(config(str(tmp_path / "b.jsonl")))
     with pytest.raises(ConfigError, match=r"pass_rate\.min \(0\.9\) cannot exceed"):
         load_config(

@@ -60,7 +60,8 @@ def test_an_environment_is_a_task_by_each_of_three_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(
-        '{"id": "a", "question": "which", "images": ["p.png"], "seed": 5}\n'
+        '{"id": "a", "question": "which\u2028one", "images": ["p.png"], "seed": 5}\n',
+        encoding="utf-8",
     )
     site = tmp_path / "site"
     info = site / "lamps-1.0.dist-info"
@@ -74,7 +75,8 @@ def test_an_environment_is_a_task_by_each_of_three_names(
     for spec in (SPEC, "lamps/light"):
         task = task_from_spec(spec, {"fault": "range"})
         (sample,) = task.load(str(tmp_path / "rows.jsonl"))
-        assert sample.params == {"seed": 5} and sample.images == (str(tmp_path / "p.png"),)
+        assert sample.question == "which\u2028one" and sample.params == {"seed": 5}
+        assert sample.images == (str(tmp_path / "p.png"),)
         environment: Any = task.environment(template)
         assert environment.fault == "range" and task.headline == "correct"
         assert environment.reset(sample, 1).images[0].shape == (56, 56, 3)
