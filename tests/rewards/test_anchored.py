@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
 from mmrl.rewards.anchored import anchored_value, check_anchor_numbers, read_anchors
+from tests.kits.clock_kit import takes_less
 
 share = st.floats(0, 1)
 anchors = st.lists(share, min_size=1, max_size=6)
@@ -80,9 +81,7 @@ def test_hostile_thoughts_take_no_time() -> None:
         "<timestamp>x</timestamp>" * 15_000,
         "<" * 300_000,
     ):
-        began = time.thread_time()
-        read_anchors(f"<think>{text}</think>")
-        assert time.thread_time() - began < 0.1
+        takes_less(0.1, partial(read_anchors, f"<think>{text}</think>"))
 
 
 @pytest.mark.parametrize(

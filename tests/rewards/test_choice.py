@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +16,8 @@ from mmrl.rewards.choice import (
     parse_choice,
     strip_letters,
 )
+from mmrl.rewards.text import _unicode_form
+from tests.kits.clock_kit import takes_less
 
 PETS = ["dog", "red cat", "bird", "A and B", "horse", "ant"]
 
@@ -234,13 +235,13 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=[h[:6] for h in HOSTILE])
 def test_hostile_text_takes_milliseconds(text: str) -> None:
     options = [*PETS, "x" * 300]
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
+
+    def read() -> None:
+        _unicode_form.cache_clear()  # or the second run asks its memory
         assert parse_choice(text, options).option is None
         assert parse_boolean(text).value is None
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.02
+
+    takes_less(0.02, read)
 
 
 def test_threads_agree_with_one_thread() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from mmrl.errors import ConfigError
 from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
 from mmrl.rewards.format_rules import FORMAT_RULES, PAYS_UNREAD, make_format_rule
 from mmrl.types import ImageSize, RewardContext, Sample
+from tests.kits.clock_kit import takes_less
 
 LINES = "<think>\nhm\n</think>\n<answer>\n{}\n</answer>"
 THINK = "<think>hm</think> <answer>{}</answer>"
@@ -132,10 +132,10 @@ def test_any_text_has_a_value(text: str) -> None:
 )
 def test_rules_are_linear_in_the_length(piece: str) -> None:
     text = THINK.format(piece * 3000)
-    start = time.thread_time()
-    for rule in FORMAT_RULES:
-        make_format_rule(rule, "think", "choice")(text)
-    assert time.thread_time() - start < 2.0, "quadratic rules take minutes"
+    # quadratic rules take minutes
+    takes_less(
+        2.0, lambda: [make_format_rule(rule, "think", "choice")(text) for rule in FORMAT_RULES]
+    )
 
 
 def test_the_form_of_an_unreadable_answer_is_paid_where_the_paper_pays_it() -> None:

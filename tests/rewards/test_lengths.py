@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import pickle
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from mmrl.rewards.router import Rubric
 from mmrl.tasks.base import Prediction
 from mmrl.tasks.ocr import OCR
 from mmrl.types import RewardContext, Sample
+from tests.kits.clock_kit import takes_less
 
 SAMPLE = Sample(
     "1", "ocr", "s", "q", "text", params={"reference_steps": ["look at the sign", "read the word"]}
@@ -242,13 +243,8 @@ def test_every_part_stays_in_its_range(text: str, correct: bool, tokens: int) ->
     ],
 )
 def test_hostile_texts_take_a_few_milliseconds(text: str) -> None:
-    for name, factory in PARTS.items():
-        part, times = factory(), []
-        for _ in range(3):
-            start = time.thread_time()
-            part(_pred(text), SAMPLE, _ctx())
-            times.append(time.thread_time() - start)
-        assert min(times) < 0.03, f"{name} took {min(times):.3f} s"
+    for factory in PARTS.values():
+        takes_less(0.03, partial(factory(), _pred(text), SAMPLE, _ctx()))
 
 
 def test_parts_join_a_task_s_rubric_and_survive_pickling_and_threads() -> None:

@@ -21,6 +21,7 @@ from mmrl.rewards.math_expression import (
 )
 from mmrl.rewards.math_expression import verify_expression as _verify_expression
 from mmrl.rewards.verifier_pool import Verdict
+from tests.kits.clock_kit import takes_less
 
 
 def verify_expression(gold: str, predicted: str, **options: Any) -> MathVerdict:
@@ -456,20 +457,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=[h[:6] for h in HOSTILE])
 def test_reading_hostile_text_takes_milliseconds(text: str) -> None:
-    times = []
-    for _ in range(3):
-        start = time.thread_time()
-        found = parse_expression(text)
-        is_evaluated(found.text or text[:1000])
-        times.append(time.thread_time() - start)
-    assert min(times) < 0.03
+    takes_less(0.03, lambda: is_evaluated(parse_expression(text).text or text[:1000]))
 
 
 def test_plain_answers_cost_microseconds() -> None:
-    start = time.thread_time()
-    for number in range(2000):
-        verify_expression("1234", str(number))
-    assert (time.thread_time() - start) / 2000 < 5e-3, "measured: about 20 microseconds"
+    # measured: about 20 microseconds each
+    takes_less(
+        2000 * 5e-3, lambda: [verify_expression("1234", str(number)) for number in range(2000)]
+    )
 
 
 def test_threads_agree_with_one_thread() -> None:

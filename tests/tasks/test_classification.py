@@ -5,10 +5,11 @@ Run: pytest tests/tasks/test_classification.py
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
-import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmrl.registry import task_from_spec
 from mmrl.task import Template
 from mmrl.tasks.classification import Classification, LabelSet, label_form
 from mmrl.types import RewardContext, Sample
+from tests.kits.clock_kit import takes_less
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, num_tokens=9, max_tokens=100)
 PARAMS = {
@@ -143,14 +145,14 @@ def test_junk_and_further_labels_never_pay(text: str, mode: str, junk: str) -> N
 
 
 def test_combining_marks_cost_linear_time() -> None:
+    turns = itertools.count()
+
+    def label(text: str) -> str | None:
+        fresh = f"{next(turns)}{text[:100_000]}"  # what was normalised before is remembered
+        return LabelSet(["cat", "dog"], {}).by_form.get(label_form(fresh))
+
     for text in ("a" + "\u0301\u0323" * 490, "cat" + "\uff9e\u0323" * 400_000):
-        times = []
-        for turn in range(3):
-            fresh = f"{turn}{text[:100_000]}"
-            start = time.process_time()
-            assert LabelSet(["cat", "dog"], {}).by_form.get(label_form(fresh)) is None
-            times.append(time.process_time() - start)
-        assert min(times) < 0.2
+        assert takes_less(0.2, partial(label, text)) is None
 
 
 def test_labels_with_signs_are_whole_words() -> None:
@@ -259,9 +261,9 @@ def test_thousand_labels_are_scored_fast_in_threads_and_after_pickling() -> None
     sample = _sample(names[7], {"labels": names})
     texts = [f"<answer>I see class {i} of things</answer>" for i in range(100)]
     assert task.score(sample, texts[7], CTX).value == pytest.approx(1)
-    start = time.thread_time()
-    serial = [task.score(sample, text, CTX).value for text in texts]
-    assert (time.thread_time() - start) / len(texts) < 0.05
+    serial = takes_less(
+        0.05 * len(texts), lambda: [task.score(sample, text, CTX).value for text in texts]
+    )
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda text: task.score(sample, text, CTX).value, texts)) == serial
 
