@@ -242,6 +242,8 @@ class Learner:
         with self.world.raise_on_all_ranks():
             samples = self._prepare(groups, result)
         stale = any(t.stale for s in samples for t in s.turns)
+        if self.engine.lockstep:  # who has none takes part in the others' forwards
+            stale = any(self.world.gather([stale]))
         if self._selects or (
             not self.loss.one_pass
             and (

@@ -21,6 +21,7 @@ from mmrl.errors import CheckpointError, ConfigError
 from mmrl.training.trainer import Trainer
 from mmrl.types import Sample, StopReason, Turn
 from scripts.torture_resume import differences
+from tests.distributed.test_distributed import compare, work
 from tests.kits.album_task import Album
 from tests.kits.engine_kit import config_file, read_jsonl, small_run
 
@@ -171,6 +172,22 @@ def test_a_killed_run_goes_on_with_its_pool(tmp_path: Path) -> None:
     trained(settings(tmp_path, "cut", 0.005), resume=True)
     verdicts = differences(calm, run)
     assert all(verdicts.values()), verdicts
+
+
+@pytest.mark.slow
+def test_two_sharded_processes_of_which_one_has_a_past_success_equal_one(tmp_path: Path) -> None:
+    """One prompt per step: the other process has no rollout at all, and takes part in the forwards that past successes need."""
+    few = {"algorithm.epochs": 2, "train.steps": 4, "train.prompts_per_step": 1}
+    overrides = [f"{key}={value}" for key, value in few.items()]
+    settings(tmp_path, "run", 0.001)
+    path = str(tmp_path / "run.yaml")
+    one = Trainer(load_config(path, overrides))
+    one.fit()
+    rows = read_jsonl(one.folder.path / "metrics.jsonl")
+    assert sum(r["train/replay/rollouts"] for r in rows) > 0
+    sharded = [*overrides, "name=two", "engine.train=fsdp2"]
+    work(tmp_path, [["tests.kits.process_worker:train", path, sharded]])
+    compare(one, one.folder.path.with_name("two"))
 
 
 @pytest.mark.slow

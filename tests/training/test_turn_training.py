@@ -8,16 +8,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 import mmrl
+import mmrl.training.learner as learner_module
 from mmrl.config import RunConfig, load_config
 from mmrl.distributed.engines import build_train_engine
 from mmrl.distributed.world import World
@@ -29,11 +32,13 @@ from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.rollout.episodes import begin, play
 from mmrl.training.group_advantages import GroupAdvantages
 from mmrl.training.learner import Learner
+from mmrl.training.metrics import update_metrics
 from mmrl.training.optim import build_policy_optimizer
 from mmrl.training.sequences import TrainingSample, TrainingTurn
 from mmrl.training.trainer import Trainer
 from mmrl.training.turn_selection import select_turns
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
+from tests.distributed.test_distributed import CLOSE, compare, work
 from tests.kits.engine_kit import (
     album_data,
     config_file,
@@ -534,3 +539,166 @@ def test_it_is_refused_where_no_rollout_has_several_turns(tmp_path: Path) -> Non
     config.data.train[0].path = path
     with pytest.raises(ConfigError, match=r"for algorithm\.turns \(keep_entropy\), .* found none"):
         Trainer(config)
+
+
+# several processes
+
+
+class Uneven(Echo):
+    """Rollouts of one to three turns. 'r0' is cut off, all of it masked; 'r1' has nothing to show: its place stays empty; those of
+    'r2' have one turn."""
+
+    max_turns: ClassVar[int] = 3
+
+    def reset(self, sample: Sample, seed: int) -> mmrl.Observation:
+        if sample.id == "r1":
+            raise RuntimeError("nothing here")
+        self.name, self.number = sample.id, 0
+        return super().reset(sample, seed)
+
+    def step(self, turn: mmrl.Turn) -> mmrl.Outcome:
+        self.number += 1
+        ends = self.number == 3 or self.name == "r2" or len(turn.text) % 3 == 0
+        reward = len(set(turn.text)) / 100
+        if ends and self.name != "r0":
+            return mmrl.Outcome(reward=reward, terminated=True)
+        shown = mmrl.Observation([{"role": "user", "content": f"and now {self.number}"}])
+        return mmrl.Outcome(shown, reward=reward)
+
+
+PASSES: dict[str, dict[str, Any]] = {
+    "one step": {"turns": {"advantage": "turn", "gamma": 0.9, "keep_entropy": 0.5}},
+    "steps": {
+        "turns": {"advantage": "turn", "normalise": "all_turns", "keep_entropy": 0.3},
+        "minibatches": 5,  # of one group at most: a process has it, or nothing
+        "loss_aggregation": "sequence_mean",
+    },
+}
+ENGINES = ("ddp", "fsdp2")
+AHEAD = ["engine.generator.kind=process", "schedule.kind=async", "schedule.wave=1"]
+
+
+def uneven_run(folder: Path, algorithm: dict[str, Any]) -> str:
+    """Two steps of five groups of eight, in micro-batches of a few rollouts. Those that process 1 of two has in the second are 'r0'
+    and 'r1': it has no turn to keep."""
+    rows = folder / "rows.jsonl"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("".join(json.dumps({"id": f"r{i}"}) + "\n" for i in range(5)))
+    tree = small_run(
+        folder / "runs",
+        str(rows),
+        seed=9,
+        algorithm={"dynamic_sampling": False, "mask_rollouts": ["truncated"], **algorithm},
+        eval={"every": 0, "best_metric": None},
+        train={"prompts_per_step": 5, "token_budget": 200, "log_rollouts": 9, "keep_last": 9},
+        # at 1 turns hardly differ in entropy
+        rollout={"group_size": 8, "temperature": 0.5},
+        optim={"lr": 0.001},
+    )
+    tree["data"]["train"] = [{"task": f"{Path(__file__).resolve()}:Uneven", "path": str(rows)}]
+    return config_file(folder / "c.yaml", tree)
+
+
+def train_and_keep(path: str, overrides: list[str]) -> None:
+    """A run, a job of tests/kits/process_worker.py. What each process trains on is written beside the run: by step its groups, and
+    the entropies of their turns, by rollout."""
+    config = load_config(path, overrides)
+    kept: list[tuple[list[RolloutGroup], dict[Any, list[float | None]]]] = []
+    train_on_all, select = Learner._train_on_all, learner_module.select_turns
+
+    def training(self: Learner, groups: Any, result: Any) -> None:
+        kept.append((list(groups), {}))
+        train_on_all(self, groups, result)
+
+    def selecting(samples: Any, *more: Any) -> Any:
+        kept[-1][1].update({s.place: [t.entropy for t in s.turns] for s in samples})
+        return select(samples, *more)
+
+    with (
+        mock.patch.object(Learner, "_train_on_all", training),
+        mock.patch.object(learner_module, "select_turns", selecting),
+    ):
+        trainer = Trainer(config)
+        trainer.fit()
+    torch.save(kept, trainer.folder.path.with_name(f"{config.name}-{os.environ['RANK']}.pt"))
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of the runs of two processes, which are made in one launch; their configuration lies beside them."""
+    folder = tmp_path_factory.mktemp("uneven")
+    configs = {name: uneven_run(folder / name, section) for name, section in PASSES.items()}
+    jobs: list[list[Any]] = [
+        ["tests.kits.process_worker:train", config, [f"name={engine}", f"engine.train={engine}"]]
+        for config in configs.values()
+        for engine in ENGINES
+    ]
+    ahead = ["name=ahead", "engine.train=fsdp2", *AHEAD]
+    jobs.append([f"{__name__}:train_and_keep", configs["one step"], ahead])
+    work(folder, jobs)
+    return {name: Path(config).with_name("runs") for name, config in configs.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PASSES)
+def test_two_processes_choose_the_turns_of_one(name: str, uneven: dict[str, Path]) -> None:
+    one = Trainer(load_config(str(uneven[name].with_name("c.yaml"))))
+    one.fit()
+    told = read_jsonl(one.folder.path / "rollouts" / "step_000002.jsonl")
+    places = {row["key"][1]: row["sample"]["id"] for row in told}
+    assert [places.get(n) for n in (0, 2, 4)] == ["r2", "r3", "r4"] and places[1] == "r0", places
+    for row in read_jsonl(one.folder.path / "metrics.jsonl"):
+        assert 0 < row["train/turns/kept"] < 1 and row["train/grad_norm"] > 0
+    for engine in ENGINES:
+        compare(one, uneven[name] / engine)
+
+
+@pytest.mark.slow
+def test_turns_of_older_weights_are_chosen_by_the_weights_that_are_trained(
+    uneven: dict[str, Path],
+) -> None:
+    """Two sharded processes with a generator; one process makes the same of the groups that they trained on."""
+    config = load_config(str(uneven["one step"].with_name("c.yaml")), AHEAD)
+    run = uneven["one step"] / "ahead"
+    ranks = [torch.load(f"{run}-{rank}.pt", weights_only=False) for rank in (0, 1)]
+    paths = [config.model.path, *(str(run / f"checkpoints/step_{n:06d}") for n in (1, 2))]
+    policies = [fresh_policy(path=path) for path in paths]
+    alone = fresh_policy(path=config.model.path)
+    learner, ages = learner_of(config, alone), set()
+    for step, row in enumerate(read_jsonl(run / "metrics.jsonl"), 1):
+        shares = [kept[step - 1] for kept in ranks]
+        groups = sorted((g for share, _ in shares for g in share), key=lambda g: g.key)
+        assert len({g.key for g in groups}) == 4 and all(share for share, _ in shares)
+        assert all(len(g.rollouts) == 8 for g in groups), "groups are dealt whole"
+        entropies = shares[0][1] | shares[1][1]
+        for g in groups:
+            turns = [t for r in g.rollouts for t in r.turns]
+            used = [e for n in range(8) for e in entropies[g.key, n]]
+            sizes = [len(t.token_ids) for t in turns]
+            with torch.no_grad():
+                said = [
+                    p.evaluate([t.prompt for t in turns], [t.token_ids for t in turns], 0.5)
+                    for p in policies
+                ]
+            logp = [out.logp_N.split(sizes) for out in said]
+            entropy = [out.entropy_N.split(sizes) for out in said]
+            for n, t in enumerate(turns):
+                wrote, age = torch.tensor(t.logprobs), step - t.policy_version
+                ages.add(age)
+                assert (logp[t.policy_version - 1][n] - wrote).abs().max() < 1e-4
+                assert age == 0 or (logp[step - 1][n] - wrote).abs().max() > 1e-2
+                assert used[n] == pytest.approx(float(entropy[step - 1][n].mean()), abs=1e-4)
+        alone.version = step
+        found = update_metrics(learner.run(groups, step))
+        for key in found.keys() - {"train/tokens/packed"}:
+            gap = "logprob_gap" in key and row[key] is not None
+            assert gap or row[key] == (
+                found[key] if found[key] is None else pytest.approx(found[key], **CLOSE)
+            ), key
+    assert ages == {0, 1}
+    first, last = (dict(policies[n].model.named_parameters()) for n in (0, 2))
+    mine = dict(alone.model.named_parameters())
+    moved, apart = (
+        torch.stack([(last[n] - other[n]).norm() for n in last]).norm() for other in (first, mine)
+    )
+    assert moved > 0 and apart < 1e-3 * moved, (float(apart), float(moved))
