@@ -233,10 +233,10 @@ def rounds_per_place(signal: float | None, max_rounds: int) -> float:
 
 
 def rollout_seconds(row: dict[str, Any]) -> float:
-    """Seconds of a step before its update: answers and rewards, or episodes with their simulators."""
+    """Seconds of a step before its update: answers with their environments and rewards, or episodes with their simulators."""
     if "train/episodes" in row:  # time/rollout counts the policy's decisions alone
         return row["time/total"] - row["time/update"]
-    return row["time/rollout"] + row["time/reward"]
+    return row["time/rollout"] + row.get("time/environment", 0.0) + row["time/reward"]
 
 
 def expected_time(row: dict[str, Any], small: RunConfig, run: RunConfig, *, linear: bool) -> Timing:

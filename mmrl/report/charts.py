@@ -36,7 +36,7 @@ W, H = 1000.0, 400.0  # drawing units of a plot
 
 @dataclass(frozen=True)
 class Line:
-    """One curve. `color` names a CSS variable (c1 ... c6, gray); `low` and `high` draw a band.
+    """One curve. `color` names a CSS variable (c1 ... c7, gray); `low` and `high` draw a band.
 
     `noisy` draws each point faintly and a trailing mean over them boldly; `dots` marks the points.
     """

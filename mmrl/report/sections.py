@@ -13,7 +13,7 @@ from mmrl.report.text import esc, plural, short, span
 
 __all__ = ["alarms", "configuration", "dead_note", "timing"]
 
-PHASES = {"rollout": "c1", "reward": "c3", "logprobs": "c6", "update": "c2"}
+PHASES = {"rollout": "c1", "environment": "c7", "reward": "c3", "logprobs": "c6", "update": "c2"}
 BESIDE = {"eval": "c5", "checkpoint": "c4"}
 
 

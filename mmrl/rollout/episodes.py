@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from mmrl.workers.scoring import checked, failed
 
 __all__ = [
     "Episode",
+    "Spent",
     "begin",
     "check_environments",
     "place_of",
@@ -54,6 +56,29 @@ T = TypeVar("T")
 Waves = Callable[[Sequence[Sequence["Episode"]]], Iterable[Sequence[Sequence["Episode"]]]]
 _PART = "reward"
 _MOST_THREADS = 32
+
+
+@dataclass
+class Spent:
+    """Seconds that rollouts took beside the policy's turns, by the clock on the wall: `environments` reset and stepped (those
+    side by side count once), and process `rewards`."""
+
+    environments: float = 0.0
+    rewards: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.environments + self.rewards
+
+    @contextmanager
+    def counted(self, name: str) -> Iterator[None]:
+        """Count what the block takes."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.perf_counter() - began)
 
 
 @dataclass
@@ -228,15 +253,17 @@ def begin(
     greedy: bool = False,
     begun: ExitStack | None = None,
     filmed: int = 0,
+    spent: Spent | None = None,
 ) -> list[Episode]:
     """`count` rollouts of `sample`, reset with one seed made of `key`; [] where the task ends after one turn. Equal first
-    observations share one prompt. The first `filmed` keep what they are shown.
+    observations share one prompt. The first `filmed` keep what they are shown. `spent` counts the time of resets.
     Raises MediaError and DataError for pictures and prompts that cannot be used.
 
     The end of `begun` closes those that were not played by then, whatever happened; when this raises, nothing is left open."""
     seed = int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
     episodes: list[Episode] = []
     known: dict[str, Prompt] = {}
+    spent = spent or Spent()
     with ExitStack() as stack:
         for _ in range(count):
             environment = task.member(sample.task).environment(policy.template)
@@ -246,7 +273,8 @@ def begin(
             place = len(episodes) + 1
             episodes.append(Episode(sample, task, environment, key, greedy, film=film, place=place))
             stack.callback(episodes[-1].close)
-        shown = side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
+        with spent.counted("environments"):
+            shown = side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
         for episode, first in zip(episodes, shown, strict=True):
             if isinstance(first, (MediaError, DataError)):
                 raise first
@@ -266,9 +294,11 @@ def play(
     groups: Sequence[Sequence[Episode]],
     settings: SamplingSettings,
     waves: Waves | None = None,
+    spent: Spent | None = None,
 ) -> list[tuple[Rollout, ...]]:
     """Play to their ends and close the environments; the rollouts of each group. `waves`: which of them begin together, after those
-    before have ended (mmrl.rollout.trees); None: all at once."""
+    before have ended (mmrl.rollout.trees); None: all at once. `spent` counts the time that is not the policy's."""
+    spent = spent or Spent()
     with ExitStack() as stack:
         for episode in (e for group in groups for e in group):
             stack.callback(episode.close)
@@ -285,12 +315,14 @@ def play(
                     for (_, episodes), turns in zip(asked, written, strict=True)
                     for episode, turn in zip(episodes, turns, strict=True)
                 ]
-                outcomes = side_by_side(
-                    [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
-                )
+                with spent.counted("environments"):
+                    outcomes = side_by_side(
+                        [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
+                    )
                 for (episode, turn), outcome in zip(acting, outcomes, strict=True):
                     episode.take(policy, turn, outcome)
-        add_process_rewards([e for group in groups for e in group])
+        with spent.counted("rewards"):
+            add_process_rewards([e for group in groups for e in group])
     return [tuple(e.rollout() for e in group) for group in groups]
 
 

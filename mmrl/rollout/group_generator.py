@@ -28,7 +28,7 @@ from mmrl.errors import DataError, MediaError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.rollout.episodes import Episode, begin, play
+from mmrl.rollout.episodes import Episode, Spent, begin, play
 from mmrl.rollout.replaying import Replaying
 from mmrl.rollout.trees import waves
 from mmrl.rollout.views import changed_prompt
@@ -72,6 +72,8 @@ class StepTally:
     """What happened while a step's groups were made, on this process (`report` is the same on all)."""
 
     rollout_s: float = 0.0
+    # resets and steps of environments, beyond `rollout_s`
+    environment_s: float = 0.0
     reward_s: float = 0.0
     rollout_tokens: int = 0
     prompt_tokens: int = 0
@@ -128,7 +130,8 @@ class GroupGenerator:
         self.demonstrations = Demonstrations(config, policy, sources)
         self.replaying = Replaying(config, policy, sources)
         tree = config.rollout.tree
-        self._tree = partial(waves, policy, tree) if tree.roots else None
+        self._spent = Spent()
+        self._tree = partial(waves, policy, tree, spent=self._spent) if tree.roots else None
         self.exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.timeline = Timeline()
         self.step, self.tally = 0, StepTally()
@@ -164,7 +167,11 @@ class GroupGenerator:
                 opened.prompt.videos,
                 opened.prompt.audios,
             ) | ({"environment": True} if opened.episodes else {})
-        return sorted([*groups, *self._contrasted(closed, ready)], key=lambda g: g.key)
+        found = sorted([*groups, *self._contrasted(closed, ready)], key=lambda g: g.key)
+        self.tally.environment_s += self._spent.environments
+        self.tally.reward_s += self._spent.rewards
+        self._spent.environments = self._spent.rewards = 0.0
+        return found
 
     def _open(self, ticket: Ticket, begun: ExitStack) -> _Open | RolloutGroup:
         """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded. Its episodes are
@@ -179,6 +186,7 @@ class GroupGenerator:
                 (self.config.seed, 3, *ticket.key),
                 begun=begun,
                 filmed=int(self._filmed(ticket)),
+                spent=self._spent,
             )
             prompt = next(
                 (e.prompt for e in episodes if e.prompt is not None), None
@@ -250,7 +258,13 @@ class GroupGenerator:
             seed = (self.config.seed, 3, *groups[i].key)
             with self.exclusive(), ExitStack() as begun:
                 again = begin(
-                    self.policy, groups[i].sample, ready[i].task, len(wanted[i]), seed, begun=begun
+                    self.policy,
+                    groups[i].sample,
+                    ready[i].task,
+                    len(wanted[i]),
+                    seed,
+                    begun=begun,
+                    spent=self._spent,
                 )
                 groups[i] = self.replaying.played(groups[i], wanted[i], again)
         return groups
@@ -294,15 +308,17 @@ class GroupGenerator:
         if not ready:
             return []
         with self.exclusive(), self.timeline.span("infer", "rollout", step=self.step):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), self._spent.total
             found = play(
                 self.policy,
                 self.engine,
                 [o.episodes for o in ready],
                 sampling_settings(self.config),
                 self._tree,
+                self._spent,
             )
-            self.tally.rollout_s += time.perf_counter() - began
+            beside = self._spent.total - before
+            self.tally.rollout_s += time.perf_counter() - began - beside
         for opened, rollouts in zip(ready, found, strict=True):
             turns = [t for r in rollouts for t in r.turns[r.shared_turns :]]
             self.tally.prompt_tokens += opened.prompt.length + sum(

@@ -23,7 +23,7 @@ import numpy as np
 from mmrl.config.model import TreeConfig
 from mmrl.errors import DataError
 from mmrl.policy.policy import Policy
-from mmrl.rollout.episodes import Episode, side_by_side
+from mmrl.rollout.episodes import Episode, Spent, side_by_side
 from mmrl.types import RolloutGroup
 
 __all__ = ["shared_turns", "waves"]
@@ -32,9 +32,14 @@ _BRANCH = 5  # tells the numbers that choose branches from those of samples
 
 
 def waves(
-    policy: Policy, tree: TreeConfig, groups: Sequence[Sequence[Episode]]
+    policy: Policy,
+    tree: TreeConfig,
+    groups: Sequence[Sequence[Episode]],
+    spent: Spent | None = None,
 ) -> Iterator[list[list[Episode]]]:
-    """The rollouts of each group in the order of their playing: the roots, then round by round branches of what has ended."""
+    """The rollouts of each group in the order of their playing: the roots, then round by round branches of what has ended. `spent`
+    counts the time of environments that are shown a branch's turns."""
+    spent = spent or Spent()
     sizes = [len(group) for group in groups]
     for group in groups:
         for number, episode in enumerate(group):
@@ -46,11 +51,13 @@ def waves(
             each = (size - tree.roots) // tree.rounds
             begin = tree.roots + number * each
             wave.append(list(group[begin : begin + each]))
-            _graft(policy, wave[-1], group[:begin])
+            _graft(policy, wave[-1], group[:begin], spent)
         yield wave
 
 
-def _graft(policy: Policy, branches: Sequence[Episode], earlier: Sequence[Episode]) -> None:
+def _graft(
+    policy: Policy, branches: Sequence[Episode], earlier: Sequence[Episode], spent: Spent
+) -> None:
     """Bring each branch to the turn that it begins with: one of a rollout of its tree, drawn with equal chances; also the first."""
     plan: list[tuple[Episode, Episode, int]] = []
     for episode in branches:
@@ -64,9 +71,10 @@ def _graft(policy: Policy, branches: Sequence[Episode], earlier: Sequence[Episod
         acting = [(e, s) for e, s, turns in plan if number < turns and e.failure is None]
         if not acting:
             return
-        outcomes = side_by_side(
-            [e for e, _ in acting], [partial(e.step, s.turns[number]) for e, s in acting]
-        )
+        with spent.counted("environments"):
+            outcomes = side_by_side(
+                [e for e, _ in acting], [partial(e.step, s.turns[number]) for e, s in acting]
+            )
         for (episode, source), outcome in zip(acting, outcomes, strict=True):
             episode.take(policy, source.turns[number], outcome)
             if episode.failure is None:

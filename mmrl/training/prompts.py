@@ -288,6 +288,7 @@ class PromptRollouts:
         )
         parts = {
             "rollout": tally.rollout_s,
+            **({"environment": tally.environment_s} if tally.environment_s else {}),
             "reward": tally.reward_s,
             "logprobs": update.logprobs_s,
             "update": update.update_s,

@@ -15,7 +15,7 @@ from mmrl.viewer.series import Columns
 __all__ = ["LiveRun", "charts", "held_out"]
 
 _MOST_LINES = 12
-_TIMES = ("total", "rollout", "reward", "logprobs", "update", "eval", "checkpoint")
+_TIMES = ("total", "rollout", "environment", "reward", "logprobs", "update", "eval", "checkpoint")
 
 
 class LiveRun(Run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from mmrl.registry import task_from_spec
 from mmrl.report.build import build_report
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
+from mmrl.rollout.group_generator import GroupGenerator
 from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.runlog import rollout_rows
 from mmrl.training.trainer import Trainer
@@ -624,6 +626,61 @@ def test_a_run_trains_on_all_turns_and_packing_changes_no_number(
     evaluated = read_jsonl(tmp_path / "shared" / "eval" / "step_000002" / "predictions.jsonl")
     assert len(evaluated) == 4 * (1 + 2) and all(len(row["turns"]) == 2 for row in evaluated)
     assert len({row["turns"][0] for row in evaluated if row["mode"] == "sampled"}) > 1
+
+
+def _union(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds that at least one of the spans covers."""
+    covered, end = 0.0, 0.0
+    for start, stop in sorted(spans):
+        covered += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return covered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", [[], ["rollout.tree.roots=1", "rollout.group_size=3"]])
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_step_tells_the_time_of_environments_apart(
+    concurrent: bool, tree: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the environments' own clocks; those side by side count once."""
+    loaded = type(task_from_spec(f"{Path(__file__)}:Play").environment(None))  # type: ignore[arg-type]
+    spans: list[tuple[float, float]] = []
+    steps: list[list[tuple[float, float]]] = []
+
+    def timed(call: Any) -> Any:
+        def wrapper(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            time.sleep(0.05)
+            found = call(*arguments)
+            spans.append((began, time.perf_counter()))
+            return found
+
+        return wrapper
+
+    def generate(*arguments: Any) -> Any:
+        spans.clear()  # evaluations play, too
+        found = made(*arguments)
+        steps.append([*spans])
+        return found
+
+    made = GroupGenerator.generate
+    monkeypatch.setattr(GroupGenerator, "generate", generate)
+    monkeypatch.setattr(loaded, "concurrent", concurrent)
+    for name in ("reset", "step"):
+        monkeypatch.setattr(loaded, name, timed(getattr(loaded, name)))
+    Trainer(play_run(tmp_path, "timed", "algorithm.max_rounds=1", *tree)).fit()
+    rows = read_jsonl(tmp_path / "timed" / "metrics.jsonl")
+    assert len(rows) == len(steps) == 2
+    for row, found in zip(rows, steps, strict=True):
+        wanted = _union(found)
+        alone = sum(stop - start for start, stop in found)
+        assert wanted > 0.2 and (alone > 1.5 * wanted) == concurrent
+        assert wanted <= row["time/environment"] < 2 * wanted + 1
+        parts = ("rollout", "environment", "reward", "logprobs", "update")
+        assert sum(row[f"time/{part}"] for part in parts) <= row["time/total"]
+    page = build_report(tmp_path / "timed").read_text(encoding="utf-8")
+    assert '<i class="swatch" style="--c:var(--c7)"></i>environment</td>' in page
 
 
 @pytest.mark.slow
