@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
-__all__ = ["devices", "engines", "gap", "gpu", "memory", "presets", "sizes"]
+__all__ = ["devices", "efficiency", "engines", "gap", "gpu", "memory", "presets", "sizes"]
 
 _NAMES = {
     "single": "single",
@@ -210,3 +211,65 @@ def gpu(found: dict[str, Any]) -> str:
         "forward that checkpointing repeats, over the card's dense bf16 peak. Peak: of whole optimizer steps."
     )
     return "\n".join(lines)
+
+
+_SYSTEMS = {
+    "mmrl": "mmrl",
+    "trl": "TRL",
+    "own": "mmrl's own engine",
+    "lora": "mmrl's own engine, LoRA",
+    "hf": "transformers' generate",
+    "vllm": "vLLM, built for the CPU",
+}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mkldnn_convolution", "_linear_pointwise"}
+_REST = 5  # operations that are named beside matrix products
+
+
+def efficiency(found: dict[str, Any]) -> str:
+    """What a step at the widths of a 3B model uses of the machine's matrix products, and tokens per second."""
+    lines = [
+        "| trainer | CPU s per step | rollout, of the peak | update, of the peak | peak memory |",
+        "|---|---|---|---|---|",
+    ]
+    for system, rows in found["step"].items():
+        step_s, memory = (statistics.median(r[key] for r in rows) for key in ("step_s", "peak_mib"))
+        shares = " | ".join(
+            f"{statistics.median(r['phases'][phase]['efficiency'] for r in rows):.2f}"
+            for phase in ("rollout", "update")
+        )
+        lines.append(f"| {_SYSTEMS[system]} | {step_s:.1f} | {shares} | {memory / 1024:.1f} GiB |")
+    lines += [
+        "",
+        "| engine | tokens per CPU s, 1 prompt | 4 prompts | operations per token-step |",
+        "|---|---|---|---|",
+    ]
+    for system, rows in found["decode"].items():
+        rates = " | ".join(
+            f"{statistics.median(r['tokens_per_s'][prompts] for r in rows):.1f}"
+            for prompts in ("1", "4")
+        )
+        kernels = f"{rows[0]['kernels']:.0f}" if "kernels" in rows[0] else ""
+        lines.append(f"| {_SYSTEMS[system]} | {rates} | {kernels} |")
+    machine, rest = found["machine"], _rest(found["step"]["mmrl"][-1]["phases"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{found['parameters'] / 1e6:,.0f} M parameters, fp32, one thread of {machine['cpu']}; {found['prompts']} prompts of a "
+            f"448-pixel picture, G {found['group_size']}, {found['new_tokens']} new tokens. Counted FLOPs over processor seconds, "
+            f"over the best matrix product of the same process. What mmrl spends beside matrix products: {rest}.",
+        ]
+    )
+
+
+def _rest(phases: dict[str, Any]) -> str:
+    """The operations beside matrix products that take most of each phase."""
+    told = []
+    for phase in ("rollout", "update"):
+        shares = phases[phase]["operations"].items()
+        others = [(n, s) for n, s in shares if n.rpartition("::")[2] not in _PRODUCTS][:_REST]
+        names = ", ".join(f"{n.rpartition('::')[2]} {100 * s:.0f} %" for n, s in others)
+        told.append(
+            f"{phase}: {names} (matrix products {100 * phases[phase]['matrix_share']:.0f} %)"
+        )
+    return "; ".join(told)

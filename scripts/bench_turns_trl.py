@@ -189,7 +189,9 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
 
     def on_event(kind: str, row: dict[str, Any]) -> None:
         if kind == "step":
-            watch.step({k: row[f"time/{k}"] for k in ("rollout", "update")})
+            # TRL's clock holds its environments, too
+            rollout = row["time/rollout"] + row.get("time/environment", 0.0)
+            watch.step({"rollout": rollout, "update": row["time/update"]})
 
     config = RunConfig.model_validate(
         {

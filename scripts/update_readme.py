@@ -19,8 +19,8 @@ from mmrl.robotics.metaworld_tasks import GROUPS
 from scripts._readme_apart import balance, decoupled, judges, sequence, staleness, syncs, viewer
 from scripts._readme_docs import install, peer_table, users
 from scripts._readme_flow import flow_policies
-from scripts._readme_scale import devices, engines, gap, gpu, memory, presets, sizes
-from scripts._readme_turns import turns, turns_cost, turns_killed, turns_trl, zoom
+from scripts._readme_scale import devices, efficiency, engines, gap, gpu, memory, presets, sizes
+from scripts._readme_turns import browser, turns, turns_cost, turns_killed, turns_trl, zoom
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -627,6 +627,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "browsers": browsers,
     "turns": _recorded("demo_turns", " --record")(turns),
     "zoom": _recorded("zoom", script="bench_zoom")(zoom),
+    "browser": _recorded("demo_browser", " --record")(browser),
     "turns_cost": _recorded("bench_turns")(turns_cost),
     "trees": _recorded("bench_trees", " --trees", "bench_turns")(turns_cost),
     "turns_trl": _recorded("bench_turns_trl")(turns_trl),
@@ -635,6 +636,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
     "staleness": _recorded("bench_staleness")(staleness),
     "decoupled": _recorded("bench_decoupled")(decoupled),
+    "efficiency": _recorded("bench_efficiency")(efficiency),
     "viewer": _recorded("bench_view")(viewer),
     "sequence": _recorded("bench_sequence_parallel")(sequence),
     "balance": _recorded("bench_balance")(balance),

@@ -19,6 +19,9 @@ from mmrl.errors import DataError
 __all__ = ["RowError", "TwiceError", "json_lines", "json_rows", "keys_once"]
 
 
+_NO_LIST = "write one object per line, without [ ] around them"
+
+
 class RowError(DataError):
     """One row cannot be used; `collect` adds file and row number."""
 
@@ -77,7 +80,11 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield (
                     number,
                     RowError(
-                        "one JSON object per line", f"{shown!r} ({err})", "fix or remove the line"
+                        "one JSON object per line",
+                        f"{shown!r} ({err})",
+                        _NO_LIST
+                        if shown.lstrip("\ufeff \t").startswith("[")
+                        else "fix or remove the line",
                     ),
                 )
                 continue
@@ -85,7 +92,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield (
                     number,
                     RowError(
-                        "a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}"
+                        "a JSON object",
+                        f"{type(row).__name__} {row!r:.60}",
+                        _NO_LIST if isinstance(row, list) else "wrap it in {...}",
                     ),
                 )
                 continue

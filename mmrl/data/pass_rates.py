@@ -38,7 +38,13 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
         if mode not in ("offline", "contrast") and config.mode in ("all", mode):
             table = _values(score)
             known.update(table)
-            values.setdefault(name, []).append(table.get(config.metric, 0.0))
+            value = table.get(config.metric, 0.0)
+            if type(value) not in (bool, int, float) or not math.isfinite(value):
+                raise DataError(
+                    f"{config.file}:{number}: expected a finite number for '{config.metric}' (pass_rate.metric), found "
+                    f"{value!r:.60}; choose another metric, or remove the line"
+                )
+            values.setdefault(name, []).append(float(value))
     if not values:
         raise ConfigError(
             f"{config.file}: expected completions of mode '{config.mode}' (pass_rate.mode), found "

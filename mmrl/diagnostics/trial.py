@@ -236,7 +236,12 @@ def rollout_seconds(row: dict[str, Any]) -> float:
     """Seconds of a step before its update: answers with their environments and rewards, or episodes with their simulators."""
     if "train/episodes" in row:  # time/rollout counts the policy's decisions alone
         return row["time/total"] - row["time/update"]
-    return row["time/rollout"] + row.get("time/environment", 0.0) + row["time/reward"]
+    return row["time/rollout"] + environment_seconds(row) + row["time/reward"]
+
+
+def environment_seconds(row: dict[str, Any]) -> float:
+    """Those of the environments of prompts: no device takes more of them at once."""
+    return row.get("time/environment", 0.0)
 
 
 def expected_time(row: dict[str, Any], small: RunConfig, run: RunConfig, *, linear: bool) -> Timing:
@@ -250,8 +255,12 @@ def expected_time(row: dict[str, Any], small: RunConfig, run: RunConfig, *, line
     )
     asked = small.train.prompts_per_step * small.rollout.group_size
     answers = run.train.prompts_per_step * run.rollout.group_size * rounds / asked
-    measured = rollout_seconds(row)
-    rollout = (measured * (answers if linear else min(1.0, answers)), measured * answers)
+    played = environment_seconds(row) * answers
+    measured = rollout_seconds(row) - environment_seconds(row)
+    rollout = (
+        measured * (answers if linear else min(1.0, answers)) + played,
+        measured * answers + played,
+    )
     kept = row.get("train/groups/kept", row.get("train/groups/trained")) or 0.0
     if not kept:
         return Timing(rollout, None, run.train.steps)

@@ -60,8 +60,8 @@ _MOST_THREADS = 32
 
 @dataclass
 class Spent:
-    """Seconds that rollouts took beside the policy's turns, by the clock on the wall: `environments` reset and stepped (those
-    side by side count once), and process `rewards`."""
+    """Seconds that rollouts took beside the policy's turns, by the clock on the wall: `environments` reset, stepped and closed
+    (those side by side count once), and process `rewards`."""
 
     environments: float = 0.0
     rewards: float = 0.0
@@ -323,6 +323,8 @@ def play(
                     episode.take(policy, turn, outcome)
         with spent.counted("rewards"):
             add_process_rewards([e for group in groups for e in group])
+        with spent.counted("environments"):
+            stack.close()
     return [tuple(e.rollout() for e in group) for group in groups]
 
 
@@ -336,24 +338,29 @@ def play_scripted(
 
 
 def play_written(
-    policy: Policy, episodes: Sequence[Episode], written: Sequence[Sequence[Turn]]
+    policy: Policy,
+    episodes: Sequence[Episode],
+    written: Sequence[Sequence[Turn]],
+    spent: Spent | None = None,
 ) -> list[Rollout]:
     """Play episodes by turns that were written before, of each its own, and close them. One that ends before its turns do has
-    fewer."""
+    fewer. `spent` counts the time of it."""
 
     def turn(episode: Episode, number: int) -> Turn | None:
         done = len(episode.turns)
         return written[number][done] if done < len(written[number]) else None
 
-    return _played_by(policy, episodes, turn)
+    return _played_by(policy, episodes, turn, spent)
 
 
 def _played_by(
     policy: Policy,
     episodes: Sequence[Episode],
     turn_of: Callable[[Episode, int], Turn | None],
+    spent: Spent | None = None,
 ) -> list[Rollout]:
     """Episodes played until they are over or there is no turn (of an episode, and its number), and closed."""
+    spent = spent or Spent()
     with ExitStack() as stack:
         for episode in episodes:
             stack.callback(episode.close)
@@ -362,10 +369,16 @@ def _played_by(
             for number, e in enumerate(episodes)
             if e.open and (t := turn_of(e, number)) is not None
         ]:
-            outcomes = side_by_side([e for e, _ in acting], [partial(e.step, t) for e, t in acting])
+            with spent.counted("environments"):
+                outcomes = side_by_side(
+                    [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
+                )
             for (episode, turn), outcome in zip(acting, outcomes, strict=True):
                 episode.take(policy, turn, outcome)
-        add_process_rewards(episodes)
+        with spent.counted("rewards"):
+            add_process_rewards(episodes)
+        with spent.counted("environments"):
+            stack.close()
     return [e.rollout() for e in episodes]
 
 

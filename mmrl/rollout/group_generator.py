@@ -266,7 +266,7 @@ class GroupGenerator:
                     begun=begun,
                     spent=self._spent,
                 )
-                groups[i] = self.replaying.played(groups[i], wanted[i], again)
+                groups[i] = self.replaying.played(groups[i], wanted[i], again, self._spent)
         return groups
 
     def _record(self, sample: Sample, reasons: Sequence[str | None]) -> None:

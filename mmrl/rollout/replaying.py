@@ -22,7 +22,7 @@ from mmrl.data.demonstrations import is_right
 from mmrl.data.sources import LoadedSource
 from mmrl.errors import ConfigError
 from mmrl.policy.policy import Policy
-from mmrl.rollout.episodes import Episode, play_written
+from mmrl.rollout.episodes import Episode, Spent, play_written
 from mmrl.types import Rollout, RolloutGroup, Score
 
 __all__ = ["Replaying", "succeeded"]
@@ -76,10 +76,14 @@ class Replaying:
         return self._mixed(group, wanted, found)
 
     def played(
-        self, group: RolloutGroup, wanted: Sequence[Success], episodes: Sequence[Episode]
+        self,
+        group: RolloutGroup,
+        wanted: Sequence[Success],
+        episodes: Sequence[Episode],
+        spent: Spent,
     ) -> RolloutGroup:
-        """A group of a task with an environment, filled; `episodes` have begun, one for each success."""
-        found = play_written(self.policy, episodes, [s.turns for s in wanted])
+        """A group of a task with an environment, filled; `episodes` have begun, one for each success. `spent` counts the time."""
+        found = play_written(self.policy, episodes, [s.turns for s in wanted], spent)
         return self._mixed(group, wanted, found)
 
     def _mixed(

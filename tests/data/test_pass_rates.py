@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,17 @@ def test_files_that_tell_nothing_are_named(tmp_path: Path) -> None:
         "no json",
         "[1]",
         '{"id": "a", "source": "s", "score": {"value": "x"}}',
+        '[{"id": "a"}]',
     ):
         (tmp_path / "b.jsonl").write_text(
             json.dumps(row("a", 1.0)) + "\n" + broken + "\n", encoding="utf-8"
         )
         with pytest.raises(DataError, match=r"b\.jsonl:2: expected .*logged completion"):
             read_pass_rates(config(str(tmp_path / "b.jsonl")))
+    for value in (math.nan, math.inf, "1"):
+        file = logged(tmp_path / "n.jsonl", [row("a", 1.0), row("b", value)])  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"n\.jsonl:2: expected a finite number for 'correct'"):
+            read_pass_rates(config(file, metric="correct"))
     with pytest.raises(ConfigError, match=r"pass_rate\.min \(0\.9\) cannot exceed"):
         load_config(
             None, ["data.train=[{task: t, path: p, pass_rate: {file: f, min: 0.9, max: 0.1}}]"]

@@ -227,6 +227,8 @@ def test_expected_times_grow_with_the_answers_of_a_step(tmp_path: Path) -> None:
     assert expected_time(row, small, run, linear=False).rollout == (3.0, 30.0)
     slower = expected_time({**row, "time/environment": 5.0}, small, run, linear=True)
     assert slower.rollout == (80.0, 80.0)
+    slower = expected_time({**row, "time/environment": 5.0}, small, run, linear=False)
+    assert slower.rollout == (3.0 + 50.0, 30.0 + 50.0), "environments wait for no device"
     dead = expected_time({**row, "train/groups/kept": 0}, small, run, linear=True)
     assert dead.update is None and dead.rollout == (90.0, 90.0), (
         "every place is asked for three times"

@@ -82,6 +82,18 @@ def test_a_scripted_player_reaches_the_goal_and_a_wrong_deed_does_not(browsers, 
         opened.close()
 
 
+@browser
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [("miniwob/identify-shape", s) for s in (0, 1, 2, 3, 24)]  # each of the five words once
+    + [("miniwob/grid-coordinate", s) for s in (0, 3, 5)],  # (1,-2), (2,2), (-2,1)
+)
+def test_players_of_figures_and_places_win_whatever_is_drawn(browsers, kind, seed, _):
+    page, shown = browsers.open(find_site(kind), seed)
+    assert played(page, kind, shown).reward == 1
+    page.close()
+
+
 def played(page: Page, kind: str, shown: Shown) -> Shown:
     """The page after its scripted player."""
     view = View(page, shown)

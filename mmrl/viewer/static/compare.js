@@ -74,7 +74,7 @@ export async function showCompare(place, { query }) {
   const body = h("div", { class: "tab-body" });
   place.append(h("h1", {}, `${keys.length} runs`), h("p", { class: "compared" }, runs.map((r, i) => {
     const made = h("span", { class: "key" }, h("i"), h("a", { href: link("/run", { key: r.key }) }, r.key), " ", chip(r.page.status));
-    made.style.setProperty("--c", `var(${["--c1", "--c2", "--c3", "--c5", "--c4", "--c6", "--gray"][i % 7]})`);
+    made.style.setProperty("--c", `var(${["--c1", "--c2", "--c3", "--c5", "--c4", "--c6", "--c7", "--gray"][i % 8]})`);
     return made;
   })), h("div", { class: "tab-line" }, tabs("/compare", { run: keys }, TABS, tab), h("a", { class: "button", href: address("/download/comparison.html", { run: keys }), download: "" }, "Export as one page")), body);
   let curves = null, redraw = null, base = query.get("base");
