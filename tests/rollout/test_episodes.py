@@ -27,7 +27,7 @@ from mmrl.evaluation.settings import EvalSettings
 from mmrl.registry import task_from_spec
 from mmrl.report.build import build_report
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.rollout.episodes import begin, check_environments, play
+from mmrl.rollout.episodes import Spent, begin, check_environments, play, play_written
 from mmrl.rollout.group_generator import GroupGenerator
 from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.runlog import rollout_rows
@@ -681,6 +681,19 @@ def test_a_step_tells_the_time_of_environments_apart(
         assert sum(row[f"time/{part}"] for part in parts) <= row["time/total"]
     page = build_report(tmp_path / "timed").read_text(encoding="utf-8")
     assert '<i class="swatch" style="--c:var(--c7)"></i>environment</td>' in page
+
+
+def test_turns_that_are_played_again_count_as_their_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rollouts, step, spent = played(turns=2), Counting.step, Spent()
+    monkeypatch.setattr(Counting, "step", lambda self, turn: time.sleep(0.02) or step(self, turn))
+    p = policy()
+    again = begin(p, sample(turns=2), Play(), 3, (3, 1))
+    found = play_written(p, again, [r.turns for r in rollouts], spent)
+    scores = [[r.score and r.score.value for r in given] for given in (found, rollouts)]
+    assert scores[0] == scores[1]
+    assert 3 * 2 * 0.02 <= spent.environments and spent.rewards < 0.02
 
 
 @pytest.mark.slow
