@@ -36,7 +36,7 @@ from mmrl.operations.versions import versions
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, RolloutEngine
-from mmrl.rollout.episodes import Episode, begin, play, turns_of
+from mmrl.rollout.episodes import Beginning, Episode, begin_groups, play, turns_of
 from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score, StopReason
@@ -160,62 +160,82 @@ def _evaluate_chunk(
     plain: list[_Asked] = []
     changed: list[_Asked] = []
     played: list[tuple[int, str, list[Episode]]] = []
-    wanted = sum(count for _, count in _modes(settings))
-    for order, sample in samples:
-        if played and sum(len(episodes) for _, _, episodes in played) + wanted > _EPISODES:
+    most = max(1, _EPISODES // max(1, sum(count for _, count in _modes(settings))))
+    for first in range(0, len(samples), most):
+        part = samples[first : first + most]
+        found = _begun(policy, part, source.task, settings, begun, pictures is not None)
+        for (order, sample), opened in zip(part, found, strict=True):
+            try:
+                if isinstance(opened, Exception):
+                    raise opened
+                if opened:
+                    played += [(order, mode, episodes) for mode, episodes in opened]
+                    continue
+                prompt = policy.encoder(sample, source.task)
+            except (MediaError, DataError) as error:
+                stop_at_broken_media(error, sample, settings.on_error)
+                rows += _unseen(policy, key, source, order, sample, settings, error)
+                continue
+            plain += _plain(order, sample, prompt, settings)
+            changed += _changed(policy, source.task, order, sample, prompt, settings)
+        if played:
             rows += _played(policy, engine, key, source, played, settings, pictures)
             played.clear()
-        filmed = pictures is not None and order < settings.gallery
-        try:
-            if opened := _begun(policy, sample, source.task, settings, begun, filmed):
-                played += [(order, mode, episodes) for mode, episodes in opened]
-                continue
-            prompt = policy.encoder(sample, source.task)
-        except (MediaError, DataError) as error:
-            stop_at_broken_media(error, sample, settings.on_error)
-            failure = Score.failure(f"input_error: {error}", source.task.part_names)
-            unseen = RewardContext(
-                1,
-                1,
-                policy.template.frame,
-                stop=StopReason.ERROR,
-                max_tokens=settings.sampling.max_new_tokens,
-            )
-            rows += [
-                _row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
-                for mode, count in _modes(settings)
-                for n in range(count)
-            ]
-            continue
-        noise_key = _noise_key(sample, settings)
-        if settings.greedy:
-            plain.append(_Asked(order, sample, "greedy", prompt, Request(prompt, 1, greedy=True)))
-        if settings.samples:
-            plain.append(
-                _Asked(
-                    order, sample, "sampled", prompt, Request(prompt, settings.samples, noise_key)
-                )
-            )
-        for view in settings.views:
-            other = changed_prompt(
-                policy.encoder,
-                sample,
-                source.task,
-                prompt,
-                view,
-                (settings.seed, 23, *noise_key[2:]),
-            )
-            if other is not None:  # sampled with the same noise: what differs is the input
-                request = (
-                    Request(other, 1, greedy=True)
-                    if settings.greedy
-                    else Request(other, settings.samples, noise_key)
-                )
-                changed.append(_Asked(order, sample, f"{MODE}{view}", prompt, request))
     # one after the other: the plain answers are those of an evaluation without views
     for asked in (plain, changed):
         rows += _answers(policy, engine, scorer, key, source, asked, settings)
-    return rows + _played(policy, engine, key, source, played, settings, pictures)
+    return rows
+
+
+def _unseen(
+    policy: Policy,
+    key: int,
+    source: LoadedSource,
+    order: int,
+    sample: Sample,
+    settings: EvalSettings,
+    error: MediaError | DataError,
+) -> list[Judged]:
+    """Rows of a sample that cannot be shown: zeros in each mode."""
+    failure = Score.failure(f"input_error: {error}", source.task.part_names)
+    unseen = RewardContext(
+        1,
+        1,
+        policy.template.frame,
+        stop=StopReason.ERROR,
+        max_tokens=settings.sampling.max_new_tokens,
+    )
+    return [
+        _row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
+        for mode, count in _modes(settings)
+        for n in range(count)
+    ]
+
+
+def _plain(order: int, sample: Sample, prompt: Prompt, settings: EvalSettings) -> list[_Asked]:
+    """The requests of each mode."""
+    greedy = Request(prompt, 1, greedy=True)
+    sampled = Request(prompt, settings.samples, _noise_key(sample, settings))
+    asked = [("greedy", greedy, settings.greedy), ("sampled", sampled, settings.samples)]
+    return [_Asked(order, sample, mode, prompt, one) for mode, one, wanted in asked if wanted]
+
+
+def _changed(
+    policy: Policy, task: Task, order: int, sample: Sample, prompt: Prompt, settings: EvalSettings
+) -> list[_Asked]:
+    """The requests of each view that the prompt has, sampled with the same noise: what differs is the input."""
+    found, noise_key = [], _noise_key(sample, settings)
+    for view in settings.views:
+        key = (settings.seed, 23, *noise_key[2:])
+        other = changed_prompt(policy.encoder, sample, task, prompt, view, key)
+        if other is not None:
+            request = (
+                Request(other, 1, greedy=True)
+                if settings.greedy
+                else Request(other, settings.samples, noise_key)
+            )
+            found.append(_Asked(order, sample, f"{MODE}{view}", prompt, request))
+    return found
 
 
 def _modes(settings: EvalSettings) -> list[tuple[str, int]]:
@@ -233,39 +253,51 @@ def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
 
 def _begun(
     policy: Policy,
-    sample: Sample,
+    samples: Sequence[tuple[int, Sample]],
     task: Task,
     settings: EvalSettings,
     begun: ExitStack,
-    filmed: bool,
-) -> list[tuple[str, list[Episode]]]:
-    """The rollouts of each mode in the task's environment, closed by the end of `begun`; [] where it has none. With `filmed` the
-    greedy one, else the first sampled one, keeps what it is shown. Raises MediaError, DataError, and
-    ConfigError for views, which are about one prompt."""
-    if settings.views and turns_of(task, sample.task, policy.template) is not None:
-        raise ConfigError(
-            f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
-            f"{', '.join(settings.views)}; leave them out"
-        )
-    key = _noise_key(sample, settings)
-    kept = ("greedy" if settings.greedy else "sampled") if filmed else ""
-    found = [
-        (
-            mode,
-            begin(
-                policy,
+    filming: bool,
+) -> list[list[tuple[str, list[Episode]]] | MediaError | DataError]:
+    """For each sample the rollouts of each mode in the task's environment, closed by the end of `begun`; [] where it has none, the
+    error where it cannot be used. With `filming` the greedy one of the gallery's samples, else the first sampled one, keeps what
+    it is shown. Raises ConfigError for views, which are about one prompt."""
+    kept = "greedy" if settings.greedy else "sampled"
+    modes = [(mode, count) for mode, count in _modes(settings) if count]
+    asked = []
+    for order, sample in samples:
+        if settings.views and turns_of(task, sample.task, policy.template) is not None:
+            raise ConfigError(
+                f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
+                f"{', '.join(settings.views)}; leave them out"
+            )
+        filmed = filming and order < settings.gallery
+        asked += [
+            Beginning(
                 sample,
                 task,
                 count,
-                key,
+                _noise_key(sample, settings),
                 greedy=mode == "greedy",
-                begun=begun,
-                filmed=int(mode == kept),
-            ),
-        )
-        for mode, count in _modes(settings)
-    ]
-    return [(mode, episodes) for mode, episodes in found if episodes]
+                filmed=int(filmed and mode == kept),
+            )
+            for mode, count in modes
+        ]
+    groups = iter(begin_groups(policy, asked, begun=begun))
+    return [_of_sample([(mode, next(groups)) for mode, _ in modes]) for _ in samples]
+
+
+def _of_sample(
+    found: Sequence[tuple[str, list[Episode] | MediaError | DataError]],
+) -> list[tuple[str, list[Episode]]] | MediaError | DataError:
+    """The groups of a sample's modes, or the first error, with the others closed."""
+    error = next((group for _, group in found if isinstance(group, Exception)), None)
+    groups = [(mode, group) for mode, group in found if not isinstance(group, Exception) and group]
+    if error is None:
+        return groups
+    for episode in (e for _, group in groups for e in group):
+        episode.close()
+    return error
 
 
 def _played(

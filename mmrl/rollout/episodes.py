@@ -15,8 +15,8 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,9 +40,11 @@ from mmrl.video.media import image_overrides
 from mmrl.workers.scoring import checked, failed
 
 __all__ = [
+    "Beginning",
     "Episode",
     "Spent",
     "begin",
+    "begin_groups",
     "check_environments",
     "place_of",
     "play",
@@ -243,6 +245,18 @@ def place_of(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """A group that is to begin; see `begin`."""
+
+    sample: Sample
+    task: Task
+    count: int
+    key: tuple[int, ...]
+    greedy: bool = False
+    filmed: int = 0
+
+
 def begin(
     policy: Policy,
     sample: Sample,
@@ -260,32 +274,96 @@ def begin(
     Raises MediaError and DataError for pictures and prompts that cannot be used.
 
     The end of `begun` closes those that were not played by then, whatever happened; when this raises, nothing is left open."""
-    seed = int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
-    episodes: list[Episode] = []
-    known: dict[str, Prompt] = {}
+    group = Beginning(sample, task, count, key, greedy, filmed)
+    (found,) = begin_groups(policy, [group], begun=begun, spent=spent)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def begin_groups(
+    policy: Policy,
+    asked: Sequence[Beginning],
+    *,
+    begun: ExitStack | None = None,
+    spent: Spent | None = None,
+    encoding: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> list[list[Episode] | MediaError | DataError]:
+    """The rollouts of several groups, whose environments are reset side by side; of a group whose pictures or prompt cannot be
+    used, the error, and nothing of it is left open. `encoding` holds the policy while a group's prompts are made: resets do
+    without. Otherwise as `begin`."""
     spent = spent or Spent()
+    found: list[list[Episode] | MediaError | DataError] = []
     with ExitStack() as stack:
-        for _ in range(count):
-            environment = task.member(sample.task).environment(policy.template)
-            if environment is None:
-                return []
-            film = Film(sample) if len(episodes) < filmed else None
-            place = len(episodes) + 1
-            episodes.append(Episode(sample, task, environment, key, greedy, film=film, place=place))
-            stack.callback(episodes[-1].close)
+        for one in asked:
+            try:
+                found.append(_made(policy, one, stack))
+            except (MediaError, DataError) as error:
+                found.append(error)
+        resets = [
+            (e, partial(e.reset, _seed_of(e.key))) for g in found if isinstance(g, list) for e in g
+        ]
+        if not resets:
+            return found
         with spent.counted("environments"):
-            shown = side_by_side(episodes, [partial(e.reset, seed) for e in episodes])
-        for episode, first in zip(episodes, shown, strict=True):
-            if isinstance(first, (MediaError, DataError)):
-                raise first
-            if episode.failure is None:
-                episode.show(policy, first)
-            if episode.prompt is not None:
-                episode.prompt = known.setdefault(episode.prompt.fingerprint, episode.prompt)
+            shown = iter(side_by_side([e for e, _ in resets], [reset for _, reset in resets]))
+        for number, group in enumerate(found):
+            if not isinstance(group, list):
+                continue
+            first = [next(shown) for _ in group]
+            try:
+                with encoding():
+                    _shown(policy, group, first)
+            except (MediaError, DataError) as error:
+                for episode in group:
+                    episode.close()
+                found[number] = error
         kept = stack.pop_all()
         if begun is not None:
             begun.push(kept)
-    return episodes
+    return found
+
+
+def _seed_of(key: Sequence[int]) -> int:
+    return int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
+
+
+def _made(policy: Policy, asked: Beginning, stack: ExitStack) -> list[Episode]:
+    """The episodes of a group, which the end of `stack` closes; [] where the task ends after one turn. Raises what the task does,
+    with nothing left open."""
+    found: list[Episode] = []
+    with ExitStack() as own:
+        for number in range(asked.count):
+            environment = asked.task.member(asked.sample.task).environment(policy.template)
+            if environment is None:
+                return []
+            film = Film(asked.sample) if number < asked.filmed else None
+            place = number + 1
+            episode = Episode(
+                asked.sample,
+                asked.task,
+                environment,
+                asked.key,
+                asked.greedy,
+                film=film,
+                place=place,
+            )
+            own.callback(episode.close)
+            found.append(episode)
+        stack.push(own.pop_all())
+    return found
+
+
+def _shown(policy: Policy, episodes: Sequence[Episode], shown: Sequence[Any]) -> None:
+    """What each was shown first becomes its prompt. Raises MediaError, DataError."""
+    known: dict[str, Prompt] = {}
+    for episode, first in zip(episodes, shown, strict=True):
+        if isinstance(first, (MediaError, DataError)):
+            raise first
+        if episode.failure is None:
+            episode.show(policy, first)
+        if episode.prompt is not None:
+            episode.prompt = known.setdefault(episode.prompt.fingerprint, episode.prompt)
 
 
 def play(
@@ -383,11 +461,18 @@ def _played_by(
 
 
 def side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What the calls give; made by threads where the environments wait for other processes (Environment.concurrent)."""
-    if len(calls) > 1 and all(e.environment.concurrent for e in episodes):
-        with ThreadPoolExecutor(min(len(calls), _MOST_THREADS), "environment") as threads:
-            return [future.result() for future in [threads.submit(call) for call in calls]]
-    return [call() for call in calls]
+    """What the calls give, those of environments that wait for other processes (Environment.concurrent) made by threads and the
+    others here, meanwhile, one after the other."""
+    waiting = [e.environment.concurrent for e in episodes]
+    if len(calls) < 2 or not any(waiting):
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(sum(waiting), _MOST_THREADS), "environment") as threads:
+        begun = [
+            threads.submit(call) if waits else call
+            for call, waits in zip(calls, waiting, strict=True)
+        ]
+        own = {n: call() for n, call in enumerate(begun) if not isinstance(call, Future)}
+        return [c.result() if isinstance(c, Future) else own[n] for n, c in enumerate(begun)]
 
 
 def _asked(group: Sequence[Episode], *, first: bool) -> Iterator[tuple[Request, list[Episode]]]:

@@ -28,7 +28,7 @@ from mmrl.errors import DataError, MediaError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.rollout.episodes import Episode, Spent, begin, play
+from mmrl.rollout.episodes import Beginning, Episode, Spent, begin, begin_groups, play
 from mmrl.rollout.replaying import Replaying
 from mmrl.rollout.trees import waves
 from mmrl.rollout.views import changed_prompt
@@ -147,10 +147,14 @@ class GroupGenerator:
         """Roll out and score the tickets; a prompt that cannot be encoded gives a group with an error."""
         groups: list[RolloutGroup] = []
         ready: list[_Open] = []
+        asked = [self._asked(ticket) for ticket in tickets]
         with ExitStack() as begun:  # whatever ends the wave, no environment stays open
-            for ticket in tickets:
+            episodes = begin_groups(
+                self.policy, asked, begun=begun, spent=self._spent, encoding=self.exclusive
+            )
+            for ticket, one, playing in zip(tickets, asked, episodes, strict=True):
                 with self.exclusive():
-                    opened = self._open(ticket, begun)
+                    opened = self._open(ticket, one, playing)
                 if isinstance(opened, RolloutGroup):
                     groups.append(opened)
                 else:
@@ -173,21 +177,28 @@ class GroupGenerator:
         self._spent.environments = self._spent.rewards = 0.0
         return found
 
-    def _open(self, ticket: Ticket, begun: ExitStack) -> _Open | RolloutGroup:
-        """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded. Its episodes are
-        closed by the end of `begun`."""
+    def _asked(self, ticket: Ticket) -> Beginning:
+        """The ticket's group, for tasks with an environment."""
         sample, task = self.stream.find(ticket.source, ticket.sample_id)
+        return Beginning(
+            sample,
+            task,
+            self.demonstrations.rollouts(0),
+            (self.config.seed, 3, *ticket.key),
+            filmed=int(self._filmed(ticket)),
+        )
+
+    def _open(
+        self,
+        ticket: Ticket,
+        asked: Beginning,
+        episodes: list[Episode] | MediaError | DataError,
+    ) -> _Open | RolloutGroup:
+        """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded."""
+        sample, task = asked.sample, asked.task
         try:
-            episodes = begin(
-                self.policy,
-                sample,
-                task,
-                self.demonstrations.rollouts(0),
-                (self.config.seed, 3, *ticket.key),
-                begun=begun,
-                filmed=int(self._filmed(ticket)),
-                spent=self._spent,
-            )
+            if isinstance(episodes, Exception):
+                raise episodes
             prompt = next(
                 (e.prompt for e in episodes if e.prompt is not None), None
             ) or self.policy.encoder(sample, task)

@@ -22,7 +22,7 @@ from mmrl.files import check_text
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, idle_item, pack, pack_turns, packed_length
 from mmrl.policy.policy import Policy
-from mmrl.rollout.episodes import Episode, begin, play_scripted
+from mmrl.rollout.episodes import Beginning, Episode, begin_groups, play_scripted
 from mmrl.task import Task
 from mmrl.training.sft import Failed, SupervisedSource
 from mmrl.types import RewardContext, Sample
@@ -111,12 +111,17 @@ class GoldAnswers:
         items: list[PackItem] = []
         failed: list[Failed] = []
         acting: dict[int, Episode] = {}
+        asked = [
+            Beginning(sample, task, 1, self._key(step, place))
+            for place, (sample, task) in enumerate(drawn)
+        ]
         with ExitStack() as begun:
-            for place, (sample, task) in enumerate(drawn):
+            found = begin_groups(self.policy, asked, begun=begun)
+            for place, ((sample, task), episodes) in enumerate(zip(drawn, found, strict=True)):
                 try:
-                    if episodes := begin(
-                        self.policy, sample, task, 1, self._key(step, place), begun=begun
-                    ):
+                    if isinstance(episodes, Exception):
+                        raise episodes
+                    if episodes:
                         acting[place] = episodes[0]
                         continue
                     prompt = encoder(sample, task)
