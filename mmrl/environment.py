@@ -132,8 +132,8 @@ class Environment(abc.ABC):
     """Turns of a rollout at most; one that goes on is truncated then, with the rewards it has."""
     concurrent: ClassVar[bool] = False
     """Whether `reset` and `step` mostly wait for another process or machine: those of different rollouts are called by threads side
-    by side then. A rollout's own calls still follow each other, but not in one thread: clients that are bound to a thread do not
-    go."""
+    by side then, up to 32. A rollout's own calls still follow each other, but not in one thread: clients that are bound to a thread
+    do not go."""
 
     process_limit_s: ClassVar[float] = 1800.0
     """Seconds that `process_rewards` of a rollout may take, from when the last rollout is over; more fails the rollout. It ends

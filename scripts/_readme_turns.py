@@ -98,9 +98,16 @@ def browser(found: dict[str, Any]) -> str:
             f"95 %, seed {found['seed']}; {found['real']['steps']} steps of {found['prompts_per_step']} prompts x 8 rollouts in "
             f"{found['real']['steps_s'] / 60:.0f} minutes on 2 cores of {found['machine']['cpu']}, "
             f"{found['real']['seconds'] / 60:.0f} with both evaluations, after a start of {found['start_steps']} steps of "
-            "`mmrl sft`.",
+            "`mmrl sft`. Learned: "
+            f"{_learned(found['real'])}; by permuted rewards: {_learned(found['shuffled'])}.",
         ]
     )
+
+
+def _learned(run: dict[str, Any]) -> str:
+    from scripts.demo_browser import learned
+
+    return ", ".join(learned(run)) or "none"
 
 
 def turns_cost(found: dict[str, Any]) -> str:

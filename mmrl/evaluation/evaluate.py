@@ -161,26 +161,31 @@ def _evaluate_chunk(
     changed: list[_Asked] = []
     played: list[tuple[int, str, list[Episode]]] = []
     most = max(1, _EPISODES // max(1, sum(count for _, count in _modes(settings))))
-    for first in range(0, len(samples), most):
-        part = samples[first : first + most]
-        found = _begun(policy, part, source.task, settings, begun, pictures is not None)
-        for (order, sample), opened in zip(part, found, strict=True):
-            try:
-                if isinstance(opened, Exception):
-                    raise opened
-                if opened:
-                    played += [(order, mode, episodes) for mode, episodes in opened]
-                    continue
-                prompt = policy.encoder(sample, source.task)
-            except (MediaError, DataError) as error:
-                stop_at_broken_media(error, sample, settings.on_error)
-                rows += _unseen(policy, key, source, order, sample, settings, error)
-                continue
-            plain += _plain(order, sample, prompt, settings)
-            changed += _changed(policy, source.task, order, sample, prompt, settings)
-        if played:
-            rows += _played(policy, engine, key, source, played, settings, pictures)
-            played.clear()
+    acting = _acting(policy, source.task, samples, settings)
+    for first in range(0, len(acting), most):
+        part = acting[first : first + most]
+        for (order, sample), opened in zip(
+            part, _begun(policy, part, source.task, settings, begun, pictures), strict=True
+        ):
+            if isinstance(opened, Exception):
+                stop_at_broken_media(opened, sample, settings.on_error)
+                rows += _unseen(policy, key, source, order, sample, settings, opened)
+            else:
+                played += [(order, mode, episodes) for mode, episodes in opened]
+        rows += _played(policy, engine, key, source, played, settings, pictures)
+        played.clear()
+    turned = {order for order, _ in acting}
+    for order, sample in samples:
+        if order in turned:
+            continue
+        try:
+            prompt = policy.encoder(sample, source.task)
+        except (MediaError, DataError) as error:
+            stop_at_broken_media(error, sample, settings.on_error)
+            rows += _unseen(policy, key, source, order, sample, settings, error)
+            continue
+        plain += _plain(order, sample, prompt, settings)
+        changed += _changed(policy, source.task, order, sample, prompt, settings)
     # one after the other: the plain answers are those of an evaluation without views
     for asked in (plain, changed):
         rows += _answers(policy, engine, scorer, key, source, asked, settings)
@@ -251,38 +256,52 @@ def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
     )
 
 
+def _acting(
+    policy: Policy, task: Task, samples: Sequence[tuple[int, Sample]], settings: EvalSettings
+) -> list[tuple[int, Sample]]:
+    """The samples whose rollouts take turns in an environment. Raises ConfigError for views, which are about one prompt."""
+    plays: dict[str, bool] = {}
+    for _, sample in samples:
+        if sample.task not in plays:
+            try:
+                turns = turns_of(task, sample.task, policy.template)
+                plays[sample.task] = turns is not None
+            except (MediaError, DataError):  # each sample's own failure
+                plays[sample.task] = True
+    found = [(order, sample) for order, sample in samples if plays[sample.task]]
+    if found and settings.views:
+        raise ConfigError(
+            f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
+            f"{', '.join(settings.views)}; leave them out"
+        )
+    return found
+
+
 def _begun(
     policy: Policy,
     samples: Sequence[tuple[int, Sample]],
     task: Task,
     settings: EvalSettings,
     begun: ExitStack,
-    filming: bool,
+    pictures: Path | None,
 ) -> list[list[tuple[str, list[Episode]]] | MediaError | DataError]:
-    """For each sample the rollouts of each mode in the task's environment, closed by the end of `begun`; [] where it has none, the
-    error where it cannot be used. With `filming` the greedy one of the gallery's samples, else the first sampled one, keeps what
-    it is shown. Raises ConfigError for views, which are about one prompt."""
+    """For each sample the rollouts of each mode in the task's environment, closed by the end of `begun`, or the error where it
+    cannot be used. Where pictures are kept, the greedy rollout of each of the gallery's samples, or without such a mode the first
+    sampled one, keeps what it is shown."""
     kept = "greedy" if settings.greedy else "sampled"
     modes = [(mode, count) for mode, count in _modes(settings) if count]
-    asked = []
-    for order, sample in samples:
-        if settings.views and turns_of(task, sample.task, policy.template) is not None:
-            raise ConfigError(
-                f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
-                f"{', '.join(settings.views)}; leave them out"
-            )
-        filmed = filming and order < settings.gallery
-        asked += [
-            Beginning(
-                sample,
-                task,
-                count,
-                _noise_key(sample, settings),
-                greedy=mode == "greedy",
-                filmed=int(filmed and mode == kept),
-            )
-            for mode, count in modes
-        ]
+    asked = [
+        Beginning(
+            sample,
+            task,
+            count,
+            _noise_key(sample, settings),
+            greedy=mode == "greedy",
+            filmed=int(pictures is not None and order < settings.gallery and mode == kept),
+        )
+        for order, sample in samples
+        for mode, count in modes
+    ]
     groups = iter(begin_groups(policy, asked, begun=begun))
     return [_of_sample([(mode, next(groups)) for mode, _ in modes]) for _ in samples]
 

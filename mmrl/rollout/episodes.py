@@ -289,38 +289,62 @@ def begin_groups(
     spent: Spent | None = None,
     encoding: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[list[Episode] | MediaError | DataError]:
-    """The rollouts of several groups, whose environments are reset side by side; of a group whose pictures or prompt cannot be
-    used, the error, and nothing of it is left open. `encoding` holds the policy while a group's prompts are made: resets do
-    without. Otherwise as `begin`."""
+    """The rollouts of several groups, whose environments are reset side by side, as many as there are threads before their prompts
+    are made: what they show is large. Of a group whose pictures or prompt cannot be used, the error, and nothing of it is left
+    open. `encoding` holds the policy while prompts are made and while environments that compute are reset. Otherwise as `begin`."""
     spent = spent or Spent()
     found: list[list[Episode] | MediaError | DataError] = []
     with ExitStack() as stack:
-        for one in asked:
-            try:
-                found.append(_made(policy, one, stack))
-            except (MediaError, DataError) as error:
-                found.append(error)
-        resets = [
-            (e, partial(e.reset, _seed_of(e.key))) for g in found if isinstance(g, list) for e in g
-        ]
-        if not resets:
-            return found
-        with spent.counted("environments"):
-            shown = iter(side_by_side([e for e, _ in resets], [reset for _, reset in resets]))
-        for number, group in enumerate(found):
-            if not isinstance(group, list):
-                continue
-            first = [next(shown) for _ in group]
-            try:
-                with encoding():
-                    _shown(policy, group, first)
-            except (MediaError, DataError) as error:
-                for episode in group:
-                    episode.close()
-                found[number] = error
+        for part in _parts(asked):
+            found += _begun(policy, part, stack, spent, encoding)
         kept = stack.pop_all()
         if begun is not None:
             begun.push(kept)
+    return found
+
+
+def _parts(asked: Sequence[Beginning]) -> Iterator[list[Beginning]]:
+    """The groups in parts of as many rollouts as there are threads, or of one group."""
+    part: list[Beginning] = []
+    for one in asked:
+        if part and sum(b.count for b in part) + one.count > _MOST_THREADS:
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
+
+
+def _begun(
+    policy: Policy,
+    asked: Sequence[Beginning],
+    stack: ExitStack,
+    spent: Spent,
+    encoding: Callable[[], AbstractContextManager[Any]],
+) -> list[list[Episode] | MediaError | DataError]:
+    found: list[list[Episode] | MediaError | DataError] = []
+    for one in asked:
+        try:
+            found.append(_made(policy, one, stack))
+        except (MediaError, DataError) as error:
+            found.append(error)
+    flat = [e for group in found if isinstance(group, list) for e in group]
+    if not flat:
+        return found
+    computes = any(not e.environment.concurrent for e in flat)
+    with encoding() if computes else nullcontext(), spent.counted("environments"):
+        shown = side_by_side(flat, [partial(e.reset, _seed_of(e.key)) for e in flat])
+    for number, group in enumerate(found):
+        if not isinstance(group, list):
+            continue
+        first, shown = shown[: len(group)], shown[len(group) :]
+        try:
+            with encoding():
+                _shown(policy, group, first)
+        except (MediaError, DataError) as error:
+            for episode in group:
+                episode.close()
+            found[number] = error
     return found
 
 
@@ -463,16 +487,19 @@ def _played_by(
 def side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:
     """What the calls give, those of environments that wait for other processes (Environment.concurrent) made by threads and the
     others here, meanwhile, one after the other."""
-    waiting = [e.environment.concurrent for e in episodes]
+    waiting = [bool(e.environment.concurrent) for e in episodes]
     if len(calls) < 2 or not any(waiting):
         return [call() for call in calls]
-    with ThreadPoolExecutor(min(sum(waiting), _MOST_THREADS), "environment") as threads:
+    threads = ThreadPoolExecutor(min(sum(waiting), _MOST_THREADS), "environment")
+    try:
         begun = [
             threads.submit(call) if waits else call
             for call, waits in zip(calls, waiting, strict=True)
         ]
         own = {n: call() for n, call in enumerate(begun) if not isinstance(call, Future)}
         return [c.result() if isinstance(c, Future) else own[n] for n, c in enumerate(begun)]
+    finally:  # after an interrupt only what runs is waited for
+        threads.shutdown(cancel_futures=True)
 
 
 def _asked(group: Sequence[Episode], *, first: bool) -> Iterator[tuple[Request, list[Episode]]]:

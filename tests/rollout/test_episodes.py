@@ -29,7 +29,16 @@ from mmrl.evaluation.settings import EvalSettings
 from mmrl.registry import task_from_spec
 from mmrl.report.build import build_report
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.rollout.episodes import Spent, begin, check_environments, play, play_written, side_by_side
+from mmrl.rollout.episodes import (
+    Beginning,
+    Spent,
+    begin,
+    begin_groups,
+    check_environments,
+    play,
+    play_written,
+    side_by_side,
+)
 from mmrl.rollout.group_generator import GroupGenerator
 from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.runlog import rollout_rows
@@ -379,7 +388,49 @@ def test_all_environments_of_a_wave_are_reset_at_once(
             rollouter = PromptRollouter(config, p, PrefillOnceEngine(p), scorer, [source], world)
             groups = list(rollouter.groups(1))
             assert sorted(len(g.rollouts) for g in groups) == [3, 3]
-    assert [env.closed for env in Counting.made] == [1] * 9
+    assert {env.closed for env in Counting.made} == {1}
+
+
+def test_what_many_environments_show_is_encoded_before_more_are_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pictures of a screen for all rollouts of a step at once would fill the memory."""
+    monkeypatch.setattr("mmrl.rollout.episodes._MOST_THREADS", 6)
+    events: list[str] = []
+    reset = Counting.reset
+
+    def noted(self: Counting, sample: Sample, seed: int) -> mmrl.Observation:
+        events.append("reset")
+        return reset(self, sample, seed)
+
+    monkeypatch.setattr(Counting, "reset", noted)
+    monkeypatch.setattr(Counting, "shown", lambda self, sizes: events.append("shown"))
+    asked = [Beginning(sample(), Play(), 3, (n,)) for n in range(5)]
+    groups = begin_groups(policy(), asked)
+    assert [len(group) for group in groups if isinstance(group, list)] == [3] * 5
+    wave = ["reset"] * 6 + ["shown"] * 6
+    assert events == wave * 2 + ["reset"] * 3 + ["shown"] * 3
+
+
+def test_an_interrupt_drops_the_calls_that_wait_for_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mmrl.rollout.episodes._MOST_THREADS", 2)
+    called, begun = [], threading.Event()
+
+    def waits() -> None:
+        called.append(begun.set())
+        time.sleep(0.05)
+
+    def ends() -> None:
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    kinds = [True] * 40 + [False]
+    episodes = [SimpleNamespace(environment=SimpleNamespace(concurrent=w)) for w in kinds]
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(cast(Any, episodes), [waits] * 40 + [ends])
+    assert 0 < len(called) < 40
 
 
 def test_environments_that_compute_run_here_beside_those_that_wait() -> None:
