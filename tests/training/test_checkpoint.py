@@ -217,6 +217,9 @@ import sys
 import threading
 from pathlib import Path
 from tqdm import tqdm
+# before any bar is made: its own lock and its thread do not survive a fork, or a kill of who holds it
+tqdm.set_lock(threading.RLock())
+tqdm.monitor_interval = 0
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.config import ModelConfig, load_config
 from mmrl.training.optim import build_optimizer
@@ -227,8 +230,6 @@ optimizer = build_optimizer(p.trainable(), load_config().optim)
 for _, parameter in p.trainable():
     parameter.grad = parameter.detach().clone()
 optimizer.step()
-tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while holding it would stop all after it
-tqdm.monitor_interval = 0
 for _ in sys.stdin:  # a process for every line: importing takes longer than all that is killed
     if (child := os.fork()) == 0:
         checkpoints = Checkpoints(Path(sys.argv[2]), keep_last=2)
