@@ -12,7 +12,6 @@ its loss is in mmrl/algorithms/offline.py. One that does not fit rollout.max_new
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mmrl.data.json_lines import json_lines
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.files import check_text
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
@@ -130,11 +130,7 @@ def _lines(path: str | Path) -> dict[tuple[str, str], int]:
     found: dict[tuple[str, str], int] = {}
     if not file.is_file():
         return {}
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
+    for number, row in json_lines(file):
         if isinstance(row, dict):
             name = (str(row.get("source", file.stem)), str(row.get("id", f"{file.stem}-{number}")))
             found.setdefault(name, number)

@@ -23,7 +23,7 @@ _NO_LIST = "write one object per line, without [ ] around them"
 
 
 class RowError(DataError):
-    """One row cannot be used; `collect` adds file and row number."""
+    """One row cannot be used; whoever reads the file adds its name and the row's number."""
 
     def __init__(self, expected: str, found: str, fix: str) -> None:
         super().__init__(f"expected {expected}, found {found}; {fix}")

@@ -159,11 +159,11 @@ def _evaluate_chunk(
     rows: list[Judged] = []
     plain: list[_Asked] = []
     changed: list[_Asked] = []
-    played: list[tuple[int, str, list[Episode]]] = []
     most = max(1, _EPISODES // max(1, sum(count for _, count in _modes(settings))))
     acting = _acting(policy, source.task, samples, settings)
     for first in range(0, len(acting), most):
         part = acting[first : first + most]
+        played: list[tuple[int, str, list[Episode]]] = []
         for (order, sample), opened in zip(
             part, _begun(policy, part, source.task, settings, begun, pictures), strict=True
         ):
@@ -173,7 +173,6 @@ def _evaluate_chunk(
             else:
                 played += [(order, mode, episodes) for mode, episodes in opened]
         rows += _played(policy, engine, key, source, played, settings, pictures)
-        played.clear()
     turned = {order for order, _ in acting}
     for order, sample in samples:
         if order in turned:

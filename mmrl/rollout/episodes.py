@@ -43,6 +43,7 @@ __all__ = [
     "Beginning",
     "Episode",
     "Spent",
+    "act",
     "begin",
     "begin_groups",
     "check_environments",
@@ -296,7 +297,7 @@ def begin_groups(
     found: list[list[Episode] | MediaError | DataError] = []
     with ExitStack() as stack:
         for part in _parts(asked):
-            found += _begun(policy, part, stack, spent, encoding)
+            found += _begin_part(policy, part, stack, spent, encoding)
         kept = stack.pop_all()
         if begun is not None:
             begun.push(kept)
@@ -315,13 +316,14 @@ def _parts(asked: Sequence[Beginning]) -> Iterator[list[Beginning]]:
         yield part
 
 
-def _begun(
+def _begin_part(
     policy: Policy,
     asked: Sequence[Beginning],
     stack: ExitStack,
     spent: Spent,
     encoding: Callable[[], AbstractContextManager[Any]],
 ) -> list[list[Episode] | MediaError | DataError]:
+    """The groups of a part, which the end of `stack` closes: all are reset, then all are encoded."""
     found: list[list[Episode] | MediaError | DataError] = []
     for one in asked:
         try:
@@ -417,16 +419,8 @@ def play(
                     for (_, episodes), turns in zip(asked, written, strict=True)
                     for episode, turn in zip(episodes, turns, strict=True)
                 ]
-                with spent.counted("environments"):
-                    outcomes = side_by_side(
-                        [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
-                    )
-                for (episode, turn), outcome in zip(acting, outcomes, strict=True):
-                    episode.take(policy, turn, outcome)
-        with spent.counted("rewards"):
-            add_process_rewards([e for group in groups for e in group])
-        with spent.counted("environments"):
-            stack.close()
+                act(policy, acting, spent)
+        _end([e for group in groups for e in group], stack, spent)
     return [tuple(e.rollout() for e in group) for group in groups]
 
 
@@ -471,17 +465,25 @@ def _played_by(
             for number, e in enumerate(episodes)
             if e.open and (t := turn_of(e, number)) is not None
         ]:
-            with spent.counted("environments"):
-                outcomes = side_by_side(
-                    [e for e, _ in acting], [partial(e.step, t) for e, t in acting]
-                )
-            for (episode, turn), outcome in zip(acting, outcomes, strict=True):
-                episode.take(policy, turn, outcome)
-        with spent.counted("rewards"):
-            add_process_rewards(episodes)
-        with spent.counted("environments"):
-            stack.close()
+            act(policy, acting, spent)
+        _end(episodes, stack, spent)
     return [e.rollout() for e in episodes]
+
+
+def act(policy: Policy, acting: Sequence[tuple[Episode, Turn]], spent: Spent) -> None:
+    """The turns are taken side by side; each episode goes on with what came of its own."""
+    with spent.counted("environments"):
+        outcomes = side_by_side([e for e, _ in acting], [partial(e.step, t) for e, t in acting])
+    for (episode, turn), outcome in zip(acting, outcomes, strict=True):
+        episode.take(policy, turn, outcome)
+
+
+def _end(episodes: Sequence[Episode], stack: ExitStack, spent: Spent) -> None:
+    """Process rewards of rollouts that are over, whose environments `stack` then closes."""
+    with spent.counted("rewards"):
+        add_process_rewards(episodes)
+    with spent.counted("environments"):
+        stack.close()
 
 
 def side_by_side(episodes: Sequence[Episode], calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from mmrl.config.model import TreeConfig
 from mmrl.errors import DataError
 from mmrl.policy.policy import Policy
-from mmrl.rollout.episodes import Episode, Spent, side_by_side
+from mmrl.rollout.episodes import Episode, Spent, act
 from mmrl.types import RolloutGroup
 
 __all__ = ["shared_turns", "waves"]
@@ -71,12 +70,8 @@ def _graft(
         acting = [(e, s) for e, s, turns in plan if number < turns and e.failure is None]
         if not acting:
             return
-        with spent.counted("environments"):
-            outcomes = side_by_side(
-                [e for e, _ in acting], [partial(e.step, s.turns[number]) for e, s in acting]
-            )
-        for (episode, source), outcome in zip(acting, outcomes, strict=True):
-            episode.take(policy, source.turns[number], outcome)
+        act(policy, [(e, s.turns[number]) for e, s in acting], spent)
+        for episode, source in acting:
             if episode.failure is None:
                 _check(episode, source, number)
 

@@ -4,7 +4,7 @@
 import { h, short } from "./base.js";
 import { aligned, smoothed } from "./feed.js";
 
-const COLORS = ["--c1", "--c2", "--c3", "--c5", "--c4", "--c6", "--c7", "--gray"];
+export const COLORS = ["--c1", "--c2", "--c3", "--c5", "--c4", "--c6", "--c7", "--gray"];
 const HEIGHT = 200, DOTS = 40; // so few points are drawn as dots, too
 const sync = uPlot.sync("steps");
 

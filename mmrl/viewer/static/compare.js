@@ -1,6 +1,7 @@
 // Several runs beside each other: curves laid over each other, paired gains, what their configurations do not share.
 
 import { address, ask, change, chip, every, h, here, interval, link, message, say, typed } from "./base.js";
+import { COLORS } from "./chart.js";
 import { Curves } from "./curves.js";
 import { Feed } from "./feed.js";
 import { tabs } from "./run.js";
@@ -74,7 +75,7 @@ export async function showCompare(place, { query }) {
   const body = h("div", { class: "tab-body" });
   place.append(h("h1", {}, `${keys.length} runs`), h("p", { class: "compared" }, runs.map((r, i) => {
     const made = h("span", { class: "key" }, h("i"), h("a", { href: link("/run", { key: r.key }) }, r.key), " ", chip(r.page.status));
-    made.style.setProperty("--c", `var(${["--c1", "--c2", "--c3", "--c5", "--c4", "--c6", "--c7", "--gray"][i % 8]})`);
+    made.style.setProperty("--c", `var(${COLORS[i % COLORS.length]})`);
     return made;
   })), h("div", { class: "tab-line" }, tabs("/compare", { run: keys }, TABS, tab), h("a", { class: "button", href: address("/download/comparison.html", { run: keys }), download: "" }, "Export as one page")), body);
   let curves = null, redraw = null, base = query.get("base");
