@@ -97,8 +97,8 @@ def needs_batch_invariance() -> bool:
 
 
 def make_batch_invariant(model: nn.Module, device: torch.device) -> None:
-    """Make the model's linear layers batch-invariant, in place, on a CPU that needs it, and the large ones fast for a few rows where
-    oneDNN is. Elsewhere nothing changes."""
+    """Make the model's linear layers batch-invariant, in place, on a CPU that needs it, and on every CPU the large ones fast for a
+    few rows, where oneDNN is. On other devices nothing changes."""
     if device.type != "cpu":
         return
     layers = [m for m in model.modules() if type(m) is nn.Linear]
