@@ -228,8 +228,8 @@ _REST = 5  # operations that are named beside matrix products
 def efficiency(found: dict[str, Any]) -> str:
     """What a step at the widths of a 3B model uses of the machine's matrix products, and tokens per second."""
     lines = [
-        "| trainer | CPU s per step | rollout, of the peak | update, of the peak | peak memory |",
-        "|---|---|---|---|---|",
+        "| trainer | CPU s per step | TFLOP | rollout, of the peak | update, of the peak | peak memory |",
+        "|---|---|---|---|---|---|",
     ]
     for system, rows in found["step"].items():
         step_s, memory = (statistics.median(r[key] for r in rows) for key in ("step_s", "peak_mib"))
@@ -237,7 +237,10 @@ def efficiency(found: dict[str, Any]) -> str:
             f"{statistics.median(r['phases'][phase]['efficiency'] for r in rows):.2f}"
             for phase in ("rollout", "update")
         )
-        lines.append(f"| {_SYSTEMS[system]} | {step_s:.1f} | {shares} | {memory / 1024:.1f} GiB |")
+        work = sum(phase["tflop"] for phase in rows[0]["phases"].values())
+        lines.append(
+            f"| {_SYSTEMS[system]} | {step_s:.1f} | {work:.1f} | {shares} | {memory / 1024:.1f} GiB |"
+        )
     lines += [
         "",
         "| engine | tokens per CPU s, 1 prompt | 4 prompts | operations per token-step |",
@@ -251,25 +254,27 @@ def efficiency(found: dict[str, Any]) -> str:
         kernels = f"{rows[0]['kernels']:.0f}" if "kernels" in rows[0] else ""
         lines.append(f"| {_SYSTEMS[system]} | {rates} | {kernels} |")
     machine, rest = found["machine"], _rest(found["step"]["mmrl"][-1]["phases"])
+    peak = max(r["peak_gflops"] for r in found["step"]["mmrl"])
     return "\n".join(
         [
             *lines,
             "",
             f"{found['parameters'] / 1e6:,.0f} M parameters, fp32, one thread of {machine['cpu']}; {found['prompts']} prompts of a "
             f"448-pixel picture, G {found['group_size']}, {found['new_tokens']} new tokens. Counted FLOPs over processor seconds, "
-            f"over the best matrix product of the same process. What mmrl spends beside matrix products: {rest}.",
+            f"over the best matrix product of the same process, {peak:.0f} GFLOP/s. Where mmrl's time goes: {rest}.",
         ]
     )
 
 
 def _rest(phases: dict[str, Any]) -> str:
-    """The operations beside matrix products that take most of each phase."""
+    """Matrix products and how fast they themselves are, and the operations that take most of each phase beside them."""
     told = []
     for phase in ("rollout", "update"):
         shares = phases[phase]["operations"].items()
         others = [(n, s) for n, s in shares if n.rpartition("::")[2] not in _PRODUCTS][:_REST]
         names = ", ".join(f"{n.rpartition('::')[2]} {100 * s:.0f} %" for n, s in others)
+        share, efficiency = (phases[phase][key] for key in ("matrix_share", "efficiency"))
         told.append(
-            f"{phase}: {names} (matrix products {100 * phases[phase]['matrix_share']:.0f} %)"
+            f"{phase}: matrix products {100 * share:.0f} %, at {efficiency / share:.2f} of the peak, {names}"
         )
     return "; ".join(told)
