@@ -28,6 +28,7 @@ STEPS = ("counted", "timed", "timed", "profiled")  # the first is the warm-up, t
 _MATRICES = {
     "aten::mm",
     "aten::addmm",
+    "aten::addmm_",
     "aten::bmm",
     "aten::baddbmm",
     "aten::mkldnn_convolution",
@@ -87,8 +88,12 @@ def _linear_flops(rows: _Shape, weight: _Shape, *_: Any, **__: Any) -> int:
     return int(2 * rows[0] * weight[0] * weight[1])
 
 
+def _addmm_flops(added: _Shape, left: _Shape, right: _Shape, *_: Any, **__: Any) -> int:
+    return int(2 * left[0] * left[1] * right[1])
+
+
 def flop_counter() -> FlopCounterMode:
-    """torch's counter with the attention kernels of the CPU and oneDNN's product, which it does not know.
+    """torch's counter with the attention kernels of the CPU, oneDNN's product and addmm in place, which it does not know.
 
     It counts 2 per multiplication and addition of matrix products, convolutions and attention (masked parts too), as they are run:
     recomputation counts again, all else nothing.
@@ -98,6 +103,7 @@ def flop_counter() -> FlopCounterMode:
         custom_mapping={
             _KERNELS: _attention_flops,
             torch.ops.mkldnn._linear_pointwise: _linear_flops,
+            torch.ops.aten.addmm_: _addmm_flops,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
         },
     )
@@ -106,8 +112,8 @@ def flop_counter() -> FlopCounterMode:
 class Phases:
     """Calls of wrapped functions by phase: their seconds, their FLOPs or their operations, as the step now running asks."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, steps: Sequence[str] = STEPS) -> None:
+        self.steps, self.number = steps, 0
         self.seconds: list[dict[str, float]] = []
         self.flops: Counter[str] = Counter()
         self.operations: dict[str, Counter[str]] = defaultdict(Counter)
@@ -118,7 +124,12 @@ class Phases:
     @property
     def kind(self) -> str:
         """Of STEPS."""
-        return STEPS[min(self.number, len(STEPS) - 1)]
+        return self.steps[min(self.number, len(self.steps) - 1)]
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps that were asked for are over."""
+        return self.number == len(self.steps)
 
     def end_step(self) -> None:
         """The next kind of step begins."""
@@ -155,7 +166,10 @@ class Phases:
         return measured
 
     def row(self) -> dict[str, Any]:
-        """Of each phase: seconds, FLOPs, their share of the peak, and the operations that took most, as shares of its time."""
+        """Of each phase: seconds, FLOPs, their share of the peak, and the operations that took most, as shares of its time. FLOPs
+        alone where no step was timed."""
+        if not self.seconds:
+            return {"tflop": {phase: flops / 1e12 for phase, flops in self.flops.items()}}
         phases: dict[str, Any] = {}
         for phase, flops in self.flops.items():
             seconds = sorted(s[phase] for s in self.seconds)[len(self.seconds) // 2]
@@ -184,9 +198,9 @@ class _DoneError(Exception):
     """All that is wanted of the run has been measured."""
 
 
-def child_mmrl(folder: Path, setting: Setting) -> None:
+def child_mmrl(folder: Path, setting: Setting, steps: Sequence[str] = STEPS) -> None:
     """mmrl's Trainer."""
-    phases = Phases()
+    phases = Phases(steps)
 
     def on_event(kind: str, row: dict[str, Any]) -> None:
         if kind == "start":
@@ -197,26 +211,26 @@ def child_mmrl(folder: Path, setting: Setting) -> None:
         if kind == "step":
             assert row["train/length/mean"] == setting.new_tokens, row
             phases.end_step()
-            if phases.number == len(STEPS):
+            if phases.done:
                 raise _DoneError  # before anything is saved
 
-    trainer = mmrl_trainer(setting, folder, len(STEPS) + 1, on_event)
+    trainer = mmrl_trainer(setting, folder, len(steps) + 1, on_event)
     try:
         trainer.fit()
     except _DoneError:
         bench.finish_child(phases.row())
 
 
-def child_trl(folder: Path, setting: Setting) -> None:
+def child_trl(folder: Path, setting: Setting, steps: Sequence[str] = STEPS) -> None:
     """TRL's GRPOTrainer."""
-    phases = Phases()
+    phases = Phases(steps)
 
     def on_step_end() -> None:
         phases.end_step()
-        if phases.number == len(STEPS):
+        if phases.done:
             raise _DoneError
 
-    trainer = trl_trainer(setting, folder, len(STEPS) + 1, on_step_end)
+    trainer = trl_trainer(setting, folder, len(steps) + 1, on_step_end)
     trainer._generate_single_turn = phases.wrap("rollout", trainer._generate_single_turn)
     trainer._compute_loss = phases.wrap("update", trainer._compute_loss)
     trainer.accelerator.backward = phases.wrap("update", trainer.accelerator.backward)
@@ -404,7 +418,23 @@ def child_vllm(folder: Path, setting: Setting) -> None:
     backend.close()
 
 
-CHILDREN: dict[str, Callable[[Path, Setting], None]] = {
+def counted_anew(row: dict[str, Any], tflop: Mapping[str, float]) -> dict[str, Any]:
+    """A row of a trainer with other FLOPs than it was written with, and with the share of what counts as matrix products now."""
+    phases = {
+        name: {
+            **phase,
+            "tflop": round(tflop[name], 4),
+            "efficiency": round(tflop[name] * 1e3 / phase["seconds"] / row["peak_gflops"], 4),
+            "matrix_share": round(
+                sum(share for n, share in phase["operations"].items() if n in _MATRICES), 4
+            ),
+        }
+        for name, phase in row["phases"].items()
+    }
+    return {**row, "phases": phases}
+
+
+CHILDREN: dict[str, Callable[..., None]] = {
     "mmrl": child_mmrl,
     "trl": child_trl,
     "own": child_own,

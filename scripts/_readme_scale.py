@@ -221,7 +221,7 @@ _SYSTEMS = {
     "hf": "transformers' generate",
     "vllm": "vLLM, built for the CPU",
 }
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mkldnn_convolution", "_linear_pointwise"}
+_PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_convolution", "_linear_pointwise"}
 _REST = 5  # operations that are named beside matrix products
 
 

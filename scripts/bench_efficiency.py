@@ -1,8 +1,9 @@
 """How much of this machine's matrix-product peak a training step uses at the widths of a 3B model, mmrl and TRL in alternation.
 
-    python -m scripts.bench_efficiency            (about an hour, 12 GiB; writes assets/results/bench_efficiency.json)
+    python -m scripts.bench_efficiency            (an hour or two, 21 GiB for TRL; writes assets/results/bench_efficiency.json)
     python -m scripts.bench_efficiency --keep     (goes on after an interruption)
     python -m scripts.bench_efficiency --only decode   (records nothing)
+    python -m scripts.bench_efficiency --recount trl   (counts the FLOPs of its kept rows anew; then --keep)
 
 A Qwen2.5-VL with the widths and the vocabulary of the 3B model, two layers of language model and vision tower each, random weights,
 everything trained by torch's fused AdamW: fp32, one thread, pictures of 448 pixels, groups of 8, 48 new tokens, two prompts per
@@ -47,6 +48,17 @@ def _child(system: str, number: int, folder: Path) -> dict[str, Any]:
     return dict(json.loads(row.read_text(encoding="utf-8")))
 
 
+def recount(system: str, folder: Path) -> None:
+    """Put FLOPs counted anew, by a process of one step, into the kept rows of a trainer."""
+    from scripts._efficiency import counted_anew
+
+    command = ["--child", system, "--count", "--folder", str(folder)]
+    tflop = bench.run_child("scripts.bench_efficiency", command, timeout=3600)["tflop"]
+    for row in ROWS.glob(f"*_{system}.json"):
+        found = counted_anew(json.loads(row.read_text(encoding="utf-8")), tflop)
+        row.write_text(json.dumps(found), encoding="utf-8")
+
+
 def measure(part: str, rounds: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Rows of every system of a part, in alternation."""
     found: dict[str, list[dict[str, Any]]] = {system: [] for system in PARTS[part]}
@@ -74,6 +86,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help=f"take rows that are in {ROWS} already")
     parser.add_argument("--only", choices=PARTS, help="this part; nothing is recorded then")
     parser.add_argument("--systems", nargs="*", help="of the part: these; nothing is recorded then")
+    parser.add_argument("--recount", choices=PARTS["step"])
+    parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = bench.parse(parser, least=["rounds"])
@@ -82,11 +96,12 @@ def main() -> None:
 
         if options.child == "model":
             return child_model(options.folder)
-        return CHILDREN[options.child](options.folder, SETTING)
+        steps = {"steps": ("counted",)} if options.count else {}
+        return CHILDREN[options.child](options.folder, SETTING, **steps)
     if options.systems:
         PARTS[options.only or "step"] = tuple(options.systems)
     parts = [options.only] if options.only else list(PARTS)
-    if not options.keep:
+    if not options.keep and not options.recount:
         for old in (r for part in parts for s in PARTS[part] for r in ROWS.glob(f"*_{s}.json")):
             old.unlink()
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-", dir=options.folder) as name:
@@ -95,6 +110,8 @@ def main() -> None:
             "scripts.bench_efficiency", ["--child", "model", "--folder", str(folder)]
         )
         make_scenes(folder / SETTING.name, _SAMPLES, 3, SETTING.size, 1, "bench-real-")
+        if options.recount:
+            return recount(options.recount, folder)
         results = {part: measure(part, options.rounds, folder) for part in parts}
     if options.only or options.systems:
         return
