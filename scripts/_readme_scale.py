@@ -222,7 +222,12 @@ _SYSTEMS = {
     "vllm": "vLLM, built for the CPU",
 }
 _PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_convolution", "_linear_pointwise"}
-_REST = 5  # operations that are named beside matrix products
+_LEAST = 0.005  # of a phase's time: what takes less beside matrix products is not named
+_NAMES = {
+    "_scaled_dot_product_flash_attention_for_cpu": "attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "attention's backward",
+    "_fused_adamw_": "AdamW",
+}
 
 
 def efficiency(found: dict[str, Any]) -> str:
@@ -270,11 +275,14 @@ def _rest(phases: dict[str, Any]) -> str:
     """Matrix products and how fast they themselves are, and the operations that take most of each phase beside them."""
     told = []
     for phase in ("rollout", "update"):
-        shares = phases[phase]["operations"].items()
-        others = [(n, s) for n, s in shares if n.rpartition("::")[2] not in _PRODUCTS][:_REST]
-        names = ", ".join(f"{n.rpartition('::')[2]} {100 * s:.0f} %" for n, s in others)
+        shares = {n.rpartition("::")[2]: s for n, s in phases[phase]["operations"].items()}
+        names = ", ".join(
+            f"{_NAMES.get(n, n.strip('_'))} {100 * s:.1f} %"
+            for n, s in shares.items()
+            if n not in _PRODUCTS and s >= _LEAST
+        )
         share, efficiency = (phases[phase][key] for key in ("matrix_share", "efficiency"))
         told.append(
-            f"{phase}: matrix products {100 * share:.0f} %, at {efficiency / share:.2f} of the peak, {names}"
+            f"{phase}: matrix products {100 * share:.0f} %, at {efficiency / share:.2f} of the peak, then {names}"
         )
     return "; ".join(told)
