@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from typing import Any
 
 __all__ = ["devices", "efficiency", "engines", "gap", "gpu", "memory", "presets", "sizes"]
@@ -222,7 +223,7 @@ _SYSTEMS = {
     "vllm": "vLLM, built for the CPU",
 }
 _PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_convolution", "_linear_pointwise"}
-_LEAST = 0.005  # of a phase's time: what takes less beside matrix products is not named
+_LEAST = 0.01  # of a phase's time: what takes less beside matrix products is not named
 _NAMES = {
     "_scaled_dot_product_flash_attention_for_cpu": "attention",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "attention's backward",
@@ -275,12 +276,12 @@ def _rest(phases: dict[str, Any]) -> str:
     """Matrix products and how fast they themselves are, and the operations that take most of each phase beside them."""
     told = []
     for phase in ("rollout", "update"):
-        shares = {n.rpartition("::")[2]: s for n, s in phases[phase]["operations"].items()}
-        names = ", ".join(
-            f"{_NAMES.get(n, n.strip('_'))} {100 * s:.1f} %"
-            for n, s in shares.items()
-            if n not in _PRODUCTS and s >= _LEAST
-        )
+        others: Counter[str] = Counter()
+        for operation, share in phases[phase]["operations"].items():
+            name = operation.rpartition("::")[2]
+            if name not in _PRODUCTS:
+                others[_NAMES.get(name, name.strip("_"))] += share  # in place or not is one
+        names = ", ".join(f"{n} {100 * s:.1f} %" for n, s in others.most_common() if s >= _LEAST)
         share, efficiency = (phases[phase][key] for key in ("matrix_share", "efficiency"))
         told.append(
             f"{phase}: matrix products {100 * share:.0f} %, at {efficiency / share:.2f} of the peak, then {names}"
