@@ -224,7 +224,7 @@ _SYSTEMS = {
 }
 _PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mkldnn_convolution", "_linear_pointwise"}
 _LEAST = 0.01  # of a phase's time: what takes less beside matrix products is not named
-_NAMES = {
+_OPERATIONS = {
     "_scaled_dot_product_flash_attention_for_cpu": "attention",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "attention's backward",
     "_fused_adamw_": "AdamW",
@@ -280,7 +280,7 @@ def _rest(phases: dict[str, Any]) -> str:
         for operation, share in phases[phase]["operations"].items():
             name = operation.rpartition("::")[2]
             if name not in _PRODUCTS:
-                others[_NAMES.get(name, name.strip("_"))] += share  # in place or not is one
+                others[_OPERATIONS.get(name, name.strip("_"))] += share  # in place or not is one
         names = ", ".join(f"{n} {100 * s:.1f} %" for n, s in others.most_common() if s >= _LEAST)
         share, efficiency = (phases[phase][key] for key in ("matrix_share", "efficiency"))
         told.append(
