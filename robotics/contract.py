@@ -15,7 +15,7 @@ import abc
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -198,6 +198,9 @@ class Simulator(abc.ABC):
     Raises ConfigError (task that does not exist, camera it has not), MissingExtraError with the fix (package, GL,
     assets), ActionError.
     """
+
+    packages: ClassVar[Mapping[str, str]] = {}
+    """What the first reset imports, each with what installs it: a run looks for them before it loads a model."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec

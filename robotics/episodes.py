@@ -100,7 +100,11 @@ class EpisodeRollouts:
             # what an embodied run does not take from Ray
             simulator_demand(config, config.env.workers)
         # before a model is loaded
-        check_playing(env_specs(config), -(-config.env.slots // config.env.workers))
+        check_playing(
+            env_specs(config),
+            -(-config.env.slots // config.env.workers),
+            here=config.engine.workers != "ray",
+        )
         self._record = StepRecord()
         self._failed: list[Failure] = []  # attempts of the step that failed
         # attempts of the next steps that failed during an evaluation

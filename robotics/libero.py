@@ -207,6 +207,7 @@ class LiberoSimulator(ArmSimulator):
         "front": "frontview",
     }
     install = INSTALL
+    packages: ClassVar[Mapping[str, str]] = {"libero": INSTALL, "robosuite": INSTALL}
 
     @classmethod
     def recorded_states(cls, task: str, split: Split) -> list[InitialState] | None:

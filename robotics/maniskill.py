@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, install_command
 from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
@@ -53,6 +53,8 @@ __all__ = ["RENDER_VARIABLE", "ManiSkillOptions", "ManiSkillSimulator", "instruc
 
 class ManiSkillSimulator(Simulator):
     """One ManiSkill environment; see the module for cameras and proprioception, ManiSkillOptions for the options."""
+
+    packages: ClassVar[Mapping[str, str]] = {"mani_skill": install_command("robotics")}
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)

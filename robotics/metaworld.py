@@ -29,7 +29,7 @@ import importlib.util
 import pickle
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -95,6 +95,8 @@ class MetaWorldOptions(SimulatorOptions):
 
 class MetaWorldSimulator(Simulator):
     """One task of MetaWorld; see the module for actions, cameras and proprioception, MetaWorldOptions for the options."""
+
+    packages: ClassVar[Mapping[str, str]] = {"metaworld": _INSTALL}
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)

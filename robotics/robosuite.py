@@ -203,6 +203,7 @@ class ArmSimulator(Simulator):
         "pip install --no-deps robosuite==1.4.0 && pip install 'mujoco>=3.3,<3.4' numba scipy termcolor "
         "opencv-python-headless"
     )
+    packages: ClassVar[Mapping[str, str]] = {"robosuite": install}
 
     @classmethod
     def stops_at_success(cls, options: Mapping[str, Any]) -> bool:

@@ -56,6 +56,10 @@ def check_packages(config: RunConfig) -> None:
         _find("torchao", "optim.states int8", install_command("int8"))
     if config.operations.metrics_port is not None:
         _find("prometheus_client", "operations.metrics_port", install_command("metrics"))
+    if config.engine.workers == "ray":
+        _find(
+            "ray", "engine.workers ray", f"{install_command('ray')}, or set engine.workers: local"
+        )
     if config.engine.rollout == "vllm" and config.engine.vllm.mode != "server":
         _find(
             "vllm",

@@ -14,6 +14,8 @@ import pytest
 from mmrl.config import EvalConfig, load_config
 from mmrl.data.sources import load_sources
 from mmrl.errors import ConfigError, MissingExtraError, install_command
+from mmrl.robotics.source import env_specs
+from mmrl.robotics.vector import check_playing
 from mmrl.training.preflight import best_metric, check_model_folder, measured_by
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import (
@@ -261,6 +263,52 @@ def test_robots_are_judged_by_their_success(samples: int, chosen: str, tmp_path:
         match=r"success_once.*found 'greedy/succes'.*Did you mean 'greedy/success_once'",
     ):
         Trainer(config_of(model, f"dir={tmp_path}", "eval.best_metric=greedy/succes"))
+
+
+@pytest.mark.parametrize(
+    ("suite", "task", "package"),
+    [
+        ("maniskill", "PushCube-v1", "mani_skill"),
+        ("metaworld", "reach-v3", "metaworld"),
+        ("robosuite", "Lift", "robosuite"),
+        ("libero", "libero_object/0", "robosuite"),
+    ],
+)
+def test_a_simulator_that_is_not_installed_is_named_before_the_policy_is_read(
+    suite: str, task: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(
+        tmp_path / "model",
+        f"dir={tmp_path}",
+        f"env.suite={suite}",
+        f"env.tasks=[{task}]",
+        "env.options={}",
+    )
+    with monkeypatch.context() as away:
+        away.setitem(sys.modules, package, None)  # how Python marks a package that is not there
+        refused(
+            config,
+            MissingExtraError,
+            rf"suite {suite} needs the package {package}, found none: .*pip install",
+            monkeypatch,
+        )
+        [spec] = env_specs(config)
+        check_playing([spec], 1, here=False)  # another machine's simulators
+    check_playing([spec], 1)
+
+
+def test_a_run_on_ray_asks_for_ray_first(
+    tmp_path: Path, data: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path, data, engine={"workers": "ray"})
+    with monkeypatch.context() as away:
+        away.setitem(sys.modules, "ray", None)
+        refused(
+            config,
+            MissingExtraError,
+            "engine.workers ray needs the package ray, found none: .*engine.workers: local",
+            monkeypatch,
+        )
 
 
 def test_no_message_names_the_distribution_of_somebody_else() -> None:
