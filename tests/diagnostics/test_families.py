@@ -21,6 +21,7 @@ from mmrl.cli.main import app
 from mmrl.config import DataConfig, VideoConfig
 from mmrl.coords import CoordFrame
 from mmrl.diagnostics.families import check_family, check_names
+from mmrl.distributed.engines.root import Root
 from mmrl.errors import ConfigError, DataError, MismatchError, MissingExtraError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
@@ -178,6 +179,24 @@ def test_llava_onevision_takes_one_picture_per_prompt() -> None:
     newline = policy.base.model.image_newline
     assert any(p is newline for p in policy.family.parts.vision_parameters(policy.base.model))
     assert policy.family.parts.part_of("model.image_newline") == "projector"
+    with pytest.raises(
+        ConfigError, match=r"image_newline of llava_onevision.*projector to model.freeze"
+    ):
+        Root(policy.model)
+    newline.requires_grad_(False)
+    Root(policy.model)
+
+
+@pytest.mark.parametrize("name", sorted(families()))
+def test_sharded_engines_reach_every_trained_parameter(name: str) -> None:
+    policy = fresh_policy(name, frame=CoordFrame.REL1)
+    for loose in policy.family.parts.loose:
+        getattr(policy.base.model, loose).requires_grad_(False)  # refused, see above
+    within = {id(p) for p in Root(policy.model).parameters()}
+    outside = [
+        n for n, p in policy.model.named_parameters() if p.requires_grad and id(p) not in within
+    ]
+    assert not outside, "neither sharded nor summed up over the processes"
 
 
 def test_a_mirrored_canvas_is_that_of_the_mirrored_picture() -> None:

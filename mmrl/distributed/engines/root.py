@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmrl.errors import ConfigError
 from mmrl.policy.families import family_of
 
 __all__ = ["Root"]
@@ -30,6 +31,9 @@ class Root(nn.Module):
 
     These are the model's own modules, adapters included, under names of their own: `blocks` are those that may be gathered one
     after the other (decoder layers, vision blocks); the rest, which tied weights run through, belongs together.
+
+    Raises ConfigError for a trained parameter that lies in none of these modules: it would be neither sharded nor summed up over
+    the processes.
     """
 
     def __init__(self, model: Any, heads: Mapping[str, nn.Module] | None = None) -> None:
@@ -45,6 +49,11 @@ class Root(nn.Module):
                     self.add_module(name, module)
                 self.blocks += encoders.blocks
         self.heads = nn.ModuleDict(heads)
+        if loose := [name for name in parts.loose if getattr(body, name).requires_grad]:
+            raise ConfigError(
+                f"expected engine.train single or ddp where {', '.join(loose)} of {family.name} is trained, found an engine that "
+                "reaches what lies in the model's parts alone, not in the model itself; add projector to model.freeze"
+            )
 
     def forward(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
         """What `function` returns, with every weight of the modules it calls in place."""
