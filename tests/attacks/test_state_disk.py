@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -110,11 +111,16 @@ def test_a_disk_that_becomes_read_only(
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
 
 
+def files_of(folder: Path) -> dict[Path, int]:
+    """Sizes of the files with something in them."""
+    return {p: size for p in folder.rglob("*") if p.is_file() and (size := p.stat().st_size)}
+
+
 @pytest.mark.slow
 def test_the_commands_end_with_words_and_status_2(
     tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that cannot begin, and an evaluation, a report and scores that cannot be written."""
+    """A run that cannot begin, and an evaluation, scores, a report, a warm start and a cache that cannot be written."""
     trainer = Trainer(settings(tmp_path, tmp_path / "runs"))
     trainer.fit()
     run = trainer.folder.path
@@ -130,7 +136,19 @@ def test_the_commands_end_with_words_and_status_2(
             str(disk / "scores.jsonl"),
             "--trust-code",
         ),
+        ("report", str(disk / "copy")),
+        ("sft", str(tmp_path / "c.yaml"), "--out", str(disk / "sft"), "--quiet"),
+        (
+            "cache",
+            "build",
+            str(tmp_path / "c.yaml"),
+            f"data.cache.dir={disk / 'cache'}",
+            "--workers=0",
+            "--quiet",
+        ),
     ]
+    shutil.copytree(run, disk / "copy", ignore=shutil.ignore_patterns("checkpoints"))
+    before = files_of(disk)
     with leaving(disk, 0):
         for command in commands:
             monkeypatch.setattr("sys.argv", ["mmrl", *command])
@@ -142,9 +160,7 @@ def test_the_commands_end_with_words_and_status_2(
                 and "error: cannot write" in err
                 and "make room on that disk" in err
             ), (command, err)
-    assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size], (
-        "nothing half-written is left"
-    )
+    assert files_of(disk) == before, "nothing half-written is left"
 
 
 @pytest.mark.slow
