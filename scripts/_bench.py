@@ -50,6 +50,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "assets" / "results"
 UNRECORDED = ROOT / "runs" / "results"
 """Where results go that are less than what a record stands for; see `parse`."""
+_SIZES = (
+    "episodes",
+    "evaluations",
+    "inputs",
+    "kills",
+    "minutes",
+    "rounds",
+    "seconds",
+    "seeds",
+    "steps",
+)
+"""Options by whose names every script means how much it measures."""
 _less: list[str] = []  # what makes this run's results so
 _ROW_FILE = "MMRL_BENCH_ROW"
 _ONE_THREAD = {
@@ -83,22 +95,35 @@ def machine() -> dict[str, Any]:
 
 
 def parse(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, *, least: Sequence[str] = ()
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None = None,
+    *,
+    least: Sequence[str] = (),
+    adds: Sequence[str] = (),
 ) -> argparse.Namespace:
     """A script's arguments. Every script that records parses them here, so that no shorter run replaces a record.
 
-    With --quick or --smoke, configuration overrides, or a value below its default of one of the options named in `least`,
-    `write_results` writes to runs/results/ instead of assets/results/.
+    With --quick or --smoke, configuration overrides, or less than its default of an option of _SIZES or of those named in `least`
+    (a number below it, a list that lacks one of it), `write_results` writes to runs/results/ instead of assets/results/. `adds`:
+    options of which less is no less, since the run adds to what is recorded.
     """
     options = parser.parse_intermixed_args(argv)  # overrides may follow options
     _less[:] = [f"--{name}" for name in ("quick", "smoke") if getattr(options, name, False)]
     _less.extend(getattr(options, "overrides", None) or ())
     _less.extend(
         f"--{name} {getattr(options, name)}"
-        for name in least
-        if getattr(options, name) < parser.get_default(name)
+        for name in sorted({*least, *_SIZES} - {*adds})
+        if _less_than(getattr(options, name, None), parser.get_default(name))
     )
     return options
+
+
+def _less_than(value: Any, default: Any) -> bool:
+    if value is None or default is None:
+        return False
+    if isinstance(default, list):
+        return not set(default) <= set(value)
+    return bool(value < default)
 
 
 def alternation(systems: Sequence[str], rounds: int) -> Iterator[tuple[str, ...]]:

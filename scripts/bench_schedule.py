@@ -275,7 +275,7 @@ def main() -> None:
         choices=sorted(REAL),
         help="simulators to measure",
     )
-    o = bench.parse(parser)
+    o = bench.parse(parser, least=("groups",))
     if "costed" in o.parts:
         costed(o)
     if "real" in o.parts and not o.quick:

@@ -6,7 +6,7 @@
 
 Attacks lie in scripts/_torture_trust_*.py: each module lists its own in ATTACKS, made with `attack` from
 scripts/_torture_trust.py. Traffic stays on this machine. Results: assets/results/torture_trust.json and .md; attacks that were not
-tried again keep their rows. The fast ones are tests (tests/attacks).
+tried again keep their rows; a shorter soak is written to runs/results. The fast ones are tests (tests/attacks).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts._bench import parse, results_folder  # noqa: E402
 from scripts._torture_trust import Attack, Outcome, record  # noqa: E402
 
 
@@ -38,10 +39,7 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the soak")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "assets" / "results" / "torture_trust.json"
-    )
-    options = parser.parse_args()
+    options = parse(parser)
     chosen = [a for a in attacks() if not options.only or a.name.startswith(tuple(options.only))]
     if options.list:
         print("\n".join(f"{a.name:<28} {a.what}" for a in chosen))
@@ -59,7 +57,7 @@ def main() -> int:
             outcome = Outcome(False, f"the attack failed itself: {type(error).__name__}: {error}")
         print(f"  {'held' if outcome.held else 'GOT THROUGH'}: {outcome.result}", flush=True)
         through += not outcome.held
-        record(options.out, attack, outcome)
+        record(results_folder() / "torture_trust.json", attack, outcome)
     print(f"{len(chosen)} attacks, {through} got through")
     return int(through > 0)
 

@@ -263,6 +263,13 @@ def test_all_benchmarks_and_demos_record_by_the_same_function() -> None:
         (("--quick",), False),
         (("--qui",), False),
         (("--rounds", "2"), False),
+        (("--seconds", "1.5"), False),
+        (("--seconds", "3"), True),
+        (("--clips", "7"), False),
+        (("--cases", "a"), False),
+        (("--cases", "b", "c", "a"), True),
+        (("--seeds", "1"), True),
+        (("--jobs", "1"), True),
         (("train.steps=2",), False),
         (("train.steps=2", "--rounds", "4"), False),
     ],
@@ -275,9 +282,15 @@ def test_less_than_a_record_is_written_elsewhere(
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--steps", type=int)  # by the case
+    parser.add_argument("--clips", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3, help="added to those of the record")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", default=["a", "b"])
     parser.add_argument("overrides", nargs="*")
     _bench.write_results("speed", {"rows": 1})
-    _bench.parse(parser, arguments, least=("rounds",))
+    _bench.parse(parser, arguments, least=("clips", "cases"), adds=("seeds",))
     try:
         written = _bench.write_results("speed", {"rows": 2})
     finally:
