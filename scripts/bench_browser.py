@@ -71,7 +71,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--one", metavar="PROGRAM", help=argparse.SUPPRESS)
-    options = bench.parse(parser, least=("rounds",))
+    options = bench.parse(parser)
     if options.one:
         bench.finish_child(one(options.one))
         return

@@ -1,6 +1,7 @@
 """Generation beside training: `mmrl train` with a generator process against the serial run, stage by stage.
 
     python -m scripts.bench_decoupled            (half an hour, most of it sleep; writes assets/results/bench_decoupled.json)
+    python -m scripts.bench_decoupled --keep     (goes on after an interruption)
     python -m scripts.bench_decoupled --quick    (about two minutes, writes nothing that stands for a record)
 
 Every row is a run of `mmrl train`'s own trainer. `serial` rolls a step out and then trains it; `decoupled` sets
@@ -57,6 +58,7 @@ CASES: dict[str, tuple[str, tuple[float, ...], tuple[str, ...]]] = {
     "prompts with Ray, real": ("prompts", (), _RAY),
 }
 """Name -> what is rolled out, the ratio of its stages (none: as they are), and overrides of both systems."""
+ROWS = bench.ROOT / "runs" / "bench_decoupled"
 _SKIPPED = 2
 _GROUPS = 8
 
@@ -224,8 +226,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=8.0, help="of sleep per step, in all")
+    parser.add_argument(
+        "--keep", action="store_true", help=f"take cases that are in {ROWS} already"
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    o = bench.parse(parser)
+    o = bench.parse(parser, least=("cases",))
     if o.child:
         name, system = o.child
         kind, ratio, given = CASES[name]
@@ -234,7 +239,14 @@ def main() -> None:
         return
     names = ["prompts 1:1", "robots 1:1:1"] if o.quick else o.cases
     rounds = 1 if o.quick else o.rounds
-    rows = [case(name, rounds, o.steps, o.seconds) for name in names]
+    ROWS.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in names:
+        kept = ROWS / f"{name}, {rounds} times {o.steps} steps of {o.seconds:g} s.json"
+        if not (o.keep and kept.exists()):
+            found = case(name, rounds, o.steps, o.seconds)
+            kept.write_text(json.dumps(found), encoding="utf-8")
+        rows.append(json.loads(kept.read_text(encoding="utf-8")))
     bench.print_table(
         ("", "stages", "serial s/step", "decoupled", "faster", "bound", "share", "staleness"),
         [

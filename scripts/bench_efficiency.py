@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = bench.parse(parser, least=["rounds"])
+    options = bench.parse(parser)
     if options.child:
         from scripts._efficiency import CHILDREN, child_model
 

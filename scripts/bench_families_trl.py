@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FAMILY"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = bench.parse(parser, least=("rounds", "steps"))
+    options = bench.parse(parser)
     if options.child:
         what, family = options.child
         if what == "model":

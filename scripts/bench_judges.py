@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=0.2, help="that the judge takes")
     parser.add_argument("--rounds", type=int, default=5)
-    options = parse(parser, least=("completions", "seconds", "rounds"))
+    options = parse(parser, least=("completions",))
     rows: dict[str, list[float]] = {str(c): [] for c in CONCURRENCY}
     with judge_server(options.seconds) as url:
         for number in range(options.rounds):

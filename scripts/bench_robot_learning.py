@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--variants", nargs="*", choices=tuple(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "bench_robot_learning")
-    options = parse(parser, least=("steps", "seeds"))
+    options = parse(parser)
     runs = []
     for seed in range(options.seeds):
         for variant in options.variants:

@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one setting, one round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = bench.parse(parser, least=("rounds",))
+    options = bench.parse(parser)
     import torch
 
     from mmrl.policy.tiny import TinySpec, build_tiny

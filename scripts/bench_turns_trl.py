@@ -403,7 +403,7 @@ def main() -> None:
     parser.add_argument("--child", choices=(*SYSTEMS, "model"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--setting", choices=SETTINGS, help=argparse.SUPPRESS)
-    options = bench.parse(parser, least=("rounds", "steps"))
+    options = bench.parse(parser)
     if options.child == "model":
         return child_model(options.folder, options.steps)
     if options.child:

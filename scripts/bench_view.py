@@ -338,7 +338,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1,000 rows and no training run")
     parser.add_argument("--steps", type=int, default=500, help="of each of two training runs")
     parser.add_argument("--stretch", type=int, default=3, help="steps with or without a viewer")
-    options = bench.parse(parser, least=("steps",))
+    options = bench.parse(parser)
     rows = []
     for count in ROWS[:1] if options.quick else ROWS:
         rows.append(measure_rows(count))

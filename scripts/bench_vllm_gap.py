@@ -148,7 +148,7 @@ def main() -> None:
         action="store_true",
         help="run the third part again; the others stay as recorded",
     )
-    options = parse(parser, least=("steps",))
+    options = parse(parser)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
         make_data(folder / "data", train=400, held_out=20)

@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    options = bench.parse(parser, least=("rounds", "syncs"))
+    options = bench.parse(parser, least=("syncs",))
     if options.serve is not None:
         serve_copies(options.serve)
         return

@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "zoom_bench")
     adds = "--add" in (sys.argv if arguments is None else arguments)
-    options = parse(parser, arguments, least=("steps",) if adds else ("seeds", "steps"))
+    options = parse(parser, arguments, adds=("seeds",) if adds else ())
     if options.one is not None:
         row = one_seed(options.folder / str(options.one), options.one, options.steps)
         finish_child(row)

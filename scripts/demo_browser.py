@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--record", action="store_true", help="write assets/results/demo_browser.json"
     )
-    options = parse(parser, arguments, least=("steps", "start_steps"))
+    options = parse(parser, arguments, least=("start_steps",))
     found = results(
         options.folder.resolve(),
         options.seed,

@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--record", action="store_true", help="write assets/results/demo_turns.json"
     )
-    options = parse(parser, arguments, least=("steps",))
+    options = parse(parser, arguments)
     found = results(options.folder, options.seed, options.steps)
     print_table(
         ("rewards", "correct before", "after", "found before", "after", "seconds"),

@@ -434,7 +434,7 @@ def main() -> int:
     parser.add_argument(
         "--record", type=Path, nargs="?", const=Path(), help="write the record (JSON)"
     )
-    args = parse(parser, least=("seconds", "sources", "processes"))
+    args = parse(parser, least=("sources", "processes"))
     with tempfile.TemporaryDirectory(prefix="mmrl-torture-") as scratch:
         record = torture(
             Path(scratch),

@@ -230,7 +230,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6, help="training steps of each part")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--keep", type=Path, default=None, help="work here and keep the runs")
-    o = parse(parser, least=("kills", "steps"))
+    o = parse(parser)
     with tempfile.TemporaryDirectory() as scratch:
         parts = {
             part: torture(

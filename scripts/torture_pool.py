@@ -299,7 +299,7 @@ def main() -> int:
     parser.add_argument(
         "--record", action="store_true", help="write assets/results/torture_pool.json"
     )
-    args = parse(parser, least=("seconds",))
+    args = parse(parser)
     record = torture(args.seconds, args.seed)
     for name, value in record.items():
         print(f"{name:28} {value}")

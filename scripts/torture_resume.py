@@ -309,7 +309,7 @@ def main() -> int:
         "--out", type=Path, help="record (JSON); default: assets/results/torture_resume.json"
     )
     parser.add_argument("--keep", type=Path, default=None, help="work here and keep the runs")
-    args = parse(parser, least=("kills", "steps"))
+    args = parse(parser)
     with tempfile.TemporaryDirectory() as scratch:
         record = torture(
             args.keep or Path(scratch), kills=args.kills, seed=args.seed, steps=args.steps

@@ -328,7 +328,7 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, default=None, help="work in this new folder and keep the runs"
     )
-    args = parse(parser, least=("minutes", "steps"))
+    args = parse(parser)
     folder = args.keep or Path(tempfile.mkdtemp(prefix="mmrl-torture-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

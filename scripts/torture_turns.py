@@ -313,7 +313,7 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, default=None, help="work in this new folder and keep the runs"
     )
-    options = parse(parser, least=("kills", "steps"))
+    options = parse(parser)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="mmrl-torture-"))
     try:
         record = torture(
