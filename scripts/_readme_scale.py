@@ -129,7 +129,9 @@ def sizes(found: dict[str, Any]) -> str:
         over = math.ceil(row["sampled_gib"] / (0.9 * row["vllm_gib"]))
         fits = "yes" if row["fits"] else "no"
         if row["fits"] and row["rollout"] == "vllm" and over > 1:
-            fits = f"yes, each vLLM over {over} GPUs"
+            # attention heads are dealt to its GPUs evenly
+            spread = 1 << (over - 1).bit_length()
+            fits = f"yes, with a `mmrl rollout-server` over {spread} GPUs more"
         lines.append(
             f"| {row['size']} | {row['gpus']} x {row['gpu_gib']:g} | {row['trained']} | {row['rollout']} | {cells} | "
             f"{row['needs_gib']:g} | {fits} |"
