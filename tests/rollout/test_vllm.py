@@ -353,12 +353,14 @@ def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(
 def test_what_falls_asleep_wakes_weights_first_and_gets_all_of_them(
     backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own sleep and wake-up, which on a CPU keep the memory: what a GPU loses is overwritten in their place."""
+    """vLLM's own sleep and wake-up, which on a CPU keep the memory: what a GPU loses is overwritten in their place. What torch
+    keeps for later is given back right before each part wakes."""
     policy = policy_of(**_LORA)
     core: Any = backend._engine.engine_core
     executor = core.engine_core.model_executor
     worker = executor.driver_worker.worker
     seen: list[tuple[str, Any]] = []
+    emptied: list[int] = []  # when, by the number of things seen
 
     def lose(level: int) -> None:
         seen.append(("sleep", level))
@@ -380,6 +382,8 @@ def test_what_falls_asleep_wakes_weights_first_and_gets_all_of_them(
         before = same_logps(engine, policy, tmp_path)
         monkeypatch.setattr(worker, "sleep", lose)
         monkeypatch.setattr(worker, "wake_up", wake)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(seen)))
         monkeypatch.setattr(backend, "on_gpu", True)
         monkeypatch.setattr(SyncPlan, "weights", weights)
         engine.sleep()
@@ -390,6 +394,8 @@ def test_what_falls_asleep_wakes_weights_first_and_gets_all_of_them(
         assert seen[:2] == [("sleep", 2), ("wake", ["weights"])]
         assert seen[-1] == ("wake", ["kv_cache"]) and len(seen) > len(engine.plan.expected) > 20
         assert all(what == ("tensor", {"kv_cache"}) for what in seen[2:-1]), "no room for both"
+        assert emptied == [1, len(seen) - 1], "before weights and before keys and values"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert ids(same_logps(engine, policy, tmp_path)) == ids(before)
         del seen[:]
         engine.publish(training)
