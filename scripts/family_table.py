@@ -132,6 +132,11 @@ def page(cells: Sequence[Mapping[str, str]]) -> str:
     for c in cells:
         if c["verdict"] != "ok" and (c["check"] != "audio" or c["family"] not in deaf):
             lines.append(f"- {c['family']}, {c['check']}: {c['verdict']}. {c['found']}.")
+    lines += [
+        "",
+        "Kimi-VL and LLaVA-OneVision-1.5 are not here: transformers 5.19 has no class for them, and a checkpoint's own code is not",
+        "run. `kimi_k25` is Kimi K2.5, `llava_onevision` the first LLaVA-OneVision.",
+    ]
     return _HEAD + "\n".join(lines) + "\n\n" + releases() + learning() + beside_trl() + _OWN
 
 
