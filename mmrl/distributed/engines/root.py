@@ -49,10 +49,15 @@ class Root(nn.Module):
                     self.add_module(name, module)
                 self.blocks += encoders.blocks
         self.heads = nn.ModuleDict(heads)
-        if loose := [name for name in parts.loose if getattr(body, name).requires_grad]:
+        within = {id(p) for p in self.parameters()}
+        trained = (
+            name for name, p in model.named_parameters() if p.requires_grad and id(p) not in within
+        )
+        if outside := list(trained):
+            held = sorted({parts.part_of(name) for name in outside})
             raise ConfigError(
-                f"expected engine.train single or ddp where {', '.join(loose)} of {family.name} is trained, found an engine that "
-                "reaches what lies in the model's parts alone, not in the model itself; add projector to model.freeze"
+                f"expected engine.train single or ddp where {', '.join(outside[:3])} of {family.name} is trained, found an engine "
+                f"that reaches what lies in the model's parts alone, not in the model itself; add {', '.join(held)} to model.freeze"
             )
 
     def forward(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
