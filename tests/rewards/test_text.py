@@ -239,7 +239,7 @@ def test_contains_caps_the_length() -> None:
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
-def test_hostile_texts_take_no_time(mode: str) -> None:
+def test_hostile_texts_take_a_few_milliseconds(mode: str) -> None:
     reward, truth = make_text_reward(mode), ["the cat sat on the mat " * 20, "一只猫 é" * 100]
 
     def score(text: str) -> float:
@@ -247,8 +247,8 @@ def test_hostile_texts_take_no_time(mode: str) -> None:
         return reward(text, truth)
 
     for text in hostile:
-        # of a machine at half its speed rouge takes 10 ms, and unicodedata.normalize alone 85
-        assert 0 <= takes_less(0.06, partial(score, text)) < 1
+        # rouge takes 10 ms of a machine at half its speed: beside other work three tries may all be slow
+        assert 0 <= takes_less(0.02, partial(score, text), tries=10) < 1
 
 
 MARKS = [
