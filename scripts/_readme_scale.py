@@ -116,6 +116,9 @@ def devices(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_SERVER = 0.9  # of a GPU that a rollout-server takes (its --memory)
+
+
 def sizes(found: dict[str, Any]) -> str:
     """What models of every size need per GPU, by phase."""
     phases = ("start-up", "rollout", "update", "optimizer step", "checkpoint")
@@ -129,9 +132,10 @@ def sizes(found: dict[str, Any]) -> str:
         over = math.ceil(row["sampled_gib"] / (0.9 * row["vllm_gib"]))
         fits = "yes" if row["fits"] else "no"
         if row["fits"] and row["rollout"] == "vllm" and over > 1:
+            needed = math.ceil(row["sampled_gib"] / (0.9 * _SERVER * row["gpu_gib"]))
             # attention heads are dealt to its GPUs evenly
-            spread = 1 << (over - 1).bit_length()
-            fits = f"yes, with a `mmrl rollout-server` over {spread} GPUs more"
+            more = 1 << (needed - 1).bit_length()
+            fits = f"yes, with a `mmrl rollout-server` on {more} GPU{'s' * (more > 1)} more"
         lines.append(
             f"| {row['size']} | {row['gpus']} x {row['gpu_gib']:g} | {row['trained']} | {row['rollout']} | {cells} | "
             f"{row['needs_gib']:g} | {fits} |"
