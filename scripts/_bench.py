@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ __all__ = [
     "UNRECORDED",
     "alternation",
     "finish_child",
+    "kept",
     "machine",
     "parse",
     "peak_mib",
@@ -156,6 +157,15 @@ def run_child(module: str, arguments: Sequence[str], *, timeout: float = 1800) -
                 f"{done.stdout[-4000:]}"
             )
         return dict(json.loads(row.read_text(encoding="utf-8")))
+
+
+def kept(path: Path, measure: Callable[[], dict[str, Any]], *, keep: bool) -> dict[str, Any]:
+    """What `measure` returns, written to `path`: with `keep` what an interrupted run has left there, if anything."""
+    if not (keep and path.exists()):
+        found = measure()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found), encoding="utf-8")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def finish_child(row: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from scripts import _bench as bench
 from scripts.bench_vs_trl import Setting, forbidden_tokens, mmrl_trainer, trl_trainer
 
-__all__ = ["CHILDREN", "STEPS"]
+__all__ = ["CHILDREN", "STEPS", "child_model", "counted_anew", "flop_counter"]
 
 SHAPE = "Qwen2.5-VL-3B-Instruct"
 LAYERS = (

@@ -239,14 +239,15 @@ def main() -> None:
         return
     names = ["prompts 1:1", "robots 1:1:1"] if o.quick else o.cases
     rounds = 1 if o.quick else o.rounds
-    ROWS.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for name in names:
-        kept = ROWS / f"{name}, {rounds} times {o.steps} steps of {o.seconds:g} s.json"
-        if not (o.keep and kept.exists()):
-            found = case(name, rounds, o.steps, o.seconds)
-            kept.write_text(json.dumps(found), encoding="utf-8")
-        rows.append(json.loads(kept.read_text(encoding="utf-8")))
+    size = f"{rounds} times {o.steps} steps of {o.seconds:g} s"
+    rows = [
+        bench.kept(
+            ROWS / f"{name}, {size}.json",
+            functools.partial(case, name, rounds, o.steps, o.seconds),
+            keep=o.keep,
+        )
+        for name in names
+    ]
     bench.print_table(
         ("", "stages", "serial s/step", "decoupled", "faster", "bound", "share", "staleness"),
         [

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +37,30 @@ ROWS = bench.ROOT / "runs" / "bench_efficiency"
 _SAMPLES = 12  # prompts of the steps of one process; none is seen twice
 
 
-def _child(system: str, number: int, folder: Path) -> dict[str, Any]:
-    """The row of a process of `system`, kept in ROWS: one takes up to half an hour."""
-    row = ROWS / f"{number}_{system}.json"
-    if not row.exists():
-        found = bench.run_child(
-            "scripts.bench_efficiency", ["--child", system, "--folder", str(folder)], timeout=3600
-        )
-        row.parent.mkdir(parents=True, exist_ok=True)
-        row.write_text(json.dumps(found), encoding="utf-8")
-    return dict(json.loads(row.read_text(encoding="utf-8")))
+def _child(system: str, folder: Path, *options: str) -> dict[str, Any]:
+    """The row of a process of `system`, which takes up to an hour."""
+    command = ["--child", system, "--folder", str(folder), *options]
+    return bench.run_child("scripts.bench_efficiency", command, timeout=2 * 3600)
 
 
 def recount(system: str, folder: Path) -> None:
     """Put FLOPs counted anew, by a process of one step, into the kept rows of a trainer."""
     from scripts._efficiency import counted_anew
 
-    command = ["--child", system, "--count", "--folder", str(folder)]
-    tflop = bench.run_child("scripts.bench_efficiency", command, timeout=3600)["tflop"]
+    tflop = _child(system, folder, "--count")["tflop"]
     for row in ROWS.glob(f"*_{system}.json"):
         found = counted_anew(json.loads(row.read_text(encoding="utf-8")), tflop)
         row.write_text(json.dumps(found), encoding="utf-8")
 
 
-def measure(part: str, rounds: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def measure(part: str, rounds: int, folder: Path, *, keep: bool) -> dict[str, list[dict[str, Any]]]:
     """Rows of every system of a part, in alternation."""
     found: dict[str, list[dict[str, Any]]] = {system: [] for system in PARTS[part]}
     for number, order in enumerate(bench.alternation(PARTS[part], rounds)):
         for system in order:
-            row = _child(system, number, folder)
+            row = bench.kept(
+                ROWS / f"{number}_{system}.json", partial(_child, system, folder), keep=keep
+            )
             found[system].append(row)
             if part == "step":
                 shares = ", ".join(
@@ -86,7 +82,9 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help=f"take rows that are in {ROWS} already")
     parser.add_argument("--only", choices=PARTS, help="this part; nothing is recorded then")
     parser.add_argument("--systems", nargs="*", help="of the part: these; nothing is recorded then")
-    parser.add_argument("--recount", choices=PARTS["step"])
+    parser.add_argument(
+        "--recount", choices=PARTS["step"], help="count the FLOPs of its kept rows anew"
+    )
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -101,18 +99,13 @@ def main() -> None:
     if options.systems:
         PARTS[options.only or "step"] = tuple(options.systems)
     parts = [options.only] if options.only else list(PARTS)
-    if not options.keep and not options.recount:
-        for old in (r for part in parts for s in PARTS[part] for r in ROWS.glob(f"*_{s}.json")):
-            old.unlink()
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-", dir=options.folder) as name:
         folder = Path(name)
-        made = bench.run_child(
-            "scripts.bench_efficiency", ["--child", "model", "--folder", str(folder)]
-        )
+        made = _child("model", folder)
         make_scenes(folder / SETTING.name, _SAMPLES, 3, SETTING.size, 1, "bench-real-")
         if options.recount:
             return recount(options.recount, folder)
-        results = {part: measure(part, options.rounds, folder) for part in parts}
+        results = {part: measure(part, options.rounds, folder, keep=options.keep) for part in parts}
     if options.only or options.systems:
         return
     facts = {

@@ -48,7 +48,7 @@ def main() -> int:
         parser.error(
             f"expected --only of {', '.join(a.name for a in attacks())}, found {options.only}"
         )
-    through = 0
+    table, through = results_folder() / "torture_trust.json", 0
     for attack in chosen:
         print(f"{attack.name}: {attack.what}", flush=True)
         try:
@@ -57,7 +57,7 @@ def main() -> int:
             outcome = Outcome(False, f"the attack failed itself: {type(error).__name__}: {error}")
         print(f"  {'held' if outcome.held else 'GOT THROUGH'}: {outcome.result}", flush=True)
         through += not outcome.held
-        record(results_folder() / "torture_trust.json", attack, outcome)
+        record(table, attack, outcome)
     print(f"{len(chosen)} attacks, {through} got through")
     return int(through > 0)
 

@@ -301,6 +301,20 @@ def test_less_than_a_record_is_written_elsewhere(
     )
 
 
+def test_an_interrupted_benchmark_goes_on_from_what_it_has(tmp_path: Path) -> None:
+    path, measured = tmp_path / "rows" / "1.json", iter([{"s": 1.5}, {"s": 2.5}, {"s": 3.5}])
+
+    def fails() -> dict[str, Any]:
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        _bench.kept(path, fails, keep=True)
+    assert _bench.kept(path, lambda: next(measured), keep=True) == {"s": 1.5}
+    assert _bench.kept(path, fails, keep=True) == {"s": 1.5}
+    assert _bench.kept(path, lambda: next(measured), keep=False) == {"s": 2.5}
+    assert _bench.kept(path, fails, keep=True) == {"s": 2.5}
+
+
 def test_a_quick_run_of_the_engine_benchmark_leaves_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
