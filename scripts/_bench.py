@@ -34,6 +34,7 @@ __all__ = [
     "ROOT",
     "UNRECORDED",
     "alternation",
+    "destination",
     "finish_child",
     "kept",
     "machine",
@@ -203,9 +204,14 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     }
 
 
+def destination() -> Path:
+    """Where this run's results go, and those of an earlier run like it lie: the records, or runs/results/ (see `parse`)."""
+    return UNRECORDED if _less else RESULTS
+
+
 def results_folder() -> Path:
-    """Where this run's results go, which is there now; says so where they are less than a record."""
-    folder = UNRECORDED if _less else RESULTS
+    """`destination`, which is there now; says so where the results are less than a record."""
+    folder = destination()
     if _less:
         print(f"less than what {RESULTS} records ({' '.join(_less)}): written to {UNRECORDED}")
     folder.mkdir(parents=True, exist_ok=True)

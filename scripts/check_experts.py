@@ -223,7 +223,7 @@ def _film(pool: VectorEnv, runs: Sequence[_Run], folder: Path) -> None:
 
 def _kept(suite: str, setting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Rows of an earlier run with the same setting, by task; those without date and machine have the record's."""
-    file = _bench.RESULTS / f"experts_{suite}.json"
+    file = _bench.destination() / f"experts_{suite}.json"
     if not file.is_file():
         return {}
     found = json.loads(file.read_text(encoding="utf-8"))

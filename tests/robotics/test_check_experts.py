@@ -17,7 +17,9 @@ from scripts import _bench, check_experts, update_readme
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bench, "RESULTS", tmp_path / "assets" / "results")
+    # both places: these runs are of fewer episodes than a record, and each goes on from what the one before it wrote
+    for place in ("RESULTS", "UNRECORDED"):
+        monkeypatch.setattr(_bench, place, tmp_path / "assets" / "results")
     monkeypatch.setattr(update_readme, "ROOT", tmp_path)
 
 
@@ -133,6 +135,19 @@ def test_tasks_done_survive_an_interrupt_and_missing_goes_on(
     )
     # rows of another setting do not mix
     assert [(r["task"], r["episodes"]) for r in recorded("tiny")["tasks"]] == [("reach", 2)]
+
+
+@pytest.mark.slow
+def test_fewer_episodes_than_a_record_go_on_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_bench, "UNRECORDED", tmp_path / "runs")
+    few = ["tiny", "--episodes", "1", "--workers", "1"]
+    assert check_experts.main([*few, "--tasks", "reach"]) == 0
+    assert check_experts.main([*few, "--missing"]) == 0
+    found = json.loads((tmp_path / "runs" / "experts_tiny.json").read_text(encoding="utf-8"))
+    assert [row["task"] for row in found["tasks"]] == ["push", "reach", "pick"]
+    assert not _bench.RESULTS.exists()
 
 
 def test_a_task_without_an_expert_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
