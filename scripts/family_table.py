@@ -25,18 +25,19 @@ _HEAD = """# Model families
 
 One record per family (`mmrl/policy/families/`) holds all that mmrl must know of it. `mmrl families list` names them,
 `mmrl families check NAME` holds one against transformers on a tiny random model of the family's own classes, and
-`mmrl families check FOLDER` does so with a model of yours. This page is written by `python -m scripts.family_table`.
+`mmrl families check FOLDER` does so with a model of yours; NAME:TEXT is a family with another of
+its text models. This page is written by `python -m scripts.family_table`.
 
 | check | what is compared |
 |---|---|
 | prompt | token ids and pixels with the processor's own call: text, 1 and 3 pictures (1 where a prompt has one) |
 | logp | a group packed behind one prompt with transformers' forward of separate rows, at most 1e-5 apart; another picture counts |
-| gradient | gradients of all weights, packed and separate, at most 1e-5 of their norm apart |
+| gradient | gradients of all weights, packed and separate, at most 1e-5 of their norm apart: text, pictures, a clip, two turns |
 | video | as prompt and logp, behind a clip |
 | audio | as prompt, logp, gradient, rollout and features, behind two sounds and a picture |
 | turns | as logp, two turns with a picture in each |
-| rollout | greedy answers with those of transformers' `generate`, their log-probs with the trainer's |
-| features | cached features of a frozen tower with the pixels' way; each picture is encoded once |
+| rollout | greedy answers with those of transformers' `generate`, log-probs with the trainer's; the same cases |
+| features | cached features of a frozen tower with the pixels' way, in the same cases; each picture and clip is encoded once |
 | freeze | vision, projector, language or audio frozen alone: nothing of it has a gradient, the others have |
 | lora | an adapter after two steps, merged and saved, in transformers |
 | save | after a step, read by transformers: every tensor bit for bit |
@@ -102,11 +103,10 @@ def measure(only: Sequence[str], checks: Sequence[str] = ()) -> list[dict[str, s
     from dataclasses import asdict
 
     from mmrl.diagnostics.families import check_family
-    from mmrl.policy.families import BUILT_IN
 
     cells = []
-    for family in BUILT_IN:
-        for cell in check_family(family.name, checks) if family.name in only else ():
+    for name in only:
+        for cell in check_family(name, checks):
             print(f"{cell.family:14s} {cell.check:10s} {cell.verdict:8s} {cell.found}", flush=True)
             cells.append(asdict(cell))
     return cells
@@ -114,20 +114,20 @@ def measure(only: Sequence[str], checks: Sequence[str] = ()) -> list[dict[str, s
 
 def page(cells: Sequence[Mapping[str, str]]) -> str:
     """docs/families.md."""
-    from mmrl.policy.families import BUILT_IN
+    from mmrl.policy.families import BUILT_IN, all_variants, family_and_text
 
     checks = list(dict.fromkeys(c["check"] for c in cells))
     verdicts = {(c["family"], c["check"]): c["verdict"] for c in cells}
     lines = [f"| family | {' | '.join(checks)} |", "|---" * (len(checks) + 1) + "|"]
-    for family in BUILT_IN:
-        row = [verdicts[family.name, check] for check in checks]
-        lines.append(f"| {family.name} | {' | '.join(row)} |")
+    for name in all_variants():
+        row = [verdicts[name, check] for check in checks]
+        lines.append(f"| {name} | {' | '.join(row)} |")
     lines += ["", "| family | coordinates of its answers | says who |", "|---|---|---|"]
     for family in BUILT_IN:
         frame = "set model.frame" if family.frame is None else family.frame.value
         lines.append(f"| {family.name} | {frame} | {family.source} |")
     lines += ["", "What is not plainly ok, and why:", ""]
-    deaf = [f.name for f in BUILT_IN if f.no_audio]
+    deaf = [name for name in all_variants() if family_and_text(name)[0].no_audio]
     lines.append(f"- audio: refused by those that do not hear: {', '.join(deaf)}.")
     for c in cells:
         if c["verdict"] != "ok" and (c["check"] != "audio" or c["family"] not in deaf):
@@ -225,16 +225,16 @@ def main() -> None:
         "--release", action="store_true", help="record the counts of the installed transformers"
     )
     from mmrl.diagnostics.families import check_names
-    from mmrl.policy.families import BUILT_IN
+    from mmrl.policy.families import BUILT_IN, all_variants
 
-    names = [f.name for f in BUILT_IN]
+    names = all_variants()
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--check", nargs="*", choices=check_names(), default=[])
     options = parser.parse_args()
     if options.release and (options.page or options.check or options.only != names):
         parser.error("expected --release by itself: it records all families, and writes no page")
     if options.release:
-        record_release(cells := measure(names))
+        record_release(cells := measure([f.name for f in BUILT_IN]))
         failures = [c for c in cells if c["verdict"] == "failed"]
         raise SystemExit(f"{len(failures)} checks failed" if failures else 0)
     if not options.page:

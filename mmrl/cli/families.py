@@ -22,6 +22,9 @@ def list_command() -> None:
     for family in families().values():
         frame = "set model.frame" if family.frame is None else family.frame.value
         typer.echo(f"{family.name:14s} model_type {', '.join(family.model_types)}; frame {frame}")
+        if family.texts:
+            others = ", ".join(f"{family.name}:{text}" for text in family.texts[1:])
+            typer.echo(f"{'':14s} text model {', '.join(family.texts)} (check {others}, too)")
         if not family.no_audio:
             typer.echo(f"{'':14s} hears: samples may have audio files")
         for what, reason in family.refused.items():
@@ -30,7 +33,9 @@ def list_command() -> None:
 
 @families_app.command("check")
 def check_command(
-    target: Annotated[str, typer.Argument(help="name of a family, or a folder with a model")],
+    target: Annotated[
+        str, typer.Argument(help="name of a family, NAME:TEXT, or a folder with a model")
+    ],
     only: Annotated[
         list[str] | None, typer.Option("--only", help="this check alone; may be repeated")
     ] = None,
@@ -40,7 +45,9 @@ def check_command(
     from dataclasses import asdict
 
     from mmrl.diagnostics.families import check_family
+    from mmrl.operations.console import quiet_transformers
 
+    quiet_transformers()
     failed = False
     for cell in check_family(target, only or ()):
         failed |= cell.verdict == "failed"

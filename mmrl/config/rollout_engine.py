@@ -30,7 +30,7 @@ __all__ = [
     "VLLM_RELEASE",
     "VLLM_TEMPERATURES",
     "RolloutChoice",
-    "model_type_of",
+    "model_settings",
     "rollout_engine",
     "vllm_lacks",
     "with_choice",
@@ -124,30 +124,28 @@ def _against_model(config: RunConfig, family: str | None) -> str:
 
     path = config.model.path
     known = {kind: f for f in families().values() if f.vllm for kind in f.model_types}
-    family = model_type_of(path) if family is None else family
+    family = str(model_settings(path).get("model_type", "")) if family is None else family
     if family not in known:
         found = f"is of type {family}" if family else "cannot be read before it is loaded"
         return f"vLLM is used for {', '.join(known)}; {path} {found}"
-    return known[family].vllm_untried or vllm_lacks(known[family], path)
+    if known[family].mixes_experts(model_settings(path)):
+        # it answers where it is asked for by name
+        return "vLLM lays a mixture's experts out for each kind of GPU, and was compared with the trainer on a CPU"
+    return vllm_lacks(known[family], path)
 
 
 def vllm_lacks(family: ModelFamily, path: str) -> str:
     """Which setting of the model vLLM does not heed, though it answers for the family; "" where there is none."""
     if not family.vllm_wants:
         return ""
-    found = _settings(path)
+    found = model_settings(path)
     for name, wanted in family.vllm_wants.items():
         if (given := found.get(name, wanted)) != wanted:
             return f"vLLM takes {name} {wanted} for granted, {path} has {given}"
     return ""
 
 
-def model_type_of(path: str) -> str:
-    """model_type of a folder or of a hub name; '' where it cannot be read: loading the model says why."""
-    return str(_settings(path).get("model_type", ""))
-
-
-def _settings(path: str) -> dict[str, Any]:
+def model_settings(path: str) -> dict[str, Any]:
     """What config.json of a folder or of a hub name says; {} where it cannot be read: loading the model says why."""
     file = Path(path) / "config.json"
     try:

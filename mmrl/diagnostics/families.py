@@ -1,5 +1,6 @@
 """Conformance of model families: what mmrl computes for each, held against transformers' own processor, forward and files.
 
+    mmrl families check internvl:qwen3           # with another of its text models
     mmrl families check internvl                 # a tiny random model of the family's own classes, a minute on a CPU
     mmrl families check path/to/model            # a model of yours, whatever its size
 
@@ -9,13 +10,22 @@ A check passes, is refused with the family's reason, or fails with what was foun
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError
-from mmrl.policy.families import ModelFamily, families, family_named, family_of
+from mmrl.policy.families import (
+    ModelFamily,
+    families,
+    family_and_text,
+    family_named,
+    family_of,
+)
+
+if TYPE_CHECKING:
+    from mmrl.diagnostics._family_subject import Subject
 
 __all__ = ["FamilyCell", "check_family", "check_names"]
 
@@ -23,13 +33,17 @@ _GAIN = 4.0
 """A freshly initialised model predicts almost the same whatever it reads: with larger weights it reacts to every pixel."""
 
 
+Verdict = Literal["ok", "refused", "failed", "not run"]
+
+
 @dataclass(frozen=True)
 class FamilyCell:
-    """One check of one family: `verdict` and what was found, or why it is refused."""
+    """One check of one family: `verdict` and what was found, or why it is refused. `family` is NAME:TEXT where another text model
+    was asked for."""
 
     family: str
     check: str
-    verdict: Literal["ok", "refused", "failed", "not run"]
+    verdict: Verdict
     found: str
 
 
@@ -42,7 +56,8 @@ def check_names() -> tuple[str, ...]:
 
 def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
     """The cells of a family by name, or of the model in a folder, as they are found; `only` these checks. Raises ConfigError."""
-    from mmrl.diagnostics._family_checks import CHECKS, Subject
+    from mmrl.diagnostics._family_checks import CHECKS
+    from mmrl.diagnostics._family_subject import Subject
 
     if unknown := sorted(set(only) - set(check_names())):
         raise ConfigError(
@@ -50,17 +65,18 @@ def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
         )
     with tempfile.TemporaryDirectory(prefix="mmrl-family-") as work:
         family, path = _model(target, Path(work))
+        called = target if target.partition(":")[0] in families() else family.name
         subject = Subject(family, path, Path(work))
         for name, check in CHECKS.items():
             if not only or name in only:
-                yield _cell(family, name, check, subject)
+                yield FamilyCell(called, name, *_found(family, name, check, subject))
 
 
 def _model(target: str, work: Path) -> tuple[ModelFamily, str]:
     """The family that is meant, and a folder with a model of it."""
     import torch
 
-    if target not in families():
+    if target.partition(":")[0] not in families():
         if not (Path(target) / "config.json").is_file():
             # says which names there are
             family_named(target, "a family's name or a folder with config.json")
@@ -81,16 +97,18 @@ def _model(target: str, work: Path) -> tuple[ModelFamily, str]:
                 parameter.mul_(_GAIN)
     model.save_pretrained(work / "model")
     processor.save_pretrained(work / "model")
-    return family_named(target), str(work / "model")
+    return family_and_text(target)[0], str(work / "model")
 
 
-def _cell(family: ModelFamily, name: str, check: Any, subject: Any) -> FamilyCell:
+def _found(
+    family: ModelFamily, name: str, check: Callable[[Subject], str], subject: Subject
+) -> tuple[Verdict, str]:
     if reason := family.no_audio if name == "audio" else family.refused.get(name):
-        return FamilyCell(family.name, name, "refused", reason)
+        return "refused", reason
     try:
-        return FamilyCell(family.name, name, "ok", check(subject))
+        return "ok", check(subject)
     except MissingExtraError as error:  # which says how to install it
-        return FamilyCell(family.name, name, "not run", str(error))
+        return "not run", str(error)
     except (AssertionError, MMRLError, RuntimeError, ValueError, TypeError, KeyError) as error:
         found = f"{type(error).__name__}: {error}".removeprefix("AssertionError: ")
-        return FamilyCell(family.name, name, "failed", found)
+        return "failed", found

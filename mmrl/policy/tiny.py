@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError
-from mmrl.policy.families import family_named
+from mmrl.policy.families import family_and_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
@@ -79,6 +79,7 @@ Think first, then answer. How many are in the image? Describe the video. first l
 class TinySpec:
     """Sizes of a tiny model. `hidden / heads` is the head width (32 at least); `kv` are key-value heads.
 
+    `arch` names a family, or NAME:TEXT with another of its text models (`internvl:qwen3`).
     `window_vision` keeps Qwen2.5-VL's windowed attention; full attention learns to look sooner at these sizes.
     Pictures are resized to between `min_patches` and `max_patches` merged patches (28 x 28 px, Qwen3-VL 32 x 32), or of twice
     `patch_size` where it is given.
@@ -98,6 +99,11 @@ class TinySpec:
     max_patches: int = 16
     patch_size: int = 0
     seed: int = 0
+
+    @property
+    def text(self) -> str:
+        """model_type of the text model; "" where `arch` is a family alone."""
+        return self.arch.partition(":")[2]
 
 
 def make_tokenizer(
@@ -281,7 +287,8 @@ def build_tiny(
         raise ConfigError(
             f"expected hidden divisible by heads and heads by kv, found {spec.hidden}, {spec.heads}, {spec.kv}"
         )
-    config, processor = family_named(spec.arch, "the architecture").tiny(spec)
+    family, _ = family_and_text(spec.arch, "the architecture")
+    config, processor = family.tiny(spec)
     tokenizer = processor.tokenizer
     with torch.random.fork_rng():
         torch.manual_seed(spec.seed)

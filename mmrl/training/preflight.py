@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrl.config.rollout_engine import model_type_of
+from mmrl.config.rollout_engine import model_settings
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 from mmrl.evaluation.tables import ALWAYS
@@ -113,12 +113,12 @@ def check_router_replay(config: RunConfig) -> None:
     mode, path = config.algorithm.router_replay.mode, config.model.path
     if mode == "disabled":
         return
-    found = model_type_of(path)
+    settings = model_settings(path)
+    found = settings.get("model_type", "")
     family = next((f for f in families().values() if found in f.model_types), None)
-    if (
-        family is not None and not family.router
-    ):  # loading the model says what it makes of an unknown one
-        mixtures = ", ".join(f.name for f in families().values() if f.router)
+    # loading the model says what it makes of an unknown one
+    if family is not None and not family.mixes_experts(settings):
+        mixtures = ", ".join(f.name for f in families().values() if f.mixes_experts({}))
         raise ConfigError(
             f"expected a mixture of experts for algorithm.router_replay.mode {mode} (families {mixtures}), found {path} of family "
             f"{family.name}, in which all tokens go through the same weights; set algorithm.router_replay.mode: disabled"

@@ -26,7 +26,14 @@ from mmrl.errors import ConfigError, DataError, MismatchError, MissingExtraError
 from mmrl.policy import families as registry
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
-from mmrl.policy.families import BUILT_IN, contract, families, family_of, family_of_processor
+from mmrl.policy.families import (
+    all_variants,
+    contract,
+    families,
+    family_and_text,
+    family_of,
+    family_of_processor,
+)
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.kimi import KimiK25
 from mmrl.policy.families.minicpm import MiniCPMV46
@@ -41,7 +48,7 @@ from mmrl.video.pixels import TileLayout
 from mmrl.video.references import Change, VideoSettings, Visual
 from tests.kits.engine_kit import fresh_policy, tiny_folder
 
-NAMES = tuple(f.name for f in BUILT_IN)
+NAMES = tuple(all_variants())
 _TEXTS = ("yes", "the red circle left of the blue square")
 
 
@@ -49,7 +56,7 @@ _TEXTS = ("yes", "the red circle left of the blue square")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_keeps_its_contract(name: str) -> None:
     """What fails is named with its numbers; what is refused gives the family's own reason."""
-    family = next(f for f in BUILT_IN if f.name == name)
+    family, _ = family_and_text(name)
     # an engine of vLLM per family takes half a minute: tests/rollout/test_vllm*.py ask each of them more than the check does
     asked = [check for check in check_names() if check != "vllm" or not family.vllm]
     cells = list(check_family(name, asked))

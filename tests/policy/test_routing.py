@@ -35,7 +35,10 @@ LIMIT = 2e-5
 FAMILIES = (
     "qwen3_vl_moe",
     "glm4v_moe",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_5_moe", "kimi_k25")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_5_moe", "kimi_k25", "internvl:qwen3_moe")
+    ),
 )
 TASK = Album()
 ANSWERS = ((7, 8, 9, 40, 41), (10, 11), tuple(range(20, 31)), (5,))
@@ -66,11 +69,11 @@ class _Topk(TorchFunctionMode):
         return found
 
 
-def plain_model(p: Policy) -> Any:
+def plain_model(p: Policy, arch: str) -> Any:
     """transformers' own classes with the weights of `p`."""
     from transformers import AutoModelForImageTextToText
 
-    model = AutoModelForImageTextToText.from_pretrained(tiny_folder(p.family.name)).eval()
+    model = AutoModelForImageTextToText.from_pretrained(tiny_folder(arch)).eval()
     model.load_state_dict(p.model.state_dict())
     return model
 
@@ -126,7 +129,7 @@ def test_replayed_experts_are_those_that_transformers_is_forced_to(arch: str, sh
     with torch.no_grad():
         mine = p.evaluate(*turns(p), experts=experts)
         free = p.evaluate(*turns(p))
-        model = plain_model(p)
+        model = plain_model(p, arch)
         theirs = [row(_Topk(whole(e))) for row, e in zip(rows(p, model), experts, strict=True)]
         own = [row(_Topk()) for row in rows(p, model)]
     torch.testing.assert_close(mine.logp_N, torch.cat(theirs), atol=LIMIT, rtol=0)
@@ -140,7 +143,7 @@ def test_replayed_experts_are_those_that_transformers_is_forced_to(arch: str, sh
 def test_noted_experts_are_those_of_transformers_routers(arch: str) -> None:
     """In a packed training forward, and in rollouts of few slots, whose prompts are padded, kept and taken up again."""
     p = policy(arch)
-    model = plain_model(p)
+    model = plain_model(p, arch)
     prompts = [p.encoder(s, TASK) for s in SAMPLES]
     asked = [Request(q, 3, (n,)) for n, q in enumerate(prompts)]
     settings = SamplingSettings(max_new_tokens=6, batch_tokens=2 * 120, routed_experts=True)
@@ -301,7 +304,7 @@ def test_tokens_that_nobody_noted_are_free() -> None:
     some = [e.prompt_alone() if n % 4 == 3 else e for n, e in enumerate(experts)]
     with torch.no_grad():
         mine = p.evaluate(prompts, tokens, experts=some)
-        model = plain_model(p)
+        model = plain_model(p, "qwen3_vl_moe")
         for number in (3, 7):
             mode = _Topk()
             row = list(rows(p, model))[number]

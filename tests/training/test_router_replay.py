@@ -228,15 +228,26 @@ def test_an_automatic_rollout_engine_is_the_one_that_notes_experts() -> None:
     assert choice.name == "own" and "R3" in choice.why
 
 
+def test_an_automatic_rollout_engine_of_a_mixture_is_mmrls_own() -> None:
+    """Where one family has both kinds, the text model decides."""
+    found = {}
+    for arch in ("internvl", "internvl:qwen3_moe", "qwen3_vl_moe"):
+        config = load_config(None, [f"model.path={tiny_folder(arch)}"])
+        found[arch] = "mixture's experts" in rollout_engine(config, "cuda").why
+    assert found == {"internvl": False, "internvl:qwen3_moe": True, "qwen3_vl_moe": True}
+
+
+@pytest.mark.parametrize("arch", ["qwen3_vl", "internvl", "internvl:qwen3"])
 def test_dense_models_are_refused_before_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "transformers.AutoModelForImageTextToText.from_pretrained",
         lambda *a, **k: pytest.fail("read weights"),
     )
-    dense = {"model": {"path": tiny_folder("qwen3_vl")}}
-    with pytest.raises(ConfigError, match="of family qwen3_vl, in which all tokens") as error:
+    dense = {"model": {"path": tiny_folder(arch)}}
+    told = f"of family {arch.partition(':')[0]}, in which all tokens"
+    with pytest.raises(ConfigError, match=told) as error:
         make(tmp_path, "dense", replay("R3"), dense)
     assert all(name in str(error.value) for name in (MOE, "glm4v_moe", "kimi_k25", "qwen3_5_moe"))
 

@@ -31,7 +31,9 @@ __all__ = [
     "PARTS",
     "ModelFamily",
     "Parts",
+    "all_variants",
     "families",
+    "family_and_text",
     "family_named",
     "family_of",
     "family_of_processor",
@@ -89,6 +91,23 @@ def family_named(name: str, key: str = "family") -> ModelFamily:
             f"expected {key} to be one of {', '.join(known)}, found '{name}'.{did_you_mean(name, known)}"
         )
     return known[name]
+
+
+def family_and_text(name: str, key: str = "family") -> tuple[ModelFamily, str]:
+    """The family of NAME or NAME:TEXT, and TEXT ("": the family's first). Raises ConfigError (`key`: what was set)."""
+    named, colon, text = name.partition(":")
+    family = family_named(named, key)
+    if colon and text not in family.texts:
+        raise ConfigError(
+            f"expected a text model of family {named} behind the colon ({', '.join(family.texts) or 'it has one alone: none'}), "
+            f"found '{text}'"
+        )
+    return family, text
+
+
+def all_variants() -> list[str]:
+    """Names of the built-in families, each followed by those with another text model (NAME:TEXT)."""
+    return [n for f in BUILT_IN for n in (f.name, *(f"{f.name}:{text}" for text in f.texts[1:]))]
 
 
 def family_of(config: Any) -> ModelFamily:

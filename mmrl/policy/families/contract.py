@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mmrl.video.references import Features, Visual
 
 __all__ = [
-    "EXPERTS_UNTRIED",
     "GIVEN_FEATURES",
     "PARTS",
     "Encoders",
@@ -160,9 +159,6 @@ GIVEN_FEATURES = "mmrl_features"
 """Name of the argument that holds features (m, H) to be used as they are, see ModelFamily.vllm_features."""
 
 
-EXPERTS_UNTRIED = "vLLM lays a mixture's experts out for each kind of GPU, and was compared with the trainer on a CPU"
-
-
 def sense_of(kind: str) -> str:
     """The sense of media of a kind: "audio" for sounds, "vision" for pictures and clips."""
     return "audio" if kind == "audio" else "vision"
@@ -197,8 +193,6 @@ class ModelFamily(abc.ABC):
     released_transposed: ClassVar[tuple[str, ...]] = ()
     """Ends of names of weights (E, out, in) that released checkpoints hold as (E, in, out). transformers reads both and writes its
     own order, which vLLM refuses (mmrl.policy.released)."""
-    vllm_untried: ClassVar[str] = ""
-    """Why `engine.rollout: auto` does not take vLLM, which answers where it is asked for by name."""
     tower_kernels: ClassVar[Mapping[str, str]]
     """model.attn -> what transformers calls the tower's attention; settings that are not here are refused."""
     pictures_see_themselves: ClassVar[bool] = False
@@ -209,6 +203,9 @@ class ModelFamily(abc.ABC):
     """Of one prompt, where there is a limit; `refused["pictures"]` says why."""
     reserved: ClassVar[tuple[str, ...]] = ()
     """Texts of tokens by which positions are laid out: no text of a prompt may contain one."""
+    texts: ClassVar[tuple[str, ...]] = ()
+    """model_type of the text models of released checkpoints, where there are several: the first is that of the tiny model,
+    NAME:TEXT is with another one (families.family_and_text)."""
     router: ClassVar[str] = ""
     """Where a decoder layer that is a mixture of experts has its router, which answers (logits, weights, experts); "" for families
     without experts (mmrl.policy.routing)."""
@@ -229,6 +226,10 @@ class ModelFamily(abc.ABC):
     def forward(self, body: Any, **inputs: Any) -> Any:
         """The body's forward: an output with last_hidden_state (R, T, H)."""
         return body(**inputs)
+
+    def mixes_experts(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a model is a mixture of experts, by its config.json."""
+        return bool(self.router)
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor

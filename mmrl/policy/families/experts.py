@@ -13,7 +13,7 @@ __all__ = ["SigmoidRouters", "SoftmaxRouters"]
 
 
 class SoftmaxRouters(ModelFamily):
-    """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum."""
+    """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum (of Qwen3-MoE where it says so)."""
 
     router = "mlp.gate"
 
@@ -25,7 +25,9 @@ class SoftmaxRouters(ModelFamily):
 
         probs_TE = logits_TE.softmax(-1, dtype=torch.float32)
         chosen_Tk = probs_TE.gather(-1, experts_Tk)
-        return (chosen_Tk / chosen_Tk.sum(-1, keepdim=True)).to(logits_TE.dtype)
+        if getattr(router, "norm_topk_prob", True):
+            chosen_Tk = chosen_Tk / chosen_Tk.sum(-1, keepdim=True)
+        return chosen_Tk.to(logits_TE.dtype)
 
 
 class SigmoidRouters(ModelFamily):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.policy.families.contract import EXPERTS_UNTRIED
 from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
 
@@ -145,7 +144,6 @@ class Glm4VMoe(SigmoidRouters, Glm4V):
     model_types = ("glm4v_moe",)
     vllm = "Glm4vMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"use_qk_norm": False}
-    vllm_untried = EXPERTS_UNTRIED
 
     def _config_class(self) -> Any:
         from transformers import Glm4vMoeConfig

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.policy.families.contract import EXPERTS_UNTRIED
 from mmrl.policy.families.experts import SoftmaxRouters
 from mmrl.policy.families.grid import GridFamily
 
@@ -86,7 +85,6 @@ class Qwen3VLMoe(SoftmaxRouters, _Qwen):
     source = "Qwen3-VL's cookbook on grounding"
     vllm = "Qwen3VLMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": True}
-    vllm_untried = EXPERTS_UNTRIED
     released_transposed = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.contract import ForVLLM, Parts
+from mmrl.policy.families.experts import SoftmaxRouters
 from mmrl.policy.families.plain import GivenFeatures, PlainPositions
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class TileFamily(PlainPositions, GivenFeatures):
         return (1, base.config.vision_config.num_channels * height * width), (1, 1, 1)
 
 
-class InternVL(TileFamily):
-    """InternVL 3 and 3.5 in transformers' format ("-HF")."""
+class InternVL(SoftmaxRouters, TileFamily):
+    """InternVL 3 (text model Qwen2) and 3.5 (Qwen3, or its mixture of experts) in transformers' format ("-HF")."""
 
     name = "internvl"
     model_types = ("internvl",)
@@ -113,6 +114,11 @@ class InternVL(TileFamily):
     clips_are_pictures = True
     source = "InternVL's documentation on grounding: `<box>[[x1, y1, x2, y2]]</box>` within 0..1000"
     vllm = "InternVLForConditionalGeneration"
+    texts = ("qwen2", "qwen3", "qwen3_moe")
+
+    def mixes_experts(self, settings: Mapping[str, Any]) -> bool:
+        """See ModelFamily."""
+        return settings.get("text_config", {}).get("model_type") == "qwen3_moe"
 
     def reader(self, processor: Any) -> PictureReader:
         """See ModelFamily."""
@@ -191,12 +197,18 @@ class InternVL(TileFamily):
             image_seq_length=4,
             chat_template=_CHAT,
         )
+        text = {
+            "model_type": spec.text or self.texts[0],
+            **tiny.text_settings(spec, tokenizer),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        }
+        if spec.text:  # Qwen3's heads are as wide as it says
+            text["head_dim"] = spec.hidden // spec.heads
+        if spec.text == "qwen3_moe":
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+            text["moe_intermediate_size"] = spec.hidden // 2
         config = hf.InternVLConfig(
-            text_config={
-                "model_type": "qwen2",
-                **tiny.text_settings(spec, tokenizer),
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-            },
+            text_config=text,
             vision_config={
                 "hidden_size": spec.vision_hidden,
                 "num_hidden_layers": spec.vision_layers,
