@@ -42,6 +42,7 @@ its text models. This page is written by `python -m scripts.family_table`.
 | lora | an adapter after two steps, merged and saved, in transformers |
 | save | after a step, read by transformers: every tensor bit for bit |
 | memory | estimated bytes of weights and gradients with those held |
+| sharded | two processes that share the weights out (FSDP2), one with a picture, one with text alone: gradients and log-probs |
 | vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs 1e-5 (GPU: 1e-3) apart, after a step too |
 
 Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
+from mmrl.diagnostics._family_sharded import check_sharded
 from mmrl.diagnostics._family_subject import (
     GRADIENT,
     LOGP,
@@ -287,6 +288,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "lora": check_lora,
     "save": check_save,
     "memory": check_memory,
+    "sharded": check_sharded,
     "vllm": check_vllm,
 }
 """Name -> check, in the order of the table; a name in `ModelFamily.refused` is not run and says why instead."""

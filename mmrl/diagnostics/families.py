@@ -27,7 +27,7 @@ from mmrl.policy.families import (
 if TYPE_CHECKING:
     from mmrl.diagnostics._family_subject import Subject
 
-__all__ = ["FamilyCell", "check_family", "check_names"]
+__all__ = ["FamilyCell", "check_family", "check_names", "model_of"]
 
 _GAIN = 4.0
 """A freshly initialised model predicts almost the same whatever it reads: with larger weights it reacts to every pixel."""
@@ -64,7 +64,7 @@ def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
             f"expected checks of {', '.join(check_names())}, found {', '.join(unknown)}"
         )
     with tempfile.TemporaryDirectory(prefix="mmrl-family-") as work:
-        family, path = _model(target, Path(work))
+        family, path = model_of(target, Path(work))
         called = target if target.partition(":")[0] in families() else family.name
         subject = Subject(family, path, Path(work))
         for name, check in CHECKS.items():
@@ -72,8 +72,8 @@ def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
                 yield FamilyCell(called, name, *_found(family, name, check, subject))
 
 
-def _model(target: str, work: Path) -> tuple[ModelFamily, str]:
-    """The family that is meant, and a folder with a model of it."""
+def model_of(target: str, work: Path) -> tuple[ModelFamily, str]:
+    """The family that is meant, and a folder with a model of it: a tiny one in `work`, or `target` itself."""
     import torch
 
     if target.partition(":")[0] not in families():

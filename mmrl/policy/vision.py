@@ -194,9 +194,9 @@ def encoded_rows(model: Any, rows: torch.Tensor) -> Any:
 
 
 def _idle_features(model: Any, device: torch.device, sense: str) -> list[Any]:
-    """Of the smallest grid or sound there is, all zeros."""
+    """Of the smallest grid or sound there is, all ones: Idefics3 takes tiles of zeros for padding, and leaves them out."""
     family = family_of(model.config)
     hears = sense == "audio"
     shape, grid = family.idle_sound(model) if hears else family.idle(model)
     kind = "audio" if hears else "image"
-    return family.features(model, kind, torch.zeros(shape, device=device), [grid])
+    return family.features(model, kind, torch.ones(shape, device=device), [grid])
