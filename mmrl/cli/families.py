@@ -16,12 +16,16 @@ families_app = typer.Typer(
 
 @families_app.command("list")
 def list_command() -> None:
-    """Every family: model types, coordinate frame of its prompts, and what it cannot do here."""
+    """Every family: model types, frame of its prompts' coordinates, answers with another frame, and what it cannot do here."""
     from mmrl.policy.families import families
 
     for family in families().values():
         frame = "set model.frame" if family.frame is None else family.frame.value
         typer.echo(f"{family.name:14s} model_type {', '.join(family.model_types)}; frame {frame}")
+        for kind, answer in family.answers.items():
+            if answer.frame is not None and answer.frame != family.frame:
+                whose = f", {answer.of}" if answer.of else ""
+                typer.echo(f"{'':14s} {kind}: frame {answer.frame.value}{whose}")
         if not family.no_audio:
             typer.echo(f"{'':14s} hears: samples may have audio files")
         for what, reason in family.refused.items():
