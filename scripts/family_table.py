@@ -10,11 +10,16 @@ python -m scripts.family_table --release   # all families with the transformers 
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from scripts._bench import ROOT, machine
+
+if TYPE_CHECKING:
+    from mmrl.policy.families.native import NativeAnswer
 
 RESULTS = ROOT / "assets" / "results" / "families.json"
 RELEASES = RESULTS.with_name("families_releases.json")
@@ -47,6 +52,19 @@ its text models. This page is written by `python -m scripts.family_table`.
 
 Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.
 
+"""
+_ANSWERS = """## Answers in the checkpoints' own spelling
+
+What released checkpoints write for a phrase's box (grounding), a phrase's point (pointing) and a click on a screenshot (GUI), the
+coordinate frame of the numbers, and who says so. [`answers: native`](rewards.md) reads every example to its value. Where no source
+was found, the last column says where one was sought: such a frame is not guessed.
+
+All prompts of a run ask for the frame of boxes, unless `model.frame` or a task says another. InternVL writes boxes within 0..1000
+and clicks within 0..1: give its GUI tasks `params: {frame: rel1}`, since the frame does not follow the task by itself. SmolVLM
+needs `model.frame` anyway. `mmrl families list` names kinds of answers whose frame is not that of boxes.
+
+| family | answer | spelling | frame | source, or where one was sought |
+|---|---|---|---|---|
 """
 _LEARNING = """## Learning
 
@@ -89,7 +107,8 @@ _OWN = """## Add a family
    tell. Pictures, clips and sounds are read by a reader (`video/pictures.py`, `video/clips.py`, `video/audio.py`), an existing
    one or your own. A model whose towers lie beside its text model says so in `body` and `forward`. The frame is what the
    family's checkpoints were trained to write, with the source; `None` where none says so. `vllm` names the class that vLLM
-   answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine. A mixture
+   answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine. `answers` says how
+   boxes, points and clicks are spelled (`mmrl/policy/families/native.py`). A mixture
    of experts names its `router`, and says in `gate_weights` what chosen experts weigh, for `algorithm.router_replay`; the two
    usual kinds are in `mmrl/policy/families/experts.py`. Plain rotary positions, a forward that is given features and an area
    without a lower bound are in `mmrl/policy/families/plain.py`.
@@ -138,7 +157,49 @@ def page(cells: Sequence[Mapping[str, str]]) -> str:
         "Kimi-VL and LLaVA-OneVision-1.5 are not here: transformers 5.19 has no class for them, and a checkpoint's own code is not",
         "run. `kimi_k25` is Kimi K2.5, `llava_onevision` the first LLaVA-OneVision.",
     ]
-    return _HEAD + "\n".join(lines) + "\n\n" + releases() + learning() + beside_trl() + _OWN
+    return (
+        _HEAD
+        + "\n".join(lines)
+        + "\n\n"
+        + answers()
+        + releases()
+        + learning()
+        + beside_trl()
+        + _OWN
+    )
+
+
+def answers() -> str:
+    """The part on native answers: a row per kind for families that answer alike."""
+    from mmrl.policy.families import BUILT_IN
+    from mmrl.policy.families.native import KINDS
+
+    alike: dict[tuple[NativeAnswer, ...], list[str]] = {}
+    for family in BUILT_IN:
+        alike.setdefault(tuple(family.answers[kind] for kind in KINDS), []).append(family.name)
+    lines = [
+        f"| {', '.join(names)} | {kind} | {_told(answer)} |"
+        for told, names in alike.items()
+        for kind, answer in zip(("grounding", "pointing", "GUI"), told, strict=True)
+    ]
+    return _ANSWERS + "\n".join(lines) + "\n\n"
+
+
+def _told(answer: NativeAnswer) -> str:
+    """Three cells: spelling, frame, source. HTML, for a | within backquotes ends a cell of Markdown."""
+    if answer.frame is None:
+        return f"no source found | - | {_plain(answer.missing)}"
+    lines = "<br>".join(_plain(line.strip("\t")) for line in answer.example.split("\n"))
+    of = f" ({_plain(answer.of)})" if answer.of else ""
+    name = answer.source.removeprefix("https://").removeprefix("github.com/")
+    short = name if len(name) <= 60 else f"{'/'.join(name.split('/')[:2])}: {name.split('/')[-1]}"
+    return f"<code>{lines}</code> | {answer.frame.value} | [{short}]({answer.source}){of}"
+
+
+def _plain(text: str) -> str:
+    """`text` as it is, in a cell of a table."""
+    text = html.escape(text, quote=False)
+    return "".join(f"&#{ord(char)};" if char in "|[`" else char for char in text)
 
 
 def record_release(cells: Sequence[Mapping[str, str]]) -> None:

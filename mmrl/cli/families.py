@@ -16,7 +16,7 @@ families_app = typer.Typer(
 
 @families_app.command("list")
 def list_command() -> None:
-    """Every family: model types, coordinate frame of its prompts, and what it cannot do here."""
+    """Every family: model types, frame of its prompts' coordinates, answers with another frame, and what it cannot do here."""
     from mmrl.policy.families import families
 
     for family in families().values():
@@ -25,6 +25,10 @@ def list_command() -> None:
         if family.texts:
             others = ", ".join(f"{family.name}:{text}" for text in family.texts[1:])
             typer.echo(f"{'':14s} text model {', '.join(family.texts)} (check {others}, too)")
+        for kind, answer in family.answers.items():
+            if answer.frame is not None and answer.frame != family.frame:
+                whose = f", {answer.of}" if answer.of else ""
+                typer.echo(f"{'':14s} {kind}: frame {answer.frame.value}{whose}")
         if not family.no_audio:
             typer.echo(f"{'':14s} hears: samples may have audio files")
         for what, reason in family.refused.items():

@@ -57,7 +57,8 @@ class ModelConfig(_Section):
     """Family whose frame and system message the prompts have (`mmrl families list`); null: the model's own."""
     frame: CoordFrame | None = None
     """Coordinate frame that prompts ask for: abs_orig (pixels of the picture as displayed), abs_resized (pixels after the
-    processor's resize), rel1000 or rel1 (0..1000 or 0..1 of width and height); null: that of the model's family."""
+    processor's resize), rel1000 or rel1 (0..1000 or 0..1 of width and height); null: that in which the model's family writes boxes.
+    Where it writes clicks in another (InternVL: rel1), set it for GUI tasks alone by their own `params: {frame: rel1}`."""
     system: str | None = None
     """System message; '' for none; null: that of the model's family."""
     freeze: list[str] = []

@@ -76,9 +76,15 @@ def template_for(model_type: str, config: ModelConfig) -> Template:
     )
     frame = config.frame or family.frame
     if frame is None:
+        told = [
+            f"; {kind} answers of {answer.of or 'its checkpoints'} are in {answer.frame.value}"
+            for kind, answer in family.answers.items()
+            if answer.frame is not None
+        ]
         raise ConfigError(
             f"expected model.frame for a model of family {family.name}, found none: no source says which frame its checkpoints "
             "were trained to emit; set model.frame (rel1000, rel1, abs_orig or abs_resized) to what the prompts should ask for"
+            + "".join(told)
         )
     return Template(family.name, frame, family.system if config.system is None else config.system)
 

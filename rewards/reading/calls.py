@@ -1,6 +1,7 @@
 """Actions as released GUI models write them -> {"action": ..., ...} as mmrl.rewards.gui_actions reads it; nothing is ever run.
 
     Qwen2.5-VL, Qwen3-VL  <tool_call>{"name": "mobile_use", "arguments": {"action": "system_button", "button": "Back"}}</tool_call>
+    Qwen3.5               <tool_call><function=computer_use><parameter=action>wait</parameter></function></tool_call>
     UI-TARS 1.0           Thought: ... Action: click(start_box='<|box_start|>(500,500)<|box_end|>')
     UI-TARS 1.5 and later Action: click(start_box='(500,500)')   click(point='<point>500 500</point>')   press_back()
     Aguvis, Kimi-VL       pyautogui.click(x=0.5, y=0.3)   mobile.swipe(from_coord=[0.5, 0.8], to_coord=[0.5, 0.2])
@@ -29,6 +30,8 @@ __all__ = ["call_place", "one_call"]
 
 _MOST_CHARS = 4_000
 _TOOL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=[A-Za-z_0-9]{1,40}>(.*?)(?:</function>|$)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([A-Za-z_0-9]{1,40})>(.*?)</parameter>", re.DOTALL)
 _ACTION_TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _MARK = re.compile(
     r"(?:^|\n)\s*(?:Action|Actions|actions|Grounded Operation|grounded operation|ACTION)\s?:\s*"
@@ -358,6 +361,21 @@ def _from_json(text: str, space: str) -> dict[str, Any] | None:
     return _canonical(name, rest, space) if isinstance(name, str) else None
 
 
+def _from_xml(text: str, space: str) -> dict[str, Any] | None:
+    """A tool call in Qwen3.5's tags in the canonical keys; None for none, or one without an action. What is to be typed stands
+    there without quotes, and is not read any further."""
+    if text.count("<function=") > 1:
+        raise Unread("several_actions")
+    function = _FUNCTION.search(text)
+    table: dict[str, Any] = {}
+    for found in _PARAMETER.finditer(function[1] if function else ""):
+        if found[1] in table:
+            raise Unread("several_actions")
+        table[found[1]] = found[2].strip() if found[1] in _TEXTS else _value(found[2])
+    name = table.pop("action", None)
+    return _canonical(name, table, space) if isinstance(name, str) else None
+
+
 def _calls(text: str, space: str) -> list[dict[str, Any]]:
     """All function calls of a text, each once."""
     found: list[dict[str, Any]] = []
@@ -410,7 +428,8 @@ def _one(text: str, space: str) -> dict[str, Any] | None:
     if len(tools) > 1:
         raise Unread("several_actions")
     if tools:
-        return _from_json(tools.pop(), space)
+        tool = tools.pop()
+        return _from_xml(tool, space) if "<function=" in tool else _from_json(tool, space)
     if text.count("<action>") > 1:
         raise Unread("several_actions")
     tag = _ACTION_TAG.search(text) if "<action>" in text else None

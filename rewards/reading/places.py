@@ -6,6 +6,7 @@ dog(10,20),(30,40)                                   Qwen2-VL without its specia
 <|begin_of_box|>[10, 20, 30, 40]<|end_of_box|>       GLM-V              [[010,020,030,040]]              CogVLM, CogAgent
 <point>500 500</point>   <point>[[500, 500]]</point> UI-TARS, OS-Atlas  (500, 500) in a sentence         SeeClick, UGround
 <point x="12.5" y="80" alt="dog">dog</point>         Molmo: percent, which become numbers of the declared frame
+<points x1="745" y1="312" alt="dog">dog</points>     Qwen2.5-VL, Qwen3-VL: with a number over 100, no percent, the model's frame
 
 python -c "from mmrl.rewards.reading.places import one_place; print(one_place('Click at (500, 400).'))"
 """
@@ -84,7 +85,11 @@ def _groups(text: str) -> tuple[list[tuple[float | int, ...]], str]:
 
 
 def _percent(text: str, extent: Extent | None) -> list[list[float]] | None:
-    """Molmo's points in the declared frame; None for a text without its tags. Raises Unread where the frame's extent is unknown."""
+    """Points of Molmo's tags in the declared frame; None for a text without them. Raises Unread where its extent is unknown.
+
+    Molmo writes percent, and calls a number over 100 invalid (https://huggingface.co/allenai/Molmo-7B-O-0924/discussions/1); Qwen
+    writes its own frame in the same tags. Numbers of 100 or less are percent, whoever wrote them.
+    """
     tags = list(_MOLMO.finditer(text))
     if not tags:
         return None
@@ -94,12 +99,12 @@ def _percent(text: str, extent: Extent | None) -> list[list[float]] | None:
         raise Unread("unknown_size")
     pairs = [pair for tag in tags for pair in _MOLMO_PAIR.finditer(tag[1])]
     try:
-        return [
-            [round(float(p[2]) / 100 * extent[0], 4), round(float(p[3]) / 100 * extent[1], 4)]
-            for p in pairs
-        ]
+        points = [[float(pair[2]), float(pair[3])] for pair in pairs]
     except ValueError:
         return []
+    if any(value > 100 for point in points for value in point):
+        return points
+    return [[round(x / 100 * extent[0], 4), round(y / 100 * extent[1], 4)] for x, y in points]
 
 
 def one_place(text: str, extent: Extent | None = None) -> str | None:
@@ -132,9 +137,10 @@ def one_box(text: str) -> str | None:
         return _block(text)
     bare = _SPECIAL.sub(" ", text)
     groups, around = _groups(bare)
-    spaced = _FOUR_SPACED.search(around) if not groups else None
-    if spaced:
-        groups, around = [_numbers(spaced)], around[: spaced.start()] + around[spaced.end() :]
+    if not groups:
+        # each box once: a second one is another answer, not a remark about the first
+        groups = list({_numbers(found): None for found in _FOUR_SPACED.finditer(around)})
+        around = _FOUR_SPACED.sub("", around)
     boxes = [group for group in groups if len(group) == 4]
     if len(groups) > 1:
         raise Unread("several_boxes")

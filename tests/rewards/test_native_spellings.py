@@ -2,7 +2,8 @@
 
 native_spellings.json: family, source (a URL), task, text, answer (the truth as samples hold it), params of the row, `verbatim` (the
 text stands in the source; else its form does, with other words and numbers), `other` (another answer in the same dialect; default:
-the text with other numbers). Coordinates are thousandths of the picture.
+the text with other numbers), `frame` (that of the text; default: rel1000) and `resized` (the picture's size after the processor's
+resize; default: unchanged). Answers are pixels of a picture of 1000 x 1000, thousandths.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def score(row: dict[str, Any], text: str, level: str) -> Score:
         params=params,
         videos=("a.mp4",) if video else (),
     )
-    ctx = RewardContext(1, 1, CoordFrame.REL1000, (ImageSize((1000, 1000), (1000, 1000)),))
+    size = ImageSize((1000, 1000), tuple(row.get("resized", (1000, 1000))))
+    ctx = RewardContext(1, 1, CoordFrame(row.get("frame", "rel1000")), (size,))
     return task.score(sample, text, ctx)
 
 

@@ -245,6 +245,8 @@ HEDGES = [
             "not [10, 20, 300, 400]",
             "[[10, 20, 300, 400], [1, 2, 3, 4]]",
             "<box>[[10, 20, 300, 400]]</box><box>[[1, 2, 3, 4]]</box>",
+            "<box>10 20 300 400</box><box>1 2 3 4</box>",
+            "10 20 300 400 or 1 2 3 4",
         ],
     ),
     (
@@ -258,6 +260,7 @@ HEDGES = [
             "<point>15 30</point><point>900 900</point>",
             "[[15, 30], [900, 900]]",
             "pyautogui.click(x=15, y=30)\npyautogui.click(x=900, y=900)",
+            '<points x1="15" y1="30" x2="900" y2="900" alt="it">it</points>',
         ],
     ),
     (
@@ -271,6 +274,10 @@ HEDGES = [
             "Action: click(point='<point>15 30</point>')\n\nclick(point='<point>90 90</point>')",
             '<tool_call>{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [15, 30]}}</tool_call>'
             '<tool_call>{"name": "mobile_use", "arguments": {"action": "wait"}}</tool_call>',
+            "<tool_call><function=computer_use><parameter=action>click</parameter><parameter=coordinate>[15, 30]</parameter>"
+            "</function><function=computer_use><parameter=action>wait</parameter></function></tool_call>",
+            "<tool_call><function=computer_use><parameter=action>click</parameter><parameter=coordinate>[15, 30]</parameter>"
+            "<parameter=coordinate>[90, 90]</parameter></function></tool_call>",
         ],
     ),
     (
@@ -436,6 +443,7 @@ def test_translators_are_total(text: str) -> None:
         "at the " * 570,
         "five " * 800,
         "<tool_call>" * 360,
+        "<tool_call><function=f>" + "<parameter=a>" * 300,
         "A " * 2000,
         "1," * 2000,
         "answer is " * 400,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.policy.families.contract import Parts
 from mmrl.policy.families.gemma import Gemma3
+from mmrl.policy.families.native import native_answers, no_source
 from mmrl.policy.families.tiles import InternVL, TileFamily
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ class AyaVision(TileFamily):
     processors = ("AyaVisionProcessor",)
     frame = None
     source = "no source says so"
+    answers = native_answers(
+        grounding=no_source(
+            "Cohere's post on Aya Vision, the beginning of its report, documentation pages"
+        ),
+        pointing=no_source(
+            "Cohere's post on Aya Vision, the beginning of its report, documentation pages"
+        ),
+        gui=no_source("documentation pages, evaluations of ScreenSpot-Pro and lmms-eval"),
+    )
     parts = Parts(
         vision=("vision_tower", "multi_modal_projector"),
         projector=("multi_modal_projector",),

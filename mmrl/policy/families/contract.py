@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import need_package
+from mmrl.policy.families.native import NativeAnswer
 
 if TYPE_CHECKING:
     import torch
@@ -168,10 +169,12 @@ class ModelFamily(abc.ABC):
     """One family. Records are stateless: what they are asked for depends on the arguments alone.
 
     `name` is also that of its prompt template; `model_types` are values of model_type in config.json, `processors` class names of
-    its processors. `frame` is the coordinate frame that released checkpoints were trained to emit, None where no source says so
-    (model.frame must then be set); `source` is that source. `system` is the template's system text. `vllm` is the class that vLLM
-    answers with, "" where mmrl's prompts cannot be handed to it. `refused` says what the family cannot do here, and why: keys are
-    "video", "audio", "pictures", "vllm", "lora" or names of checks.
+    its processors. `frame` is the coordinate frame of boxes that released checkpoints were trained to emit, None where no source
+    says so (model.frame must then be set); `source` is that source. Prompts ask for `frame` in all tasks. `answers` says of each
+    kind of answer how checkpoints spell it, in which frame: keys are mmrl.policy.families.native.KINDS, none where a package's own
+    family does not say. `system` is the template's system text. `vllm` is the class that vLLM answers with, "" where mmrl's prompts
+    cannot be handed to it. `refused` says what the family cannot do here, and why: keys are "video", "audio", "pictures", "vllm",
+    "lora" or names of checks.
     """
 
     name: ClassVar[str]
@@ -179,6 +182,7 @@ class ModelFamily(abc.ABC):
     processors: ClassVar[tuple[str, ...]]
     frame: ClassVar[CoordFrame | None]
     source: ClassVar[str] = ""
+    answers: ClassVar[Mapping[str, NativeAnswer]] = MappingProxyType({})
     system: ClassVar[str] = ""
     parts: ClassVar[Parts] = Parts()
     vllm: ClassVar[str] = ""

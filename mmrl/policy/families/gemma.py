@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import Parts
+from mmrl.policy.families.native import native_answers, no_source
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ class Gemma3(TileFamily):
     # nothing that Google publishes says which boxes its checkpoints were trained to write
     frame = None
     source = "no source says so"
+    answers = native_answers(
+        grounding=no_source(
+            "https://huggingface.co/google/gemma-3-4b-it/discussions/38, where Google answers that no documentation says so"
+        ),
+        pointing=no_source("documentation pages of Google, issue threads"),
+        gui=no_source("documentation pages of Google, evaluations of ScreenSpot-Pro and lmms-eval"),
+    )
     parts = Parts(
         vision=("vision_tower", "multi_modal_projector"),
         projector=("multi_modal_projector",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.native import NativeAnswer, native_answers
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,20 @@ _CHAT = """[gMASK]<sop>{%- for message in messages -%}
 {% endif %}"""
 
 
+_AGENTS = "https://github.com/zai-org/GLM-V/blob/8fc9756fd2313c6b7717bb681bed58f0694abc22/examples/gui-agent"
+_BOX = NativeAnswer(
+    "<|begin_of_box|>[[100,200,300,400]]<|end_of_box|>",
+    CoordFrame.REL1000,
+    "https://github.com/zai-org/GLM-V/blob/main/README.md",
+)
+_POINT = NativeAnswer(
+    "[[200, 300]]",
+    CoordFrame.REL1000,
+    "https://github.com/zai-org/GLM-skills/blob/2ecd31c37e75671a4767342ba3a68a84c8f1b848/skills/glmv-grounding/SKILL.md",
+    of="GLM-V as its maintainers' tools of 2026 read it",
+)
+
+
 class Glm4V(GridFamily):
     """GLM-4.1V, dense."""
 
@@ -37,6 +52,15 @@ class Glm4V(GridFamily):
     processors = ("Glm4vProcessor",)
     frame = CoordFrame.REL1000
     source = "zai-org/GLM-V: boxes [x1, y1, x2, y2] normalised to 0..1000 (issue 25 says 0..999)"
+    answers = native_answers(
+        grounding=_BOX,
+        pointing=_POINT,
+        gui=NativeAnswer(
+            "left_click(start_box='[376,465]')",
+            CoordFrame.REL1000,
+            f"{_AGENTS}/glm-41v/agent.md",
+        ),
+    )
     frames_in_area = 2
     clips_are_pictures = True
     media_tokens = (*_MARKUP, "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
@@ -142,6 +166,15 @@ class Glm4VMoe(SigmoidRouters, Glm4V):
 
     name = "glm4v_moe"
     model_types = ("glm4v_moe",)
+    answers = native_answers(
+        grounding=_BOX,
+        pointing=_POINT,
+        gui=NativeAnswer(
+            "left_click(start_box='[586, 446]', element_info='OK button')",
+            CoordFrame.REL1000,
+            f"{_AGENTS}/glm-45v/agent.md",
+        ),
+    )
     vllm = "Glm4vMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"use_qk_norm": False}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import ForVLLM, Parts
+from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import LargestAlone
 from mmrl.policy.families.tiles import TileFamily
 
@@ -44,6 +45,11 @@ class Idefics3(LargestAlone, TileFamily):
     processors: ClassVar[tuple[str, ...]] = ("Idefics3Processor",)
     frame: ClassVar[CoordFrame | None] = None
     source = "no source says so"
+    answers = native_answers(
+        grounding=no_source("documentation pages and issue threads on Idefics3"),
+        pointing=no_source("documentation pages and issue threads on Idefics3"),
+        gui=no_source("documentation pages, evaluations of ScreenSpot-Pro and lmms-eval"),
+    )
     parts = Parts(
         vision=("vision_model", "connector"),
         projector=("connector",),
@@ -190,6 +196,19 @@ class SmolVLM(Idefics3):
     name = "smolvlm"
     model_types: ClassVar[tuple[str, ...]] = ("smolvlm",)
     processors: ClassVar[tuple[str, ...]] = ("SmolVLMProcessor",)
+    answers = native_answers(
+        grounding=no_source(
+            "documentation pages, issue threads on SmolVLM; huggingface/smol2operator, which says that SmolVLM2 has no grounding "
+            "capabilities for GUI tasks"
+        ),
+        pointing=no_source("documentation pages and issue threads on SmolVLM"),
+        gui=NativeAnswer(
+            "click(x=0.8875, y=0.2281)",
+            CoordFrame.REL1,
+            "https://github.com/huggingface/smol2operator/blob/b38695ccf2988b2947b2e0ce5ca1eb0d4a5758ec/README.md",
+            of="Smol2Operator, a fine-tune of SmolVLM2",
+        ),
+    )
     clips_are_pictures = True
     packages: ClassVar[Mapping[str, str]] = {"num2words": "smolvlm"}
     refused: ClassVar[Mapping[str, str]] = {}

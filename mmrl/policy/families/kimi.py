@@ -11,6 +11,7 @@ from mmrl.coords import CoordFrame
 from mmrl.policy.families.contract import Parts, release_of_transformers
 from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import GivenFeatures, LargestAlone, PlainPositions
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ class KimiK25(SigmoidRouters, PlainPositions, GivenFeatures, LargestAlone, GridF
     source = (
         "OSWorld's agent for Kimi K2.5 (xlang-ai/OSWorld pull request 428) takes clicks within 0..1 for parts of the screen, "
         "larger ones for pixels; of boxes readers of MoonshotAI/Kimi-VL threads 52 and 56 say 0..1 of Kimi-VL, without an answer"
+    )
+    answers = native_answers(
+        grounding=NativeAnswer(
+            '{"bbox_2d": [0.280, 0.500, 0.520, 0.700]}',
+            CoordFrame.REL1,
+            "https://github.com/MoonshotAI/Kimi-VL/issues/56",
+            of="Kimi-VL, as a reader saw it; Moonshot has not answered",
+        ),
+        pointing=no_source(
+            "the README of MoonshotAI/Kimi-K2.5, threads of MoonshotAI/Kimi-VL, documentation pages"
+        ),
+        gui=NativeAnswer(
+            "## Action:\nClick on the settings icon.\n## Code:\n```python\npyautogui.click(x=0.879, y=0.294)\n```",
+            CoordFrame.REL1,
+            "https://github.com/xlang-ai/OSWorld/pull/428",
+        ),
     )
     parts = Parts(
         vision=("vision_tower", "mm_projector"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import ForVLLM, Parts
+from mmrl.policy.families.native import native_answers, no_source
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ class LlavaOneVision(TileFamily):
     processors = ("LlavaOnevisionProcessor",)
     frame = None
     source = "no source says so"
+    answers = native_answers(
+        grounding=no_source(
+            "LLaVA-VL/LLaVA-NeXT, which counts 50,586 samples of RefCOCO, not saying how boxes are spelled there; lmms-eval, which "
+            "asks for 0..1; haotian-liu/LLaVA threads 606 and 822, which disagree on the padding of LLaVA-1.5's"
+        ),
+        pointing=no_source("LLaVA-VL/LLaVA-NeXT, issue threads"),
+        gui=no_source("LLaVA-VL/LLaVA-NeXT, evaluations of ScreenSpot-Pro and lmms-eval"),
+    )
     parts = Parts(
         vision=("vision_tower", "multi_modal_projector"),
         projector=("multi_modal_projector",),

@@ -12,6 +12,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MismatchError
 from mmrl.policy.families.contract import Parts, release_of_transformers
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import LargestAlone
 from mmrl.policy.families.qwen import Qwen35
 from mmrl.policy.families.tiles import TileFamily
@@ -81,6 +82,24 @@ class MiniCPMV46(LargestAlone, TileFamily):
     source = (
         "OpenBMB/MiniCPM-V threads 772 and 982 and OpenSQZ/MiniCPM-V-CookBook thread 39, of 2.6 and 4.5: "
         "`<box>x1 y1 x2 y2</box>` within 0..1000"
+    )
+    answers = native_answers(
+        grounding=NativeAnswer(
+            "<ref>book</ref><box>100 200 300 400</box>",
+            CoordFrame.REL1000,
+            "https://github.com/OpenSQZ/MiniCPM-V-CookBook/issues/39",
+            of="MiniCPM-V 4.5",
+        ),
+        pointing=NativeAnswer(
+            "<point>200 300</point>",
+            CoordFrame.REL1000,
+            "https://github.com/OpenBMB/MiniCPM-V/issues/185",
+            of="MiniCPM-V of 2024; that points have the scale of boxes is not said",
+        ),
+        gui=no_source(
+            "OpenBMB/MiniCPM-V and its cookbook; AgentCPM-GUI, a fine-tune of an older MiniCPM-V, writes "
+            '{"POINT":[x,y]} within 0..1000 (OpenBMB/AgentCPM-GUI)'
+        ),
     )
     parts = Parts(
         vision=("vision_tower", "merger"),

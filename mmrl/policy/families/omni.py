@@ -9,6 +9,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import MismatchError
 from mmrl.policy.families.contract import Parts
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import GivenFeatures
 
 if TYPE_CHECKING:
@@ -58,6 +59,20 @@ class Qwen25Omni(GivenFeatures, GridFamily):
     source = (
         "ms-swift's template (norm_bbox none, as Qwen2.5-VL's); Qwen has not answered QwenLM/Qwen2.5-Omni threads 236 and 392, "
         "which ask for it"
+    )
+    answers = native_answers(
+        # ms-swift's template is a subclass of that of Qwen2.5-VL
+        grounding=NativeAnswer(
+            "<|object_ref_start|>a dog<|object_ref_end|><|box_start|>(432,991),(1111,2077)<|box_end|>",
+            CoordFrame.ABS_RESIZED,
+            "https://github.com/modelscope/ms-swift/blob/3602360a562313afbf2ef6065fdf61f271a2c5b9/docs/source_en/Instruction/"
+            "Command-line-parameters.md",
+            of="ms-swift's template",
+        ),
+        pointing=no_source(
+            "threads of QwenLM/Qwen2.5-Omni (236 and 392 ask for boxes alone), ms-swift"
+        ),
+        gui=no_source("threads of QwenLM/Qwen2.5-Omni, documentation pages"),
     )
     system = "You are a helpful assistant."
     media_tokens = (*_NAMED.values(), "<|vision_pad|>")

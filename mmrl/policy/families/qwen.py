@@ -10,11 +10,39 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.experts import SoftmaxRouters
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 
 if TYPE_CHECKING:
     from mmrl.policy.tiny import TinySpec
 
 __all__ = ["Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "Qwen25VL", "Qwen35", "Qwen35Moe"]
+
+
+_COOKBOOKS = (
+    "https://github.com/QwenLM/Qwen3-VL/blob/96588727e44c78b25ba03ea03b8e12f7e64fd0da/cookbooks"
+)
+# before the repository became Qwen3-VL's
+_COOKBOOKS_25 = (
+    "https://github.com/QwenLM/Qwen3-VL/blob/465b320d4bc365782513d500940ec76e8e06bfb9/cookbooks"
+)
+_SWIFT = "https://github.com/modelscope/ms-swift/blob/3602360a562313afbf2ef6065fdf61f271a2c5b9/docs/source_en"
+_QWEN3 = native_answers(
+    grounding=NativeAnswer(
+        '```json\n[\n\t{"bbox_2d": [100, 200, 300, 400], "label": "cat"}\n]\n```',
+        CoordFrame.REL1000,
+        f"{_COOKBOOKS}/2d_grounding.ipynb",
+    ),
+    pointing=NativeAnswer(
+        '```json\n[\n\t{"point_2d": [925, 618], "label": "point_1"}\n]\n```',
+        CoordFrame.REL1000,
+        f"{_COOKBOOKS}/spatial_understanding.ipynb",
+    ),
+    gui=NativeAnswer(
+        '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [447, 81]}}\n</tool_call>',
+        CoordFrame.REL1000,
+        f"{_COOKBOOKS}/mobile_agent.ipynb",
+    ),
+)
 
 
 class _Qwen(GridFamily):
@@ -48,6 +76,23 @@ class Qwen2VL(_Qwen):
     processors = ("Qwen2VLProcessor",)
     frame = CoordFrame.REL1000
     source = "Qwen's cookbooks; QwenLM/Qwen3-VL threads 676 and 1486"
+    answers = native_answers(
+        grounding=NativeAnswer(
+            "<|object_ref_start|>a dog<|object_ref_end|><|box_start|>(221,423),(569,886)<|box_end|>",
+            CoordFrame.REL1000,
+            f"{_SWIFT}/Customization/Custom-dataset.md",
+        ),
+        pointing=no_source(
+            "the README of QwenLM/Qwen2-VL, threads of QwenLM/Qwen3-VL; fine-tunes and ms-swift write <|box_start|>(x,y)<|box_end|>"
+        ),
+        # the box of what is to be clicked
+        gui=NativeAnswer(
+            "<|object_ref_start|>the selection<|object_ref_end|><|box_start|>(501,10),(595,30)<|box_end|>",
+            CoordFrame.REL1000,
+            "https://github.com/likaixin2000/ScreenSpot-Pro-GUI-Grounding/blob/bd8bbbb470fbc4fda2a4fa9ec90bd2572507794e/models/"
+            "qwen2vl.py",
+        ),
+    )
     system = "You are a helpful assistant."
     vllm = "Qwen2VLForConditionalGeneration"
 
@@ -60,6 +105,23 @@ class Qwen25VL(_Qwen):
     processors = ("Qwen2_5_VLProcessor",)
     frame = CoordFrame.ABS_RESIZED
     source = "Qwen2.5-VL's cookbook on grounding; QwenLM/Qwen3-VL threads 676 and 1486"
+    answers = native_answers(
+        grounding=NativeAnswer(
+            '{\n"bbox_2d": [135, 114, 1016, 672]\n}',
+            CoordFrame.ABS_RESIZED,
+            "https://github.com/QwenLM/Qwen3-VL/blob/dda092435b49d083cbadd8984ac0abdcfbfca09d/qwen-vl-finetune/README.md",
+        ),
+        pointing=NativeAnswer(
+            '<points x1="394" y1="105" alt="rolling pin">rolling pin</points>',
+            CoordFrame.ABS_RESIZED,
+            f"{_COOKBOOKS_25}/spatial_understanding.ipynb",
+        ),
+        gui=NativeAnswer(
+            '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [935, 406]}}\n</tool_call>',
+            CoordFrame.ABS_RESIZED,
+            f"{_COOKBOOKS_25}/mobile_agent.ipynb",
+        ),
+    )
     system = "You are a helpful assistant."
     vllm = "Qwen2_5_VLForConditionalGeneration"
 
@@ -72,6 +134,7 @@ class Qwen3VL(_Qwen):
     processors = ("Qwen3VLProcessor",)
     frame = CoordFrame.REL1000
     source = "Qwen3-VL's cookbook on grounding"
+    answers = _QWEN3
     vllm = "Qwen3VLForConditionalGeneration"
 
 
@@ -83,6 +146,7 @@ class Qwen3VLMoe(SoftmaxRouters, _Qwen):
     processors = ("Qwen3VLProcessor",)
     frame = CoordFrame.REL1000
     source = "Qwen3-VL's cookbook on grounding"
+    answers = _QWEN3
     vllm = "Qwen3VLMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": True}
     released_transposed = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
@@ -114,6 +178,23 @@ class Qwen35(_Qwen):
     processors = ("Qwen3VLProcessor",)
     frame = CoordFrame.REL1000
     source = "QwenLM/Qwen3.8-Flash-Next thread 4, whose answer says that it is still so"
+    answers = native_answers(
+        grounding=NativeAnswer(
+            '[\n\t{"bbox_2d": [100, 200, 300, 400], "label": "sheep"}\n]',
+            CoordFrame.REL1000,
+            f"{_SWIFT}/BestPractices/Qwen3_8-Best-Practice.md",
+        ),
+        pointing=no_source(
+            "threads of QwenLM, documentation pages; that Qwen3-VL's spelling has changed is not said either"
+        ),
+        gui=NativeAnswer(
+            "<tool_call>\n<function=computer_use>\n<parameter=action>\nleft_click\n</parameter>\n<parameter=coordinate>\n"
+            "[500, 300]\n</parameter>\n</function>\n</tool_call>",
+            CoordFrame.REL1000,
+            # a copy of OSWorld's agent
+            "https://github.com/mrwwk/DeskCraft/blob/4db5e466a7281054a4b503b32b1235cd95ff3207/mm_agents/qwen35vl_agent.py",
+        ),
+    )
     refused: ClassVar[Mapping[str, str]] = {
         "vllm": "vLLM on a CPU computes gated delta nets in bf16 alone: its log-probs cannot be compared closely with the "
         "trainer's; use engine.rollout: own",

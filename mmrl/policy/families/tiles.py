@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.policy.families.contract import ForVLLM, Parts
 from mmrl.policy.families.experts import SoftmaxRouters
+from mmrl.policy.families.native import NativeAnswer, native_answers
 from mmrl.policy.families.plain import GivenFeatures, PlainPositions
 
 if TYPE_CHECKING:
@@ -113,6 +114,25 @@ class InternVL(SoftmaxRouters, TileFamily):
     frame = CoordFrame.REL1000
     clips_are_pictures = True
     source = "InternVL's documentation on grounding: `<box>[[x1, y1, x2, y2]]</box>` within 0..1000"
+    answers = native_answers(
+        grounding=NativeAnswer(
+            "<ref>the cat</ref><box>[[100, 200, 300, 400]]</box>",
+            CoordFrame.REL1000,
+            "https://internvl.readthedocs.io/en/latest/get_started/chat_data_format.html",
+        ),
+        pointing=NativeAnswer(
+            "<point>[[200, 300]]</point>",
+            CoordFrame.REL1000,
+            "https://huggingface.co/datasets/ganlinyang/Vlaser",
+            of="Vlaser, a fine-tune of InternVL3",
+        ),
+        # not the frame of boxes
+        gui=NativeAnswer(
+            "pyautogui.click(x=0.2346, y=0.381)",
+            CoordFrame.REL1,
+            "https://github.com/OpenGVLab/InternVL/issues/998",
+        ),
+    )
     vllm = "InternVLForConditionalGeneration"
     texts = ("qwen2", "qwen3", "qwen3_moe")
 
