@@ -11,7 +11,9 @@ Legend: n patches or tiles, D values of one, C channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.video.pixels import (
@@ -31,6 +33,7 @@ __all__ = [
     "GridReader",
     "PaddedReader",
     "PictureReader",
+    "RowReader",
     "SliceReader",
     "SplitReader",
     "SquareReader",
@@ -133,6 +136,69 @@ class PaddedReader:
         return (rows // block) * (columns // block)
 
 
+class RowReader:
+    """An image processor that shrinks a picture to a longest side and stretches it to whole blocks, as Pixtral's does: patches row
+    by row. The option `max_pixels` lowers the longest side, of each picture as its shape allows."""
+
+    def __init__(self, processor: Any) -> None:
+        self.part = processor.image_processor
+        self.layout = RowLayout(processor.patch_size, 1, processor.spatial_merge_size)
+
+    def _fit(self, height: int, width: int, most: int | None) -> tuple[int, tuple[int, int]]:
+        """The longest side that the processor is allowed, and the (height, width) that it then makes."""
+        from transformers.models.pixtral.image_processing_pixtral import (
+            get_resize_output_image_size,
+        )
+
+        block = self.layout.patch * self.layout.merge
+
+        def size(longest: int) -> tuple[int, int]:
+            shape = SimpleNamespace(shape=(height, width, 3))
+            return get_resize_output_image_size(shape, longest, block, "channels_last")
+
+        low, high = 1, self.part.size["longest_edge"]
+        while 0 in size(
+            low
+        ):  # of a long picture: the processor rounds its shorter side down, to nothing
+            low += 1
+        while most is not None and low < high:  # the largest that fits; the smallest if none does
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if math.prod(size(middle)) <= most else (low, middle - 1)
+        return max(low, high), size(max(low, high))
+
+    def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
+        """See PictureReader."""
+        # a picture of PIL's tells (width, height), a tensor (C, H, W)
+        shape = getattr(picture, "shape", None)
+        height, width = shape[-2:] if shape is not None else reversed(picture.size)
+        longest, _ = self._fit(int(height), int(width), options.get("max_pixels"))
+        return self._read(picture, size={"longest_edge": longest})
+
+    def _read(self, picture: Any, **options: Any) -> Read:
+        block = self.layout.patch * self.layout.merge
+        out = self.part(images=[picture], return_tensors="pt", patch_size=block, **options)
+        height, width = map(int, out["image_sizes"][0])
+        grid = (1, height // self.layout.patch, width // self.layout.patch)
+        return self.rows_of(out), grid, (width, height)
+
+    def rows_of(self, out: Mapping[str, Any]) -> torch.Tensor:
+        """Rows of the pictures of a processor's call, which pads them to the largest."""
+        import torch
+
+        both = zip(out["pixel_values"], out["image_sizes"], strict=True)
+        return torch.cat([self.layout.cut(p[None, :, : int(h), : int(w)]) for p, (h, w) in both])
+
+    def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """See PictureReader."""
+        return self._read(frames_TCHW[0], do_resize=False)[0]
+
+    def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
+        """See PictureReader."""
+        block = self.layout.patch * self.layout.merge
+        _, (rows, columns) = self._fit(height, width, options.get("max_pixels"))
+        return (rows // block) * (columns // block)
+
+
 class SliceReader:
     """An image processor that shows a picture as one view and, where it is larger, as slices of a larger view, as MiniCPM-V's does.
     The option `max_pixels` says how large all views together may be, and so how many slices there are."""
@@ -164,19 +230,17 @@ class SliceReader:
         out = self.part(images=[picture], return_tensors="pt", max_slice_nums=limit)
         rows, columns = self.layout.views(grid).shown
         shown = (columns * self.layout.patch, rows * self.layout.patch)
-        return self.rows(out["pixel_values"]), grid, shown
+        return self.rows_of(out), grid, shown
 
-    def rows(self, packed_1CPL: torch.Tensor) -> torch.Tensor:
-        """Rows of what the processor lays one behind the other along the last dimension."""
+    def rows_of(self, out: Mapping[str, Any]) -> torch.Tensor:
+        """Rows of the pictures of a processor's call, which lays them one behind the other along the last dimension."""
         patch = self.layout.patch
-        return packed_1CPL[0].unflatten(-1, (-1, patch)).permute(2, 0, 1, 3).flatten(1)
+        return out["pixel_values"][0].unflatten(-1, (-1, patch)).permute(2, 0, 1, 3).flatten(1)
 
     def normalise(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
         """See PictureReader. A single view of its own size."""
         own = {"slice_mode": False, "scale_resolution": frames_TCHW.shape[-1]}
-        return self.rows(
-            self.part(images=[frames_TCHW[0]], return_tensors="pt", **own)["pixel_values"]
-        )
+        return self.rows_of(self.part(images=[frames_TCHW[0]], return_tensors="pt", **own))
 
     def tokens(self, height: int, width: int, options: Mapping[str, Any]) -> int:
         """See PictureReader."""

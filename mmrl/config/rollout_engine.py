@@ -140,7 +140,10 @@ def vllm_lacks(family: ModelFamily, path: str) -> str:
         return ""
     found = model_settings(path)
     for name, wanted in family.vllm_wants.items():
-        if (given := found.get(name, wanted)) != wanted:
+        given: Any = found
+        for key in name.split("."):
+            given = given.get(key, wanted) if isinstance(given, dict) else wanted
+        if given != wanted:
             return f"vLLM takes {name} {wanted} for granted, {path} has {given}"
     return ""
 

@@ -29,7 +29,7 @@ from mmrl.diagnostics._family_subject import (
 )
 from mmrl.diagnostics._family_vllm import check_vllm
 from mmrl.policy.policy import Policy
-from mmrl.video.pictures import SliceReader
+from mmrl.video.pictures import RowReader, SliceReader
 
 __all__ = ["CHECKS"]
 
@@ -50,9 +50,9 @@ def check_prompt(s: Subject) -> str:
             pixels = torch.cat([policy.encoder.visuals.pixels(v) for v in prompt.visuals])
             theirs, reader = wanted["pixel_values"], policy.encoder.visuals.reader
             if isinstance(
-                reader, SliceReader
-            ):  # its processor lays patches along the last dimension
-                theirs = reader.rows(theirs)
+                reader, RowReader | SliceReader
+            ):  # pictures do not just follow each other
+                theirs = reader.rows_of(wanted)
             theirs = theirs.reshape(pixels.shape)
             assert torch.equal(pixels, theirs), f"{count} pictures: other pixels"
     return f"{_counted(s)}: ids and pixels equal"

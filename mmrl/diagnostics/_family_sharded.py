@@ -9,6 +9,7 @@ Part of mmrl.diagnostics.families.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -139,8 +140,11 @@ def check_sharded(s: Subject) -> str:
         text=True,
         check=False,
     )
-    said = done.stderr.strip()[-2000:]
-    assert done.returncode == 0, f"two processes: exit status {done.returncode}\n{said}"
+    errors = [
+        line for line in done.stderr.splitlines() if re.match(r"(\[rank\d\]: )?\w+Error: ", line)
+    ]
+    said = errors[0] if errors else done.stderr.strip()[-500:]
+    assert done.returncode == 0, f"two processes: exit status {done.returncode}, {said}"
     return compare_sharded(s, torch.load(s.folder / "0.pt"))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from mmrl.config.rollout_engine import vllm_lacks
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError
 from mmrl.policy.families import (
     ModelFamily,
@@ -100,10 +101,19 @@ def model_of(target: str, work: Path) -> tuple[ModelFamily, str]:
     return family_and_text(target)[0], str(work / "model")
 
 
+def _refusal(family: ModelFamily, name: str, path: str) -> str:
+    """Why a check is not run of the model in `path`; "" where it is."""
+    if name == "audio":
+        return family.no_audio
+    if name == "vllm" and not family.refused.get(name):
+        return vllm_lacks(family, path).replace(path, "the model")
+    return family.refused.get(name, "")
+
+
 def _found(
     family: ModelFamily, name: str, check: Callable[[Subject], str], subject: Subject
 ) -> tuple[Verdict, str]:
-    if reason := family.no_audio if name == "audio" else family.refused.get(name):
+    if reason := _refusal(family, name, subject.path):
         return "refused", reason
     try:
         return "ok", check(subject)

@@ -21,6 +21,7 @@ from mmrl.policy.families.idefics import Idefics3, SmolVLM
 from mmrl.policy.families.kimi import KimiK25
 from mmrl.policy.families.llava import LlavaOneVision
 from mmrl.policy.families.minicpm import MiniCPMV46
+from mmrl.policy.families.mistral import Mistral3
 from mmrl.policy.families.omni import Qwen25Omni
 from mmrl.policy.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35, Qwen35Moe
 from mmrl.policy.families.tiles import InternVL
@@ -59,6 +60,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     AyaVision(),
     KimiK25(),
     MiniCPMV46(),
+    Mistral3(),
 )
 
 

@@ -193,7 +193,7 @@ class ModelFamily(abc.ABC):
     vllm_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Beginnings of weights' names -> those that vLLM knows, where transformers has left those of released checkpoints."""
     vllm_wants: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings of a model's configuration that vLLM takes for granted: a model with others is refused."""
+    """Settings (`text_config.model_type`) of a model's configuration that vLLM takes for granted: others are refused."""
     released_transposed: ClassVar[tuple[str, ...]] = ()
     """Ends of names of weights (E, out, in) that released checkpoints hold as (E, in, out). transformers reads both and writes its
     own order, which vLLM refuses (mmrl.policy.released)."""
