@@ -115,6 +115,10 @@ _OWN = """## Add a family
 2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
    `mmrl.families`.
 3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.
+
+Mistral 3 was added last, to see what that takes: `mmrl/policy/families/mistral.py` and its line in `BUILT_IN`, a reader of its
+processor's pictures, which no other family had (`video/pictures.py`), and `tests/policy/test_mistral.py`; 21 minutes lie between
+its commit and the one before it. `tests/plugin_package` is a package that adds a family in 50 lines.
 """
 
 

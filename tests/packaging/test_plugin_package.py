@@ -1,5 +1,5 @@
 """Somebody else's task, pip-installed or in a file of their own, is listed, checked, trained and scored by the real
-command line. It imports nothing of mmrl but `from mmrl import ...`.
+command line. It imports nothing of mmrl but `from mmrl import ...`. So is their family of models, listed and checked.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mmrl.diagnostics.families import check_names
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import task_from_spec
 from tests.kits.launch_kit import run_here
@@ -211,3 +212,18 @@ def test_a_foreign_task_is_trained_and_scored_in_both_forms(
 def test_a_foreign_task_is_checked_by_the_command_line(workshop: Path, said: list[str]) -> None:
     assert "failed" not in said[3] and said[3].count("passed") >= 16
     assert len(list((workshop / "check").glob("check_*.png"))) == 12
+
+
+@pytest.mark.slow
+def test_an_installed_family_keeps_its_contract(site: Path, workshop: Path) -> None:
+    """Every check by the command that its author would type, sharded ones in two processes of their own included."""
+    commands = [["families", "list"], ["families", "check", "pixtral", "--json"]]
+    listed, checked = where_it_is_installed(site, "-c", SEVERAL, json.dumps(commands)).split("\0")[
+        :2
+    ]
+    assert "pixtral        model_type llava; frame set model.frame" in listed
+    cells = [json.loads(line) for line in checked.splitlines() if line.startswith("{")]
+    verdicts = {cell["check"]: cell["verdict"] for cell in cells}
+    assert verdicts == {
+        name: "refused" if name in ("video", "audio", "vllm") else "ok" for name in check_names()
+    }, cells
