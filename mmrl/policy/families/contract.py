@@ -212,6 +212,11 @@ class ModelFamily(abc.ABC):
     router: ClassVar[str] = ""
     """Where a decoder layer that is a mixture of experts has its router, which answers (logits, weights, experts); "" for families
     without experts (mmrl.policy.routing)."""
+    experts: ClassVar[tuple[str, ...]] = ()
+    """Where such a layer has its experts' weights, as names below it: parameters (E, out, in). model.lora.experts adapts them."""
+    never_adapted: ClassVar[tuple[str, ...]] = ()
+    """Names of layers that no adapter reaches: peft takes them for the experts and the router, as adapters made with transformers 4
+    do."""
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})

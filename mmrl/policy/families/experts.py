@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SigmoidRouters", "SoftmaxRouters"]
 
+_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+
 
 class SoftmaxRouters(ModelFamily):
     """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum."""
 
     router = "mlp.gate"
+    experts = _EXPERTS
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
@@ -32,6 +35,7 @@ class SigmoidRouters(ModelFamily):
     """Routers of DeepSeek-V3 and of what is built like it: each expert has a score of its own."""
 
     router = "mlp.gate"
+    experts = _EXPERTS
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
