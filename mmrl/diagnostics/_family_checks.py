@@ -4,130 +4,29 @@ mmrl.diagnostics.families."""
 
 from __future__ import annotations
 
-import wave
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
-from mmrl.coords import CoordFrame
+from mmrl.diagnostics._family_subject import (
+    GRADIENT,
+    LOGP,
+    QUESTION,
+    Subject,
+    naive,
+    near,
+    sounds,
+)
 from mmrl.diagnostics._family_vllm import check_vllm
+from mmrl.diagnostics._family_weights import check_freeze, check_lora, check_save, check_value
 from mmrl.policy.encode import Prompt
-from mmrl.policy.families import ModelFamily
-from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.video.pictures import SliceReader
 
-__all__ = ["CHECKS", "Subject"]
-
-LOGP = GRADIENT = 1e-5
-_SIZES = ((112, 84), (320, 180), (37, 90))
-_QUESTION = "Where is the red circle?"
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A family's model on disk, and a folder for what the checks write."""
-
-    family: ModelFamily
-    path: str
-    folder: Path
-
-    def policy(self, **options: Any) -> Policy:
-        """A newly loaded policy on the CPU; `options` are fields of ModelConfig."""
-        frame = None if self.family.frame is not None else CoordFrame.REL1
-        return load_policy(ModelConfig(path=self.path, device="cpu", frame=frame, **options))
-
-    @cached_property
-    def plain(self) -> Policy:
-        """A policy that the checks leave as it is."""
-        return self.policy()
-
-    @cached_property
-    def pictures(self) -> list[Image.Image]:
-        """Pictures of smooth noise: every patch differs."""
-        coarse = np.random.default_rng(0).integers(0, 256, (len(_SIZES), 6, 6, 3), dtype=np.uint8)
-        return [
-            Image.fromarray(c).resize(size, Image.Resampling.BICUBIC)
-            for c, size in zip(coarse, _SIZES, strict=True)
-        ]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many pictures the checks' prompts have."""
-        most = self.family.most_pictures
-        return tuple(n for n in (0, 1, 3) if most is None or n <= most)
-
-    def messages(self, count: int, question: str = _QUESTION) -> list[dict[str, Any]]:
-        """A question about `count` pictures."""
-        items = [{"type": "image"}] * count
-        return [{"role": "user", "content": [*items, {"type": "text", "text": question}]}]
-
-    def frames(self, policy: Policy, chosen: Sequence[int]) -> list[Any]:
-        """The pictures of these numbers as visuals of the policy's cache."""
-        return [policy.encoder.visuals.frame(np.array(self.pictures[i])) for i in chosen]
-
-    def prompt(self, policy: Policy, count: int) -> Prompt:
-        """The question about the first `count` pictures."""
-        return policy.encoder.prompt_of(
-            self.messages(count), self.frames(policy, range(count)), "check"
-        )
-
-    def words(self, policy: Policy, text: str) -> tuple[int, ...]:
-        """Tokens of a text."""
-        return tuple(policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def answers(self, policy: Policy) -> list[tuple[int, ...]]:
-        """A group of completions of several lengths."""
-        texts = ("yes", "the red circle left of the blue square", "[0, 1, 2, 3]")
-        return [self.words(policy, text) for text in texts]
-
-    def step(self, policy: Policy) -> None:
-        """One step that makes an answer less likely, on all that the policy trains."""
-        policy.evaluate([self.prompt(policy, 1)], [self.answers(policy)[1]]).logp_N.sum().backward()
-        with torch.no_grad():
-            for _, p in policy.trainable():
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=1e-3)
-
-    def processed(self, policy: Policy, count: int) -> dict[str, Any]:
-        """What the processor itself makes of the question about the first `count` pictures."""
-        (message,) = self.messages(count)
-        shown = [{"type": "image", "image": picture} for picture in self.pictures[:count]]
-        message["content"] = [*shown, message["content"][-1]]
-        return dict(
-            policy.processor.apply_chat_template(
-                [message],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-                **policy.family.chat_options(),
-            )
-        )
-
-
-def _naive(
-    policy: Policy, media: Mapping[str, Any], ids: Sequence[int], kinds: torch.Tensor, last: int
-) -> torch.Tensor:
-    """Log-probs of the last `last` tokens by transformers' own forward of one row, with positions and masks of its making."""
-    inputs = {"input_ids": torch.tensor([list(ids)])}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    known = ["input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"]
-    taken = policy.family.text_inputs(torch.zeros(3, 1, 1), kinds[None])
-    for name in set(known[2:]) & set(taken):
-        inputs[name] = torch.nn.functional.pad(kinds, (0, len(ids) - len(kinds)))[None]
-    inputs |= {k: v for k, v in media.items() if k not in known}
-    logits = policy.base(**inputs).logits[0, -last - 1 : -1].float()
-    logits = logits.index_fill(-1, policy.banned, float("-inf"))
-    targets = torch.tensor(list(ids[-last:]))
-    return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+__all__ = ["CHECKS"]
 
 
 def _group(
@@ -137,14 +36,8 @@ def _group(
     answers = s.answers(policy)
     packed = policy.evaluate([prompt] * len(answers), answers).logp_N
     ids = prompt.ids_P.tolist()
-    alone = [_naive(policy, media, [*ids, *a], prompt.kinds_P, len(a)) for a in answers]
+    alone = [naive(policy, media, [*ids, *a], prompt.kinds_P, len(a)) for a in answers]
     return packed, torch.cat(alone)
-
-
-def _near(found: torch.Tensor, wanted: torch.Tensor, what: str, most: float = LOGP) -> float:
-    apart = float((found - wanted).detach().abs().max())
-    assert apart <= most, f"{what}: expected at most {most:g} apart, found {apart:.2g}"
-    return apart
 
 
 def _counted(s: Subject) -> str:
@@ -175,7 +68,7 @@ def check_logp(s: Subject) -> str:
     """A packed group against separate rows: text alone, one picture, three."""
     with torch.no_grad():
         apart = [
-            _near(
+            near(
                 *_group(s, s.plain, s.prompt(s.plain, n), s.processed(s.plain, n)), f"{n} pictures"
             )
             for n in s.counts
@@ -226,7 +119,7 @@ def check_clip(s: Subject) -> str:
     policy = s.plain
     visuals = policy.encoder.visuals
     visual = visuals.video(str(path))
-    text = {"type": "text", "text": _QUESTION}
+    text = {"type": "text", "text": QUESTION}
     messages = [{"role": "user", "content": [{"type": "video"}, text]}]
     prompt = policy.encoder.prompt_of(messages, [visual], "check")
     clip = read_clip(
@@ -260,30 +153,8 @@ def check_clip(s: Subject) -> str:
         pair = policy.processor.video_processor.temporal_patch_size
         media[name] = torch.tensor([pair / visual.sample_fps])
     with torch.no_grad():
-        apart = _near(*_group(s, policy, prompt, media), "clip")
+        apart = near(*_group(s, policy, prompt, media), "clip")
     return f"grid {visual.grid_thw}: {apart:.1g} apart"
-
-
-def _sounds(s: Subject, policy: Policy) -> tuple[list[Any], list[np.ndarray]]:
-    """Two sounds of different files, lengths, rates and channels as visuals, and their samples."""
-    from mmrl.video.audio import read_audio
-
-    cache, rng = policy.encoder.visuals, np.random.default_rng(2)
-    seen, heard = [], []
-    for name, rate, channels, seconds in (("a.wav", 16000, 1, 0.81), ("b.wav", 22050, 2, 1.3)):
-        times = np.arange(int(seconds * rate)) / rate
-        tones = np.sin(2 * np.pi * np.outer(rng.uniform(200, 3000, channels), times**1.5))
-        values = 0.4 * tones + 0.02 * rng.standard_normal(tones.shape)
-        path = s.folder / name
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(channels)
-            file.setsampwidth(2)
-            file.setframerate(rate)
-            file.writeframes((values.T * 32767).astype("<i2").tobytes())
-        seen.append(cache.audio(str(path)))
-        most = cache.most_seconds
-        heard.append(read_audio(path, rate=cache.hears.rate, max_seconds=most))
-    return seen, heard
 
 
 def check_audio(s: Subject) -> str:
@@ -291,7 +162,7 @@ def check_audio(s: Subject) -> str:
     from mmrl.rollout.engine import PrefillOnceEngine, Request, SamplingSettings
 
     policy = s.plain
-    seen, heard = _sounds(s, policy)
+    seen, heard = sounds(s, policy)
     kinds = ("audio", "image", "audio")
     text = {"type": "text", "text": "Which tone is higher?"}
     messages = [{"role": "user", "content": [*({"type": kind} for kind in kinds), text]}]
@@ -309,7 +180,7 @@ def check_audio(s: Subject) -> str:
     theirs = media["input_features"].transpose(1, 2)[mask_RT]
     assert torch.equal(ours, theirs), "sounds: other frames"
     with torch.no_grad():
-        apart = _near(*_group(s, policy, prompt, media), "sounds")
+        apart = near(*_group(s, policy, prompt, media), "sounds")
         turned = policy.encoder.prompt_of(messages, [picture, *seen[::-1]], "check")
         moved = [policy.evaluate([p], [s.answers(policy)[1]]).logp_N for p in (prompt, turned)]
         whole = policy.base.generate(
@@ -323,16 +194,16 @@ def check_audio(s: Subject) -> str:
     assert list(turn.token_ids) == found, f"sounds: {turn.token_ids}, not {found}"
     frozen = s.policy(freeze=["audio"])
     assert frozen.tower("audio") is not None, "the audio tower does not count as frozen"
-    seen, _ = _sounds(s, frozen)
+    seen, _ = sounds(s, frozen)
     (picture,) = s.frames(frozen, [0])
     prompt = frozen.encoder.prompt_of(messages, [picture, *seen], "check")
     with torch.no_grad():
-        cached = _near(*_group(s, frozen, prompt, media), "features of sounds")
+        cached = near(*_group(s, frozen, prompt, media), "features of sounds")
         frozen.evaluate([prompt], [s.answers(frozen)[0]])
     encoded = frozen.encoder.visuals.stats.encoded
     assert encoded == 2, f"expected 2 sounds encoded once, found {encoded}"
     free = s.policy()
-    seen, _ = _sounds(s, free)
+    seen, _ = sounds(s, free)
     prompt = free.encoder.prompt_of(messages, [*s.frames(free, [0]), *seen], "check")
     learned = _gradients(s, free, prompt, media)
     return (
@@ -353,14 +224,14 @@ def check_turns(s: Subject) -> str:
 
     def alone(prompt: Prompt, pictures: int, tokens: tuple[int, ...]) -> torch.Tensor:
         ids = [*prompt.ids_P.tolist(), *tokens]
-        return _naive(policy, s.processed(policy, pictures), ids, prompt.kinds_P, len(tokens))
+        return naive(policy, s.processed(policy, pictures), ids, prompt.kinds_P, len(tokens))
 
     with torch.no_grad():
         tokens = [t for answer in answers for t in (written, answer)]
         found = policy.evaluate([first, second] * 2, tokens)
         early = alone(first, 1, written)
         wanted = [x for answer in answers for x in (early, alone(second, 2, answer))]
-        apart = _near(found.logp_N, torch.cat(wanted), "two turns and a branch")
+        apart = near(found.logp_N, torch.cat(wanted), "two turns and a branch")
     length = second.length + sum(map(len, answers))
     assert found.num_tokens == length, f"{found.num_tokens} tokens were computed, not {length}"
     return f"a picture in each: {apart:.1g} apart"
@@ -388,7 +259,7 @@ def check_rollout(s: Subject) -> str:
             logp = policy.evaluate([prompt], [turn.token_ids]).logp_N
         theirs = whole[0, prompt.length :].tolist()
         assert list(turn.token_ids) == theirs, f"{n} pictures: {turn.token_ids}, not {theirs}"
-        apart = max(apart, _near(torch.tensor(turn.logprobs), logp, "rollout's log-probs"))
+        apart = max(apart, near(torch.tensor(turn.logprobs), logp, "rollout's log-probs"))
     return f"generate's own tokens; log-probs {apart:.1g} apart"
 
 
@@ -400,72 +271,11 @@ def check_features(s: Subject) -> str:
     with torch.no_grad():
         found, wanted = _group(s, policy, s.prompt(policy, count), s.processed(policy, count))
         again = policy.evaluate([s.prompt(policy, count)], [s.answers(policy)[0]]).logp_N
-    apart = _near(found, wanted, "features")
-    _near(again, found[: len(again)], "features taken from the cache")
+    apart = near(found, wanted, "features")
+    near(again, found[: len(again)], "features taken from the cache")
     encoded = policy.encoder.visuals.stats.encoded
     assert encoded == count, f"expected {count} pictures encoded once, found {encoded}"
     return f"{apart:.1g} apart; {count} picture{'s' * (count > 1)} encoded once"
-
-
-def check_freeze(s: Subject) -> str:
-    """Each part alone is frozen: nothing of it learns, the others do."""
-    counts, parts = [], s.family.parts.names
-    for part in parts:
-        policy = s.policy(freeze=[part])
-        prompt = s.prompt(policy, 1)
-        if "audio" in parts:
-            items = [{"type": "audio"}, *s.messages(1)[0]["content"]]
-            media = [*s.frames(policy, [0]), _sounds(s, policy)[0][0]]
-            prompt = policy.encoder.prompt_of([{"role": "user", "content": items}], media, "check")
-        policy.evaluate([prompt], [s.answers(policy)[1]]).logp_N.sum().backward()
-        where = s.family.parts.part_of
-        learns = {where(n) for n, p in policy.named_parameters() if p.grad is not None}
-        assert learns == set(parts) - {part}, f"{part} frozen: gradients in {sorted(learns)}"
-        counts.append(sum(p.numel() for n, p in policy.named_parameters() if where(n) == part))
-    return ", ".join(f"{p} {n:,}" for p, n in zip(parts, counts, strict=True)) + " weights"
-
-
-def _reloaded(folder: Path) -> Any:
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-    ).eval()
-
-
-def check_lora(s: Subject) -> str:
-    """An adapter on the language model learns; merged and saved, transformers computes with it."""
-    policy = s.policy(lora=LoraSettings(r=4))
-    s.step(policy)
-    s.step(policy)  # B begins at zero: A moves in the second step
-    prompt, answer = s.prompt(policy, 1), s.answers(policy)[1]
-    parts = {s.family.parts.part_of(n) for n, _ in policy.trainable()}
-    assert parts == {"language"}, f"expected adapters in the language model, found {parts}"
-    layers = {n.split(".lora_")[0].rsplit(".", 1)[-1] for n, _ in policy.trainable()}
-    with torch.no_grad():
-        ours = policy.evaluate([prompt], [answer]).logp_N
-        policy.save(s.folder / "lora")
-        policy.model = _reloaded(s.folder / "lora")
-        ids = [*prompt.ids_P.tolist(), *answer]
-        wanted = _naive(policy, s.processed(policy, 1), ids, prompt.kinds_P, len(answer))
-    return f"{', '.join(sorted(layers))}: merged {_near(ours, wanted, 'merged'):.1g} apart"
-
-
-def check_save(s: Subject) -> str:
-    """After a step, saved and read by transformers: every tensor bit for bit, and the processor's ids."""
-    from transformers import AutoProcessor
-
-    policy = s.policy()
-    s.step(policy)
-    policy.save(s.folder / "saved")
-    theirs, ours = _reloaded(s.folder / "saved").state_dict(), policy.base.state_dict()
-    assert theirs.keys() == ours.keys(), f"other names: {sorted(theirs.keys() ^ ours.keys())[:3]}"
-    changed = [n for n in ours if not torch.equal(ours[n], theirs[n])]
-    assert not changed, f"other numbers: {changed[:3]}"
-    wanted = s.processed(policy, 1)["input_ids"]
-    policy.processor = AutoProcessor.from_pretrained(s.folder / "saved", trust_remote_code=False)
-    assert torch.equal(s.processed(policy, 1)["input_ids"], wanted), "another processor"
-    return f"{len(ours)} tensors bit-equal"
 
 
 def check_memory(s: Subject) -> str:
@@ -473,15 +283,21 @@ def check_memory(s: Subject) -> str:
     from mmrl.diagnostics.memory import estimate
     from mmrl.diagnostics.memory_parameters import parameter_bytes
 
-    policy = s.plain
-    config = RunConfig(model=ModelConfig(path=s.path, device="cpu"))
-    found = parameter_bytes(config, policy.base.config, "cpu")
-    held = {id(p): p.numel() * p.element_size() for p in policy.model.parameters()}
-    assert found.weights == found.gradients == sum(held.values()), (
-        f"estimated {found.weights:,} and {found.gradients:,} bytes, held {sum(held.values()):,}"
-    )
-    assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
-    return f"{found.weights:,} bytes of weights and of gradients"
+    said = []
+    for lora in (None, LoraSettings(r=4, experts=bool(s.family.experts))):
+        policy = s.policy(lora=lora)
+        config = RunConfig(model=ModelConfig(path=s.path, device="cpu", lora=lora))
+        found = parameter_bytes(config, policy.base.config, "cpu")
+        held, learning = (
+            sum(p.numel() * p.element_size() for p in {id(p): p for p in some}.values())
+            for some in (policy.model.parameters(), (p for _, p in policy.trainable()))
+        )
+        assert (found.weights, found.gradients) == (held, learning), (
+            f"estimated {found.weights:,} and {found.gradients:,} bytes, held {held:,} and {learning:,}"
+        )
+        assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
+        said.append(f"{held:,} bytes of weights and {learning:,} of gradients")
+    return f"{said[0]}; with an adapter {said[1]}"
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
@@ -496,6 +312,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "freeze": check_freeze,
     "lora": check_lora,
     "save": check_save,
+    "value": check_value,
     "memory": check_memory,
     "vllm": check_vllm,
 }

@@ -20,7 +20,7 @@ from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.training.optim import build_optimizer
 
 if TYPE_CHECKING:
-    from mmrl.diagnostics._family_checks import Subject
+    from mmrl.diagnostics._family_subject import Subject
 
 __all__ = ["check_vllm"]
 

@@ -42,7 +42,8 @@ def check_names() -> tuple[str, ...]:
 
 def check_family(target: str, only: Sequence[str] = ()) -> Iterator[FamilyCell]:
     """The cells of a family by name, or of the model in a folder, as they are found; `only` these checks. Raises ConfigError."""
-    from mmrl.diagnostics._family_checks import CHECKS, Subject
+    from mmrl.diagnostics._family_checks import CHECKS
+    from mmrl.diagnostics._family_subject import Subject
 
     if unknown := sorted(set(only) - set(check_names())):
         raise ConfigError(

@@ -477,9 +477,8 @@ def add_value_head(
     """Give `policy` a critic with so many units in its hidden layer: a value of each of the `tokens`, else of each turn. It goes on
     with the head of the first of the saved policies in `folders` that has one. Raises CheckpointError for a head of another shape,
     or with weights that are not finite."""
-    head = ValueHead(policy.base.config.get_text_config().hidden_size, hidden, 1, seed).to(
-        policy.device
-    )
+    width = policy.family.hidden_width(policy.base.config)
+    head = ValueHead(width, hidden, 1, seed).to(policy.device)
     make_batch_invariant(head, policy.device)
     found = next((folder for folder in folders if head.load(Path(folder) / CRITIC_FOLDER)), None)
     policy.value_head, policy.values_tokens = head, tokens

@@ -235,6 +235,12 @@ class ModelFamily(abc.ABC):
         """The body's forward: an output with last_hidden_state (R, T, H)."""
         return body(**inputs)
 
+    def hidden_width(self, config: Any) -> int:
+        """H of `forward`, by the model's configuration: of what the output layer reads behind the last norm. There is a critic's
+        value head, too, beside the model and no part of it (mmrl.policy.value_head): for answers, and for robots whose actions are
+        tokens. Robot policies with networks of their own have no family, and place their heads themselves."""
+        return int(config.get_text_config().hidden_size)
+
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
     ) -> torch.Tensor:
