@@ -37,8 +37,8 @@ One record per family (`mmrl/policy/families/`) holds all that mmrl must know of
 | turns | as logp, two turns with a picture in each |
 | rollout | greedy answers with those of transformers' `generate`, their log-probs with the trainer's |
 | features | cached features of a frozen tower with the pixels' way; each picture is encoded once |
-| freeze | each part frozen alone: nothing of it has a gradient, the others have; saved after a step, its tensors are as they were |
-| lora | an adapter, also on a mixture's experts, after two steps: merged tensors are peft's, the others as they were; answers |
+| freeze | each part frozen alone: nothing of it has a gradient, the others have; saved after a step, it is bit for bit as it was |
+| lora | two steps, also on a mixture's experts: merged tensors are peft's merge, the others as before, bit for bit; answers |
 | save | after a step, read by transformers: every tensor bit for bit |
 | value | a critic's values from what transformers gives to the output layer, at most 1e-5 apart; which weights they reach |
 | memory | estimated bytes of weights and gradients with those held, also with an adapter |

@@ -124,13 +124,18 @@ def _continue(adapted: Any, folder: Path) -> None:
     """Read the adapter saved in `folder`. Raises CheckpointError where it is not one of the same layers."""
     from peft import load_peft_weights, set_peft_model_state_dict
 
-    told = set_peft_model_state_dict(
-        adapted, load_peft_weights(str(folder), device=str(adapted.device))
-    )
+    weights = load_peft_weights(str(folder), device=str(adapted.device))
+    mend = "set r, target_modules, vision and experts as they were when it was saved"
+    try:
+        told = set_peft_model_state_dict(adapted, weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{folder}: expected the adapter that model.lora describes, found one of other shapes; {mend}: {error}"
+        ) from error
     missing = sorted(name for name in told.missing_keys if ".lora_" in name)
     if missing or told.unexpected_keys:
         unknown = sorted(told.unexpected_keys)
         raise CheckpointError(
-            f"{folder}: expected an adapter of the layers that model.lora names, found another: missing {missing[:2] or 'none'}, "
-            f"unknown {unknown[:2] or 'none'}; set target_modules, vision and experts as they were when it was saved"
+            f"{folder}: expected the adapter that model.lora describes, found one of other layers: missing "
+            f"{missing[:2] or 'none'}, unknown {unknown[:2] or 'none'}; {mend}"
         )

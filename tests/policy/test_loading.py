@@ -277,12 +277,16 @@ def test_adapters_that_no_layer_takes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none of which peft reaches in glm4v_moe \(not gate, "):
         fresh_policy("glm4v_moe", lora=LoraSettings(target_modules=["gate_proj"]))
     fresh_policy("glm4v_moe", lora=experts).save(tmp_path)
-    for other in (LoraSettings(r=2), LoraSettings(r=2, experts=True, target_modules=["o_proj"])):
-        with pytest.raises(CheckpointError, match=r"adapter: expected an adapter of the layers"):
-            load_policy(
-                ModelConfig(path=tiny_folder("glm4v_moe"), device="cpu", lora=other),
-                weights=tmp_path,
-            )
+    for update, found in (
+        ({"experts": False}, r"other layers: missing none, unknown \['base_model.*experts"),
+        ({"target_modules": ["o_proj"]}, "other layers: missing none, unknown"),
+        ({"target_modules": ["o_proj", "proj"], "vision": True}, "other layers: missing"),
+        ({"r": 4}, r"other shapes; set r, [\s\S]*size mismatch"),
+    ):
+        lora = experts.model_copy(update=update)
+        settings = ModelConfig(path=tiny_folder("glm4v_moe"), device="cpu", lora=lora)
+        with pytest.raises(CheckpointError, match=f"expected the adapter that .*one of {found}"):
+            load_policy(settings, weights=tmp_path)
 
 
 @pytest.mark.parametrize("experts", [False, True])
