@@ -189,7 +189,7 @@ def check_value(s: Subject) -> str:
     rows = [h[0, -len(a) - 1 : -1] for h, a in zip(seen, answers, strict=True)]
     hidden_NH, width = torch.cat(rows).float(), s.family.hidden_width(policy.base.config)
     assert hidden_NH.shape[1] == width, f"{hidden_NH.shape[1]} wide, not {width}"
-    first, _, last = head
+    first, last = (layer for layer in head if isinstance(layer, torch.nn.Linear))
     between = torch.nn.functional.gelu(hidden_NH @ first.weight.T + first.bias)
     wanted = (between @ last.weight.T + last.bias)[:, 0]
     found = policy.evaluate([prompt] * len(answers), answers).values_M
@@ -209,8 +209,8 @@ def _judging(s: Subject, **options: Any) -> Policy:
     policy = s.policy(**options)
     add_value_head(policy, hidden=16, tokens=True, seed=1)
     assert policy.value_head is not None
-    drawn = torch.Generator().manual_seed(2)
-    torch.nn.init.normal_(policy.value_head[2].weight, generator=drawn)
+    (*_, weight, _) = policy.value_head.parameters()
+    torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(2))
     return policy
 
 
