@@ -212,7 +212,7 @@ def load_vla(
     )
     head = None
     if settings.value_head:
-        width = core.base.config.get_text_config().hidden_size
+        width = core.family.hidden_width(core.base.config)
         head = ValueHead(width, settings.value_hidden, settings.value_steps, config.seed).to(
             core.device
         )

@@ -43,10 +43,11 @@ its text models. This page is written by `python -m scripts.family_table`.
 | turns | as logp, two turns with a picture in each |
 | rollout | greedy answers with those of transformers' `generate`, log-probs with the trainer's; the same cases |
 | features | cached features of a frozen tower with the pixels' way, in the same cases; each picture and clip is encoded once |
-| freeze | vision, projector, language or audio frozen alone: nothing of it has a gradient, the others have |
-| lora | an adapter after two steps, merged and saved, in transformers |
+| freeze | each part frozen alone: nothing of it has a gradient, the others have; saved after a step, it is bit for bit as it was |
+| lora | two steps, also on a mixture's experts: merged tensors are peft's merge, the others as before, bit for bit; answers |
 | save | after a step, read by transformers: every tensor bit for bit |
-| memory | estimated bytes of weights and gradients with those held |
+| value | a critic's values from what transformers gives to the output layer, at most 1e-5 apart; which weights they reach |
+| memory | estimated bytes of weights and gradients with those held, also with an adapter |
 | sharded | two processes that share the weights out (FSDP2), one with a picture, one with text alone: gradients and log-probs |
 | vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs 1e-5 (GPU: 1e-3) apart, after a step too |
 
@@ -110,8 +111,10 @@ _OWN = """## Add a family
    answers with, `vllm_input` what it is given for a picture; leave both out to sample with mmrl's own engine. `answers` says how
    boxes, points and clicks are spelled (`mmrl/policy/families/native.py`). A mixture
    of experts names its `router`, and says in `gate_weights` what chosen experts weigh, for `algorithm.router_replay`; the two
-   usual kinds are in `mmrl/policy/families/experts.py`. Plain rotary positions, a forward that is given features and an area
-   without a lower bound are in `mmrl/policy/families/plain.py`.
+   usual kinds are in `mmrl/policy/families/experts.py`, as is where their weights are (`experts`), for `model.lora.experts`. A
+   critic's value head (`algorithm.advantage: gae`, `vla.value_head`) reads the last hidden states, beside the output layer;
+   `hidden_width` says how wide they are. Plain rotary positions, a forward that is given features and an area without a lower
+   bound are in `mmrl/policy/families/plain.py`.
 2. Its instance in `BUILT_IN` of `mmrl/policy/families/__init__.py`, or, in a package of yours, an entry point in the group
    `mmrl.families`.
 3. `mmrl families check NAME` until nothing fails. What cannot work is named in `refused`, with the reason that users are told.

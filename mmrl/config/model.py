@@ -38,6 +38,10 @@ class LoraSettings(_Section):
     """Names of the linear layers that get an adapter."""
     vision: bool = False
     """Adapt the vision tower, too, where it has layers of these names."""
+    experts: bool = False
+    """Adapt the experts of a mixture, too, whatever target_modules names: rank r for each expert's gate_up_proj and down_proj.
+    Routers stay as they are. peft adds B A to the weights of all experts of a layer in every forward, in the type that they are
+    stored in; rollout.merge_adapter does so once per version for mmrl's own engine."""
     seed: int = Field(0, ge=0)
     """Seed of the adapter's initial weights."""
     quantize: Literal["nf4"] | None = None

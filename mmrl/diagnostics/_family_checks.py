@@ -5,8 +5,6 @@ mmrl.diagnostics.families."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,14 +18,14 @@ from mmrl.diagnostics._family_subject import (
     clip_prompt,
     greedy,
     group,
-    naive,
     near,
     pictures_of,
     prompts,
+    sounds,
     turns_and_branch,
-    two_sounds,
 )
 from mmrl.diagnostics._family_vllm import check_vllm
+from mmrl.diagnostics._family_weights import check_freeze, check_lora, check_save, check_value
 from mmrl.policy.policy import Policy
 from mmrl.video.pictures import RowReader, SliceReader
 
@@ -116,7 +114,7 @@ def check_clip(s: Subject) -> str:
 def check_audio(s: Subject) -> str:
     """Two sounds and a picture: ids, frames, positions, log-probs, greedy answers and cached features."""
     policy = s.plain
-    seen, heard = two_sounds(s, policy)
+    seen, heard = sounds(s, policy)
     kinds = ("audio", "image", "audio")
     text = {"type": "text", "text": "Which tone is higher?"}
     messages = [{"role": "user", "content": [*({"type": kind} for kind in kinds), text]}]
@@ -143,7 +141,7 @@ def check_audio(s: Subject) -> str:
     assert written_ids == theirs, f"sounds: {written_ids}, not {theirs}"
     frozen = s.policy(freeze=["audio"])
     assert frozen.tower("audio") is not None, "the audio tower does not count as frozen"
-    seen, _ = two_sounds(s, frozen)
+    seen, _ = sounds(s, frozen)
     (picture,) = s.frames(frozen, [0])
     prompt = frozen.encoder.prompt_of(messages, [picture, *seen], "check")
     with torch.no_grad():
@@ -152,7 +150,7 @@ def check_audio(s: Subject) -> str:
     encoded = frozen.encoder.visuals.stats.encoded
     assert encoded == 2, f"expected 2 sounds encoded once, found {encoded}"
     free = s.policy()
-    seen, _ = two_sounds(s, free)
+    seen, _ = sounds(s, free)
     prompt = free.encoder.prompt_of(messages, [*s.frames(free, [0]), *seen], "check")
     learned = _gradients(free, *group(s, free, prompt, media), "sounds")
     return (
@@ -198,81 +196,26 @@ def check_features(s: Subject) -> str:
     )
 
 
-def check_freeze(s: Subject) -> str:
-    """Each part alone is frozen: nothing of it learns, the others do."""
-    counts, parts = [], s.family.parts.names
-    for part in parts:
-        policy = s.policy(freeze=[part])
-        prompt = s.prompt(policy, 1)
-        if "audio" in parts:
-            items = [{"type": "audio"}, *s.messages(1)[0]["content"]]
-            media = [*s.frames(policy, [0]), two_sounds(s, policy)[0][0]]
-            prompt = policy.encoder.prompt_of([{"role": "user", "content": items}], media, "check")
-        policy.evaluate([prompt], [s.answers(policy)[1]]).logp_N.sum().backward()
-        where = s.family.parts.part_of
-        learns = {where(n) for n, p in policy.named_parameters() if p.grad is not None}
-        assert learns == set(parts) - {part}, f"{part} frozen: gradients in {sorted(learns)}"
-        counts.append(sum(p.numel() for n, p in policy.named_parameters() if where(n) == part))
-    return ", ".join(f"{p} {n:,}" for p, n in zip(parts, counts, strict=True)) + " weights"
-
-
-def _reloaded(folder: Path) -> Any:
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-    ).eval()
-
-
-def check_lora(s: Subject) -> str:
-    """An adapter on the language model learns; merged and saved, transformers computes with it."""
-    policy = s.policy(lora=LoraSettings(r=4))
-    s.step(policy)
-    s.step(policy)  # B begins at zero: A moves in the second step
-    prompt, answer = s.prompt(policy, 1), s.answers(policy)[1]
-    parts = {s.family.parts.part_of(n) for n, _ in policy.trainable()}
-    assert parts == {"language"}, f"expected adapters in the language model, found {parts}"
-    layers = {n.split(".lora_")[0].rsplit(".", 1)[-1] for n, _ in policy.trainable()}
-    with torch.no_grad():
-        ours = policy.evaluate([prompt], [answer]).logp_N
-        policy.save(s.folder / "lora")
-        policy.model = _reloaded(s.folder / "lora")
-        ids = [*prompt.ids_P.tolist(), *answer]
-        wanted = naive(policy, s.processed(policy, 1), ids, prompt.kinds_P, len(answer))
-    return f"{', '.join(sorted(layers))}: merged {near(ours, wanted, 'merged'):.1g} apart"
-
-
-def check_save(s: Subject) -> str:
-    """After a step, saved and read by transformers: every tensor bit for bit, and the processor's ids."""
-    from transformers import AutoProcessor
-
-    policy = s.policy()
-    s.step(policy)
-    policy.save(s.folder / "saved")
-    theirs, ours = _reloaded(s.folder / "saved").state_dict(), policy.base.state_dict()
-    assert theirs.keys() == ours.keys(), f"other names: {sorted(theirs.keys() ^ ours.keys())[:3]}"
-    changed = [n for n in ours if not torch.equal(ours[n], theirs[n])]
-    assert not changed, f"other numbers: {changed[:3]}"
-    wanted = s.processed(policy, 1)["input_ids"]
-    policy.processor = AutoProcessor.from_pretrained(s.folder / "saved", trust_remote_code=False)
-    assert torch.equal(s.processed(policy, 1)["input_ids"], wanted), "another processor"
-    return f"{len(ours)} tensors bit-equal"
-
-
 def check_memory(s: Subject) -> str:
     """The estimate's bytes of weights and gradients against those of the loaded model, and that the whole estimate can be made."""
     from mmrl.diagnostics.memory import estimate
     from mmrl.diagnostics.memory_parameters import parameter_bytes
 
-    policy = s.plain
-    config = RunConfig(model=ModelConfig(path=s.path, device="cpu"))
-    found = parameter_bytes(config, policy.base.config, "cpu")
-    held = {id(p): p.numel() * p.element_size() for p in policy.model.parameters()}
-    assert found.weights == found.gradients == sum(held.values()), (
-        f"estimated {found.weights:,} and {found.gradients:,} bytes, held {sum(held.values()):,}"
-    )
-    assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
-    return f"{found.weights:,} bytes of weights and of gradients"
+    said = []
+    for lora in (None, LoraSettings(r=4, experts=s.mixes_experts)):
+        policy = s.policy(lora=lora)
+        config = RunConfig(model=ModelConfig(path=s.path, device="cpu", lora=lora))
+        found = parameter_bytes(config, policy.base.config, "cpu")
+        held, learning = (
+            sum(p.numel() * p.element_size() for p in {id(p): p for p in some}.values())
+            for some in (policy.model.parameters(), (p for _, p in policy.trainable()))
+        )
+        assert (found.weights, found.gradients) == (held, learning), (
+            f"estimated {found.weights:,} and {found.gradients:,} bytes, held {held:,} and {learning:,}"
+        )
+        assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
+        said.append(f"{held:,} bytes of weights and {learning:,} of gradients")
+    return f"{said[0]}; with an adapter {said[1]}"
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
@@ -287,6 +230,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "freeze": check_freeze,
     "lora": check_lora,
     "save": check_save,
+    "value": check_value,
     "memory": check_memory,
     "sharded": check_sharded,
     "vllm": check_vllm,

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from mmrl.config import ModelConfig
+from mmrl.config.rollout_engine import model_settings
 from mmrl.coords import CoordFrame
 from mmrl.policy.encode import Prompt
 from mmrl.policy.families import ModelFamily
@@ -34,7 +35,7 @@ __all__ = [
     "pictures_of",
     "prompts",
     "turns_and_branch",
-    "two_sounds",
+    "sounds",
 ]
 
 LOGP = GRADIENT = 1e-5
@@ -70,6 +71,11 @@ class Subject:
         ]
 
     @property
+    def mixes_experts(self) -> bool:
+        """Whether this model of the family has experts."""
+        return self.family.mixes_experts(model_settings(self.path))
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """How many pictures the checks' prompts have."""
         most = self.family.most_pictures
@@ -102,10 +108,14 @@ class Subject:
     def step(self, policy: Policy) -> None:
         """One step that makes an answer less likely, on all that the policy trains."""
         policy.evaluate([self.prompt(policy, 1)], [self.answers(policy)[1]]).logp_N.sum().backward()
-        with torch.no_grad():
-            for _, p in policy.trainable():
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=1e-3)
+        self.descend(policy, 1e-3)
+
+    @torch.no_grad()
+    def descend(self, policy: Policy, rate: float) -> None:
+        """Take `rate` times its gradient off each weight that has one."""
+        for _, p in policy.trainable():
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=rate)
 
     def processed(self, policy: Policy, count: int) -> dict[str, Any]:
         """What the processor itself makes of the question about the first `count` pictures."""
@@ -264,7 +274,7 @@ def clip_prompt(s: Subject, policy: Policy) -> tuple[Prompt, dict[str, Any]]:
     return prompt, media
 
 
-def two_sounds(s: Subject, policy: Policy) -> tuple[list[Any], list[np.ndarray]]:
+def sounds(s: Subject, policy: Policy) -> tuple[list[Any], list[np.ndarray]]:
     """Two sounds of different files, lengths, rates and channels as visuals, and their samples."""
     from mmrl.video.audio import read_audio
 

@@ -10,6 +10,7 @@ of all query / key heads, V vocabulary; `half` bytes of a number in matrix produ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +150,20 @@ def update_bytes(
     )
     passing = 3 * p.half * F * micro.tokens + 3 * residual  # gradients on their way
     return kept, passing + (layer if checkpointing else 0)
+
+
+def adapted_experts_bytes(
+    text: Any, p: Precision, micro: Micro, experts: Sequence[int]
+) -> tuple[float, float]:
+    """(in all layers, in the largest) what autograd keeps for adapters on a mixture's experts, `experts` bytes of them in each
+    layer: their weights with B A added (peft's ParamWrapper), and what those multiply, for each expert that a token goes through.
+    """
+    if not any(experts):
+        return 0.0, 0.0
+    width = text.num_experts_per_tok * (text.hidden_size + text.moe_intermediate_size)
+    # grouped products are in the type of the weights, whatever autocast says
+    found = [size + p.full * width * micro.tokens for size in experts if size]
+    return sum(found), max(found)
 
 
 def vision_update_bytes(vision: Any, p: Precision, patches: float, *, checkpointing: bool) -> float:

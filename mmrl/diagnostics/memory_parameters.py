@@ -20,7 +20,8 @@ class ParameterBytes:
     in neither; head: (bytes per number, trained) of the output layer; largest: the largest trained tensor; products: trained
     weights of matrix products, which autocast casts; tied: whether the output layer is the embedding;
     numbers: parameters of the model; stored: how many of them are cast after they were read; vision: how many are in the vision
-    tower; reference_tower: of the reference's bytes those of its tower; merged: the weights that adapters are merged into.
+    tower; reference_tower: of the reference's bytes those of its tower; merged: the weights that adapters are merged into; experts:
+    of these the experts of each decoder layer.
     """
 
     weights: int
@@ -41,6 +42,7 @@ class ParameterBytes:
     vision: int
     reference_tower: int
     merged: int
+    experts: tuple[int, ...]
 
 
 def storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
@@ -66,8 +68,9 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     import torch
 
     from mmrl.diagnostics.shapes import meta_model
+    from mmrl.policy.adapter import add_adapter
     from mmrl.policy.families import family_of
-    from mmrl.policy.loading import add_adapter, freeze_parts, store_frozen
+    from mmrl.policy.loading import freeze_parts, store_frozen
 
     dtype, autocast = storage(config, kind)
     model = meta_model(shape, dtype)
@@ -122,8 +125,18 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         stored,
         sum(p.numel() for p in visual),
         reference_tower,
-        _size(m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")),
+        _size(_adapted(model)),
+        tuple(_size(w for w in _adapted(layer) if w.ndim == 3) for layer in layers),
     )
+
+
+def _adapted(model: Any) -> list[Any]:
+    """The weights that an adapter adds to: linear layers', and the parameters of a mixture's experts."""
+    return [
+        getattr(m.get_base_layer(), getattr(m, "parameter_name", "weight"))
+        for m in model.modules()
+        if hasattr(m, "lora_A")
+    ]
 
 
 def _saved_by_quantizing(config: RunConfig, base: Any) -> int:

@@ -10,6 +10,7 @@ from mmrl.config import RunConfig
 from mmrl.diagnostics.memory_activations import (
     Micro,
     Precision,
+    adapted_experts_bytes,
     cache_bytes,
     expanded_bytes,
     logits_bytes,
@@ -168,6 +169,10 @@ def _update(
         checkpointing=checkpointing,
         fused=_fused(config, text.model_type, kind, autocast is not None),
     )
+    experts, largest = adapted_experts_bytes(text, precision, micro, p.experts)
+    kept += 0.0 if checkpointing else experts
+    # the gradient of the weights with B A added has their size
+    passing += max(p.experts, default=0) + (largest if checkpointing else 0.0)
     if p.trained_vision:
         _, merge = family_of(shape).patches(shape)
         patches = micro.groups * (prompt - _TEXT_TOKENS) * merge**2
@@ -231,6 +236,10 @@ def phases_of(
         ),
         # autocast keeps them from token to token
         "weights cast": 0.0 if autocast is None else p.products / 2,
+        # of one layer at a time
+        "adapted experts": 0.0
+        if config.rollout.merge_adapter
+        else float(max(p.experts, default=0)),
     }
     if config.engine.rollout == "vllm":
         rollout = {"vLLM": _vllm(config, p, kind, available)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
+from mmrl.errors import ConfigError, did_you_mean
 from mmrl.operations.versions import OLDEST_TRANSFORMERS, TRANSFORMERS
+from mmrl.policy.adapter import add_adapter
 from mmrl.policy.attention import check_attention, choose_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Hold",
-    "add_adapter",
     "add_value_head",
     "assemble_policy",
     "build_encoder",
@@ -155,59 +154,6 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
                 recast(parameter, dtype)
                 stored += parameter.numel()
     return stored
-
-
-def add_adapter(
-    model: Any, config: ModelConfig, weights: Path | None, new_tokens: Sequence[int]
-) -> Any:
-    """The model with an adapter; rows of new tokens, in the embedding and the output layer (one table where they are tied), are
-    trained whole: no adapter reaches them."""
-    # where it is installed, peft asks for it, and it says of each of its kernels for other GPUs that it cannot be loaded
-    logging.getLogger("torchao").setLevel(logging.ERROR)
-    try:
-        from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
-    except ImportError as error:
-        raise MissingExtraError("model.lora needs the peft package: pip install peft") from error
-    assert config.lora is not None
-    frozen = [p for p in ("language", "vision") if p in config.freeze]
-    where = family_of(model.config).parts
-    vision = where.vision[0] if len(where.vision) == 1 else f"({'|'.join(where.vision)})"
-    scope = {"language": rf".*{where.language}.*", "vision": rf".*{vision}.*"}
-    keep = [
-        scope[p]
-        for p in ("language", "vision")
-        if p not in frozen and (p == "language" or config.lora.vision)
-    ]
-    if not keep:
-        raise ConfigError(
-            "model.lora adapts the language model (and the vision tower with lora.vision: true); "
-            f"found model.freeze = {config.freeze}"
-        )
-    names = "|".join(config.lora.target_modules)
-    pattern = f"({'|'.join(keep)})\\.({names})"
-    rows = {"embed_tokens": list(new_tokens), "lm_head": list(new_tokens)} if new_tokens else None
-    with torch.random.fork_rng():
-        torch.manual_seed(config.lora.seed)
-        adapted = get_peft_model(
-            model,
-            LoraConfig(
-                r=config.lora.r,
-                lora_alpha=config.lora.alpha,
-                bias="none",
-                lora_dropout=config.lora.dropout,
-                target_modules=pattern,
-                task_type="CAUSAL_LM",
-                trainable_token_indices=rows,
-            ),
-        )
-    if Path(config.path).exists():
-        # a relative folder in adapter_config.json would lead nowhere from another one
-        adapted.peft_config["default"].base_model_name_or_path = str(Path(config.path).resolve())
-    if weights is not None:
-        set_peft_model_state_dict(
-            adapted, load_peft_weights(str(weights / "adapter"), device=str(model.device))
-        )
-    return adapted
 
 
 def fuses_layers(config: ModelConfig, device: torch.device, autocast: torch.dtype | None) -> bool:
@@ -537,9 +483,8 @@ def add_value_head(
     """Give `policy` a critic with so many units in its hidden layer: a value of each of the `tokens`, else of each turn. It goes on
     with the head of the first of the saved policies in `folders` that has one. Raises CheckpointError for a head of another shape,
     or with weights that are not finite."""
-    head = ValueHead(policy.base.config.get_text_config().hidden_size, hidden, 1, seed).to(
-        policy.device
-    )
+    width = policy.family.hidden_width(policy.base.config)
+    head = ValueHead(width, hidden, 1, seed).to(policy.device)
     make_batch_invariant(head, policy.device)
     found = next((folder for folder in folders if head.load(Path(folder) / CRITIC_FOLDER)), None)
     policy.value_head, policy.values_tokens = head, tokens

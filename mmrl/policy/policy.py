@@ -564,8 +564,16 @@ class Policy:
 def save_merged(model: Any, folder: Path) -> None:
     """Save the base model with the adapter merged in; the live model stays as it is."""
     base = model.get_base_model()
-    family = family_of(base.config)
-    base.save_pretrained(folder, **released_form(family, base, _merged_state(base)))
+    family, plain = family_of(base.config), _without_adapters(base)
+    plain.save_pretrained(folder, **released_form(family, plain, _merged_state(base)))
+
+
+def _without_adapters(base: Any) -> Any:
+    """The model whose adapted layers are the layers themselves, sharing every tensor: transformers asks a model for the parameters
+    that it saves by their own names, which PEFT's wrapper of a mixture's experts does not have."""
+    memo: dict[int, Any] = {id(t): t for t in (*base.parameters(), *base.buffers())}
+    memo |= {id(m): m.get_base_layer() for m in base.modules() if hasattr(m, "lora_A")}
+    return copy.deepcopy(base, memo)
 
 
 @torch.no_grad()

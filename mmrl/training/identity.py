@@ -80,6 +80,7 @@ _BEFORE = {
     "schedule.correction_level": "token",
     "schedule.partial_rollouts": False,
     "rollout.merge_adapter": False,
+    "model.lora.experts": False,
     **{
         f"{section}.{name}": value
         for section, kind in (

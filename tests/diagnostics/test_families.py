@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -20,10 +21,12 @@ from typer.testing import CliRunner
 from mmrl.cli.main import app
 from mmrl.config import DataConfig, VideoConfig
 from mmrl.coords import CoordFrame
+from mmrl.diagnostics._family_subject import Subject
 from mmrl.diagnostics.families import check_family, check_names
 from mmrl.distributed.engines.root import Root
 from mmrl.errors import ConfigError, DataError, MismatchError, MissingExtraError
 from mmrl.policy import families as registry
+from mmrl.policy import policy as policy_module
 from mmrl.policy.attention import check_attention, choose_attention
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.families import (
@@ -35,6 +38,7 @@ from mmrl.policy.families import (
     family_of_processor,
 )
 from mmrl.policy.families.gemma import Gemma3
+from mmrl.policy.families.glm import Glm4VMoe
 from mmrl.policy.families.kimi import KimiK25
 from mmrl.policy.families.minicpm import MiniCPMV46
 from mmrl.policy.families.qwen import Qwen25VL
@@ -79,6 +83,61 @@ def test_a_wrong_record_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InternVL, "expand", lambda self, processor, visual: "<IMG_CONTEXT>")
     (cell,) = check_family("internvl", ["prompt"])
     assert cell.verdict == "failed" and "token ids" in cell.found
+
+
+def _left_out(**wrong: Any) -> Any:
+    """A record of GLM-4.5V that says something else."""
+    return lambda patch: [patch.setattr(Glm4VMoe, name, value) for name, value in wrong.items()]
+
+
+def _rounded(patch: pytest.MonkeyPatch) -> None:
+    """A merge that rounds."""
+    true = policy_module._merged_state
+    patch.setattr(
+        policy_module,
+        "_merged_state",
+        lambda base: {n: t.bfloat16().to(t.dtype) for n, t in true(base).items()},
+    )
+
+
+def _all_moved(patch: pytest.MonkeyPatch) -> None:
+    """A step that changes frozen weights, too."""
+    true = Subject.descend
+
+    def descend(self: Subject, policy: Policy, rate: float) -> None:
+        true(self, policy, rate)
+        with torch.no_grad():
+            for _, parameter in policy.named_parameters():
+                parameter.mul_(1 if parameter.requires_grad else 1 + rate)
+
+    patch.setattr(Subject, "descend", descend)
+
+
+def _one_late(patch: pytest.MonkeyPatch) -> None:
+    """Values of the tokens behind."""
+    true = Policy._values
+    patch.setattr(
+        Policy, "_values", lambda self, hidden, *rest: true(self, hidden.roll(-1, 0), *rest)
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "spoil", "said"),
+    [
+        ("lora", _left_out(experts=("mlp.experts.down_proj",)), "adapted experts: "),
+        ("lora", _left_out(experts=()), "routers without experts"),
+        ("lora", _rounded, "peft's own merge: other numbers"),
+        ("freeze", _all_moved, "vision frozen: a step has changed weights of"),
+        ("value", _one_late, "values: expected at most 1e-05 apart"),
+        ("value", _left_out(hidden_width=lambda self, config: 32), "64 wide, not 32"),
+    ],
+)
+def test_wrong_weights_are_found_out(
+    check: str, spoil: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    (cell,) = check_family("glm4v_moe", [check])
+    assert cell.verdict == "failed" and re.search(said, cell.found), cell.found
 
 
 def test_without_vllm_its_check_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

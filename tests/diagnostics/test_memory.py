@@ -26,6 +26,7 @@ from mmrl.diagnostics.memory import (
 from mmrl.diagnostics.memory_activations import (
     Micro,
     Precision,
+    adapted_experts_bytes,
     cache_bytes,
     logits_bytes,
     update_bytes,
@@ -53,6 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"dtype": "bf16", "lora": LoraSettings(r=4)},
     "lora fp32": {"lora": LoraSettings(r=4, vision=True)},
 }
+EXPERTS = {"lora": LoraSettings(r=4, experts=True), "frame": "rel1"}
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +97,13 @@ def held(parameters: Any) -> int:
         *(("qwen2_5_vl", variant) for variant in VARIANTS),
         ("qwen2_vl", "frozen"),
         ("qwen3_vl", "lora"),
+        ("kimi_k25", "experts"),
     ],
 )
 def test_parts_equal_the_bytes_of_a_loaded_run(arch: str, variant: str, folders: Any) -> None:
     """Weights, gradients, both moments and the reference, bit by bit those of a policy that has taken an optimizer step."""
-    run = run_of(folders(arch), VARIANTS[variant], algorithm={"kl": {"coef": 0.1}})
+    options = EXPERTS if variant == "experts" else VARIANTS[variant]
+    run = run_of(folders(arch), options, algorithm={"kl": {"coef": 0.1}})
     p = load_policy(run.model, run.data, needs_reference=True)
     optimizer = build_optimizer(p.trainable(), run.optim)
     for _, parameter in p.trainable():
@@ -250,6 +254,27 @@ def test_kept_activations_are_within_a_tenth(
     assert (micro.tokens, micro.completion_tokens) == (batch.num_tokens, len(batch.target_N))
     estimated, _ = activations(p, run, micro, attn, checkpointing=False)
     assert estimated == pytest.approx(kept_bytes(p, lambda: p.hidden(batch)), rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", first_fast(["qwen3_vl_moe", "kimi_k25"]))
+def test_adapters_on_experts_keep_what_is_estimated(arch: str, dtype: str, folders: Any) -> None:
+    """Beside what an adapter of the other layers keeps."""
+    kept, estimated = [], 0.0
+    for experts in (False, True):
+        lora = LoraSettings(r=4, experts=experts)
+        options = {"lora": lora, "dtype": dtype, "frame": "rel1", "gradient_checkpointing": False}
+        run = run_of(folders(arch), options)
+        p = load_policy(run.model)
+        batch, micro = groups_of(p)
+        kept.append(kept_bytes(p, functools.partial(p.hidden, batch)))
+        text, held_experts = (
+            p.base.config.text_config,
+            parameter_bytes(run, p.base.config, "cpu").experts,
+        )
+        precision = Precision(4 if dtype == "fp32" else 2, 4 if dtype == "fp32" else 2)
+        estimated, _ = adapted_experts_bytes(text, precision, micro, held_experts)
+    assert estimated == pytest.approx(kept[1] - kept[0], rel=0.05)
 
 
 def allocated_peak(function: Any) -> int:

@@ -18,7 +18,7 @@ from PIL import Image
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
 from mmrl.distributed.engines import held_back
-from mmrl.errors import ConfigError, DataError, MediaError, MismatchError
+from mmrl.errors import CheckpointError, ConfigError, DataError, MediaError, MismatchError
 from mmrl.operations.versions import TRANSFORMERS
 from mmrl.policy import loading
 from mmrl.policy.encode import fingerprint
@@ -264,6 +264,40 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'qwen3_vl'"):
         build_tiny(TinySpec(arch="qwen3vl"))
     assert set(families()) >= set(ARCHITECTURES)
+
+
+def test_adapters_that_no_layer_takes_are_named(tmp_path: Path) -> None:
+    """Of experts where there are none or they are frozen, and of a saved adapter that is of other layers."""
+    experts = LoraSettings(r=2, experts=True)
+    with pytest.raises(ConfigError, match=r"lora\.experts adapts .*, found none .*qwen2_5_vl; set"):
+        fresh_policy(lora=experts)
+    with pytest.raises(ConfigError, match=r"lora\.experts .*found model\.freeze = \['language'\]"):
+        lora = experts.model_copy(update={"vision": True})
+        fresh_policy("glm4v_moe", freeze=["language"], lora=lora)
+    with pytest.raises(ConfigError, match=r"none of which peft reaches in glm4v_moe \(not gate, "):
+        fresh_policy("glm4v_moe", lora=LoraSettings(target_modules=["gate_proj"]))
+    fresh_policy("glm4v_moe", lora=experts).save(tmp_path)
+    for update, found in (
+        ({"experts": False}, r"other layers: missing none, unknown \['base_model.*experts"),
+        ({"target_modules": ["o_proj"]}, "other layers: missing none, unknown"),
+        ({"target_modules": ["o_proj", "proj"], "vision": True}, "other layers: missing"),
+        ({"r": 4}, r"other shapes; set r, [\s\S]*size mismatch"),
+    ):
+        lora = experts.model_copy(update=update)
+        settings = ModelConfig(path=tiny_folder("glm4v_moe"), device="cpu", lora=lora)
+        with pytest.raises(CheckpointError, match=f"expected the adapter that .*one of {found}"):
+            load_policy(settings, weights=tmp_path)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_of_glm_peft_takes_no_mlp_for_an_expert(experts: bool) -> None:
+    """Its dense layer and shared expert have the names by which older adapters meant experts; its tower, too."""
+    lora = LoraSettings(r=2, experts=experts, target_modules=["q_proj", "qkv", "gate_proj"])
+    adapted = {n.split(".lora_")[0] for n, _ in fresh_policy("glm4v_moe", lora=lora).trainable()}
+    layers = {n.removeprefix("base_model.model.model.") for n in adapted}
+    queries = {f"language_model.layers.{n}.self_attn.q_proj" for n in (0, 1)}
+    mixture = "language_model.layers.1.mlp.experts"
+    assert layers == queries | ({mixture, f"{mixture}.base_layer"} if experts else set())
 
 
 def test_fingerprint_changes_with_a_pixel_a_position_or_an_id(tmp_path: Path) -> None:

@@ -32,14 +32,18 @@ def disturb(p: Any, seed: int) -> None:
 
 
 def adapted(**options: Any) -> Any:
-    p = fresh_policy(lora=LoraSettings(r=4), **options)
+    p = fresh_policy(**{"lora": LoraSettings(r=4), **options})
     p.eos_ids = (-1,)
     disturb(p, 0)
     return p
 
 
-def test_what_samples_is_pefts_merge_of_the_adapter_as_it_is_now() -> None:
-    p = adapted()
+ALSO_EXPERTS = [{}, {"arch": "qwen3_vl_moe", "lora": LoraSettings(r=4, experts=True)}]
+
+
+@pytest.mark.parametrize("options", ALSO_EXPERTS, ids=["layers", "experts"])
+def test_what_samples_is_pefts_merge_of_the_adapter_as_it_is_now(options: dict[str, Any]) -> None:
+    p = adapted(**options)
     before = {name: t.clone() for name, t in p.base.named_parameters() if ".lora_" not in name}
     prompt = p.encoder(sample_with([]), resolve_task(ALBUM)())
     engine = PrefillOnceEngine(p, merge=True)
@@ -55,6 +59,8 @@ def test_what_samples_is_pefts_merge_of_the_adapter_as_it_is_now() -> None:
         )
         assert turn.token_ids == tuple(expected[0, ids.shape[1] :].tolist())
         assert turn.policy_version == p.version
+        ours, peft = (m.state_dict() for m in (MergedAdapter(p).now().model, theirs))
+        assert ours.keys() == peft.keys() and all(torch.equal(ours[n], peft[n]) for n in ours)
     for name, tensor in before.items():
         assert torch.equal(dict(p.base.named_parameters())[name], tensor), name
 

@@ -110,8 +110,9 @@ def test_each_expert_and_router_follows_the_trainer(
 ) -> None:
     """Of each expert's matrices, and of a router, the digests find the one that is not synchronised, and so do log-probs alone."""
     with engine_of(arch) as made:
-        options: tuple[dict[str, Any], ...] = ({"freeze": FROZEN}, {"lora": {"r": 4}})
-        for each in options:  # GLM's adapter has a part for each parameter of the experts
+        adapter = {"r": 4, "experts": True}
+        options: tuple[dict[str, Any], ...] = ({"freeze": FROZEN}, {"lora": adapter})
+        for each in options:  # an adapter of experts has a part for each of their parameters
             policy = trained(arch, **each)
             with engine_on(made, policy, tmp_path) as (engine, training):
                 same_numbers(engine, training, policy, tmp_path)

@@ -213,6 +213,11 @@ class ModelFamily(abc.ABC):
     router: ClassVar[str] = ""
     """Where a decoder layer that is a mixture of experts has its router, which answers (logits, weights, experts); "" for families
     without experts (mmrl.policy.routing)."""
+    experts: ClassVar[tuple[str, ...]] = ()
+    """Where such a layer has its experts' weights, as names below it: parameters (E, out, in). model.lora.experts adapts them."""
+    never_adapted: ClassVar[tuple[str, ...]] = ()
+    """Names of layers that no adapter reaches: peft takes them for the experts and the router, as adapters made with transformers 4
+    do."""
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -234,6 +239,12 @@ class ModelFamily(abc.ABC):
     def mixes_experts(self, settings: Mapping[str, Any]) -> bool:
         """Whether a model is a mixture of experts, by its config.json."""
         return bool(self.router)
+
+    def hidden_width(self, config: Any) -> int:
+        """H of `forward`, by the model's configuration: of what the output layer reads behind the last norm. There is a critic's
+        value head, too, beside the model and no part of it (mmrl.policy.value_head): for answers, and for robots whose actions are
+        tokens. Robot policies with networks of their own have no family, and place their heads themselves."""
+        return int(config.get_text_config().hidden_size)
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor

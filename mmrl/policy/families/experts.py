@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SigmoidRouters", "SoftmaxRouters"]
 
+_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+
 
 class SoftmaxRouters(ModelFamily):
     """Routers of Qwen's mixtures: probabilities of the chosen experts, divided by their sum (of Qwen3-MoE where it says so)."""
 
     router = "mlp.gate"
+    experts = _EXPERTS
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
@@ -34,6 +37,7 @@ class SigmoidRouters(ModelFamily):
     """Routers of DeepSeek-V3 and of what is built like it: each expert has a score of its own."""
 
     router = "mlp.gate"
+    experts = _EXPERTS
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor

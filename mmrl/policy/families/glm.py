@@ -162,9 +162,11 @@ class Glm4V(GridFamily):
 
 
 class Glm4VMoe(SigmoidRouters, Glm4V):
-    """GLM-4.5V, a mixture of experts. A LoRA adapter reaches attention and experts; routers stay as they are."""
+    """GLM-4.5V, a mixture of experts. A LoRA adapter reaches attention, and the experts with `model.lora.experts`; dense layers,
+    the expert that every token goes through and routers stay as they are."""
 
     name = "glm4v_moe"
+    never_adapted = ("gate", "gate_proj", "up_proj", "down_proj")
     model_types = ("glm4v_moe",)
     answers = native_answers(
         grounding=_BOX,

@@ -54,8 +54,8 @@ class KimiK25(SigmoidRouters, PlainPositions, GivenFeatures, LargestAlone, GridF
     A clip's grid is (frames, height, width) in patches. Each chunk of four frames, the last of what is left, is a row of tokens of
     its own behind its time: the tower attends within a chunk, and the mean of its frames is what the projector sees; how many
     frames each chunk has cannot be told to the model's own forward, which is given features. A LoRA adapter
-    of the default `model.lora.target_modules` reaches o_proj, dense MLPs and the expert that every token goes through; q_a_proj,
-    q_b_proj, kv_a_proj_with_mqa and kv_b_proj are the rest of attention.
+    of the default `model.lora.target_modules` reaches o_proj, dense MLPs and the expert that every token goes through, with
+    `model.lora.experts` the others, too; q_a_proj, q_b_proj, kv_a_proj_with_mqa and kv_b_proj are the rest of attention.
     """
 
     name = "kimi_k25"

@@ -48,7 +48,7 @@ _CHAT = """\
 {% endif %}"""
 _CHECKS = (
     *("prompt", "logp", "gradient", "turns", "rollout"),
-    *("features", "freeze", "lora", "save", "memory", "sharded"),
+    *("features", "freeze", "lora", "save", "value", "memory", "sharded"),
 )
 _ONE_SIZE = "transformers 5.18, whose tower raises for views of several sizes, such as slices; install 5.19 or later"
 

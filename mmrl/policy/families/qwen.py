@@ -139,7 +139,8 @@ class Qwen3VL(_Qwen):
 
 
 class Qwen3VLMoe(SoftmaxRouters, _Qwen):
-    """Qwen3-VL as a mixture of experts. A LoRA adapter reaches its attention; experts and routers stay as they are."""
+    """Qwen3-VL as a mixture of experts. A LoRA adapter reaches its attention, and the experts with `model.lora.experts`; routers
+    stay as they are."""
 
     name = "qwen3_vl_moe"
     model_types = ("qwen3_vl_moe",)
@@ -240,7 +241,7 @@ class Qwen35(_Qwen):
 
 class Qwen35Moe(SoftmaxRouters, Qwen35):
     """Qwen3.5 as a mixture of experts. A LoRA adapter of the default `model.lora.target_modules` reaches attention and the expert
-    that every token goes through; the others and routers stay as they are."""
+    that every token goes through, with `model.lora.experts` the others, too; routers stay as they are."""
 
     name = "qwen3_5_moe"
     model_types = ("qwen3_5_moe",)
