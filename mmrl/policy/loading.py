@@ -16,7 +16,12 @@ import torch
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.operations.versions import OLDEST_TRANSFORMERS, TRANSFORMERS
-from mmrl.policy.attention import check_attention, choose_attention, set_attention
+from mmrl.policy.attention import (
+    check_attention,
+    choose_attention,
+    say_attention,
+    set_attention,
+)
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.families import (
@@ -406,6 +411,8 @@ def load_policy(
     family = family_of(SimpleNamespace(model_type=model_type))
     device, dtype, autocast = device_and_precision(config, device)
     attn = choose_attention(config.attn, device, autocast, family)
+    if stored == "masters":  # a process that only samples has a trainer, which says it
+        say_attention(config.attn, device, autocast, family)
     check_attention(attn, device, autocast, family)
     config = config.model_copy(update={"attn": attn})
     lora = config.lora is not None and trainable
