@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import Batch, PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.policy.storage import Stored
+from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.training.optim import build_optimizer
 from tests.kits.engine_kit import (
@@ -121,6 +124,32 @@ def _logits(p: Policy, prompt: Any, ids: tuple[int, ...]) -> tuple[torch.Tensor]
     batch = pack([PackItem(prompt, (ids,))])
     with p.autocast(keep=False):
         return (p.adjust(p.logits(p.hidden(batch)[batch.source_N]), 1.0),)
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory."""
+    pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_copy_takes_the_memory_that_it_says(tmp_path: Path) -> None:
+    """As Linux counts it: half of the masters' for all weights, a little more for products alone."""
+    model, processor = build_tiny(TinySpec(hidden=768, layers=6, vision_hidden=32, vision_heads=1))
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    del model
+    trained = load_policy(ModelConfig(path=str(tmp_path), device="cpu", dtype="bf16"))
+    kept: list[Any] = [trained.full_replica()]  # what is allocated once
+    grown: dict[Stored, float] = {}
+    kinds: tuple[Stored, ...] = ("masters", "products", "all")
+    for stored in kinds:
+        before = resident()
+        kept.append(trained.full_replica(stored=stored))
+        grown[stored] = resident() - before
+        assert grown[stored] == pytest.approx(nbytes(kept[-1]), rel=0.05), stored
+    assert grown["masters"] > 100 << 20, "large enough to be told from noise"
+    assert grown["all"] == pytest.approx(grown["masters"] / 2, rel=0.05)
+    assert grown["all"] < grown["products"] < 0.55 * grown["masters"]
 
 
 def test_a_copy_in_bf16_is_the_model_that_transformers_loads_in_bf16() -> None:
