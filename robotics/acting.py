@@ -26,6 +26,7 @@ import torch
 from mmrl.distributed.engines.base import Trained
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
+from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import VLAConfig
@@ -119,7 +120,7 @@ class ActingPolicy(Trained, Protocol):
     def reference(self) -> AbstractContextManager[Any]:
         """The policy before training, for a KL term."""
 
-    def full_replica(self, device: torch.device | None = None) -> Any:
+    def full_replica(self, device: torch.device | None = None, stored: Stored = "masters") -> Any:
         """See mmrl.policy.policy.Policy."""
 
     def adopt_replica(self, replica: Any) -> None:

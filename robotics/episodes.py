@@ -32,6 +32,7 @@ from mmrl.distributed.cluster.run import run_cluster, simulator_demand
 from mmrl.distributed.engines import train_engine_name
 from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
+from mmrl.policy.storage import Stored
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.episode_rows import episode_row, step_row
@@ -116,13 +117,14 @@ class EpisodeRollouts:
         """See RolloutSource."""
         return Measured(HEADLINE, frozenset((*METRICS, *ALWAYS_MEASURED)))
 
-    def load_policy(self, weights: Path | None) -> ActingPolicy:
+    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> ActingPolicy:
         """See RolloutSource."""
         return load_vla(
             self.config,
             needs_reference=self.config.algorithm.kl.coef > 0,
             device=self.world.device,
             weights=weights,
+            stored=stored,
         )
 
     def build(self, policy: ActingPolicy, actor: ActingPolicy) -> None:

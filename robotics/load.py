@@ -16,6 +16,7 @@ from mmrl.errors import CheckpointError, ConfigError
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.finite import check_loaded
 from mmrl.policy.loading import load_policy
+from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.actions import ActionCodec, ActionStatistics
@@ -141,8 +142,10 @@ def load_vla(
     needs_reference: bool = False,
     device: torch.device | None = None,
     weights: Path | None = None,
+    stored: Stored = "masters",
 ) -> ActingPolicy:
-    """The policy of config.model.path, or of the checkpoint folder `weights`.
+    """The policy of config.model.path, or of the checkpoint folder `weights`. `stored`: see load_policy; policies with a head of
+    their own (flow, OFT), parts of which compute outside of autocast, are stored as they train.
 
     A model without vla.json needs `space` (and, with vla.proprio, the lowest and highest values of each number): it gets
     action tokens and must be trained before it acts well; a LoRA adapter then trains the rows of the new tokens as well. Raises
@@ -206,6 +209,7 @@ def load_vla(
         trainable=trainable,
         device=device,
         weights=weights,
+        stored=stored,
         prepare=lambda model, processor: add_action_tokens(
             model, processor, codec.bins, codec.tokens
         ),

@@ -22,6 +22,7 @@ import torch
 from mmrl.algorithms import token_mask
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
+from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.config import VLAConfig
@@ -124,8 +125,8 @@ class ModulePolicy:
         self.version += 1
         return self.version
 
-    def full_replica(self, device: torch.device | None = None) -> Self:
-        """See Policy."""
+    def full_replica(self, device: torch.device | None = None, stored: Stored = "masters") -> Self:
+        """See Policy. It is stored as this one is: engines that shard do not train such a policy."""
         other = copy.copy(self)
         other._model, other.value_head, other._reference = (
             copy.deepcopy(self._model),

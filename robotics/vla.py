@@ -30,6 +30,7 @@ from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Evaluated, Policy
+from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.acting import ActingPolicy, ActionOutput, Cloned
 from mmrl.robotics.actions import ActionCodec
@@ -182,11 +183,13 @@ class VLAPolicy:
             for n, p in head.named_parameters()
         ]
 
-    def full_replica(self, device: torch.device | None = None) -> VLAPolicy:
+    def full_replica(
+        self, device: torch.device | None = None, stored: Stored = "masters"
+    ) -> VLAPolicy:
         """A policy of its own to act, be evaluated and be saved, where this one's weights are about to be sharded (see Policy)."""
         head = copy.deepcopy(self.value_head)
         return VLAPolicy(
-            self.core.full_replica(device),
+            self.core.full_replica(device, stored),
             self.codec,
             self.settings,
             head if device is None or head is None else head.to(device),

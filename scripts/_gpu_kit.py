@@ -71,7 +71,8 @@ MEMORY_TB_S = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One model under measurement: shape of mmrl.diagnostics.shapes (or smoke), full or lora, model.attn, and the load."""
+    """One model under measurement: shape of mmrl.diagnostics.shapes (or smoke), full or lora, model.attn, and the load. dtype:
+    model.dtype; None: bf16 on a GPU, fp32 on a CPU."""
 
     shape: str
     mode: str = "full"
@@ -86,6 +87,12 @@ class Setting:
     warm_up: int = 2
     engine: str = "single"
     fused: bool = True
+    dtype: Literal["bf16", "fp32"] | None = None
+
+    @property
+    def precision(self) -> Literal["bf16", "fp32"]:
+        """What forwards compute in."""
+        return self.dtype or ("bf16" if self.device == "cuda" else "fp32")
 
     @property
     def kind(self) -> Literal["cuda", "cpu"]:
@@ -95,20 +102,20 @@ class Setting:
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.shape} {self.mode} {self.attn}{'' if self.fused else ', plain layers'}"
+        layers = "" if self.fused else ", plain layers"
+        return f"{self.shape} {self.mode} {self.precision} {self.attn}{layers}"
 
 
 def run_of(setting: Setting) -> RunConfig:
     """The configuration that the estimate of memory is made for: one step of all groups."""
     lora = {"lora": LoraSettings().model_dump()} if setting.mode == "lora" else {}
-    precision = "bf16" if setting.device == "cuda" else "fp32"
     return RunConfig.model_validate(
         {
             "model": {
                 "path": setting.shape,
                 "freeze": ["vision", "projector"],
                 "attn": setting.attn,
-                "dtype": precision,
+                "dtype": setting.precision,
                 "device": setting.device,
                 **({} if setting.fused else {"fused_layers": False}),
                 **lora,

@@ -29,8 +29,9 @@ the language model's matrices, H in its output layer, V in the vision tower; d d
 - Prefill: b (2 N P + attention) / (peak x prefill_share). Tower: 2 V x 4 patches per token, once per pass that needs it.
 - Decode, engine.rollout vllm: C_max x (2 bytes (N + H) + rows x keys and values of P + C/2 tokens) / (HBM x decode_share); rows =
   b G, all at once: a batch that waits for its longest answer.
-  The own engine reads fp32 weights, 4 bytes (N + H), for as many rows (slots) as rollout.batch_tokens holds; a completion that
-  waits takes the slot of one that ended: C_max + (b G - slots) C / slots tokens one after the other, the row "own engine".
+  The own engine reads its bf16 copy of FSDP2's shards, 2 bytes (N + H), for as many rows (slots) as rollout.batch_tokens holds; a
+  completion that waits takes the slot of one that ended: C_max + (b G - slots) C / slots tokens one after the other, the row
+  "own engine".
 - Simulators: b G d x seconds per chunk / env.workers, one core each.
 - Gradients, bytes sent per GPU: DDP 2 (g-1)/g x 4 bytes x trained, once; FSDP2 m (g-1)/g x 4 bytes x trained (reduce-scatter after
   each micro-batch). Gathers of FSDP2: (m x passes x 2 bytes + 4 bytes) (g-1)/g x trained; passes = forward + backward + reference;

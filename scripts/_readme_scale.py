@@ -58,18 +58,19 @@ def engines(found: dict[str, Any]) -> str:
 
 def presets(found: dict[str, Any]) -> str:
     """What each preset needs with each of its models: the smallest and largest estimate over its recipes."""
-    by: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in found["presets"]:
-        by.setdefault((row["preset"], row["model"]), []).append(row)
+        by.setdefault((row["preset"], row["model"], row["rollout"]), []).append(row)
     lines = [
-        "| preset | GPUs | model | recipes | estimate per GPU, GiB (over recipes) | of |",
-        "|---|---|---|---|---|---|",
+        "| preset | GPUs | model | recipes | rollouts | estimate per GPU, GiB (over recipes) | of |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for (name, model), rows in by.items():
+    for (name, model, rollout), rows in by.items():
+        share = f"{rollout}, {rows[0]['vllm_gib']:g} GiB" if rollout == "vllm" else rollout
         needs = [row["needs_gib"] for row in rows]
         span = f"{min(needs):g} to {max(needs):g}" if min(needs) < max(needs) else f"{min(needs):g}"
         lines.append(
-            f"| {name} | {rows[0]['gpus']} | {model.rpartition('/')[2]} | {len(rows)} | {span} | {rows[0]['gpu_gib']:g} |"
+            f"| {name} | {rows[0]['gpus']} | {model.rpartition('/')[2]} | {len(rows)} | {share} | {span} | {rows[0]['gpu_gib']:g} |"
         )
     return "\n".join(lines)
 

@@ -128,6 +128,7 @@ def measure(
                 "shape": setting.shape,
                 "mode": setting.mode,
                 "attn": setting.attn,
+                "dtype": setting.precision,
                 "fused": setting.fused,
                 **row,
             }
@@ -225,7 +226,11 @@ def _smoke(out: Path) -> int:
         repeats=1,
         warm_up=0,
     )
-    rows = measure(plan([SMOKE], ["flex"], list(PARTS), tiny), None, None, 0)
+    # flash attention alone needs a GPU; what vLLM and the cache do is the same in both precisions
+    attentions, narrow = ["flex", "sdpa"], replace(tiny, dtype="bf16")
+    work = plan([SMOKE], attentions, list(PARTS), tiny)
+    work += plan([SMOKE], attentions, ["update", "train", "rollout"], narrow)
+    rows = measure(work, None, None, 0)
     print(_write(out, {"smoke": True, "plan": plan_shares(rows, tiny, None, None), "rows": rows}))
     return 0
 

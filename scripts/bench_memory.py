@@ -103,7 +103,7 @@ def child(folder: Path, name: str) -> dict[str, Any]:
     import torch
     import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401
 
-    from mmrl.distributed.engines import build_actor, build_train_engine
+    from mmrl.distributed.engines import build_actor, build_saved, build_train_engine
     from mmrl.distributed.engines.build import held_back
     from mmrl.distributed.world import World
     from mmrl.policy.loading import load_policy
@@ -116,15 +116,16 @@ def child(folder: Path, name: str) -> dict[str, Any]:
     config, world = run_of(folder, name), World(torch.device("cpu"))
     watch = Watch()
 
-    def start() -> tuple[Any, Any, Any]:
+    def start() -> tuple[Any, Any, Any, Any]:
         # as a run does, see PromptRollouts.load_policy
         hold = held_back(config, world.size)
         policy = load_policy(config.model, config.data, hold=hold)
         optimizer = build_policy_optimizer(policy, config.optim)
         actor = build_actor(config, world, policy)
-        return policy, actor, build_train_engine(config, world, policy, optimizer)
+        saved = build_saved(config, world, policy, actor)
+        return policy, actor, saved, build_train_engine(config, world, policy, optimizer)
 
-    policy, actor, engine = watch.phase("start-up", start)
+    policy, actor, saved, engine = watch.phase("start-up", start)
     prompt = prompt_of(policy, words, str(folder / "picture.png"))
     size, new = config.rollout.group_size, config.rollout.max_new_tokens
     actor.eos_ids = (-1,)  # no row ends early
@@ -148,12 +149,12 @@ def child(folder: Path, name: str) -> dict[str, Any]:
         watch.phase("optimizer step", lambda: engine.step(float(size * new), step, 2, str))  # noqa: B023
 
     def save() -> None:
-        if actor is not policy:
-            engine.gather_into(actor)
+        if saved is not policy:
+            engine.gather_into(saved)
         state = engine.optimizer_state()
         if world.is_main:
             assert state is not None
-            Checkpoints(folder / f"checkpoints-{name}", 1).save(1, actor, state, {})
+            Checkpoints(folder / f"checkpoints-{name}", 1).save(1, saved, state, {})
         world.barrier()
 
     watch.phase("checkpoint", save)

@@ -7,12 +7,13 @@ python -m scripts.estimate_presets --check    (fails when the file is out of dat
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from typing import Any
 
-from mmrl.config import load_config
-from mmrl.config.presets import preset_names, read_preset
+from mmrl.config import RunConfig, load_config
+from mmrl.config.presets import Preset, preset_names, read_preset
 from mmrl.diagnostics.memory import estimate
 from mmrl.diagnostics.memory_parameters import parameters_of
 from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
@@ -20,6 +21,7 @@ from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 _GIB = 2**30
 _LEAN = ("train.token_budget=8192", "rollout.batch_tokens=16384")
 _SHARED = ("engine.train=fsdp2", "engine.rollout=vllm", "engine.vllm.memory=0.4")
+_INT8 = "optim.states=int8"
 _QLORA = "model.lora={r: 16, alpha: 32, quantize: nf4}"
 # model, GPUs, GiB of each that a process may use, what is trained, overrides
 _SIZES: tuple[tuple[str, int, float, str, tuple[str, ...]], ...] = (
@@ -29,6 +31,7 @@ _SIZES: tuple[tuple[str, int, float, str, tuple[str, ...]], ...] = (
     ("32B", 1, 39, "QLoRA", (*_LEAN, "engine.rollout=own", _QLORA)),
     ("72B", 1, 78, "QLoRA", (*_LEAN, "engine.rollout=own", _QLORA)),
     ("3B", 1, 39, "language model", (*_LEAN, "engine.rollout=own")),
+    ("3B", 1, 39, "language model, int8 moments", (*_LEAN, "engine.rollout=own", _INT8)),
     ("3B", 1, 78, "language model", ("engine.rollout=vllm", "engine.vllm.memory=0.4")),
     ("7B", 8, 39, "language model", (*_LEAN, *_SHARED, "engine.vllm.memory=0.5")),
     ("32B", 16, 78, "language model", (*_LEAN, *_SHARED)),
@@ -44,30 +47,38 @@ _COMMON = (
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """One row per model and recipe of a preset."""
+    """One row per model, recipe and rollout engine of a preset that does not choose the engine itself."""
     preset, rows = read_preset(name), []
-    for model in preset.models:
-        for recipe in preset.recipes:
-            config = load_config(
-                ROOT / "configs" / f"{recipe}.yaml", [*preset.overrides, f"model.path={model}"]
-            )
-            found = estimate(config, processes=preset.gpus, available=preset.gpu_gib * _GIB)
-            rows.append(
-                {
-                    "preset": name,
-                    "gpus": preset.gpus,
-                    "gpu_gib": preset.gpu_gib,
-                    "model": model,
-                    "recipe": recipe,
-                    "needs_gib": round(found.total / _GIB, 1),
-                    "host_gib": round(found.host / _GIB, 1),
-                    "fits": found.warning(preset.gpu_gib * _GIB) is None,
-                    "parts_gib": {
-                        k: round(v / _GIB, 1) for k, v in {**found.parts, **found.peak}.items()
-                    },
-                }
-            )
+    for model, recipe in itertools.product(preset.models, preset.recipes):
+        file = ROOT / "configs" / f"{recipe}.yaml"
+        config = load_config(file, [*preset.overrides, f"model.path={model}"])
+        chosen = config.engine.rollout
+        for rollout in ("own", "vllm") if chosen == "auto" else (chosen,):
+            engine = config.engine.model_copy(update={"rollout": rollout})
+            rows.append(_row(preset, recipe, config.model_copy(update={"engine": engine})))
     return rows
+
+
+def _row(preset: Preset, recipe: str, config: RunConfig) -> dict[str, Any]:
+    """What a recipe needs under a preset. It fits where the GPU holds it and, of it, vLLM's share its bf16 weights and a tenth more
+    for keys and values."""
+    available, vllm = preset.gpu_gib * _GIB, config.engine.rollout == "vllm"
+    found = estimate(config, processes=preset.gpus, available=available)
+    sampled = 2 * parameters_of(config.model.model_dump_json(), False, "cuda").numbers
+    share = config.engine.vllm.memory * available
+    return {
+        "preset": preset.name,
+        "gpus": preset.gpus,
+        "gpu_gib": preset.gpu_gib,
+        "model": config.model.path,
+        "recipe": recipe,
+        "rollout": config.engine.rollout,
+        "vllm_gib": round(share / _GIB, 1) if vllm else 0.0,
+        "needs_gib": round(found.total / _GIB, 1),
+        "host_gib": round(found.host / _GIB, 1),
+        "fits": found.warning(available) is None and (not vllm or sampled <= 0.9 * share),
+        "parts_gib": {k: round(v / _GIB, 1) for k, v in {**found.parts, **found.peak}.items()},
+    }
 
 
 def sizes() -> list[dict[str, Any]]:
@@ -117,9 +128,9 @@ def main() -> int:
             )
         return int(not fresh)
     print_table(
-        ["preset", "model", "recipe", "needs, GiB", "of", "fits"],
+        ["preset", "model", "recipe", "rollouts", "needs, GiB", "of", "fits"],
         [
-            [r["preset"], r["model"], r["recipe"], r["needs_gib"], r["gpu_gib"], r["fits"]]
+            [r[k] for k in ("preset", "model", "recipe", "rollout", "needs_gib", "gpu_gib", "fits")]
             for r in rows
         ],
     )

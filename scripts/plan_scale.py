@@ -203,27 +203,27 @@ def measured_ways() -> dict[str, str]:
     return {m: row["update_of"] for m, row in _gpu_plan().items() if "update_of" in row}
 
 
-def decode_bytes(s: Shape, rows: float, length: float, weight: int = 2) -> float:
-    """Bytes that one token of each of `rows` rows reads: the weights once, every row's keys and values of `length` tokens."""
-    return weight * (s.language + s.head) + s.kv_bytes * rows * length
+def decode_bytes(s: Shape, rows: float, length: float) -> float:
+    """Bytes that one token of each of `rows` rows reads: bf16 weights once, every row's keys and values of `length` tokens."""
+    return 2 * (s.language + s.head) + s.kv_bytes * rows * length
 
 
-def _decode_s(r: Recipe, c: dict[str, float], rows: float, weight: int = 2) -> float:
+def _decode_s(r: Recipe, c: dict[str, float], rows: float) -> float:
     """Seconds until the longest of `rows` answers is written."""
     return (
         r.new
-        * decode_bytes(r.shape, rows, r.prompt + r.mean_new / 2, weight)
+        * decode_bytes(r.shape, rows, r.prompt + r.mean_new / 2)
         / (c["hbm"] * c["decode_share"])
     )
 
 
 def own_decode(r: Recipe, prompts: float) -> tuple[int, float]:
-    """(slots, seconds) of the own engine, which is not the one that is planned: fp32 weights, as many rows at once as
-    rollout.batch_tokens has room for. A completion that waits takes the slot of one that ended: all slots write until none
-    waits, and the last one may be the longest."""
+    """(slots, seconds) of the own engine, which is not the one that is planned: a bf16 copy of FSDP2's shards, as many rows
+    at once as rollout.batch_tokens has room for. A completion that waits takes the slot of one that ended: all slots write
+    until none waits, and the last one may be the longest."""
     all_rows = prompts * ASSUMED["attempts"][0] * r.group
     rows = min(all_rows, max(r.group, r.config.rollout.batch_tokens // (r.prompt + r.new)))
-    longest = _decode_s(r, _constants(r.shape.name), rows, 4)
+    longest = _decode_s(r, _constants(r.shape.name), rows)
     return int(rows), longest * (1 + (all_rows - rows) * r.mean_new / (rows * r.new))
 
 

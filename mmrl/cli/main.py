@@ -85,7 +85,7 @@ PresetName = Annotated[
     str | None,
     typer.Option(
         "--preset",
-        help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
+        help="settings that fit a GPU, laid over the file: gpu_24g, gpu_40g, gpu_40g_x8, gpu_48g, "
         "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours",
     ),
 ]

@@ -74,7 +74,8 @@ class ModelConfig(_Section):
     has it, else fp32."""
     attn: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex"] = "auto"
     """Attention kernel of the language model and the vision tower (mmrl/policy/attention.py). auto: on a GPU in bf16
-    flash_attention_2 where flash-attn is installed, else flex; elsewhere sdpa."""
+    flash_attention_2 where flash-attn is installed, else flex; elsewhere sdpa. Where a GPU gets sdpa (no Triton, fp32, a family
+    whose pictures see themselves) the run warns and says why."""
     gradient_checkpointing: bool | None = None
     """Compute activations again in the backward pass instead of keeping them; null: on a GPU."""
     fused_layers: bool | None = None

@@ -189,12 +189,7 @@ def estimate(
     parts = dict(held.parts)
     generator: dict[str, float] = {}
     if config.engine.generator.kind == "process":
-        # of its own: the model as it is loaded, without a reference; what is sampled with
-        generator = {
-            "weights": float(p.weights),
-            "libraries": _LIBRARIES[kind],
-            **phases["rollout"],
-        }
+        generator = _generator(p, config, kind, phases["rollout"])
         if samples_apart(config):
             del phases["rollout"]
     elif config.engine.rollout == "vllm" and not (config.engine.vllm.sleep and kind == "cuda"):
@@ -233,6 +228,16 @@ def estimate(
         generator,
         config.engine.generator.device,
     )
+
+
+def _generator(
+    p: ParameterBytes, config: RunConfig, kind: Literal["cuda", "cpu"], rollout: dict[str, float]
+) -> dict[str, float]:
+    """What a generator process holds of its own, without a reference: weights as they are sampled with, and what that takes."""
+    from mmrl.distributed.engines.build import stored_to_sample
+
+    weights = float(p.tower + p.copies[stored_to_sample(config)])
+    return {"weights": weights, "libraries": _LIBRARIES[kind], **rollout}
 
 
 def device_memory(config: RunConfig) -> tuple[Literal["cuda", "cpu"], float]:

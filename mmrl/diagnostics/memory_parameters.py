@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrl.config import AlgorithmConfig, KLConfig, ModelConfig, RunConfig
+
+if TYPE_CHECKING:
+    from mmrl.policy.storage import Stored
 
 __all__ = ["ParameterBytes", "parameter_bytes", "parameters_of", "storage"]
 
@@ -21,7 +24,8 @@ class ParameterBytes:
     weights of matrix products, which autocast casts; tied: whether the output layer is the embedding;
     numbers: parameters of the model; stored: how many of them are cast after they were read; vision: how many are in the vision
     tower; reference_tower: of the reference's bytes those of its tower; merged: the weights that adapters are merged into; experts:
-    of these the experts of each decoder layer.
+    of these the experts of each decoder layer; copies: of a copy that only samples, without a tower in which nothing is trained, by
+    how it is stored (mmrl.policy.storage).
     """
 
     weights: int
@@ -43,6 +47,7 @@ class ParameterBytes:
     reference_tower: int
     merged: int
     experts: tuple[int, ...]
+    copies: dict[Stored, int]
 
 
 def storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
@@ -127,6 +132,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         reference_tower,
         _size(_adapted(model)),
         tuple(_size(w for w in _adapted(layer) if w.ndim == 3) for layer in layers),
+        _copies(model, autocast, weights - tower),
     )
 
 
@@ -137,6 +143,17 @@ def _adapted(model: Any) -> list[Any]:
         for m in model.modules()
         if hasattr(m, "lora_A")
     ]
+
+
+def _copies(model: Any, autocast: Any, whole: int) -> dict[Stored, int]:
+    """Bytes of a copy that samples by how it is stored; `whole`: those of what it is a copy of."""
+    from mmrl.policy.storage import narrowed
+
+    found: dict[Stored, int] = {"masters": whole, "products": whole, "all": whole}
+    for stored in found:
+        narrow = {id(p): p for p in narrowed(model, autocast, stored)}.values()
+        found[stored] -= sum(p.numel() * (p.element_size() - autocast.itemsize) for p in narrow)
+    return found
 
 
 def _saved_by_quantizing(config: RunConfig, base: Any) -> int:

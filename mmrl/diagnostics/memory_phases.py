@@ -46,6 +46,8 @@ class Held:
 
 def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) -> Held:
     """What n processes under a training engine hold each."""
+    from mmrl.distributed.engines.build import stored_to_sample
+
     offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
     # two moments, and DeepSpeed's master copy of its share; of 8 bits with a scale per 256 of them
     copies = 3 if engine.startswith("deepspeed") else 2.0 * _moment_bytes(config) / 4
@@ -68,12 +70,16 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
             parts["reference"] = p.reference_tower + (p.reference - p.reference_tower) / n
         else:
             gathered = min(4 * config.engine.deepspeed.max_live, split)
-        # vLLM or a generator process samples: the copy lies in host memory (engines/build.py)
+        # vLLM or a generator process samples: the copy, to be saved, lies in host memory (engines/build.py)
         elsewhere = config.engine.rollout == "vllm" or samples_apart(config)
-        if not elsewhere or kind == "cpu":
-            parts["rollout copy"] = float(split)
-        else:
-            saved = float(split)
+        if not elsewhere:
+            parts["rollout copy"] = float(p.copies[stored_to_sample(config)])
+        # rounded it cannot be saved (build_saved of engines/build.py)
+        if elsewhere or (parts["rollout copy"] < split and config.train.checkpoint == "whole"):
+            if kind == "cpu":
+                parts["saved copy"] = float(split)
+            else:
+                saved = float(split)
     if engine.startswith("deepspeed"):
         gradients += min(_BUCKET, p.gradients)
     fused = config.optim.fused if config.optim.fused is not None else kind == "cuda"
@@ -95,6 +101,12 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
 def _moment_bytes(config: RunConfig) -> float:
     """Of one number of one of AdamW's moments, while it is kept."""
     return 4.0 if config.optim.states == "fp32" else 1.0 + 4.0 / 256
+
+
+def _samples_from_a_copy(config: RunConfig, held: Held) -> bool:
+    """Whether what samples is stored in the type of the forward; adapters are not (mmrl.policy.storage)."""
+    copied = "rollout copy" in held.parts or config.engine.generator.kind == "process"
+    return copied and config.model.lora is None
 
 
 def samples_apart(config: RunConfig) -> bool:
@@ -234,8 +246,10 @@ def phases_of(
             prompt=prompt,
             group_size=config.rollout.group_size,
         ),
-        # autocast keeps them from token to token
-        "weights cast": 0.0 if autocast is None else p.products / 2,
+        # autocast keeps them from token to token; a copy is stored so
+        "weights cast": 0.0
+        if autocast is None or _samples_from_a_copy(config, held)
+        else p.products / 2,
         # of one layer at a time
         "adapted experts": 0.0
         if config.rollout.merge_adapter

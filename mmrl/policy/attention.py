@@ -21,7 +21,10 @@ width.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +46,11 @@ __all__ = [
     "choose_attention",
     "prefix_attention",
     "register_attention",
+    "say_attention",
     "set_attention",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 # model.attn -> what transformers calls it in (language model, vision tower). The tower hands over whole packed patches, with their
 # sequences' lengths, to implementations with "flash" in their name, and one sequence after the other to all others.
@@ -351,6 +357,48 @@ def choose_attention(
     # what torch compiles flex attention with
     triton = "flex" in known and importlib.util.find_spec("triton") is not None
     return "flex" if triton else "sdpa"
+
+
+def say_attention(
+    attn: str,
+    device: torch.device,
+    autocast: torch.dtype | None,
+    family: ModelFamily | None = None,
+) -> None:
+    """Warn where `model.attn: auto` takes dense attention on a GPU, with the reason and what to do: once, in the main process."""
+    if (
+        attn == "auto"
+        and device.type == "cuda"
+        and choose_attention(attn, device, autocast, family) == "sdpa"
+        and not int(os.environ.get("RANK", 0))
+    ):
+        _warn_once(_why_dense(autocast, family))
+
+
+def _why_dense(autocast: torch.dtype | None, family: ModelFamily | None) -> str:
+    """Reason and mend."""
+    if autocast is None:
+        return (
+            "the run computes in fp32, and the kernels that skip blocks in 16 bits; set model.dtype: bf16 on a GPU that has it "
+            "(compute capability 8.0 or later)"
+        )
+    if family is not None and "flex" not in family.tower_kernels:
+        return (
+            f"no kernel that skips blocks can show a model of family {family.name} what it sees (sliding windows, pictures that "
+            "see themselves); lower train.token_budget or data.max_pixels where memory runs out"
+        )
+    return (
+        "flex attention is compiled by Triton, which is not installed, nor is flash-attn; pip install triton (torch for CUDA on "
+        "Linux brings it along), or pip install flash-attn"
+    )
+
+
+@functools.cache
+def _warn_once(why: str) -> None:
+    _LOG.warning(
+        "model.attn auto: sdpa, whose scores of a packed row are dense (memory and time grow with its square): %s",
+        why,
+    )
 
 
 def check_attention(

@@ -48,7 +48,8 @@ class DecodeLinear(nn.Linear):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not getattr(_here, "decoding", False) or input.dtype != torch.float32:
+        whole = input.dtype == self.weight.dtype == torch.float32
+        if not getattr(_here, "decoding", False) or not whole:
             return super().forward(input)
         flat = input.reshape(-1, input.shape[-1])
         rows = torch.cat([flat, torch.zeros_like(flat)]) if len(flat) == 1 else flat

@@ -98,13 +98,16 @@ def recast(parameter: torch.nn.Parameter, dtype: torch.dtype) -> None:
         parameter.data = _hollow(parameter.shape, dtype)
 
 
-def replica_of(parameter: torch.nn.Parameter, device: torch.device | None) -> torch.nn.Parameter:
-    """A copy with memory of its own; of a parameter that waits one full of NaN, to be filled by a training engine."""
-    device = device or parameter.device
+def replica_of(
+    parameter: torch.nn.Parameter, device: torch.device | None, dtype: torch.dtype | None = None
+) -> torch.nn.Parameter:
+    """A copy with memory of its own, in `dtype` where one is given; of a parameter that waits one full of NaN, to be filled by a
+    training engine."""
+    device, dtype = device or parameter.device, dtype or parameter.dtype
     if in_file(parameter) is None:
-        tensor = parameter.detach().to(device, copy=True)
+        tensor = parameter.detach().to(device, dtype, copy=True)
         return torch.nn.Parameter(tensor, parameter.requires_grad)
-    nan = torch.full(parameter.shape, float("nan"), dtype=parameter.dtype, device=device)
+    nan = torch.full(parameter.shape, float("nan"), dtype=dtype, device=device)
     copied = torch.nn.Parameter(nan, parameter.requires_grad)
     copied.hollow = True  # type: ignore[attr-defined]
     return copied

@@ -16,7 +16,12 @@ import torch
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.operations.versions import OLDEST_TRANSFORMERS, TRANSFORMERS
 from mmrl.policy.adapter import add_adapter
-from mmrl.policy.attention import check_attention, choose_attention, set_attention
+from mmrl.policy.attention import (
+    check_attention,
+    choose_attention,
+    say_attention,
+    set_attention,
+)
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.families import (
@@ -34,6 +39,7 @@ from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.quantized import quantize_language
 from mmrl.policy.routing import take_routing
+from mmrl.policy.storage import Stored, narrowed, product_weights
 from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template
 from mmrl.workers import prefetch
@@ -139,20 +145,11 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
     numbers, bit for bit. What autocast leaves alone (norms, embeddings, the output layer, whose logits are fp32) stays
     as it is, so that a reference or an evaluated model equals the policy it is a copy of.
     """
-    kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
-    shared = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding)
-        for p in module.parameters()
-    }
-    shared |= {id(p) for p in model.lm_head.parameters()}
     stored = 0
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False) if isinstance(module, kinds) else ():
-            if not parameter.requires_grad and id(parameter) not in shared:
-                recast(parameter, dtype)
-                stored += parameter.numel()
+    for parameter in product_weights(model):
+        if not parameter.requires_grad:
+            recast(parameter, dtype)
+            stored += parameter.numel()
     return stored
 
 
@@ -344,13 +341,15 @@ def load_policy(
     weights: Path | None = None,
     prepare: Callable[[Any, Any], Sequence[int]] | None = None,
     hold: Mapping[str, Hold] | None = None,
+    stored: Stored = "masters",
 ) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
     a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
     add tokens to a model just read and returns their ids. `hold` names what waits for a training engine that shares it out, "model"
-    and "reference", and where; a frozen tower and buffers are on the device at once.
+    and "reference", and where; a frozen tower and buffers are on the device at once. `stored`: how the weights of a policy that
+    samples, and is neither trained nor saved, are stored (mmrl.policy.storage), from before they are on the device.
 
     Raises ConfigError for an unknown architecture, path, part or template, CheckpointError for a checkpoint of mmrl that is not as
     it was saved, and for weights that are not finite.
@@ -364,6 +363,8 @@ def load_policy(
     family = family_of(SimpleNamespace(model_type=model_type))
     device, dtype, autocast = device_and_precision(config, device)
     attn = choose_attention(config.attn, device, autocast, family)
+    if stored == "masters":  # a process that only samples has a trainer, which says it
+        say_attention(config.attn, device, autocast, family)
     check_attention(attn, device, autocast, family)
     config = config.model_copy(update={"attn": attn})
     lora = config.lora is not None and trainable
@@ -372,7 +373,7 @@ def load_policy(
         # rows of new tokens begin with numbers of the table
         hold = dict.fromkeys(hold, "host")
     source = str(weights) if weights is not None and not lora else config.path
-    model, stored = _load_model(source, config, dtype, hold.get("model"))
+    model, in_file_type = _load_model(source, config, dtype, hold.get("model"))
     processor = load_processor(config.path)
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
@@ -381,14 +382,14 @@ def load_policy(
         freeze_untrained(model, config)
     else:
         model.requires_grad_(False)
-    if stored is not None:
+    if in_file_type is not None:
         leave_in_file(model, dtype, source, _frozen_tower(model))
     if trainable and needs_reference and not lora:
-        reference, stored = _load_model(config.path, config, dtype, hold.get("reference"))
+        reference, in_file_type = _load_model(config.path, config, dtype, hold.get("reference"))
         reference.requires_grad_(False).eval()
         if prepare is not None:
             prepare(reference, processor)
-        if stored is not None:
+        if in_file_type is not None:
             leave_in_file(reference, dtype, config.path, _frozen_tower(reference))
     return assemble_policy(
         model,
@@ -403,6 +404,7 @@ def load_policy(
         weights=weights,
         new_tokens=new_tokens,
         hold=hold,
+        stored=stored,
     )
 
 
@@ -435,14 +437,18 @@ def assemble_policy(
     weights: Path | None = None,
     new_tokens: Sequence[int] = (),
     hold: Mapping[str, Hold] | None = None,
+    stored: Stored = "masters",
 ) -> Policy:
     """A Policy of a model with its parts frozen already: storage types, device, adapter (continued from `weights`), gradient
-    checkpointing, encoder. `hold`: see load_policy."""
+    checkpointing, encoder. `hold`, `stored`: see load_policy."""
     lora = config.lora is not None and trainable
     for one in (model, reference):
         # a LoRA run's base is loaded in bf16 altogether
         if one is not None and autocast is not None and not lora:
             store_frozen(one, autocast)
+    for parameter in [] if lora else narrowed(model, autocast, stored):
+        assert autocast is not None, "else there are none"
+        recast(parameter, autocast)
     if lora and config.lora is not None and config.lora.quantize is not None:
         quantize_language(model, device)
     hold = hold or {}

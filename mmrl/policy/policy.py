@@ -40,6 +40,7 @@ from mmrl.policy.routing import (
     replayed,
 )
 from mmrl.policy.sequence_parallel import Rows, SequenceGroup, slice_media
+from mmrl.policy.storage import Stored, narrowed
 from mmrl.policy.value_head import ValueHead
 from mmrl.policy.vision import (
     FrozenTower,
@@ -474,26 +475,27 @@ class Policy:
                 "loading the policy, or train a LoRA adapter"
             )
 
-    def full_replica(self, device: torch.device | None = None) -> Policy:
+    def full_replica(
+        self, device: torch.device | None = None, stored: Stored = "masters"
+    ) -> Policy:
         """A policy of its own for sampling, evaluation and saving, where this one's weights are about to be sharded.
 
         It shares processor, template, encoder and frozen towers; every other tensor is its own, on `device` where one is
         given (what is only saved may stay in host memory). Parameters keep their requires_grad: a tower whose weights still
         change must not count as frozen there. What still waits in its file (mmrl.policy.in_file) is filled by the training
-        engine's first `gather_into`.
+        engine's first `gather_into`. `stored`: see mmrl.policy.storage; what is saved or goes on to train holds "masters".
         """
         towers = self.towers()
-        memo: dict[int, Any] = {
-            id(module): module
-            for tower in towers.values()
-            if tower is not None
-            for module in tower.encoders.modules.values()
-        }
-        # tensors are moved one by one instead of being copied where they are
+        frozen = [m for t in towers.values() if t is not None for m in t.encoders.modules.values()]
+        memo: dict[int, Any] = {id(module): module for module in frozen}
+        there = {id(p) for module in frozen for p in module.parameters()}
+        narrow = {id(p) for p in narrowed(self.model, self.autocast_dtype, stored)}
+        # tensors are moved and cast one by one instead of being copied as and where they are
         memo |= {
-            id(p): replica_of(p, device)
+            id(p): replica_of(p, device, self.autocast_dtype if id(p) in narrow else None)
             for p in self.model.parameters()
-            if device is not None or in_file(p) is not None
+            if id(p) not in there
+            and (device is not None or in_file(p) is not None or id(p) in narrow)
         }
         if device is not None:
             memo |= {id(b): b.to(device, copy=True) for b in self.model.buffers()}

@@ -61,7 +61,7 @@ class CheckpointSaver:
         return self.config.train.checkpoint == "sharded"
 
     def save(self, step: int, metric: float | None, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of `step`. Collective; without `sharded` the actor has the weights of now.
+        """Write the checkpoint of `step`. Collective; without `sharded` the context's `saved` has the weights of now.
 
         Args:
             metric: what the best one is chosen by; None: it is no candidate.
@@ -104,7 +104,7 @@ class CheckpointSaver:
         if optimizer is None:  # another process
             return
         path = self.checkpoints.save(
-            step, self._context.actor, optimizer, state, settings, self._context.media.files()
+            step, self._context.saved, optimizer, state, settings, self._context.media.files()
         )
         if better:
             self.checkpoints.mark_best(step)

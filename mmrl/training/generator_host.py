@@ -29,6 +29,7 @@ import torch
 from mmrl.config import RunConfig, effective_threads
 from mmrl.config.engine import GeneratorConfig
 from mmrl.diagnostics.timeline import Span
+from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.engines.local import LocalEngine
 from mmrl.distributed.world import World
 from mmrl.errors import MMRLError
@@ -194,13 +195,15 @@ class _Host:
         self._bound = config.schedule.staleness if config.schedule.kind == "async" else 0
         world = World(torch.device(config.model.device) if config.model.device else None)
         self.source = start.make(config, world)
-        policy = self.source.load_policy(None)
+        policy = self.source.load_policy(None, stored_to_sample(start.config))
         self._weights = [(name, p.detach()) for name, p in policy.trainable()]
         self._media = MediaRecord()
         # what a rollout engine with another copy of the weights takes them from
         engine = LocalEngine(config.optim, world, policy, None)  # type: ignore[arg-type]
         self.source.build(policy, policy)
-        stack.enter_context(self.source.open(RunContext(policy, policy, engine, self._media)))
+        stack.enter_context(
+            self.source.open(RunContext(policy, policy, policy, engine, self._media))
+        )
         self.work = self.source.hosted()
         self.work.resume(start.resume)
         self._open: dict[int, int] = {}  # places that are open, by step

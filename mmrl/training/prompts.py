@@ -27,6 +27,7 @@ from mmrl.evaluation.settings import eval_settings
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
+from mmrl.policy.storage import Stored
 from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments, turns_of
 from mmrl.rollout.group_generator import StepTally
@@ -101,7 +102,7 @@ class PromptRollouts:
         """Whether a step is trained when all of its groups have closed, before the next one begins."""
         return self.config.schedule.kind == "serial"
 
-    def load_policy(self, weights: Path | None) -> Policy:
+    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> Policy:
         """See RolloutSource."""
         policy = load_policy(
             self.config.model,
@@ -110,6 +111,7 @@ class PromptRollouts:
             device=self.world.device,
             weights=weights,
             hold=held_back(self.config, self.world.size),
+            stored=stored,
         )
         return add_critic(policy, self.config, weights, self.config.model.path)
 

@@ -17,6 +17,7 @@ from mmrl.data.sources import LoadedSource
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.engines import TrainEngine
 from mmrl.evaluation.result import Evaluation
+from mmrl.policy.storage import Stored
 from mmrl.training.learner import Learner
 from mmrl.training.media_record import MediaRecord
 from mmrl.training.pipeline import ClosedGroup, GroupSource, Outcome
@@ -28,11 +29,12 @@ __all__ = ["HostableRollouts", "HostedWork", "Ledger", "RolloutSource", "RunCont
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the trainer has when rollouts begin. `actor` samples and is saved: the policy itself, or a full replica of it where the
-    training engine shards its weights."""
+    """What the trainer has when rollouts begin. `actor` samples: the policy itself, or a full replica of it where the training
+    engine shards its weights; `saved` is what the main process saves: the actor, or a replica with the types of what trains."""
 
     policy: Any
     actor: Any
+    saved: Any
     training: TrainEngine
     media: MediaRecord
 
@@ -108,8 +110,8 @@ class RolloutSource(Protocol):
     def measured(self) -> Measured:
         """What held-out rollouts are judged by."""
 
-    def load_policy(self, weights: Path | None) -> Any:
-        """The policy of model.path, or of the checkpoint folder `weights`."""
+    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> Any:
+        """The policy of model.path, or of the checkpoint folder `weights`; `stored`: see mmrl.policy.loading.load_policy."""
 
     def build(self, policy: Any, actor: Any) -> None:
         """What samples, before `training` shards the policy's weights. May be collective."""

@@ -26,6 +26,7 @@ from mmrl.distributed.engines import (
     TrainEngine,
     accelerator_options,
     build_actor,
+    build_saved,
     build_train_engine,
 )
 from mmrl.distributed.world import World
@@ -137,7 +138,8 @@ class Trainer:
         self.optimizer = self._build_optimizer()
         self.alarms = AlarmBoard(config.alarms)
         self.media = MediaRecord()
-        self._filled = -1  # optimizer steps taken when the actor got its weights
+        # optimizer steps taken when the actor, and what is saved, got their weights
+        self._filled: dict[str, int] = {}
         # rows for failures.jsonl of a step that failed, which the main process does not have
         self._lost: list[dict[str, Any]] = []
 
@@ -157,17 +159,18 @@ class Trainer:
         return not self._generates_apart or self.config.algorithm.advantage == "gae"
 
     def _build_engines(self) -> None:
-        """What trains, and what samples and is saved: the policy itself, or a full replica of it before its weights are sharded."""
+        """What trains, and what samples and is saved: the policy itself, or full replicas of it before its weights are sharded."""
         with self.world.raise_on_all_ranks():
             self.actor = build_actor(
                 self.config, self.world, self.policy, samples=self._actor_works
             )
+            self.saved = build_saved(self.config, self.world, self.policy, self.actor)
         self.training: TrainEngine = build_train_engine(
             self.config, self.world, self.policy, self.optimizer
         )
         with self.world.raise_on_all_ranks():
             self.rollouts.build(self.policy, self.actor)
-        self.context = RunContext(self.policy, self.actor, self.training, self.media)
+        self.context = RunContext(self.policy, self.actor, self.saved, self.training, self.media)
         self.saver = CheckpointSaver(
             self.config,
             self.world,
@@ -360,17 +363,27 @@ class Trainer:
             raise
         return {"step": step, **row, **self._times(step)}
 
-    def _fill_actor(self, *, save: bool = False) -> None:
-        """Give the full replica of sharded weights, where there is one, those of now, if it samples or is saved. Collective."""
-        if self.actor is self.policy:
+    def _fill_actor(self) -> None:
+        """Give the full replica of sharded weights, where there is one that samples, those of now. Collective."""
+        if self.actor is not self.policy:
+            self.actor.version = self.policy.version
+            if self.config.engine.rollout != "vllm" and self._actor_works:
+                self._fill("actor", self.actor)
+
+    def _fill_saved(self) -> None:
+        """The same for what is saved, which may be the actor. Collective."""
+        if self.saved is not self.policy:
+            self.saved.version = self.policy.version
+            self._fill("actor" if self.saved is self.actor else "saved", self.saved)
+
+    def _fill(self, name: str, replica: Any) -> None:
+        """Copy the weights of now into `replica`, unless it has them. Collective."""
+        if self._filled.get(name) == self.learner.updates:
             return
-        self.actor.version = self.policy.version
-        samples = self.config.engine.rollout != "vllm" and self._actor_works
-        if (save or samples) and self._filled != self.learner.updates:
-            self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
-            with self.training.collective_section():
-                self.training.gather_into(self.actor)
-            self._filled = self.learner.updates
+        self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
+        with self.training.collective_section():
+            self.training.gather_into(replica)
+        self._filled[name] = self.learner.updates
 
     def _times(self, step: int) -> dict[str, float]:
         """Busy and idle shares of the step, where stages overlap or timelines are wanted; the step's is written when one is due."""
@@ -451,7 +464,7 @@ class Trainer:
     def save_checkpoint(self, step: int, metric: float | None = None) -> None:
         """Write the checkpoint of `step`; `metric`, if there is one, makes it a candidate for the best. Collective."""
         if not self.saver.sharded:
-            self._fill_actor(save=True)
+            self._fill_saved()
         state: dict[str, Any] = {}
         if self.world.is_main:
             state = {"best_metric": self.best_metric, "alarms": self.alarms.state_dict()}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from mmrl.policy import attention_flex, attention_windows
-from mmrl.policy.attention import choose_attention
+from mmrl.config import ModelConfig
+from mmrl.policy import attention, attention_flex, attention_windows, loading
+from mmrl.policy.attention import choose_attention, say_attention
 from mmrl.policy.attention_flex import span_block_mask
+from mmrl.policy.families import family_of
+from mmrl.policy.storage import Stored
 from mmrl.policy.tiny import TinySpec, build_tiny
-from tests.kits.engine_kit import ARCHITECTURES
+from tests.kits.engine_kit import ARCHITECTURES, tiny_folder
 
 GRIDS = [(1, 12, 20), (3, 8, 8), (1, 4, 6)]  # two pictures, a clip: windows of several lengths
 
@@ -86,6 +90,64 @@ def test_auto_takes_a_kernel_that_skips_blocks_where_there_is_one(
     )
     assert choose_attention("auto", device, autocast) == expected
     assert choose_attention("eager", device, autocast) == "eager"
+
+
+DENSE = [
+    (BF16, "qwen2_5_vl", ("triton",), ""),
+    (BF16, "qwen2_5_vl", ("flash_attn",), ""),
+    (BF16, "qwen2_5_vl", (), "pip install triton"),
+    (BF16, "gemma3", ("flash_attn", "triton"), "family gemma3 what it sees"),
+    (BF16, "aya_vision", ("triton",), "family aya_vision what it sees"),
+    (None, "qwen2_5_vl", ("triton",), "set model.dtype: bf16"),
+]
+
+
+@pytest.mark.parametrize(("autocast", "name", "installed", "said"), DENSE)
+def test_dense_attention_on_a_gpu_is_said_once_with_its_reason(
+    autocast: torch.dtype | None,
+    name: str,
+    installed: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The GPU is but a name: what is chosen and said needs none."""
+    attention._warn_once.cache_clear()
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: name if name in installed else None
+    )
+    family = family_of(SimpleNamespace(model_type=name))
+    for attn, device in (("sdpa", CUDA), ("auto", CPU), ("auto", CUDA), ("auto", CUDA)):
+        say_attention(attn, device, autocast, family)
+    told = [r for r in caplog.records if r.name == attention.__name__]
+    assert [r.levelname for r in told] == ["WARNING"] * bool(said)
+    assert all("model.attn auto: sdpa" in r.getMessage() for r in told)
+    assert all(said in r.getMessage() for r in told)
+    monkeypatch.setenv("RANK", "1")
+    attention._warn_once.cache_clear()
+    say_attention("auto", CUDA, autocast, family)
+    assert len(caplog.records) == len(told), "one process speaks"
+
+
+@pytest.mark.parametrize("stored", ["masters", "products"])
+def test_a_run_hears_it_before_weights_are_read_and_from_its_trainer_alone(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attention._warn_once.cache_clear()
+    monkeypatch.setattr(loading, "device_and_precision", lambda *_: (CUDA, torch.float32, None))
+
+    class Read(Exception):
+        pass
+
+    def read(*_: Any) -> Any:
+        raise Read
+
+    monkeypatch.setattr(loading, "_load_model", read)
+    for _ in range(2):
+        with pytest.raises(Read):
+            loading.load_policy(ModelConfig(path=tiny_folder()), stored=stored)
+    said = [r for r in caplog.records if "model.attn auto: sdpa" in r.getMessage()]
+    assert len(said) == (stored == "masters")
 
 
 def flex_call(length: int, dtype: torch.dtype, heads: int) -> None:

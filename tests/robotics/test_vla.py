@@ -75,6 +75,23 @@ def test_the_kv_cache_of_a_written_chunk_is_bounded(
 
 
 @pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
+def test_a_copy_that_acts_stores_products_in_bf16_and_chooses_the_same(
+    model: Path, decode: str
+) -> None:
+    """The head that values what was seen stays fp32."""
+    vla = make_vla(model, f"vla.decode={decode}", "model.dtype=bf16")
+    seen, keys = observations(3), [(7, i) for i in range(3)]
+    copy = vla.full_replica(stored="products")
+    expected = vla.act(seen, keys)
+    for mine, theirs in zip(copy.act(seen, keys), expected, strict=True):
+        assert mine.tokens == theirs.tokens and mine.logprobs == theirs.logprobs
+        assert mine.values_V == theirs.values_V
+    sizes = [sum(p.nbytes for p in v.model.parameters()) for v in (copy, vla)]
+    assert sizes[0] < 0.8 * sizes[1]
+    assert all(p.dtype == torch.float32 for h in copy.heads.values() for p in h.parameters())
+
+
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
 def test_equal_prompts_share_their_forward_pass_without_changing_it(
     model: Path, decode: str
 ) -> None:

@@ -42,7 +42,8 @@ def test_smoke_runs_every_part_and_writes_to_its_own_file_only(
     }
     assert not [r for r in found["rows"] if {"missing", "failed", "out_of_memory"} & set(r)]
     sampled = [r for r in found["rows"] if r["part"] == "rollout"]
-    assert [r["mode"] for r in sampled] == ["lora", "full"]
+    kinds = [(mode, dtype) for dtype in ("fp32", "bf16") for mode in ("lora", "full")]
+    assert [(r["mode"], r["dtype"]) for r in sampled] == kinds
     for row in sampled:
         longest = row["kernels"]["longest"]
         assert row["step_ms"] > 0 and longest[0]["ms"] >= longest[-1]["ms"] > 0
@@ -52,9 +53,20 @@ def test_smoke_runs_every_part_and_writes_to_its_own_file_only(
     for name in ("seconds", "first_seconds", "sync_seconds", "wake_seconds"):
         assert of_vllm[name]["median"] > 0
     updates = [r for r in found["rows"] if r["part"] == "update"]
-    assert [r["fused"] for r in updates] == [True, False, True, False]
-    for run in (r for r in found["rows"] if r["part"] == "train"):
+    ways = [("flex", True), ("sdpa", True), ("flex", False)]
+    assert [(r["mode"], r["dtype"], r["attn"], r["fused"]) for r in updates] == [
+        (*kind, *way) for kind in kinds for way in ways
+    ]
+    runs = [r for r in found["rows"] if r["part"] == "train"]
+    assert [(r["mode"], r["dtype"]) for r in runs] == kinds
+    for run in runs:
         assert len(run["grad_norm"]) == 1 and run["peak_gib"] > 0 and run["parts_s"]["rollout"] > 0
+        assert run["logprob_gap"]["max"] < (0.1 if run["dtype"] == "bf16" else 1e-5)
+    norms = {(run["mode"], run["dtype"]): run["grad_norm"][0] for run in runs}
+    held = {(r["mode"], r["dtype"]): r["weights_gib"] for r in updates}
+    for mode in ("lora", "full"):
+        assert norms[mode, "bf16"] == pytest.approx(norms[mode, "fp32"], rel=0.01)
+    assert held["lora", "bf16"] < 0.6 * held["lora", "fp32"], "the frozen base in 16 bits"
     for row in (r for r in updates if r["fused"]):
         shared, padded = row["updates"]
         assert (shared["forward"], padded["forward"]) == ("shared", "padded")

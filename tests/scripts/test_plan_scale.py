@@ -64,10 +64,10 @@ def test_decoding_worked_out_by_hand() -> None:
     r = recipes()[0]
     step = 2 * (r.shape.language + r.shape.head) + 2 * 2 * 36 * 2 * 128 * 64 * (1408 + 32)
     assert plan(r, 8, 8).seconds["decode"] == pytest.approx(128 * step / (3.35e12 * 0.6))
-    # mmrl's own engine: fp32 weights; 64 rows in fewer slots, which are taken again; the last row is the longest
+    # mmrl's own engine: its bf16 copy; 64 rows in fewer slots, which are taken again; the last row is the longest
     slots, own = own_decode(r, 8)
     assert slots == r.config.rollout.batch_tokens // (1408 + 128) < 64
-    token = 4 * (r.shape.language + r.shape.head) + slots * 2 * 2 * 36 * 2 * 128 * (1408 + 32)
+    token = 2 * (r.shape.language + r.shape.head) + slots * 2 * 2 * 36 * 2 * 128 * (1408 + 32)
     tokens = 128 + (64 - slots) * 64 / slots
     assert own == pytest.approx(tokens * token / (3.35e12 * 0.6))
     for planned in recipes()[:2]:

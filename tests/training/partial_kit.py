@@ -1,17 +1,21 @@
-"""Rollouts whose generator process waits within answers for the weights that are on their way."""
+"""Rollouts that do in the generator process what its tests look for: `PatientRollouts` waits within answers for the weights that
+are on their way, `WeighedRollouts` writes beside the run what its copy of the weights takes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from mmrl.policy.policy import Policy
+from mmrl.policy.storage import Stored
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.training.prompts import PromptRollouts
 from mmrl.types import Turn
 
-__all__ = ["PatientRollouts"]
+__all__ = ["WEIGHED", "PatientRollouts", "WeighedRollouts"]
 
+WEIGHED = "weights.txt"
 _WAIT_S = 20.0
 
 
@@ -47,3 +51,14 @@ class PatientRollouts(PromptRollouts):
         super().build(policy, actor)
         if self.config.engine.generator.kind == "inline":  # in the generator process
             self.engine = _Patient(actor)
+
+
+class WeighedRollouts(PromptRollouts):
+    """Each process that loads a policy adds a line: kind of its generator, and bytes of its parameters."""
+
+    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> Policy:
+        policy = super().load_policy(weights, stored)
+        size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+        with (Path(self.config.dir) / WEIGHED).open("a", encoding="utf-8") as file:
+            file.write(f"{self.config.engine.generator.kind} {size}\n")
+        return policy

@@ -20,7 +20,7 @@ from mmrl.training.generator import Generator
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import ALBUM, album_data, picture, read_jsonl
 from tests.kits.prepared_kit import prepared_generators
-from tests.training.partial_kit import PatientRollouts
+from tests.training.partial_kit import WEIGHED, PatientRollouts, WeighedRollouts
 from tests.training.test_scheduled_training import (
     ALONE,
     make,
@@ -89,6 +89,23 @@ def test_a_generator_that_is_killed_within_a_step_leaves_the_run_as_the_serial_o
     assert same(serial, trainer) and rows(serial) == found
     assert rollouts(serial) == rollouts(trainer)
     assert sum(r["train/groups/no_signal"] for r in found) > 0, "places were refilled"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
+def test_in_bf16_the_process_samples_from_two_thirds_of_the_bytes_what_masters_would(
+    tmp_path: Path, files: tuple[str, str]
+) -> None:
+    """Products are stored as autocast casts them; a third of this tiny model is embeddings, which it does not cast."""
+    bf16 = {"model": {"dtype": "bf16"}, "alarms": {"logprob_gap": 1.0}}
+    serial = run(tmp_path, files, "serial", ALONE, bf16)
+    options = (ALONE, APART, bf16, scheduled("pipelined", wave=1))
+    trainer = Trainer(make(tmp_path, files, "apart", *options), rollouts=WeighedRollouts)
+    trainer.fit()
+    assert same(serial, trainer) and rollouts(serial) == rollouts(trainer)
+    found = (tmp_path / "runs" / WEIGHED).read_text(encoding="utf-8").split()
+    assert found[::2] == ["process", "inline"], "the trainer's, the generator's"
+    assert int(found[3]) < 0.67 * int(found[1])
 
 
 @pytest.mark.slow

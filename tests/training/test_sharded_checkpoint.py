@@ -18,6 +18,7 @@ from mmrl.policy.manifest import problems
 from mmrl.training.sharded_checkpoint import ShardedSaver
 from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit
+from tests.distributed.engines.deepspeed_worker import KINDS
 from tests.distributed.engines.mixed_kit import mixed_run
 from tests.distributed.test_distributed import compare, work
 from tests.kits.engine_kit import config_file, weights_of
@@ -47,7 +48,8 @@ def ppo(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, str]:
-    """A whole run of one process, and sharded ones of two beside it: fsdp2, and ddp that goes on from one of one process."""
+    """A whole run of one process, and sharded ones of two beside it: fsdp2, ddp that goes on from one of one process, ZeRO-2, and
+    ZeRO-3 from the start and from the shards of fsdp2 and of ZeRO-2, also offloaded."""
     folder = tmp_path_factory.mktemp("sharded")
     config = ppo(folder)
     whole = Trainer(load_config(config))
@@ -59,13 +61,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, str]:
         [
             [TRAIN, config, ["name=fsdp2", "engine.train=fsdp2", SHARDED]],
             [TRAIN, config, ["name=ddp", SHARDED], "one", 1],
+            # accelerate tells whoever comes later of DeepSpeed, in variables
+            [TRAIN, config, ["name=zero2", *KINDS["zero2"], SHARDED]],
+            [TRAIN, config, ["name=zero3", *KINDS["zero3_sharded"], SHARDED]],
+            [TRAIN, config, ["name=fsdp2_zero3", *KINDS["zero3_sharded"], SHARDED], "fsdp2", 2],
+            [TRAIN, config, ["name=zero2_zero3", *KINDS["zero3_offload"], SHARDED], "zero2", 1],
         ],
     )
     return whole, config
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["one", "fsdp2", "ddp"])
+@pytest.mark.parametrize(
+    "name", ["one", "fsdp2", "ddp", "zero2", "zero3", "fsdp2_zero3", "zero2_zero3"]
+)
 def test_a_sharded_run_is_the_whole_one_and_a_hugging_face_folder(name: str, runs: Any) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -86,10 +95,11 @@ def test_a_sharded_run_is_the_whole_one_and_a_hugging_face_folder(name: str, run
 
 
 @pytest.mark.slow
-def test_shards_of_two_processes_resume_in_one_which_writes_one_file(runs: Any) -> None:
+@pytest.mark.parametrize("name", ["fsdp2", "zero2", "zero3"])
+def test_shards_of_two_processes_resume_in_one_which_writes_one_file(name: str, runs: Any) -> None:
     whole, config = runs
-    cut(whole.folder.path.with_name("fsdp2"), "back", 2)
-    back = Trainer(load_config(config, ["name=back"]), resume=True)
+    cut(whole.folder.path.with_name(name), f"{name}_back", 2)
+    back = Trainer(load_config(config, [f"name={name}_back"]), resume=True)
     assert back.start_step == 2
     back.fit()
     compare(whole, back.folder.path)
@@ -108,6 +118,25 @@ def test_a_flipped_bit_or_a_missing_shard_is_noticed(file: str, runs: Any) -> No
     path.unlink()
     (fault,) = problems(last(copy, 2), step=2)
     assert fault.startswith(file) and "cannot be read" in fault
+
+
+@pytest.mark.slow
+def test_in_bf16_processes_sample_from_rounded_copies_and_the_main_one_saves_masters(
+    tmp_path: Path,
+) -> None:
+    """Whole checkpoints, of FSDP2, which gathers all in bf16, and of ZeRO-3, whose embeddings and norms stay fp32."""
+    config = small(tmp_path, model={"dtype": "bf16"}, alarms={"logprob_gap": 1.0})
+    job = "tests.training.sharded_worker:saved"
+    kinds = {"fsdp2": ["engine.train=fsdp2"], "zero3": KINDS["zero3_sharded"]}
+    ranks, _ = work(tmp_path, [[job, config, [f"name={n}", *kind]] for n, kind in kinds.items()])
+    for rank, (fsdp2, zero3) in enumerate(ranks):
+        for found in (fsdp2, zero3):
+            assert found["saved"] == [f"{('cpu', 'meta')[rank]} torch.float32"]
+            assert found["apart"] == [] and found["equal"], found
+            # the first before the first of three steps
+            assert found["versions"] == [4, 4, 4]
+        assert fsdp2["types"] == ["torch.bfloat16"] and fsdp2["share"] == 0.5
+        assert zero3["types"] == ["torch.bfloat16", "torch.float32"] and zero3["share"] < 0.67
 
 
 class Slow:

@@ -33,6 +33,7 @@ from mmrl.distributed.cluster.objects import (
     tensors_of,
 )
 from mmrl.distributed.cluster.session import Cluster
+from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
@@ -57,7 +58,9 @@ class RolloutHost:
 
     def __init__(self, config: Mapping[str, Any], threads: int) -> None:
         torch.set_num_threads(threads)
-        self.policy = load_policy(ModelConfig(**config["model"]), DataConfig(**config["data"]))
+        self.policy = load_policy(
+            ModelConfig(**config["model"]), DataConfig(**config["data"]), stored=config["stored"]
+        )
         self.engine = PrefillOnceEngine(self.policy, graphs=config["cuda_graphs"])
         self._trained = dict(_sampled(self.policy))
         self._digest = ""
@@ -106,6 +109,7 @@ class RemoteRollout(RolloutEngine):
             "cuda" if cluster.config.gpus_per_rollout_actor else policy.device.type
         )
         settings["cuda_graphs"] = config.engine.cuda_graphs
+        settings["stored"] = stored_to_sample(config)
         settings["data"]["cache"]["dir"] = None  # pixels come with the requests
         settings["data"]["workers"] = 0
         settings["model"]["path"] = absolute(settings["model"]["path"])

@@ -4,8 +4,10 @@ from mmrl.distributed.engines.base import TrainEngine
 from mmrl.distributed.engines.build import (
     accelerator_options,
     build_actor,
+    build_saved,
     build_train_engine,
     held_back,
+    stored_to_sample,
     train_engine_name,
 )
 
@@ -13,7 +15,9 @@ __all__ = [
     "TrainEngine",
     "accelerator_options",
     "build_actor",
+    "build_saved",
     "build_train_engine",
     "held_back",
+    "stored_to_sample",
     "train_engine_name",
 ]

@@ -1,9 +1,10 @@
 """From `engine.train` to a training engine.
 
 world = World(device, **accelerator_options(config))
-actor = build_actor(config, world, policy)           # what samples and is saved
+actor = build_actor(config, world, policy)           # what samples
+saved = build_saved(config, world, policy, actor)           # what is saved
 engine = build_train_engine(config, world, policy, optimizer)
-engine.gather_into(actor)                                   # where it is not the policy itself
+engine.gather_into(actor)                                   # where it is not the policy itself; the same for `saved`
 """
 
 from __future__ import annotations
@@ -14,30 +15,33 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from mmrl.config import RunConfig
-from mmrl.distributed.engines.base import TrainEngine
+from mmrl.distributed.engines.base import Named, TrainEngine
 from mmrl.distributed.engines.local import LocalEngine
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.loading import Hold
 from mmrl.policy.sequence_parallel import SequenceGroup, check_heads
+from mmrl.policy.storage import Stored
 
 __all__ = [
     "accelerator_options",
     "build_actor",
+    "build_saved",
     "build_train_engine",
     "held_back",
+    "stored_to_sample",
     "train_engine_name",
 ]
 
 
-class Copied(Protocol):
+class Copied(Named, Protocol):
     """A Policy, or a policy made of one."""
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
 
-    def full_replica(self: P, device: torch.device | None = None) -> P:
+    def full_replica(self: P, device: torch.device | None = None, stored: Stored = "masters") -> P:
         """See Policy.full_replica."""
 
 
@@ -136,16 +140,37 @@ def held_back(config: RunConfig, processes: int) -> dict[str, Hold]:
     return held.get(config.engine.train, {}) if processes > 1 else {}
 
 
-def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
-    """What samples, is evaluated and saved: `policy`, or its full replica where its parameters are about to be sharded.
+def stored_to_sample(config: RunConfig) -> Stored:
+    """How a copy of the weights that only samples is stored: as the training engine's own forward has them, so that the log-probs
+    of the two are the same ones. FSDP2 gathers every weight in the type of the forward; other engines leave that to autocast."""
+    return "all" if config.engine.train == "fsdp2" else "products"
 
-    With engine.rollout vllm, and without `samples`, nobody runs the copy: it lies in the main process's host memory, to be saved,
-    and has no values in the others.
+
+def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
+    """What samples and is evaluated: `policy`, or its full replica where its parameters are about to be sharded, in the type that
+    the forward computes with (mmrl.policy.storage).
+
+    With engine.rollout vllm, and without `samples`, nobody runs the copy: it is there to be saved, see `build_saved`.
     """
     if train_engine_name(config, world.size) not in ("fsdp2", "deepspeed_zero3"):
         return policy
     if samples and config.engine.rollout != "vllm":
-        return policy.full_replica(policy.device)
+        return policy.full_replica(policy.device, stored_to_sample(config))
+    return _replica_to_save(world, policy)
+
+
+def build_saved(config: RunConfig, world: World, policy: P, actor: P) -> P:
+    """What the main process saves: `actor`, but where it holds weights in another type than those that train a replica that has
+    theirs. It has to be made before they are sharded. With train.checkpoint sharded the weights that train are saved."""
+    types = {name: p.dtype for name, p in policy.named_parameters()}
+    same = all(p.dtype == types[name] for name, p in actor.named_parameters())
+    if same or config.train.checkpoint == "sharded":
+        return actor
+    return _replica_to_save(world, policy)
+
+
+def _replica_to_save(world: World, policy: P) -> P:
+    """In the main process's host memory; without values in the others."""
     return policy.full_replica(torch.device("cpu" if world.is_main else "meta"))
 
 
