@@ -349,8 +349,11 @@ def test_engines_share_out_what_they_share_out() -> None:
     assert (
         zero2["weights"] == one["weights"] and zero2["optimizer"] == one["optimizer"] * 1.5 / 8
     ), "moments and master copy"
+    # several micro-batches: those of the first are there while the next is differentiated
+    many = {"train": full().train.model_copy(update={"prompts_per_step": 64})}
     shared, whole = (
-        estimate(full(name), processes=8).phases["update"]["gradients"] for name in ("fsdp2", "ddp")
+        estimate(full(name).model_copy(update=many), processes=8).phases["update"]["gradients"]
+        for name in ("fsdp2", "ddp")
     )
     assert shared == whole / 8 and fsdp["optimizer"] == one["optimizer"] / 8
     tower = one["weights"] - fsdp["rollout copy"]
@@ -466,6 +469,36 @@ def test_settings_that_save_memory_do() -> None:
     )
     assert elsewhere.during("rollout") < shared.during("rollout")
     assert elsewhere.phases["rollout"] == {}
+
+
+def test_a_vllm_that_slept_wakes_beside_what_training_holds() -> None:
+    """Weights first, beside moments that are resident or offloaded; keys and values when nothing of the sync is left."""
+    resident, offloaded = (
+        estimate(
+            full("deepspeed_zero3", rollout="vllm", deepspeed={"offload": offload}),
+            processes=8,
+            available=80 * GIB,
+        )
+        for offload in ("none", "optimizer")
+    )
+    numbers = 8_292_166_656  # as published
+    for found in (resident, offloaded):
+        assert found.phases["wake"]["vLLM weights"] == 2 * numbers and not found.overlap
+        assert "KV cache" not in found.phases["wake"] and "gradients" not in found.phases["wake"]
+        assert found.phases["probe"]["vLLM"] == found.phases["rollout"]["vLLM"] == 0.45 * 80 * GIB
+        assert list(found.phases).index("wake") < list(found.phases).index("probe")
+    apart = resident.during("wake") - offloaded.during("wake")
+    assert apart == resident.parts["optimizer"] > 0
+    whole, adapted = (
+        estimate(full(rollout="vllm", **engine), available=80 * GIB)
+        for engine in ({}, {"vllm": {"sleep": False}})
+    )
+    shared = estimate(full("fsdp2", rollout="vllm"), processes=8, available=80 * GIB)
+    way = "weights on their way"
+    # a gathered embedding in fp32 and its copy
+    embedding = 152064 * 3584
+    assert shared.phases["wake"][way] - whole.phases["wake"][way] == 2 * 4 * embedding
+    assert "wake" not in adapted.phases, "awake all the time"
 
 
 def test_prompts_and_micro_batches_follow_the_configuration() -> None:
