@@ -350,7 +350,7 @@ def test_engines_share_out_what_they_share_out() -> None:
         zero2["weights"] == one["weights"] and zero2["optimizer"] == one["optimizer"] * 1.5 / 8
     ), "moments and master copy"
     # several micro-batches: those of the first are there while the next is differentiated
-    many = {"train": full().train.model_copy(update={"prompts_per_step": 64})}
+    many = {"train": full().train.model_copy(update={"prompts_per_step": 256})}
     shared, whole = (
         estimate(full(name).model_copy(update=many), processes=8).phases["update"]["gradients"]
         for name in ("fsdp2", "ddp")
