@@ -17,6 +17,7 @@ from PIL import Image
 
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.coords import CoordFrame
+from mmrl.diagnostics._family_memory import language_apart, tower_apart
 from mmrl.diagnostics._family_vllm import check_vllm
 from mmrl.policy.encode import Prompt
 from mmrl.policy.families import ModelFamily
@@ -469,7 +470,8 @@ def check_save(s: Subject) -> str:
 
 
 def check_memory(s: Subject) -> str:
-    """The estimate's bytes of weights and gradients against those of the loaded model, and that the whole estimate can be made."""
+    """The estimate's bytes of weights and gradients against those of the loaded model, its activations against what autograd keeps,
+    and that the whole estimate can be made."""
     from mmrl.diagnostics.memory import estimate
     from mmrl.diagnostics.memory_parameters import parameter_bytes
 
@@ -481,7 +483,8 @@ def check_memory(s: Subject) -> str:
         f"estimated {found.weights:,} and {found.gradients:,} bytes, held {sum(held.values()):,}"
     )
     assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
-    return f"{found.weights:,} bytes of weights and of gradients"
+    language, tower = language_apart(policy), tower_apart(policy)
+    return f"{found.weights:,} bytes of weights and of gradients; activations {language:+.0%}, the tower's {tower:+.0%} apart"
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {

@@ -86,6 +86,21 @@ def _trained(module: Any) -> list[Any]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def _adapted_weights(model: Any) -> list[Any]:
+    """What adapters are merged into: a layer's weight, or the parameter of a mixture's experts that PEFT has wrapped, in as many
+    wrappers as there are such parameters."""
+    found = []
+    for layer in (m for m in model.modules() if hasattr(m, "lora_A")):
+        found.append(getattr(_innermost(layer), getattr(layer, "parameter_name", "weight")))
+    return found
+
+
+def _innermost(layer: Any) -> Any:
+    while hasattr(layer, "base_layer"):
+        layer = layer.base_layer
+    return layer
+
+
 _FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 
 
@@ -97,11 +112,7 @@ def _as_vllm_fuses(base: Any) -> Iterator[tuple[bool, int, int]]:
         for layers in ([module], *([children[n] for n in names & {*children}] for names in _FUSED)):
             adapted = any(hasattr(layer, "lora_A") for layer in layers)
             # an adapter's layer holds what it adapts below it
-            own = [
-                p
-                for layer in layers
-                for p in getattr(layer, "base_layer", layer).parameters(recurse=False)
-            ]
+            own = [p for layer in layers for p in _innermost(layer).parameters(recurse=False)]
             if own:
                 yield adapted, _numbers(own), max(p.element_size() for p in own)
 
@@ -112,7 +123,6 @@ def _together(model: Any, base: Any, frozen: list[Any], blocks: list[Any]) -> di
     away |= {id(p) for b in blocks for p in b.parameters()}
     root = [p for p in model.parameters() if id(p) not in away]
     embedding = base.get_input_embeddings().weight
-    held = [m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")]
     found = list(_as_vllm_fuses(base))
     # of a base in 4 bits an adapted one is the same: it passes in the type that it multiplies in
     module, stored = max(((n, size) for adapted, n, size in found if not adapted), default=(0, 0))
@@ -126,7 +136,7 @@ def _together(model: Any, base: Any, frozen: list[Any], blocks: list[Any]) -> di
         "module": module,
         "module_stored": stored,
         "adapted_module": max((n for adapted, n, _ in found if adapted), default=0),
-        "adapted_weight": max((w.numel() for w in held), default=0),
+        "adapted_weight": max((w.numel() for w in _adapted_weights(model)), default=0),
     }
 
 
@@ -165,7 +175,10 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     tower = sum(_size(e.parameters) for e in frozen)
     weights = _size(model.parameters()) - _saved_by_quantizing(config, base)
     adapted = {
-        name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
+        name.rsplit(".", 1)[-1]
+        for layer in layers  # not all have the same modules
+        for name, m in layer.named_modules()
+        if hasattr(m, "lora_A")
     }
     return ParameterBytes(
         weights,
@@ -191,7 +204,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         stored,
         sum(p.numel() for p in visual),
         reference_tower,
-        _size(m.base_layer.weight for m in model.modules() if hasattr(m, "lora_A")),
+        _size(_adapted_weights(model)),
         **_together(model, base, frozen, blocks),
     )
 

@@ -154,7 +154,7 @@ def _update(
     """What a micro-batch of the update needs beside what is held throughout, and the micro-batch."""
     text, (dtype, autocast) = shape.text_config, storage(config, kind)
     precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
-    micro = micro_batch(config, prompt)
+    micro, family = micro_batch(config, prompt), family_of(shape)
     checkpointing = (
         config.model.gradient_checkpointing
         if config.model.gradient_checkpointing is not None
@@ -162,6 +162,7 @@ def _update(
     )
     kept, passing = update_bytes(
         text,
+        family.layers(text),
         precision,
         micro,
         # auto: flash attention needs no more than flex
@@ -174,11 +175,11 @@ def _update(
         fused=_fused(config, text.model_type, kind, autocast is not None),
     )
     if p.trained_vision:
-        _, merge = family_of(shape).patches(shape)
-        patches = micro.groups * (prompt - _TEXT_TOKENS) * merge**2
-        kept += vision_update_bytes(
-            shape.vision_config, precision, max(0.0, patches), checkpointing=checkpointing
-        )
+        tower, (patch, _) = family.tower_of(shape), family.patches(shape)
+        rows = micro.groups * max(0, prompt - _TEXT_TOKENS) * tower.tokens
+        # in RGB; clips have as many frames in a row
+        pixels = 3 * patch**2 * getattr(shape.vision_config, "temporal_patch_size", 1)
+        kept += vision_update_bytes(tower, precision, rows, pixels, checkpointing=checkpointing)
     half, parallel = kind == "cuda" and autocast is not None, config.engine.sequence_parallel
     scored = micro.completion_tokens / parallel
     if engine == "fsdp2":

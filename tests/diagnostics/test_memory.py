@@ -15,6 +15,7 @@ from mmrl.cli.main import app
 from mmrl.cli.memory import memory_command
 from mmrl.cli.run import run_config
 from mmrl.config import LoraSettings, ModelConfig, OptimConfig, RunConfig
+from mmrl.diagnostics._family_memory import kept_bytes
 from mmrl.diagnostics.memory import (
     MemoryEstimate,
     announce_memory,
@@ -188,23 +189,6 @@ def groups_of(p: Policy) -> Any:
     return pack([PackItem(prompt, tuple((7,) * C for _ in range(G)))] * M), Micro(M, P, C, G)
 
 
-def kept_bytes(p: Policy, function: Any) -> int:
-    """Bytes of distinct memory that autograd keeps for backward, parameters left out."""
-    found: dict[int, tuple[int, torch.Tensor]] = {}
-    own = {q.untyped_storage().data_ptr() for q in p.model.parameters()}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            # kept alive: its address must stay its own
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), p.autocast():
-        function()
-    return sum(size for size, _ in found.values())
-
-
 def activations(
     p: Policy, run: RunConfig, micro: Micro, attn: str, *, checkpointing: bool
 ) -> tuple[float, float]:
@@ -215,6 +199,7 @@ def activations(
     )
     return update_bytes(
         text,
+        p.family.layers(text),
         precision,
         micro,
         attn,
@@ -249,6 +234,35 @@ def test_kept_activations_are_within_a_tenth(
     batch, micro = groups_of(p)
     assert (micro.tokens, micro.completion_tokens) == (batch.num_tokens, len(batch.target_N))
     estimated, _ = activations(p, run, micro, attn, checkpointing=False)
+    assert estimated == pytest.approx(kept_bytes(p, lambda: p.hidden(batch)), rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["bf16", "lora"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "internvl",
+        "gemma3",
+        "smolvlm",
+        "llava_onevision",
+        "aya_vision",
+        "glm4v",
+        "glm4v_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_vl_moe",
+        "kimi_k25",
+    ],
+)
+def test_other_families_keep_what_their_records_say(arch: str, variant: str, folders: Any) -> None:
+    """What `mmrl families check` holds in fp32, under autocast and with an adapter, too."""
+    options = {**VARIANTS[variant], "gradient_checkpointing": False, "frame": "rel1"}
+    run = run_of(folders(arch), options)
+    p = load_policy(run.model)
+    set_attention(p.base, "sdpa")
+    batch, micro = groups_of(p)
+    estimated, _ = activations(p, run, micro, "sdpa", checkpointing=False)
     assert estimated == pytest.approx(kept_bytes(p, lambda: p.hidden(batch)), rel=0.1)
 
 

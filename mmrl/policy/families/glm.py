@@ -9,6 +9,7 @@ from mmrl.coords import CoordFrame
 from mmrl.policy.families.contract import EXPERTS_UNTRIED
 from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
+from mmrl.policy.families.shapes import Layer, Tower
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ class Glm4V(GridFamily):
     """GLM-4.1V, dense."""
 
     name = "glm4v"
+    layer = Layer(norms=4, joint=True)
+    tower = Tower(rms=True, attention=6, products=1, mlp=4, gated=True)
     model_types = ("glm4v",)
     processors = ("Glm4vProcessor",)
     frame = CoordFrame.REL1000
@@ -142,6 +145,7 @@ class Glm4VMoe(SigmoidRouters, Glm4V):
     """GLM-4.5V, a mixture of experts. A LoRA adapter reaches attention and experts; routers stay as they are."""
 
     name = "glm4v_moe"
+    layer = Layer()
     model_types = ("glm4v_moe",)
     vllm = "Glm4vMoeForConditionalGeneration"
     vllm_text: ClassVar[Mapping[str, Any]] = {"use_qk_norm": False}
