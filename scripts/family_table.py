@@ -40,10 +40,8 @@ One record per family (`mmrl/policy/families/`) holds all that mmrl must know of
 | freeze | vision, projector, language or audio frozen alone: nothing of it has a gradient, the others have |
 | lora | an adapter after two steps, merged and saved, in transformers |
 | save | after a step, read by transformers: every tensor bit for bit |
-| memory | estimated bytes of weights and gradients with those held |
+| memory | estimated bytes of weights and gradients with those held, and of activations with those that autograd keeps, to a tenth |
 | vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs 1e-5 (GPU: 1e-3) apart, after a step too |
-
-Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.
 
 """
 _LEARNING = """## Learning
