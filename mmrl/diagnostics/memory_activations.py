@@ -199,7 +199,7 @@ def layer_bytes(
     weight = p.full if trained else 0
     # the fp32 input (twice where its mean is taken off), and what the weight multiplies
     norm = p.full * H if fused else (8 if layer.centred else 4) * H + weight * H
-    kept = layer.norms * norm
+    kept = float(layer.norms * norm)
     joint = {"gate_up_proj"} if layer.joint else {"gate_proj", "up_proj"}
     if layer.parallel:
         products = ((products[0][0] | joint, H), *products[1:])

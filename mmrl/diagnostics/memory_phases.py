@@ -263,14 +263,15 @@ def phases_of(
     }
     if sleeps(config, kind):
         sharded = engine in ("fsdp2", "deepspeed_zero3")
-        phases["wake"] = wake_parts(config, p, precision.half, sharded=sharded)
+        share = rollout["vLLM"]
+        phases["wake"] = wake_parts(config, p, precision.half, share, sharded=sharded)
         # one completion at a time
         scored = {
             "prefill": rollout_work_bytes(text, precision, rows=1.0, prompt=prompt, group_size=1)
         }
         if sharded:
-            gathered = precision.half * (p.root_numbers + 2.0 * p.block_numbers)
-            scored["gathered weights"] = gathered if engine == "fsdp2" else held.gathered
+            blocks = precision.half * (p.root_numbers + 2.0 * p.block_numbers)
+            scored["gathered weights"] = blocks if engine == "fsdp2" else held.gathered
         elif autocast is not None:
             scored["weights cast"] = p.products / 2
         phases["probe"] = {**rollout, **scored}

@@ -58,11 +58,12 @@ def carried_bytes(p: ParameterBytes, wide: int, *, sharded: bool, compared: bool
 
 
 def wake_parts(
-    config: RunConfig, p: ParameterBytes, wide: int, *, sharded: bool
+    config: RunConfig, p: ParameterBytes, wide: int, share: float, *, sharded: bool
 ) -> dict[str, float]:
-    """The parts of the phase "wake". `wide`: bytes of a number in vLLM, which computes in the type of the trainer's forward."""
+    """The parts of the phase "wake". `wide`: bytes of a number in vLLM, which computes in the type of the trainer's forward;
+    `share`: what it may hold, and does not start with more than."""
     compared = config.engine.vllm.compare_weights
     return {
-        "vLLM weights": float(wide * p.numbers),
+        "vLLM weights": min(float(wide * p.numbers), share),
         "weights on their way": carried_bytes(p, wide, sharded=sharded, compared=compared),
     }
