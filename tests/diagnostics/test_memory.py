@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mmrl.cli.main import app
 from mmrl.cli.memory import memory_command
 from mmrl.cli.run import run_config
 from mmrl.config import LoraSettings, ModelConfig, OptimConfig, RunConfig
-from mmrl.diagnostics._family_memory import kept_bytes
+from mmrl.diagnostics._family_memory import kept_bytes, language_apart, tower_apart
 from mmrl.diagnostics.memory import (
     MemoryEstimate,
     announce_memory,
@@ -36,6 +37,8 @@ from mmrl.errors import ConfigError
 from mmrl.policy import attention_flash, attention_flex
 from mmrl.policy.attention import ATTENTIONS, set_attention
 from mmrl.policy.encode import Prompt
+from mmrl.policy.families.glm import Glm4V
+from mmrl.policy.families.shapes import Layer, Tower
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
@@ -264,6 +267,29 @@ def test_other_families_keep_what_their_records_say(arch: str, variant: str, fol
     batch, micro = groups_of(p)
     estimated, _ = activations(p, run, micro, "sdpa", checkpointing=False)
     assert estimated == pytest.approx(kept_bytes(p, lambda: p.hidden(batch)), rel=0.1)
+
+
+def test_a_record_that_says_too_little_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-4.1V with two norms in a layer in place of four, and a tower without a gate."""
+    build_tiny(TinySpec(arch="glm4v"), str(tmp_path))
+    p = load_policy(run_of(str(tmp_path), {}).model)
+    assert abs(language_apart(p)) < 0.1 and abs(tower_apart(p)) < 0.1
+    monkeypatch.setattr(Glm4V, "layer", Layer(joint=True))
+    with pytest.raises(AssertionError, match="activations of the language model: expected"):
+        language_apart(p)
+    monkeypatch.setattr(Glm4V, "tower", Tower(attention=6, products=1))
+    with pytest.raises(AssertionError, match="activations of the vision tower: expected"):
+        tower_apart(p)
+
+
+def test_recorded_phases_are_within_a_tenth() -> None:
+    """As docs/results.md says of scripts/bench_memory.py."""
+    record = json.loads((REPO / "assets" / "results" / "bench_memory.json").read_text())
+    for row in record["rows"]:
+        for phase, measured in row["measured_mib"].items():
+            assert row["estimated_mib"][phase] == pytest.approx(measured, rel=0.1), row["case"]
 
 
 def allocated_peak(function: Any) -> int:
