@@ -161,9 +161,15 @@ def memory(found: dict[str, Any]) -> str:
         lines.append(
             f"| {row['case']} | {row['processes']} | {row['tokens']:,} | {cells} | {row['worst_apart']:.1%} |"
         )
+    # cases that were measured anew by themselves (--keep)
+    anew = "".join(
+        f"; {row['case']} on {row['machine']['cpu']}, {row['date']}"
+        for row in found["rows"]
+        if "machine" in row
+    )
     lines.append(
         "\nEstimate / measured peak of a process, MiB. single: everything trained; the others: language model only, or LoRA; "
-        f"{found['machine']['cpu']}, no GPU."
+        f"{found['machine']['cpu']}, no GPU{anew}."
     )
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """The memory estimate (`mmrl memory`) against resident memory, phase by phase, at true widths: assets/results/bench_memory.json.
 
     python -m scripts.bench_memory                     # a quarter of an hour on one core, 20 GiB
-    python -m scripts.bench_memory --only lora         # one case, not recorded
+    python -m scripts.bench_memory --only lora         # one case, not recorded; with --rows and --keep the lines it printed are
 
 Qwen2.5-VL with widths and vocabulary of the 3B model, two layers of the language model and two vision blocks, random weights. Each
 case runs in processes of its own: they load the policy as a run does, roll out, differentiate, step (twice: the first step makes
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,14 @@ def measured(folder: Path, names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def replaced(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a record, of the cases of `new` these, which say when and where they were measured."""
+    now = {"date": datetime.now(timezone.utc).date().isoformat(), "machine": bench.machine()}
+    fresh = {row["case"]: {**row, **now} for row in new}
+    kept = [fresh.pop(row["case"], row) for row in known]
+    return [*kept, *fresh.values()]
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -273,9 +282,18 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=Path, help="take the rows that an earlier run printed instead of measuring"
     )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="put the cases of --rows into the record, with their own date and machine, and leave its other cases as they are",
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = bench.parse(parser)
+    if options.keep and not options.rows:
+        parser.error(
+            "expected --rows FILE with --keep, found no rows; give those that an earlier run printed"
+        )
     if options.child:
         found = child_of(options.child, Path(options.folder))
         if options.child != "model" and int(os.environ.get("RANK", 0)) == 0:
@@ -303,7 +321,10 @@ def main() -> int:
         ]
         bench.print_table(["phase", "estimate, MiB", "measured, MiB", "the phase's own"], table)
         print(row["parts_mib"])
-    if options.estimate:
+    if options.keep:
+        head = json.loads(file.read_text(encoding="utf-8"))
+        rows = replaced(head["rows"], rows)
+    if options.estimate or options.keep:
         file.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     else:
         bench.write_results("bench_memory", {"rows": rows}, "torch", "transformers")

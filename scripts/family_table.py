@@ -47,11 +47,9 @@ its text models. This page is written by `python -m scripts.family_table`.
 | lora | two steps, also on a mixture's experts: merged tensors are peft's merge, the others as before, bit for bit; answers |
 | save | after a step, read by transformers: every tensor bit for bit |
 | value | a critic's values from what transformers gives to the output layer, at most 1e-5 apart; which weights they reach |
-| memory | estimated bytes of weights and gradients with those held, also with an adapter |
+| memory | bytes of weights and gradients, also with an adapter, with those held; of activations with autograd's, to a tenth |
 | sharded | two processes that share the weights out (FSDP2), one with a picture, one with text alone: gradients and log-probs |
 | vllm | vLLM's engine beside the trainer: digests of weights, greedy tokens, log-probs 1e-5 (GPU: 1e-3) apart, after a step too |
-
-Activations of families other than Qwen-VL are estimated by the same formulas, which were measured on Qwen-VL alone.
 
 """
 _ANSWERS = """## Answers in the checkpoints' own spelling

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
+from mmrl.diagnostics._family_memory import language_apart, tower_apart
 from mmrl.diagnostics._family_sharded import check_sharded
 from mmrl.diagnostics._family_subject import (
     GRADIENT,
@@ -197,7 +198,8 @@ def check_features(s: Subject) -> str:
 
 
 def check_memory(s: Subject) -> str:
-    """The estimate's bytes of weights and gradients against those of the loaded model, and that the whole estimate can be made."""
+    """The estimate's bytes of weights and gradients against those of the loaded model, its activations against what autograd keeps,
+    and that the whole estimate can be made."""
     from mmrl.diagnostics.memory import estimate
     from mmrl.diagnostics.memory_parameters import parameter_bytes
 
@@ -215,6 +217,8 @@ def check_memory(s: Subject) -> str:
         )
         assert estimate(config, kind="cpu").total > found.weights, "less than its weights"
         said.append(f"{held:,} bytes of weights and {learning:,} of gradients")
+    language, tower = language_apart(s.plain), tower_apart(s.plain)
+    said[0] += f"; activations {language:+.0%}, the tower's {tower:+.0%} apart"
     return f"{said[0]}; with an adapter {said[1]}"
 
 

@@ -7,7 +7,8 @@ Weights, gradients, optimizer and reference are exact: the model is made on torc
 the functions that load it. Activations and KV cache follow mmrl/diagnostics/memory_activations.py for a micro-batch of equal
 groups: prompts of one picture or clip at the largest size that `data` allows plus 128 tokens of text, completions of
 rollout.max_new_tokens. Phases that exclude each other are not added, the largest counts: start-up, gather (of sharded weights for
-what samples), rollout, update, optimizer step, checkpoint. Where a schedule overlaps rollout, update and step, these three are.
+what samples), wake and probe (of a vLLM that slept while training ran: mmrl/diagnostics/memory_wake.py), rollout, update, optimizer
+step, checkpoint. Where a schedule overlaps rollout, update and step, these three are.
 scripts/bench_memory.py compares every phase with measured memory.
 
 AdamW holds two moments per trained number (Kingma and Ba 2015; Loshchilov and Hutter 2019). Sharing out over processes: Rajbhandari
@@ -156,6 +157,15 @@ _ADVICE = {
     "logits": "Largest: logits. Lower train.token_budget.",
     "KV cache": "Largest: the KV cache. Lower rollout.batch_tokens.",
     "vLLM": "Largest: vLLM's share. Lower engine.vllm.memory.",
+    **dict.fromkeys(
+        ("vLLM weights", "weights on their way"),
+        "Largest: vLLM's weights, which come back while training's are there. Give vLLM a GPU of its own "
+        "(engine.vllm.mode: server, engine.ray.rollout_actors), or train a LoRA adapter.",
+    ),
+    **dict.fromkeys(
+        ("gathered weights", "whole gradients"),
+        "Largest: what FSDP2 gathers of embeddings and output layer. Train a LoRA adapter (model.lora).",
+    ),
 }
 
 

@@ -1,8 +1,9 @@
 """Bytes of activations, logits and the KV cache, by arithmetic from a model's shape.
 
-Counted as in Korthikanti et al. 2022 (arXiv 2205.05198, section 4), tensor by tensor that autograd keeps for backward, for what the
-Qwen-VL layers of transformers and mmrl's attention do: RMSNorm computed in fp32, gated MLP, grouped key heads, autocast that casts
-the input of every matrix product by itself. tests/diagnostics/test_memory.py compares them with what autograd really keeps.
+Counted as in Korthikanti et al. 2022 (arXiv 2205.05198, section 4), tensor by tensor that autograd keeps for backward, for what
+layers of transformers and mmrl's attention do: RMSNorm computed in fp32, gated MLP, grouped key heads, autocast that casts the
+input of every matrix product by itself. What a family's layers have beside these its record says (mmrl/policy/families/shapes.py).
+tests/diagnostics/test_memory.py and the check `memory` of `mmrl families check` compare them with what autograd really keeps.
 
 Legend: T tokens, P / C tokens of a prompt / completion, G completions per prompt, H hidden width, F width of the MLP, Q / K width
 of all query / key heads, V vocabulary; `half` bytes of a number in matrix products, `full` of one in the residual stream.
@@ -10,9 +11,12 @@ of all query / key heads, V vocabulary; `half` bytes of a number in matrix produ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from mmrl.policy.families.shapes import Layer, Tower
 
 __all__ = [
     "Micro",
@@ -83,19 +87,103 @@ def _attention_bytes(text: Any, p: Precision, micro: Micro, attn: str) -> float:
         return (2 * Q + 2 * K) * p.half * micro.tokens
     if attn == "flash_attention_2":
         return (2 * Q + 2 * K) * p.half * prompts + 2 * Q * p.half * completions + gathered
-    # prompts' keys are repeated per query head
-    blocks = 4 * Q * p.half * prompts + 2 * Q * p.half * completions + gathered
+    # completions: queries of one key head side by side, which need no copy where each has its own, and outputs
+    several = text.num_attention_heads > text.num_key_value_heads
+    own = (2 if several else 1) * Q * p.half * completions
     if attn == "eager":
+        blocks = 4 * Q * p.half * prompts + 2 * Q * p.half * completions + gathered
         scores = heads * (micro.groups * micro.prompt**2 + sequences * micro.completion * keys)
         # the softmax in fp32 and in the type of the values
         return blocks + scores * (4 + (p.half if p.half != 4 else 0))
-    # queries of one key head
-    folded = text.num_attention_heads // text.num_key_value_heads * micro.completion
-    return blocks + sequences * folded * keys * (1 + p.half)  # the mask as booleans and as numbers
+    if p.half == p.full:
+        # queries, keys and values in one tensor; prompts' keys and values are repeated per query head
+        return (Q + 2 * K) * p.half * micro.tokens + 3 * Q * p.half * prompts + own + gathered
+    # cast one by one; the mask as booleans and as numbers
+    blocks = 4 * Q * p.half * prompts + own + gathered
+    return blocks + _folded(text, micro) * (1 + p.half)
+
+
+def _folded(text: Any, micro: Micro) -> float:
+    """Places of the mask of completions: queries of one key head are rows of it."""
+    rows = text.num_attention_heads // text.num_key_value_heads * micro.completion
+    return micro.groups * micro.group_size * rows * (micro.prompt + micro.completion)
+
+
+def _inputs(
+    p: Precision,
+    products: tuple[tuple[set[str], float], ...],
+    *,
+    trained: bool,
+    adapted: frozenset[str],
+    fused: bool,
+) -> float:
+    """Bytes per token of what layers multiply with their weights: (their names, width) of those that share an input. Under autocast
+    each has its own copy."""
+    kept, cast = 0.0, p.half != p.full
+    for members, width in products:
+        copies = len(members) if trained else len(members & adapted)
+        shared = len(members) > 1 and not cast and (fused or not (adapted and p.full != 4))
+        kept += p.half * width * (min(copies, 1) if shared else copies)
+    return kept
+
+
+_QKV = {"q_proj", "k_proj", "v_proj"}
+_CHUNK = (
+    64  # tokens that the delta rule computes at a time (transformers' torch_chunk_gated_delta_rule)
+)
+
+
+def _mixer(
+    text: Any, layer: Layer, p: Precision, micro: Micro, attn: str, trained: bool
+) -> tuple[float, tuple[tuple[set[str], float], ...]]:
+    """(bytes that attention, or what is in its place, keeps of a micro-batch; its products)."""
+    H, _, Q, *_ = _widths(text)
+    if layer.mixer == "delta":
+        return _delta_bytes(text, p, micro, trained=trained), (
+            ({"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}, H),
+            ({"out_proj"}, text.linear_num_value_heads * text.linear_value_head_dim),
+        )
+    kept = _attention_bytes(text, p, micro, attn)
+    if layer.output_gate:
+        # queries and their gates come as one tensor; the gate's sigmoid, and what it multiplies
+        kept += 3 * p.half * Q * micro.tokens
+    if layer.masked and attn in ("sdpa", "eager"):
+        kept += micro.groups * micro.prompt**2 * p.half
+    if layer.mixer == "attention":
+        return kept, ((_QKV, H), ({"o_proj"}, Q))
+    q, kv = text.q_lora_rank, text.kv_lora_rank
+    # latents and what their norms keep of them; one product's output holds that of keys and their rotated part
+    latents = (4 + (p.full if trained else 0)) * (q + kv) + p.full * text.qk_rope_head_dim
+    return kept + latents * micro.tokens, (
+        ({"q_a_proj", "kv_a_proj_with_mqa"}, H),
+        ({"q_b_proj"}, q),
+        ({"kv_b_proj"}, kv),
+        ({"o_proj"}, text.num_attention_heads * text.v_head_dim),
+    )
+
+
+def _delta_bytes(text: Any, p: Precision, micro: Micro, *, trained: bool) -> float:
+    """A gated delta net by torch's operations (a kernel keeps less): the rule computes in fp32, in whole chunks. Fitted to what
+    autograd keeps at six pairs of head widths, where it is a sum of four kinds to the last byte: of values with their gates, of
+    keys, of pairs of places in a chunk, and of one state per chunk; around them the convolution's input and output."""
+    heads, key, value = (
+        text.linear_num_value_heads,
+        text.linear_key_head_dim,
+        text.linear_value_head_dim,
+    )
+    convolved = heads * value + 2 * text.linear_num_key_heads * key
+    chunks = micro.groups * -(-micro.prompt // _CHUNK) + (
+        micro.groups * micro.group_size * -(-micro.completion // _CHUNK)
+    )
+    # what comes in 16 bits is not kept twice; the gated norm's weight multiplies what it normalised
+    keys, values = 9.75 if p.half == 4 else 8.25, 7.9 if trained else 6.4
+    rule = values * value + keys * key + 5.25 * _CHUNK + key * value / _CHUNK
+    return 4 * heads * rule * chunks * _CHUNK + 2 * p.half * convolved * micro.tokens
 
 
 def layer_bytes(
     text: Any,
+    layer: Layer,
     p: Precision,
     micro: Micro,
     attn: str,
@@ -106,30 +194,44 @@ def layer_bytes(
 ) -> float:
     """What autograd keeps of one decoder layer. `trained`: its weights get gradients; `adapted`: modules with a LoRA adapter;
     `fused`: model.fused_layers, which keeps what comes in as it is, and no intermediate."""
-    H, F, Q, K, _ = _widths(text)
-    # the fp32 input, and what the weight multiplies
-    norm = p.full * H if fused else 4 * H + (p.full * H if trained else 0)
-    cast = p.half != p.full
-    kept = 2 * norm
-    for members, width in (
-        ({"q_proj", "k_proj", "v_proj"}, H),
-        ({"gate_proj", "up_proj"}, H),
-        ({"o_proj"}, Q),
-        ({"down_proj"}, F),
-    ):
-        # inputs of matrix products: under autocast each has its own
-        copies = len(members) if trained else len(members & adapted)
-        shared = width == H and not cast and (fused or not (adapted and p.full != 4))
-        kept += p.half * width * (min(copies, 1) if shared else copies)
-    kept += (2 if fused else 3) * p.half * F  # gate, its activation, up
-    if text.model_type.startswith("qwen3"):
-        # norms of queries and keys
-        kept += (p.full if fused else 4 + (p.full if trained else 0)) * (Q + K)
-    return kept * micro.tokens + _attention_bytes(text, p, micro, attn)
+    H, _, Q, K, _ = _widths(text)
+    mixed, products = _mixer(text, layer, p, micro, attn, trained)
+    weight = p.full if trained else 0
+    # the fp32 input (twice where its mean is taken off), and what the weight multiplies
+    norm = p.full * H if fused else (8 if layer.centred else 4) * H + weight * H
+    kept = float(layer.norms * norm)
+    joint = {"gate_up_proj"} if layer.joint else {"gate_proj", "up_proj"}
+    if layer.parallel:
+        products = ((products[0][0] | joint, H), *products[1:])
+    elif layer.mlp:
+        products = (*products, (joint, H))
+    if layer.mlp:
+        products = (*products, ({"down_proj"}, layer.mlp))
+    kept += _inputs(p, products, trained=trained, adapted=adapted, fused=fused)
+    kept += (2 if fused else 3) * p.half * layer.mlp  # gate, its activation, up
+    kept += _expert_bytes(H, layer, p, trained=trained, adapted="experts" in adapted)
+    if layer.query_norms and layer.mixer == "attention":
+        kept += (p.full if fused else 4 + weight) * (Q + K)
+    if layer.experts and "experts" in adapted:  # PEFT adds each expert's product to its weights
+        mixed += 3 * p.full * layer.of_experts * H * layer.expert_width
+    return kept * micro.tokens + mixed
+
+
+def _expert_bytes(H: int, layer: Layer, p: Precision, *, trained: bool, adapted: bool) -> float:
+    """Of the experts that a token is sent to: what comes in and the down product's input where they learn, gate and up, the
+    activation, what comes out and is weighed; the router's input, where it is trained. Groups of
+    tokens are not autocast."""
+    if not layer.experts:
+        return 0.0
+    each = p.full * (H + 3 * layer.expert_width)
+    if trained or adapted:
+        each += p.full * (H + layer.expert_width)
+    return layer.experts * each + (p.full * H if trained else 0)
 
 
 def update_bytes(
     text: Any,
+    layers: Sequence[Layer],
     p: Precision,
     micro: Micro,
     attn: str,
@@ -139,48 +241,59 @@ def update_bytes(
     checkpointing: bool,
     fused: bool = False,
 ) -> tuple[float, float]:
-    """(kept from forward to backward, held at most beside it while one layer is computed again and differentiated)."""
-    H, F, *_ = _widths(text)
-    layer = layer_bytes(text, p, micro, attn, trained=trained, adapted=adapted, fused=fused)
+    """(kept from forward to backward, held at most beside it while one layer is computed again and differentiated). `layers`: those
+    of the family's record (ModelFamily.layers)."""
+    H = text.hidden_size
+    each = [
+        (
+            layer_bytes(text, kind, p, micro, attn, trained=trained, adapted=adapted, fused=fused),
+            count,
+        )
+        for kind, count in Counter(layers).items()
+    ]
+    largest = max(size for size, _ in each)
+    mixed, products = _mixer(text, layers[0], p, micro, attn, trained)
+    # the first layer reads embeddings that want no gradient, where nothing is trained that its mixer's inputs come from
+    unread = not trained and not adapted & set().union(*(names for names, _ in products[:-1]))
     residual = p.full * H * micro.tokens
     kept = (
-        text.num_hidden_layers * (residual if checkpointing else layer)
-        + 2 * residual
-        + 4 * H * micro.tokens
-    )
-    passing = 3 * p.half * F * micro.tokens + 3 * residual  # gradients on their way
-    return kept, passing + (layer if checkpointing else 0)
+        len(layers) * residual
+        if checkpointing
+        else sum(size * count for size, count in each) - (mixed if unread else 0)
+    ) + (2 * residual + 4 * H * micro.tokens)
+    if attn == "sdpa" and p.half == p.full:
+        # a mask for all layers, and one for those that have their own
+        kept += 4 * _folded(text, micro) * (1 + any(layer.masked for layer in layers))
+    inner = max(layer.mlp + layer.experts * layer.expert_width for layer in layers)
+    passing = 3 * p.half * inner * micro.tokens + 3 * residual  # gradients on their way
+    return kept, passing + (largest if checkpointing else 0)
 
 
-def adapted_experts_bytes(
-    text: Any, p: Precision, micro: Micro, experts: Sequence[int]
-) -> tuple[float, float]:
-    """(in all layers, in the largest) what autograd keeps for adapters on a mixture's experts, `experts` bytes of them in each
-    layer: their weights with B A added (peft's ParamWrapper), and what those multiply, for each expert that a token goes through.
-    """
-    if not any(experts):
-        return 0.0, 0.0
-    width = text.num_experts_per_tok * (text.hidden_size + text.moe_intermediate_size)
-    # grouped products are in the type of the weights, whatever autocast says
-    found = [size + p.full * width * micro.tokens for size in experts if size]
-    return sum(found), max(found)
-
-
-def vision_update_bytes(vision: Any, p: Precision, patches: float, *, checkpointing: bool) -> float:
-    """What autograd keeps of a vision tower that is trained, one block computed again included."""
-    kind = vision.model_type
-    H = vision.embed_dim if kind.startswith("qwen2_vl") else vision.hidden_size
-    F = H * vision.mlp_ratio if kind.startswith("qwen2_vl") else vision.intermediate_size
-    gated = kind.startswith("qwen2_5")
-    block = (
-        2 * (4 + p.full) * H
-        + p.half * H * (3 if gated else 2)
-        + 8 * H
-        + p.half * (5 * H + (4 if gated else 2) * F)
-    )
-    depth = vision.depth if hasattr(vision, "depth") else vision.num_hidden_layers
-    kept = depth * (p.full * H if checkpointing else block)
-    return patches * (kept + (block + 3 * p.half * F if checkpointing else 0))
+def vision_update_bytes(
+    tower: Tower,
+    p: Precision,
+    rows: float,
+    pixels: float,
+    *,
+    pictures: int,
+    checkpointing: bool,
+) -> float:
+    """What autograd keeps of a vision tower that is trained, one block computed again included. `rows` of the tower (patches, class
+    tokens), `pixels`: numbers of a row; of `pictures` of the same size."""
+    H, F, cast = tower.hidden, tower.inner, p.half != p.full
+    # an RMSNorm's weight multiplies another tensor than the one that comes in; LayerNorm's kernel keeps what comes in alone
+    norms = 2 * (4 + (p.full if tower.rms else 0)) * H
+    # under autocast every product has an input of its own
+    inputs = (tower.products if cast else 1) + (2 if cast and tower.gated else 1)
+    block = norms + p.half * (inputs + tower.attention) * H + p.full * tower.scaled * H
+    block += p.half * tower.mlp * F
+    kept = tower.depth * (p.full * H if checkpointing else block)
+    # pixels, and what the projector reads and keeps
+    kept += p.half * pixels + 4 * p.full * H
+    mask = (
+        p.half * rows**2 / pictures if tower.masked else 0.0
+    )  # of each picture one, for all blocks
+    return rows * (kept + (block + 3 * p.half * F if checkpointing else 0)) + mask
 
 
 def logits_bytes(

@@ -4,6 +4,7 @@ stored by the functions that load it. Part of mmrl.diagnostics.memory."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,12 @@ class ParameterBytes:
     tower; reference_tower: of the reference's bytes those of its tower; merged: the weights that adapters are merged into; experts:
     of these the experts of each decoder layer; copies: of a copy that only samples, without a tower in which nothing is trained, by
     how it is stored (mmrl.policy.storage).
+    What a sharded engine gathers together (mmrl/distributed/engines/root.py), in numbers of weights and bytes of gradients:
+    root_numbers and root_gradients; block_numbers and block_gradients of the largest block. head_numbers of the output layer;
+    embedding_trained: of the embedding, where it is trained.
+    For what goes to vLLM, in numbers: module, the most that one of its modules holds (an embedding, a layer's experts, or what it
+    fuses: q, k and v, gate and up), with module_stored bytes per number; adapted_module, the most of those that adapters are merged
+    into, and adapted_weight, the largest weight of them.
     """
 
     weights: int
@@ -48,6 +55,16 @@ class ParameterBytes:
     merged: int
     experts: tuple[int, ...]
     copies: dict[Stored, int]
+    root_numbers: int
+    root_gradients: int
+    block_numbers: int
+    block_gradients: int
+    head_numbers: int
+    embedding_trained: int
+    module: int
+    module_stored: int
+    adapted_module: int
+    adapted_weight: int
 
 
 def storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
@@ -66,6 +83,68 @@ def storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
 
 def _size(parameters: Any) -> int:
     return sum(p.numel() * p.element_size() for p in {id(p): p for p in parameters}.values())
+
+
+def _numbers(parameters: Any) -> int:
+    return sum(p.numel() for p in {id(p): p for p in parameters}.values())
+
+
+def _trained(module: Any) -> list[Any]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def _adapted_weights(model: Any) -> list[Any]:
+    """What adapters are merged into: a layer's weight, or the parameter of a mixture's experts that PEFT has wrapped, in as many
+    wrappers as there are such parameters."""
+    found = []
+    for layer in (m for m in model.modules() if hasattr(m, "lora_A")):
+        found.append(getattr(_innermost(layer), getattr(layer, "parameter_name", "weight")))
+    return found
+
+
+def _innermost(layer: Any) -> Any:
+    while hasattr(layer, "base_layer"):
+        layer = layer.base_layer
+    return layer
+
+
+_FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+
+
+def _as_vllm_fuses(base: Any) -> Iterator[tuple[bool, int, int]]:
+    """(whether adapters are merged into it, numbers, bytes of one) of what each module holds itself, and of layers that vLLM makes
+    one of."""
+    for module in base.modules():
+        children = dict(module.named_children())
+        for layers in ([module], *([children[n] for n in names & {*children}] for names in _FUSED)):
+            adapted = any(hasattr(layer, "lora_A") for layer in layers)
+            # an adapter's layer holds what it adapts below it
+            own = [p for layer in layers for p in _innermost(layer).parameters(recurse=False)]
+            if own:
+                yield adapted, _numbers(own), max(p.element_size() for p in own)
+
+
+def _together(model: Any, base: Any, frozen: list[Any], blocks: list[Any]) -> dict[str, int]:
+    """Fields of ParameterBytes by what is gathered, or sent, together; `frozen` encoders are never gathered."""
+    away = {id(p) for e in frozen for p in e.parameters}
+    away |= {id(p) for b in blocks for p in b.parameters()}
+    root = [p for p in model.parameters() if id(p) not in away]
+    embedding = base.get_input_embeddings().weight
+    found = list(_as_vllm_fuses(base))
+    # of a base in 4 bits an adapted one is the same: it passes in the type that it multiplies in
+    module, stored = max(((n, size) for adapted, n, size in found if not adapted), default=(0, 0))
+    return {
+        "root_numbers": _numbers(root),
+        "root_gradients": _size(p for p in root if p.requires_grad),
+        "block_numbers": max(_numbers(b.parameters()) for b in blocks),
+        "block_gradients": max(_size(_trained(b)) for b in blocks),
+        "head_numbers": base.lm_head.weight.numel(),
+        "embedding_trained": embedding.numel() if embedding.requires_grad else 0,
+        "module": module,
+        "module_stored": stored,
+        "adapted_module": max((n for adapted, n, _ in found if adapted), default=0),
+        "adapted_weight": max((w.numel() for w in _adapted_weights(model)), default=0),
+    }
 
 
 def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
@@ -104,7 +183,10 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     tower = sum(_size(e.parameters) for e in frozen)
     weights = _size(model.parameters()) - _saved_by_quantizing(config, base)
     adapted = {
-        name.rsplit(".", 1)[-1] for name, m in layers[0].named_modules() if hasattr(m, "lora_A")
+        name.rsplit(".", 1)[-1]
+        for layer in layers  # not all have the same modules
+        for name, m in layer.named_modules()
+        if hasattr(m, "lora_A")
     }
     return ParameterBytes(
         weights,
@@ -130,19 +212,11 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         stored,
         sum(p.numel() for p in visual),
         reference_tower,
-        _size(_adapted(model)),
-        tuple(_size(w for w in _adapted(layer) if w.ndim == 3) for layer in layers),
+        _size(_adapted_weights(model)),
+        tuple(_size(w for w in _adapted_weights(layer) if w.ndim == 3) for layer in layers),
         _copies(model, autocast, weights - tower),
+        **_together(model, base, frozen, blocks),
     )
-
-
-def _adapted(model: Any) -> list[Any]:
-    """The weights that an adapter adds to: linear layers', and the parameters of a mixture's experts."""
-    return [
-        getattr(m.get_base_layer(), getattr(m, "parameter_name", "weight"))
-        for m in model.modules()
-        if hasattr(m, "lora_A")
-    ]
 
 
 def _copies(model: Any, autocast: Any, whole: int) -> dict[Stored, int]:

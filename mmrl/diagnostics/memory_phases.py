@@ -10,7 +10,6 @@ from mmrl.config import RunConfig
 from mmrl.diagnostics.memory_activations import (
     Micro,
     Precision,
-    adapted_experts_bytes,
     cache_bytes,
     expanded_bytes,
     logits_bytes,
@@ -19,6 +18,8 @@ from mmrl.diagnostics.memory_activations import (
     vision_update_bytes,
 )
 from mmrl.diagnostics.memory_parameters import ParameterBytes, storage
+from mmrl.diagnostics.memory_sharded import Passing, fsdp2_update
+from mmrl.diagnostics.memory_wake import sleeps, wake_parts
 from mmrl.policy.families import family_of
 
 __all__ = ["Held", "held_by", "micro_batch", "phases_of", "prompt_tokens_of", "samples_apart"]
@@ -28,13 +29,14 @@ _TEXT_TOKENS = 128  # of a prompt beside its picture: system text, question, mar
 _PICTURE_TOKENS = 1280  # where data.max_pixels is not set
 # gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
 _BUCKET = 4 * (1 << 27)
+_CHUNK = 1 << 26  # logits at a time (Policy)
 _SHARED_OUT = ("fsdp2", "deepspeed_zero2", "deepspeed_zero3")
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes under a training engine: `parts` throughout; gradients and what FSDP2 or ZeRO-3 gather of weights in an update; the
-    optimizer step's own; on the host, of them the main process's copy."""
+    """Bytes under a training engine: `parts` throughout; gradients and what ZeRO-3 gathers of weights in an update; the optimizer
+    step's own; on the host, of them the main process's copy."""
 
     parts: dict[str, float]
     gradients: float
@@ -62,11 +64,6 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
         split = p.weights - p.tower
         parts["weights"] = p.tower + split / n
         if engine == "fsdp2":
-            # gathered in the type of the forward; gradients before they are shared out: a block's, and the root's (the output
-            # layer's is counted with the logits, and tied embeddings share it)
-            scale = 0.5 if storage(config, kind)[1] is not None else 1.0
-            embeddings = p.root / 2 if p.head[1] and not p.tied else 0.0
-            gathered = scale * (2 * p.block + p.root) + p.block + embeddings
             parts["reference"] = p.reference_tower + (p.reference - p.reference_tower) / n
         else:
             gathered = min(4 * config.engine.deepspeed.max_live, split)
@@ -157,12 +154,19 @@ def _fused(config: RunConfig, model_type: str, kind: str, half: bool) -> bool:
 
 
 def _update(
-    config: RunConfig, shape: Any, p: ParameterBytes, kind: str, prompt: int
+    config: RunConfig,
+    shape: Any,
+    p: ParameterBytes,
+    held: Held,
+    engine: str,
+    kind: str,
+    n: int,
+    prompt: int,
 ) -> tuple[dict[str, float], Micro]:
-    """What a micro-batch of the update needs beside weights and gradients, and the micro-batch."""
+    """What a micro-batch of the update needs beside what is held throughout, and the micro-batch."""
     text, (dtype, autocast) = shape.text_config, storage(config, kind)
     precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
-    micro = micro_batch(config, prompt)
+    micro, family = micro_batch(config, prompt), family_of(shape)
     checkpointing = (
         config.model.gradient_checkpointing
         if config.model.gradient_checkpointing is not None
@@ -170,6 +174,7 @@ def _update(
     )
     kept, passing = update_bytes(
         text,
+        family.layers(text),
         precision,
         micro,
         # auto: flash attention needs no more than flex
@@ -181,27 +186,45 @@ def _update(
         checkpointing=checkpointing,
         fused=_fused(config, text.model_type, kind, autocast is not None),
     )
-    experts, largest = adapted_experts_bytes(text, precision, micro, p.experts)
-    kept += 0.0 if checkpointing else experts
     # the gradient of the weights with B A added has their size
-    passing += max(p.experts, default=0) + (largest if checkpointing else 0.0)
+    passing += max(p.experts, default=0)
     if p.trained_vision:
-        _, merge = family_of(shape).patches(shape)
-        patches = micro.groups * (prompt - _TEXT_TOKENS) * merge**2
+        tower, (patch, _) = family.tower_of(shape), family.patches(shape)
+        rows = micro.groups * max(0, prompt - _TEXT_TOKENS) * tower.tokens
+        # in RGB; clips have as many frames in a row
+        pixels = 3 * patch**2 * getattr(shape.vision_config, "temporal_patch_size", 1)
         kept += vision_update_bytes(
-            shape.vision_config, precision, max(0.0, patches), checkpointing=checkpointing
+            tower,
+            precision,
+            rows,
+            pixels,
+            pictures=micro.groups,
+            checkpointing=checkpointing,
         )
-    parallel = config.engine.sequence_parallel
+    half, parallel = kind == "cuda" and autocast is not None, config.engine.sequence_parallel
+    scored = micro.completion_tokens / parallel
+    if engine == "fsdp2":
+        rows = -(-config.train.prompts_per_step // n) * config.rollout.group_size
+        passed = Passing(
+            kept / parallel,
+            passing / parallel,
+            logits_bytes(text, scored, _CHUNK, head_bytes=4, head_trained=False),
+            chunks=scored * text.vocab_size > _CHUNK,
+            again=rows > micro.groups * micro.group_size,
+        )
+        return fsdp2_update(p, passed, n, precision.half, half=half), micro
     logits = logits_bytes(
         text,
-        micro.completion_tokens / parallel,
-        1 << 26,
+        scored,
+        _CHUNK,
         head_bytes=p.head[0],
         head_trained=p.head[1],
         tied=p.tied,
-        half=kind == "cuda" and autocast is not None,
+        half=half,
     )
     found = {
+        "gradients": held.gradients,
+        "gathered weights": held.gathered,
         # they do not pass at the same time
         "activations": kept / parallel + max(0.0, passing / parallel - logits),
         "logits": logits,
@@ -229,7 +252,7 @@ def phases_of(
     """The parts of each phase, and the micro-batch of the update."""
     text, (dtype, autocast) = shape.text_config, storage(config, kind)
     precision = Precision(2 if autocast is not None else 4, dtype.itemsize)
-    update, micro = _update(config, shape, p, kind, prompt)
+    update, micro = _update(config, shape, p, held, engine, kind, n, prompt)
     length, per_process = (
         prompt + config.rollout.max_new_tokens,
         -(-config.train.prompts_per_step // n),
@@ -260,11 +283,25 @@ def phases_of(
     phases: dict[str, dict[str, float]] = {
         "start-up": {},
         "rollout": rollout,
-        "update": {"gradients": held.gradients, "gathered weights": held.gathered, **update},
+        "update": update,
         "optimizer step": {"gradients": held.gradients, "optimizer step": held.step},
         # on a CPU as they were, and once more while they are merged and written (measured); of a GPU's they lie in host memory
         "checkpoint": {"merged weights": 2.0 * p.merged if kind == "cpu" else 0.0},
     }
+    if sleeps(config, kind):
+        sharded = engine in ("fsdp2", "deepspeed_zero3")
+        share = rollout["vLLM"]
+        phases["wake"] = wake_parts(config, p, precision.half, share, sharded=sharded)
+        # one completion at a time
+        scored = {
+            "prefill": rollout_work_bytes(text, precision, rows=1.0, prompt=prompt, group_size=1)
+        }
+        if sharded:
+            blocks = precision.half * (p.root_numbers + 2.0 * p.block_numbers)
+            scored["gathered weights"] = blocks if engine == "fsdp2" else held.gathered
+        elif autocast is not None:
+            scored["weights cast"] = p.products / 2
+        phases["probe"] = {**rollout, **scored}
     if engine in ("fsdp2", "deepspeed_zero3"):
         phases["start-up"] = _sharing_out(shape, p, engine, kind, n)
         gathered = {"gathered tensor": 2.0 * max(p.largest, p.root)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mmrl.cli.main import app
 from mmrl.cli.memory import memory_command
 from mmrl.cli.run import run_config
 from mmrl.config import LoraSettings, ModelConfig, OptimConfig, RunConfig
+from mmrl.diagnostics._family_memory import kept_bytes, language_apart, tower_apart
 from mmrl.diagnostics.memory import (
     MemoryEstimate,
     announce_memory,
@@ -26,7 +28,6 @@ from mmrl.diagnostics.memory import (
 from mmrl.diagnostics.memory_activations import (
     Micro,
     Precision,
-    adapted_experts_bytes,
     cache_bytes,
     logits_bytes,
     update_bytes,
@@ -36,6 +37,8 @@ from mmrl.errors import ConfigError
 from mmrl.policy import attention_flash, attention_flex
 from mmrl.policy.attention import ATTENTIONS, set_attention
 from mmrl.policy.encode import Prompt
+from mmrl.policy.families.glm import Glm4V
+from mmrl.policy.families.shapes import Layer, Tower
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
@@ -192,23 +195,6 @@ def groups_of(p: Policy) -> Any:
     return pack([PackItem(prompt, tuple((7,) * C for _ in range(G)))] * M), Micro(M, P, C, G)
 
 
-def kept_bytes(p: Policy, function: Any) -> int:
-    """Bytes of distinct memory that autograd keeps for backward, parameters left out."""
-    found: dict[int, tuple[int, torch.Tensor]] = {}
-    own = {q.untyped_storage().data_ptr() for q in p.model.parameters()}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            # kept alive: its address must stay its own
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), p.autocast():
-        function()
-    return sum(size for size, _ in found.values())
-
-
 def activations(
     p: Policy, run: RunConfig, micro: Micro, attn: str, *, checkpointing: bool
 ) -> tuple[float, float]:
@@ -219,6 +205,7 @@ def activations(
     )
     return update_bytes(
         text,
+        p.family.layers(text),
         precision,
         micro,
         attn,
@@ -260,21 +247,69 @@ def test_kept_activations_are_within_a_tenth(
 @pytest.mark.parametrize("arch", first_fast(["qwen3_vl_moe", "kimi_k25"]))
 def test_adapters_on_experts_keep_what_is_estimated(arch: str, dtype: str, folders: Any) -> None:
     """Beside what an adapter of the other layers keeps."""
-    kept, estimated = [], 0.0
+    kept, estimated = [], []
     for experts in (False, True):
         lora = LoraSettings(r=4, experts=experts)
         options = {"lora": lora, "dtype": dtype, "frame": "rel1", "gradient_checkpointing": False}
         run = run_of(folders(arch), options)
         p = load_policy(run.model)
+        set_attention(p.base, "sdpa")
         batch, micro = groups_of(p)
         kept.append(kept_bytes(p, functools.partial(p.hidden, batch)))
-        text, held_experts = (
-            p.base.config.text_config,
-            parameter_bytes(run, p.base.config, "cpu").experts,
-        )
-        precision = Precision(4 if dtype == "fp32" else 2, 4 if dtype == "fp32" else 2)
-        estimated, _ = adapted_experts_bytes(text, precision, micro, held_experts)
-    assert estimated == pytest.approx(kept[1] - kept[0], rel=0.05)
+        estimated.append(activations(p, run, micro, "sdpa", checkpointing=False)[0])
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["bf16", "lora"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "internvl",
+        "gemma3",
+        "smolvlm",
+        "llava_onevision",
+        "aya_vision",
+        "glm4v",
+        "glm4v_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_vl_moe",
+        "kimi_k25",
+    ],
+)
+def test_other_families_keep_what_their_records_say(arch: str, variant: str, folders: Any) -> None:
+    """What `mmrl families check` holds in fp32, under autocast and with an adapter, too."""
+    options = {**VARIANTS[variant], "gradient_checkpointing": False, "frame": "rel1"}
+    run = run_of(folders(arch), options)
+    p = load_policy(run.model)
+    set_attention(p.base, "sdpa")
+    batch, micro = groups_of(p)
+    estimated, _ = activations(p, run, micro, "sdpa", checkpointing=False)
+    assert estimated == pytest.approx(kept_bytes(p, lambda: p.hidden(batch)), rel=0.1)
+
+
+def test_a_record_that_says_too_little_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-4.1V with two norms in a layer in place of four, and a tower without a gate."""
+    build_tiny(TinySpec(arch="glm4v"), str(tmp_path))
+    p = load_policy(run_of(str(tmp_path), {}).model)
+    assert abs(language_apart(p)) < 0.1 and abs(tower_apart(p)) < 0.1
+    monkeypatch.setattr(Glm4V, "layer", Layer(joint=True))
+    with pytest.raises(AssertionError, match="activations of the language model: expected"):
+        language_apart(p)
+    monkeypatch.setattr(Glm4V, "tower", Tower(attention=6, products=1))
+    with pytest.raises(AssertionError, match="activations of the vision tower: expected"):
+        tower_apart(p)
+
+
+def test_recorded_phases_are_within_a_tenth() -> None:
+    """As docs/results.md says of scripts/bench_memory.py."""
+    record = json.loads((REPO / "assets" / "results" / "bench_memory.json").read_text())
+    for row in record["rows"]:
+        for phase, measured in row["measured_mib"].items():
+            assert row["estimated_mib"][phase] == pytest.approx(measured, rel=0.1), row["case"]
 
 
 def allocated_peak(function: Any) -> int:
@@ -374,8 +409,11 @@ def test_engines_share_out_what_they_share_out() -> None:
     assert (
         zero2["weights"] == one["weights"] and zero2["optimizer"] == one["optimizer"] * 1.5 / 8
     ), "moments and master copy"
+    # several micro-batches: those of the first are there while the next is differentiated
+    many = {"train": full().train.model_copy(update={"prompts_per_step": 256})}
     shared, whole = (
-        estimate(full(name), processes=8).phases["update"]["gradients"] for name in ("fsdp2", "ddp")
+        estimate(full(name).model_copy(update=many), processes=8).phases["update"]["gradients"]
+        for name in ("fsdp2", "ddp")
     )
     assert shared == whole / 8 and fsdp["optimizer"] == one["optimizer"] / 8
     # FSDP2 gathers all of its fp32 weights in bf16, ZeRO-3 leaves that to autocast, which casts products alone
@@ -501,6 +539,36 @@ def test_settings_that_save_memory_do() -> None:
     )
     assert elsewhere.during("rollout") < shared.during("rollout")
     assert elsewhere.phases["rollout"] == {}
+
+
+def test_a_vllm_that_slept_wakes_beside_what_training_holds() -> None:
+    """Weights first, beside moments that are resident or offloaded; keys and values when nothing of the sync is left."""
+    resident, offloaded = (
+        estimate(
+            full("deepspeed_zero3", rollout="vllm", deepspeed={"offload": offload}),
+            processes=8,
+            available=80 * GIB,
+        )
+        for offload in ("none", "optimizer")
+    )
+    numbers = 8_292_166_656  # as published
+    for found in (resident, offloaded):
+        assert found.phases["wake"]["vLLM weights"] == 2 * numbers and not found.overlap
+        assert "KV cache" not in found.phases["wake"] and "gradients" not in found.phases["wake"]
+        assert found.phases["probe"]["vLLM"] == found.phases["rollout"]["vLLM"] == 0.45 * 80 * GIB
+        assert list(found.phases).index("wake") < list(found.phases).index("probe")
+    apart = resident.during("wake") - offloaded.during("wake")
+    assert apart == resident.parts["optimizer"] > 0
+    whole, adapted = (
+        estimate(full(rollout="vllm", **engine), available=80 * GIB)
+        for engine in ({}, {"vllm": {"sleep": False}})
+    )
+    shared = estimate(full("fsdp2", rollout="vllm"), processes=8, available=80 * GIB)
+    way = "weights on their way"
+    # a gathered embedding in fp32 and its copy
+    embedding = 152064 * 3584
+    assert shared.phases["wake"][way] - whole.phases["wake"][way] == 2 * 4 * embedding
+    assert "wake" not in adapted.phases, "awake all the time"
 
 
 def test_prompts_and_micro_batches_follow_the_configuration() -> None:

@@ -4,11 +4,13 @@ everything."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.policy.families.contract import Parts
 from mmrl.policy.families.gemma import Gemma3
 from mmrl.policy.families.native import native_answers, no_source
+from mmrl.policy.families.shapes import Layer
 from mmrl.policy.families.tiles import InternVL, TileFamily
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class AyaVision(TileFamily):
     """Aya Vision (8B, 32B)."""
 
     name = "aya_vision"
+    layer = Layer(norms=1, centred=True, parallel=True)
     model_types = ("aya_vision",)
     processors = ("AyaVisionProcessor",)
     frame = None
@@ -84,6 +87,13 @@ class AyaVision(TileFamily):
     def patches(self, config: Any) -> tuple[int, int]:
         """See ModelFamily."""
         return config.vision_config.patch_size, config.downsample_factor
+
+    def layers(self, text: Any) -> tuple[Layer, ...]:
+        """See ModelFamily. The mask of a window is one of numbers."""
+        return tuple(
+            replace(layer, masked=kind == "sliding_attention")
+            for layer, kind in zip(super().layers(text), text.layer_types, strict=True)
+        )
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""

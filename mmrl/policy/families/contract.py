@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from operator import attrgetter
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import need_package
 from mmrl.policy.families.native import NativeAnswer
+from mmrl.policy.families.shapes import Layer, Mixer, Tower
 
 if TYPE_CHECKING:
     import torch
@@ -221,6 +222,10 @@ class ModelFamily(abc.ABC):
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    layer: ClassVar[Layer] = Layer()
+    """What all decoder layers have, to an estimate of memory; their widths come from the configuration, see `layers`."""
+    tower: ClassVar[Tower] = Tower()
+    """What all blocks of the vision tower have; sizes come from the configuration, see `tower_of`."""
 
     # the model
 
@@ -252,6 +257,45 @@ class ModelFamily(abc.ABC):
         """What each of `experts_Tk` weighs (T, k) where `router` gave these logits: the formula of transformers' router, to the
         last bit, for experts that need not be the largest."""
         raise NotImplementedError(f"family {self.name} has no experts")
+
+    # what an estimate of memory asks
+
+    def mixer(self, text: Any, number: int) -> Mixer:
+        """How the `number`-th decoder layer mixes tokens; `text` is the language model's configuration."""
+        return self.layer.mixer
+
+    def mlp(self, text: Any, number: int) -> tuple[int, int, int, int]:
+        """(width of the MLP that every token goes through, experts per token, width of one, of how many) of a decoder layer."""
+        return text.intermediate_size, 0, 0, 0
+
+    def layers(self, text: Any) -> tuple[Layer, ...]:
+        """The decoder layers, first to last."""
+        found = []
+        for number in range(text.num_hidden_layers):
+            width, experts, each, of_experts = self.mlp(text, number)
+            found.append(
+                replace(
+                    self.layer,
+                    mixer=self.mixer(text, number),
+                    mlp=width,
+                    experts=experts,
+                    expert_width=each,
+                    of_experts=of_experts,
+                )
+            )
+        return tuple(found)
+
+    def tower_of(self, config: Any) -> Tower:
+        """The vision tower, by the model's configuration."""
+        vision = config.vision_config
+        depth = vision.depth if hasattr(vision, "depth") else vision.num_hidden_layers
+        return replace(
+            self.tower,
+            hidden=vision.hidden_size,
+            inner=vision.intermediate_size,
+            depth=depth,
+            tokens=float(self.patches(config)[1] ** 2),
+        )
 
     # prompts
 

@@ -20,6 +20,15 @@ class SoftmaxRouters(ModelFamily):
     router = "mlp.gate"
     experts = _EXPERTS
 
+    def mlp(self, text: Any, number: int) -> tuple[int, int, int, int]:
+        """See ModelFamily. Qwen3.5 has experts in every layer, one of them for all tokens; other text models of a family none."""
+        step = getattr(text, "decoder_sparse_step", 1)
+        dense = number in getattr(text, "mlp_only_layers", ()) or (number + 1) % step
+        if dense or not getattr(text, "num_experts", 0):
+            return text.intermediate_size, 0, 0, 0
+        shared = getattr(text, "shared_expert_intermediate_size", 0)
+        return shared, text.num_experts_per_tok, text.moe_intermediate_size, text.num_experts
+
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor
     ) -> torch.Tensor:
@@ -38,6 +47,13 @@ class SigmoidRouters(ModelFamily):
 
     router = "mlp.gate"
     experts = _EXPERTS
+
+    def mlp(self, text: Any, number: int) -> tuple[int, int, int, int]:
+        """See ModelFamily."""
+        if number < text.first_k_dense_replace:
+            return text.intermediate_size, 0, 0, 0
+        width = text.moe_intermediate_size
+        return text.n_shared_experts * width, text.num_experts_per_tok, width, text.n_routed_experts
 
     def gate_weights(
         self, router: Any, logits_TE: torch.Tensor, experts_Tk: torch.Tensor

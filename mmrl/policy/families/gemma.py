@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.errors import ConfigError
 from mmrl.policy.families.contract import Parts
 from mmrl.policy.families.native import native_answers, no_source
+from mmrl.policy.families.shapes import Layer
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Gemma3(TileFamily):
     """Gemma 3 with pictures (4B, 12B, 27B), without pan and scan."""
 
     name = "gemma3"
+    layer = Layer(norms=4, query_norms=True, masked=True)
     model_types = ("gemma3",)
     processors = ("Gemma3Processor",)
     # nothing that Google publishes says which boxes its checkpoints were trained to write

@@ -9,6 +9,7 @@ from mmrl.coords import CoordFrame
 from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
 from mmrl.policy.families.native import NativeAnswer, native_answers
+from mmrl.policy.families.shapes import Layer, Tower
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,8 @@ class Glm4V(GridFamily):
     """GLM-4.1V, dense."""
 
     name = "glm4v"
+    layer = Layer(norms=4, joint=True)
+    tower = Tower(rms=True, attention=6, products=1, mlp=4, gated=True)
     model_types = ("glm4v",)
     processors = ("Glm4vProcessor",)
     frame = CoordFrame.REL1000
@@ -167,6 +170,7 @@ class Glm4VMoe(SigmoidRouters, Glm4V):
 
     name = "glm4v_moe"
     never_adapted = ("gate", "gate_proj", "up_proj", "down_proj")
+    layer = Layer()
     model_types = ("glm4v_moe",)
     answers = native_answers(
         grounding=_BOX,

@@ -13,6 +13,7 @@ from mmrl.policy.families.experts import SigmoidRouters
 from mmrl.policy.families.grid import GridFamily
 from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import GivenFeatures, LargestAlone, PlainPositions
+from mmrl.policy.families.shapes import Layer, Tower
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,8 @@ class KimiK25(SigmoidRouters, PlainPositions, GivenFeatures, LargestAlone, GridF
     """
 
     name = "kimi_k25"
+    layer = Layer(mixer="latent")
+    tower = Tower(products=1)
     model_types = ("kimi_k25",)
     processors = ("Kimi_K25Processor",)
     frame = CoordFrame.REL1

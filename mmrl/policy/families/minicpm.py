@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MismatchError
-from mmrl.policy.families.contract import Parts, release_of_transformers
+from mmrl.policy.families.contract import ModelFamily, Parts, release_of_transformers
 from mmrl.policy.families.grid import GridFamily
 from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import LargestAlone
 from mmrl.policy.families.qwen import Qwen35
+from mmrl.policy.families.shapes import Tower
 from mmrl.policy.families.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class MiniCPMV46(LargestAlone, TileFamily):
     """
 
     name = "minicpmv4_6"
+    layer = Qwen35.layer
+    mixer = Qwen35.mixer
     model_types = ("minicpmv4_6",)
     processors = ("MiniCPMV4_6Processor",)
     frame = CoordFrame.REL1000
@@ -200,6 +203,13 @@ class MiniCPMV46(LargestAlone, TileFamily):
     def patches(self, config: Any) -> tuple[int, int]:
         """See ModelFamily."""
         return config.vision_config.patch_size, 2 if config.downsample_mode == "4x" else 4
+
+    def tower_of(self, config: Any) -> Tower:
+        """See ModelFamily. Patches are rows of pixels; behind `insert_layer_id` four of them are one, by attention and an MLP."""
+        found = ModelFamily.tower_of(self, config)
+        first = config.vision_config.insert_layer_id + 2
+        depth = first + (found.depth - first + 1) / 4
+        return replace(found, depth=depth)
 
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """See ModelFamily. One view: smaller pictures are enlarged to it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.policy.families.contract import ForVLLM, Parts
 from mmrl.policy.families.native import native_answers, no_source
 from mmrl.policy.families.plain import GivenFeatures, LargestAlone, PlainPositions
+from mmrl.policy.families.shapes import Tower
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,7 @@ class Mistral3(PlainPositions, GivenFeatures, LargestAlone):
         projector=("multi_modal_projector",),
         tower_blocks="vision_tower.transformer.layers",
     )
+    tower = Tower(rms=True, mlp=4, gated=True, masked=True)
     no_least = "its processor enlarges no picture, but to whole blocks"
     refused: ClassVar[Mapping[str, str]] = {
         "video": "Mistral 3 has no clips; use pictures, or a Qwen-VL for clips"
@@ -87,25 +89,21 @@ class Mistral3(PlainPositions, GivenFeatures, LargestAlone):
     def features(
         self, base: Any, kind: str, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]]
     ) -> list[Features]:
-        """See ModelFamily. The tower takes pictures padded to the largest, and leaves the padding out."""
+        """See ModelFamily. One picture after the other: together they have a mask of all patches by all."""
         import torch
 
         from mmrl.video.references import Features
 
         side, merge = self.patches(base.config)
-        shown = self._pictures(pixels_nD, grids, side)
-        if len(pixels_nD) == merge**2:  # transformers squeezes the only token away
-            shown = shown * 2
-        sizes = [tuple(picture.shape[1:]) for picture in shown]
-        height, width = (max(size[i] for size in sizes) for i in (0, 1))
-        padded = [
-            torch.nn.functional.pad(p, (0, width - p.shape[2], 0, height - p.shape[1]))
-            for p in shown
-        ]
-        found = base.get_image_features(
-            pixel_values=torch.stack(padded), image_sizes=torch.tensor(sizes), return_dict=True
-        )
-        return [Features(mine) for mine in found.pooler_output[: len(grids)]]
+        made = []
+        for picture in self._pictures(pixels_nD, grids, side):
+            lone = picture.shape[1:].numel() == (side * merge) ** 2
+            # transformers squeezes the only token of a call away
+            shown = torch.stack([picture] * (1 + lone))
+            sizes = torch.tensor([picture.shape[1:]] * len(shown))
+            found = base.get_image_features(pixel_values=shown, image_sizes=sizes, return_dict=True)
+            made.append(Features(found.pooler_output[0]))
+        return made
 
     def _pictures(
         self, pixels_nD: torch.Tensor, grids: Sequence[tuple[int, int, int]], side: int

@@ -11,6 +11,7 @@ from mmrl.policy.families.contract import Parts
 from mmrl.policy.families.grid import GridFamily
 from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
 from mmrl.policy.families.plain import GivenFeatures
+from mmrl.policy.families.shapes import Tower
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,7 @@ class Qwen25Omni(GivenFeatures, GridFamily):
     """
 
     name = "qwen2_5_omni"
+    tower = Tower(rms=True, attention=4, products=3, mlp=4, gated=True)
     model_types = ("qwen2_5_omni_thinker", "qwen2_5_omni")
     processors = ("Qwen2_5OmniProcessor",)
     frame = CoordFrame.ABS_RESIZED

@@ -11,6 +11,7 @@ from mmrl.coords import CoordFrame
 from mmrl.policy.families.experts import SoftmaxRouters
 from mmrl.policy.families.grid import GridFamily
 from mmrl.policy.families.native import NativeAnswer, native_answers, no_source
+from mmrl.policy.families.shapes import Layer, Mixer, Tower
 
 if TYPE_CHECKING:
     from mmrl.policy.tiny import TinySpec
@@ -68,8 +69,26 @@ def _ids(dense: Any) -> dict[str, Any]:
     return {name: getattr(dense, name) for name in (*names, "tie_word_embeddings")}
 
 
+_QUERY_NORMS = Layer(query_norms=True)
+_DELTA = Layer(query_norms=True, output_gate=True)
+
+
 class Qwen2VL(_Qwen):
     """Qwen2-VL."""
+
+    # quick GELU: x, its sigmoid and their product
+    tower = Tower(attention=6, products=1, mlp=3)
+
+    def tower_of(self, config: Any) -> Tower:
+        """See ModelFamily."""
+        vision = config.vision_config
+        return replace(
+            self.tower,
+            hidden=vision.embed_dim,
+            inner=int(vision.embed_dim * vision.mlp_ratio),
+            depth=vision.depth,
+            tokens=float(vision.spatial_merge_size**2),
+        )
 
     name = "qwen2_vl"
     model_types = ("qwen2_vl",)
@@ -100,6 +119,8 @@ class Qwen2VL(_Qwen):
 class Qwen25VL(_Qwen):
     """Qwen2.5-VL."""
 
+    tower = Tower(rms=True, attention=6, products=1, mlp=4, gated=True)
+
     name = "qwen2_5_vl"
     model_types = ("qwen2_5_vl",)
     processors = ("Qwen2_5_VLProcessor",)
@@ -129,6 +150,9 @@ class Qwen25VL(_Qwen):
 class Qwen3VL(_Qwen):
     """Qwen3-VL, dense."""
 
+    layer = _QUERY_NORMS
+    tower = Tower(attention=6, products=1)
+
     name = "qwen3_vl"
     model_types = ("qwen3_vl",)
     processors = ("Qwen3VLProcessor",)
@@ -141,6 +165,9 @@ class Qwen3VL(_Qwen):
 class Qwen3VLMoe(SoftmaxRouters, _Qwen):
     """Qwen3-VL as a mixture of experts. A LoRA adapter reaches its attention, and the experts with `model.lora.experts`; routers
     stay as they are."""
+
+    layer = _QUERY_NORMS
+    tower = Tower(attention=6, products=1)
 
     name = "qwen3_vl_moe"
     model_types = ("qwen3_vl_moe",)
@@ -174,6 +201,8 @@ class Qwen35(_Qwen):
     adapter of the default `model.lora.target_modules` reaches attention and MLPs; in_proj_qkv, in_proj_z and out_proj are the delta
     nets'."""
 
+    layer = _DELTA
+    tower = Tower(attention=6, products=1)
     name = "qwen3_5"
     model_types = ("qwen3_5",)
     processors = ("Qwen3VLProcessor",)
@@ -200,6 +229,10 @@ class Qwen35(_Qwen):
         "vllm": "vLLM on a CPU computes gated delta nets in bf16 alone: its log-probs cannot be compared closely with the "
         "trainer's; use engine.rollout: own",
     }
+
+    def mixer(self, text: Any, number: int) -> Mixer:
+        """See ModelFamily."""
+        return "delta" if text.layer_types[number] == "linear_attention" else "attention"
 
     def tiny(self, spec: TinySpec) -> tuple[Any, Any]:
         """See ModelFamily."""

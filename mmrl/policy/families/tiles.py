@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -10,6 +12,7 @@ from mmrl.policy.families.contract import ForVLLM, Parts
 from mmrl.policy.families.experts import SoftmaxRouters
 from mmrl.policy.families.native import NativeAnswer, native_answers
 from mmrl.policy.families.plain import GivenFeatures, PlainPositions
+from mmrl.policy.families.shapes import Layer, Tower
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +38,10 @@ _CHAT = """\
 
 def _size(config: Any) -> tuple[int, int]:
     """Height and width of a tile in pixels."""
-    size = config.vision_config.image_size
+    return _pair(config.vision_config.image_size)
+
+
+def _pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
@@ -48,6 +54,8 @@ class TileFamily(PlainPositions, GivenFeatures):
         projector=("multi_modal_projector",),
         tower_blocks="vision_tower.encoder.layer",
     )
+    class_tokens: ClassVar[int] = 0
+    """Of a tile, beside its patches, in the tower."""
     tower_kernels: ClassVar[Mapping[str, str]] = {
         "sdpa": "sdpa",
         "eager": "eager",
@@ -99,6 +107,14 @@ class TileFamily(PlainPositions, GivenFeatures):
         """See ModelFamily."""
         return config.vision_config.patch_size[0], round(1 / config.downsample_ratio)
 
+    def tower_of(self, config: Any) -> Tower:
+        """See ModelFamily. A tile is a row of pixels."""
+        found = super().tower_of(config)
+        sides = zip(_size(config), _pair(config.vision_config.patch_size), strict=True)
+        patches = math.prod(side // patch for side, patch in sides)
+        rows = patches + self.class_tokens
+        return replace(found, rows=float(rows), tokens=found.tokens * rows / patches)
+
     def idle(self, base: Any) -> tuple[tuple[int, int], tuple[int, int, int]]:
         """See ModelFamily."""
         height, width = _size(base.config)
@@ -109,6 +125,8 @@ class InternVL(SoftmaxRouters, TileFamily):
     """InternVL 3 (text model Qwen2) and 3.5 (Qwen3, or its mixture of experts) in transformers' format ("-HF")."""
 
     name = "internvl"
+    tower = Tower(scaled=2)
+    class_tokens = 1
     model_types = ("internvl",)
     processors = ("InternVLProcessor",)
     frame = CoordFrame.REL1000
@@ -135,6 +153,11 @@ class InternVL(SoftmaxRouters, TileFamily):
     )
     vllm = "InternVLForConditionalGeneration"
     texts = ("qwen2", "qwen3", "qwen3_moe")
+
+    def layers(self, text: Any) -> tuple[Layer, ...]:
+        """See ModelFamily. Qwen3's queries and keys have norms of their own."""
+        norms = text.model_type.startswith("qwen3")
+        return tuple(replace(layer, query_norms=norms) for layer in super().layers(text))
 
     def mixes_experts(self, settings: Mapping[str, Any]) -> bool:
         """See ModelFamily."""
