@@ -6,12 +6,14 @@ One family per kind: a grid with M-RoPE, tiles at plain rotary positions, a mixt
 family's own classes, and learns format and sight as the demo's model does (assets/make_tiny_vlm.py), in one stage instead of four:
 `mmrl sft` on scenes of one object whose boxes were drawn with a margin and a shaky hand. Then `mmrl train configs/demo.yaml` on
 scenes with true boxes, and once more with rewards shuffled within each group: what the control gains is not learned from rewards.
+Both are held near the warm start by a KL penalty.
 Held-out results with intervals go to assets/results/bench_families.json; docs/families.md shows them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,11 @@ KINDS = {
     "qwen3_vl_moe": "grid, M-RoPE, mixture of experts",
 }
 # (warm start, reinforcement learning): what each had time for; a longer warm start begins higher
-STEPS = {"qwen3_vl": (700, 100), "internvl": (400, 60), "qwen3_vl_moe": (400, 60)}
+STEPS = {"qwen3_vl": (700, 100), "internvl": (400, 80), "qwen3_vl_moe": (400, 80)}
+# Rewards that say nothing still move weights, in no direction: with the demo's 1e-4 and no penalty a control forgets what its warm
+# start knew (0.18 -> 0.05 in 60 steps), and tells nothing of learning. A penalty on the distance to the warm start holds it there.
+SEEDS = (0, 1)  # of the training; the warm start is one
+SETTINGS = ["optim.lr=5e-5", "algorithm.kl.coef=0.2"]
 SPEC = {
     "hidden": 128,
     "layers": 3,
@@ -90,14 +96,15 @@ def learn(family: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         f"data.eval.0.path={held_out}",
         "eval.limit=200",
         "rollout.max_new_tokens=28",
+        *SETTINGS,
     ]
     variants = {f"{family} rewards": common, f"{family} shuffled": [*common, "reward.shuffle=true"]}
     runs = []
-    for variant in variants:
-        run = run_one(variant, 0, steps, folder, options.keep, variants)
+    for variant, seed in itertools.product(variants, SEEDS):
+        run = run_one(variant, seed, steps, folder, options.keep, variants)
         cell = run["held_out"]["sampled"]["iou"]
         print(
-            f"{variant:24} sampled mIoU {cell['before']['mean']:.3f} -> {cell['after']['mean']:.3f} "
+            f"{variant:24} seed {seed}: sampled mIoU {cell['before']['mean']:.3f} -> {cell['after']['mean']:.3f} "
             f"[{cell['after']['low']:.3f}, {cell['after']['high']:.3f}], {run['training_s']:.0f} s",
             flush=True,
         )
@@ -114,23 +121,26 @@ def learn(family: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What docs/families.md shows of each family, and whether it is what this script is to show."""
+    """What docs/families.md shows of each family and seed, and whether it is what this script is to show."""
     found = []
-    for family in dict.fromkeys(r["family"] for r in runs):
+    for family, seed in dict.fromkeys((r["family"], r["seed"]) for r in runs):
         cells = {
-            r["control"]: r["held_out"]["sampled"]["iou"] for r in runs if r["family"] == family
+            r["control"]: r["held_out"]["sampled"]["iou"]
+            for r in runs
+            if (r["family"], r["seed"]) == (family, seed)
         }
         gains = {k: c["after"]["mean"] - c["before"]["mean"] for k, c in cells.items()}
         found.append(
             {
                 "family": family,
+                "seed": seed,
                 "kind": KINDS[family],
                 "warm_steps": STEPS[family][0],
                 "steps": STEPS[family][1],
                 "rewards": cells[False],
                 "shuffled": cells[True],
                 "intervals_apart": cells[False]["after"]["low"] > cells[False]["before"]["high"],
-                "control_gains_nothing": gains[True] < gains[False] / 5,
+                "control_flat": abs(gains[True]) < gains[False] / 2,
             }
         )
     return found
@@ -162,7 +172,7 @@ def main() -> int:
         print(f"recorded in {write_results('bench_families', facts, 'torch', 'transformers')}")
     else:
         print(json.dumps(table, indent=1))
-    return 0 if all(r["intervals_apart"] and r["control_gains_nothing"] for r in table) else 1
+    return 0 if all(r["intervals_apart"] and r["control_flat"] for r in table) else 1
 
 
 if __name__ == "__main__":

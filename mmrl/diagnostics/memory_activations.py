@@ -275,7 +275,7 @@ def vision_update_bytes(
     rows: float,
     pixels: float,
     *,
-    pictures: int,
+    pictures: float,
     checkpointing: bool,
 ) -> float:
     """What autograd keeps of a vision tower that is trained, one block computed again included. `rows` of the tower (patches, class
