@@ -3,7 +3,8 @@
     with Cluster(config.engine.ray, [Demand("simulators", 4, 1.0)]) as cluster:
         actor = cluster.start("simulators", 0, SimulatorHost, ...)
 
-Without an address the cluster is one of this machine alone, started here and ended with the run, also by an error. Actors find
+Without an address the cluster is one of this machine alone, started here and ended with the run, also by an error; it lets in
+nobody without its own token (mmrl/distributed/cluster/access.py). A cluster of yours asks for what you set there. Actors find
 the driver's code by its import path (PYTHONPATH of the job): a node on another machine needs mmrl, the run's tasks and what they
 read (data, models) under the same paths, e.g. on a shared disk. On a cluster of yours set RAY_worker_niceness=0 before `ray start`:
 else Ray's workers give way to every other process of their machine. Every actor is started once (max_restarts 0): whoever uses it
@@ -15,16 +16,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mmrl.config import RayConfig
+from mmrl.distributed.cluster.access import forget_token, own_token, private_folder
 from mmrl.distributed.cluster.placement import (
     ClusterError,
     Demand,
@@ -127,6 +131,7 @@ class Cluster:
         self.ray = import_ray()
         self._groups: dict[str, Any] = {}
         self._connected = self._open = False
+        self._folder: Path | None = None  # of a cluster of our own
         self._seen: dict[str, Node] = {}
 
     def __enter__(self) -> Cluster:
@@ -175,21 +180,30 @@ class Cluster:
             "runtime_env": {"env_vars": variables},
         }
         if address is None:
-            options |= {"address": "local", "num_cpus": self.config.cpus}
+            self._folder = private_folder()
+            options |= {
+                "address": "local",
+                "num_cpus": self.config.cpus,
+                "_temp_dir": str(self._folder / "r"),
+            }
+            with own_token(self._folder), _kept_signals(_QUIET):
+                self._init(options, "on this machine")
         else:
             self._reachable(address)
-            options["address"] = address
-        with _kept_signals(_QUIET if address is None else {}):
-            try:
-                self.ray.init(**options)
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                self.ray.shutdown()
-                where = "on this machine" if address is None else f"at engine.ray.address {address}"
-                raise ConfigError(
-                    f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
-                    "shows whether one runs; every node needs the same versions of Python and ray"
-                ) from error
+            with _kept_signals({}):
+                self._init(options | {"address": address}, f"at engine.ray.address {address}")
         self._connected = True
+
+    def _init(self, options: dict[str, Any], where: str) -> None:
+        try:
+            self.ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            self.ray.shutdown()
+            raise ConfigError(
+                f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
+                "shows whether one runs; every node needs the same versions of Python and ray, and one that asks for a "
+                "token needs RAY_AUTH_MODE=token and the token here, too"
+            ) from error
 
     @staticmethod
     def _reachable(address: str) -> None:
@@ -312,3 +326,8 @@ class Cluster:
         if self._connected:
             self._connected = False
             self.ray.shutdown()
+        if self._folder is not None:
+            forget_token()
+            # a process that was told to end may still write its log
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
