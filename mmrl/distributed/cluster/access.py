@@ -12,6 +12,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 __all__ = ["forget_token", "own_token", "private_folder"]
 
@@ -48,8 +49,9 @@ def own_token(folder: Path) -> Iterator[None]:
 def forget_token() -> None:
     """Let Ray read the environment's token anew: it keeps the first one for as long as the process lives, and would show that
     of an ended cluster to the next. While no connection is open."""
-    from ray._raylet import AuthenticationTokenLoader, Config  # there is no public way
+    from ray import _raylet  # there is no public way
 
+    raylet: Any = _raylet  # its stubs lack both
     # in this order: a thread that still ends a connection would look for a token, find none and abort the process
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()

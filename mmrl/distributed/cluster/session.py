@@ -40,7 +40,7 @@ from mmrl.distributed.cluster.placement import (
 )
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 
-__all__ = ["Cluster", "code_paths", "ending", "import_ray", "stop_if_broken"]
+__all__ = ["Cluster", "check_address", "code_paths", "ending", "import_ray", "stop_if_broken"]
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -93,6 +93,45 @@ def stop_if_broken(error: BaseException, words: str) -> None:
             f"expected {words} to start on their nodes, found that one could not; none is started again. What its "
             f"process said: {said}\nEvery node needs the run's code, models and data under the same paths, and "
             "room for what one of them loads"
+        ) from error
+
+
+def check_address(address: str) -> None:
+    """Say at once what Ray takes minutes to find out: that nothing listens at `address` (engine.ray.address). Raises ConfigError,
+    and MissingExtraError without ray."""
+    if "://" in address:
+        raise ConfigError(
+            f"engine.ray.address: expected host:port or auto, found {address}: through a Ray client the trainer "
+            "is on no node of the cluster; start one here (`ray start --address=HOST:PORT`), set address: auto"
+        )
+    found = _meant_by_auto() if address == "auto" else address
+    host, _, port = found.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"engine.ray.address: expected host:port or auto, found {found!r}")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0):
+            return
+    except (OSError, OverflowError) as error:  # the latter: no such port
+        where = address if found == address else f"{address}, which means {found}"
+        raise ConfigError(
+            f"expected a Ray cluster at engine.ray.address {where}, found none: {error}. Start it there with "
+            "`ray start --head` (it prints its address), or leave the address out: this machine alone"
+        ) from error
+
+
+def _meant_by_auto() -> str:
+    """The address that Ray takes auto for: RAY_ADDRESS, else that of a cluster of this machine. Raises ConfigError for none."""
+    import_ray()
+    from ray._private.services import (  # there is no public way
+        canonicalize_bootstrap_address_or_die,
+    )
+
+    try:
+        return str(canonicalize_bootstrap_address_or_die("auto"))
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"expected a Ray cluster of this machine for engine.ray.address auto, found none: {error} Start one with "
+            "`ray start --head`, or join one with `ray start --address=HOST:PORT`"
         ) from error
 
 
@@ -189,7 +228,7 @@ class Cluster:
             with own_token(self._folder), _kept_signals(_QUIET):
                 self._init(options, "on this machine")
         else:
-            self._reachable(address)
+            check_address(address)
             with _kept_signals({}):
                 self._init(options | {"address": address}, f"at engine.ray.address {address}")
         self._connected = True
@@ -203,28 +242,6 @@ class Cluster:
                 f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
                 "shows whether one runs; every node needs the same versions of Python and ray, and one that asks for a "
                 "token needs RAY_AUTH_MODE=token and the token here, too"
-            ) from error
-
-    @staticmethod
-    def _reachable(address: str) -> None:
-        """Say at once what Ray takes minutes to find out. Raises ConfigError."""
-        if address == "auto":
-            return
-        if "://" in address:
-            raise ConfigError(
-                f"engine.ray.address: expected host:port or auto, found {address}: through a Ray client the trainer "
-                "is on no node of the cluster; start one here (`ray start --address=HOST:PORT`), set address: auto"
-            )
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"engine.ray.address: expected host:port or auto, found {address!r}")
-        try:
-            with socket.create_connection((host, int(port)), timeout=5.0):
-                return
-        except OSError as error:
-            raise ConfigError(
-                f"expected a Ray cluster at engine.ray.address {address}, found none: {error}. Start it there with "
-                "`ray start --head` (it prints its address), or leave the address out: this machine alone"
             ) from error
 
     def nodes(self) -> list[Node]:
