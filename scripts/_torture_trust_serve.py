@@ -138,6 +138,7 @@ def stalling(
     threads: int = 4,
     statuses: tuple[int, ...] = (400,),
     model: Callable[[], contextlib.AbstractContextManager[str]] | None = None,
+    growth_mib: float = _GROWTH_MIB,
 ) -> Attack:
     """An attack by the same request from several connections at once; `model` makes the folder of another model than the usual."""
 
@@ -147,7 +148,9 @@ def stalling(
             contextlib.nullcontext(MODEL) if model is None else model() as folder,
             serving(model=folder) as server,
         ):
-            outcome = _judged(*beside(server, [_again(sent)] * threads), statuses=statuses)
+            outcome = _judged(
+                *beside(server, [_again(sent)] * threads), statuses=statuses, growth_mib=growth_mib
+            )
         return Outcome(
             outcome.held, outcome.result, {**outcome.figures, "request_kib": len(sent) >> 10}
         )
