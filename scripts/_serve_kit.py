@@ -78,8 +78,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*options: str) -> Iterator[Server]:
-    """A server of the tiny model at a free port; killed at the end."""
+def serving(*options: str, model: str = MODEL) -> Iterator[Server]:
+    """A server of the tiny model, or of another one under its name, at a free port; killed at the end."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -94,6 +94,8 @@ def serving(*options: str) -> Iterator[Server]:
             "-m",
             "mmrl.cli.main",
             "serve",
+            model,
+            "--served-model-name",
             MODEL,
             "--config",
             "configs/demo.yaml",

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ __all__ = ["Attack", "Outcome", "attack", "record"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether the attack was withstood, what was seen, and figures of it."""
+    """Whether the attack was withstood, what was seen, and figures of it. `tests`: rows of a table of their own, by name."""
 
     held: bool
     result: str
     figures: dict[str, Any] = field(default_factory=dict)
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def attack(what: str, expected: str) -> Callable[[Callable[[Any], Outcome]], Att
 
 def record(path: Path, tried: Attack, outcome: Outcome) -> None:
     """Put the row of `tried` into the table at `path` and into the one beside it in Markdown."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["attacks"] if path.exists() else {}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows, tests = before.get("attacks", {}), outcome.tests or before.get("tests", {})
     rows[tried.name] = {
         "attack": tried.what,
         "expected": tried.expected,
@@ -59,17 +61,24 @@ def record(path: Path, tried: Attack, outcome: Outcome) -> None:
         "tried": len(rows),
         "got_through": sum(not row["held"] for row in rows.values()),
         "attacks": dict(sorted(rows.items())),
+        "tests": tests,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     lines = [
         f"{table['tried']} attacks, {table['got_through']} got through (scripts/torture_trust.py).",
-        "",
-        "| attack | expected | result |",
-        "|---|---|---|",
+        *_table(table["attacks"].values()),
     ]
-    lines += [
-        f"| {row['attack']} | {row['expected']} | {'held' if row['held'] else '**got through**'}: {row['result']} |"
-        for row in table["attacks"].values()
-    ]
+    if tests:
+        lines += ["", f"{len(tests)} tests of tests/attacks.", *_table(tests.values())]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Lines of Markdown."""
+    words = {True: "held", False: "**got through**", None: "not tried"}
+    lines = ["", "| attack | expected | result |", "|---|---|---|"]
+    for row in rows:
+        cells = (row["attack"], row["expected"], f"{words[row['held']]}: {row['result']}")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines

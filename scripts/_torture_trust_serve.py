@@ -25,6 +25,7 @@ import numpy as np
 
 from scripts._serve_kit import (
     HEAD,
+    MODEL,
     Attacking,
     Beside,
     Server,
@@ -136,13 +137,20 @@ def stalling(
     body: Callable[[], bytes],
     threads: int = 4,
     statuses: tuple[int, ...] = (400,),
+    model: Callable[[], contextlib.AbstractContextManager[str]] | None = None,
+    growth_mib: float = _GROWTH_MIB,
 ) -> Attack:
-    """An attack by the same request from several connections at once."""
+    """An attack by the same request from several connections at once; `model` makes the folder of another model than the usual."""
 
     def run(options: Any) -> Outcome:
         sent = body()
-        with serving() as server:
-            outcome = _judged(*beside(server, [_again(sent)] * threads), statuses=statuses)
+        with (
+            contextlib.nullcontext(MODEL) if model is None else model() as folder,
+            serving(model=folder) as server,
+        ):
+            outcome = _judged(
+                *beside(server, [_again(sent)] * threads), statuses=statuses, growth_mib=growth_mib
+            )
         return Outcome(
             outcome.held, outcome.result, {**outcome.figures, "request_kib": len(sent) >> 10}
         )

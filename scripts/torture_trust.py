@@ -6,7 +6,8 @@
 
 Attacks lie in scripts/_torture_trust_*.py: each module lists its own in ATTACKS, made with `attack` from
 scripts/_torture_trust.py. Traffic stays on this machine. Results: assets/results/torture_trust.json and .md; attacks that were not
-tried again keep their rows; a shorter soak is written to runs/results. The fast ones are tests (tests/attacks).
+tried again keep their rows; a shorter soak is written to runs/results. The fast ones are tests (tests/attacks): `--only tests` runs
+them with pytest, and its report makes a table of its own.
 """
 
 from __future__ import annotations

@@ -249,13 +249,16 @@ def _decoded(opened: _Opened, stream: Any, max_seconds: float) -> Iterator[np.nd
     """Mono float32 pieces at the file's own rate. Raises MediaError, also for sound that is missing in the middle or at the end."""
     av, path = opened.av, opened.path
     stream.codec_context.thread_count = 1
-    to_float, count, rate = av.AudioResampler(format="fltp"), 0, stream.codec_context.sample_rate
+    # packed, not planar: of planar sound in 8 channels or more PyAV reads beyond the list of planes, and ends the process
+    to_float, count, rate = av.AudioResampler(format="flt"), 0, stream.codec_context.sample_rate
     heard = _Heard()
 
     def mono(frame: Any) -> Iterator[np.ndarray]:
         nonlocal count
         for whole in to_float.resample(frame):
-            values_CN = whole.to_ndarray()
+            packed_NC = whole.to_ndarray().reshape(-1, whole.layout.nb_channels)
+            # in the order in which planes were added up: a sound's mean is the same to the last bit
+            values_CN = np.ascontiguousarray(packed_NC.T)
             if not np.isfinite(values_CN).all():
                 raise _corrupt(path, "samples that are not finite numbers")
             count += values_CN.shape[1]

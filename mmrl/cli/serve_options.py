@@ -37,7 +37,11 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
     engine: Annotated[
-        str, Option(help="own, vllm, or auto: vllm where it and a GPU are there")
+        str,
+        Option(
+            help="own; vllm: vLLM's server, for this machine alone and without the limits below; auto: vllm where it and a "
+            "GPU are there, and it does what is asked"
+        ),
     ] = "auto",
     max_tokens: Annotated[
         int | None,

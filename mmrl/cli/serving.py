@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import typer
@@ -12,7 +12,8 @@ from mmrl.cli.embodied import is_vla
 from mmrl.cli.evaluation import settings_of
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, did_you_mean, install_command
-from mmrl.operations.listening import bind, check_key
+from mmrl.operations.listening import bind, check_key, is_loopback
+from mmrl.serve.limits import Limits
 from mmrl.serve.options import ServeOptions
 
 __all__ = ["ServeOptions", "serve_command"]
@@ -44,7 +45,7 @@ def serve_command(
             "use it, and let it read what --media-root and --allow-remote-media allow",
             ", or let everyone in with --no-key",
         )
-    engine = _chosen(options.engine)
+    engine = _chosen(options)
     # the training run's cache belongs to its data: what clients send is kept in memory
     settings = settings_of(
         checkpoint, config, ["data.cache.dir=null", "data.workers=0", *overrides], trust_code
@@ -62,12 +63,16 @@ def serve_command(
         _serve_own(settings, options)
 
 
-def _chosen(engine: str) -> str:
-    """'own' or 'vllm'. Raises ConfigError for an unknown name, or vllm where it is not installed."""
+def _chosen(options: ServeOptions) -> str:
+    """'own' or 'vllm'. Raises ConfigError for an unknown name, and for vllm where it is missing or cannot do what is asked."""
+    engine = options.engine
     if engine not in ENGINES:
         raise ConfigError(
             f"expected --engine of {', '.join(ENGINES)}, found '{engine}'.{did_you_mean(engine, ENGINES)}"
         )
+    lacking = _beyond_vllm(options)
+    if engine == "vllm" and lacking:
+        raise ConfigError(lacking)
     installed = importlib.util.find_spec("vllm") is not None
     if engine == "vllm" and not installed:
         raise ConfigError(
@@ -76,8 +81,28 @@ def _chosen(engine: str) -> str:
     if engine == "auto":
         import torch
 
-        return "vllm" if installed and torch.cuda.is_available() else "own"
+        return "vllm" if installed and torch.cuda.is_available() and not lacking else "own"
     return engine
+
+
+def _beyond_vllm(options: ServeOptions) -> str:
+    """What is asked for that vLLM's own server does not hold to, as the message of an error; '' for nothing."""
+    if not is_loopback(options.host):
+        return (
+            f"expected --host of this machine (127.0.0.1) with --engine vllm, found {options.host}: vLLM's server asks for the "
+            "key at its /v1 only (its /invocations answers everyone the same) and has none of mmrl's bounds; take --engine own, "
+            "or let a proxy here ask for the key, bound requests and pass on /v1 alone"
+        )
+    given = replace(options.limits, workers=Limits.workers)
+    names = [f.name for f in fields(Limits) if getattr(given, f.name) != f.default]
+    if options.text_bytes is not None:
+        names.append("text_bytes")
+    if not names:
+        return ""
+    return (
+        f"expected no limits on requests with --engine vllm, found some given ({', '.join(names)}): vLLM's server has its own; "
+        "take --engine own, or leave them out"
+    )
 
 
 def _serve_own(settings: RunConfig, options: ServeOptions) -> None:

@@ -13,6 +13,7 @@ from mmrl.cli.display import clock
 from mmrl.cli.run import quieten, run_config
 from mmrl.diagnostics.trial import BINS, Trial, rollout_seconds, trial_overrides, try_out
 from mmrl.errors import ConfigError
+from mmrl.operations.prometheus import check_metrics_port
 
 __all__ = ["LEARNS_NOTHING", "try_command", "trial_lines"]
 
@@ -56,6 +57,7 @@ def try_command(
             )
 
     trainer = Trainer(small, overwrite=True, on_event=told)
+    _warn_of_port(run)
     trial = try_out(trainer, run)
     trainer.world.close()
     for line in trial_lines(trial, run):
@@ -74,6 +76,14 @@ def try_command(
         raise typer.Exit(LEARNS_NOTHING)
     for finding in trial.findings:
         typer.secho(f"warning: {finding.name}: {finding.message}", err=True, fg="yellow")
+
+
+def _warn_of_port(run: Any) -> None:
+    """A trial serves no metrics, so that it may be made beside a run that does: a port that is taken ends no trial."""
+    try:
+        check_metrics_port(run.operations)
+    except ConfigError as error:
+        typer.secho(f"warning: mmrl train would stop here: {error}", err=True, fg="yellow")
 
 
 def _percent(value: float | None) -> str:

@@ -12,6 +12,7 @@ Characters that Prometheus does not allow in a name become _; the label `key` is
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from mmrl.diagnostics.diagnosis import DIAGNOSES
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.files import printable
 
-__all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
+__all__ = ["ALARMS", "RunCollector", "check_metrics_port", "metric_name", "metrics_endpoint"]
 
 Listener = Callable[[str, Any], None]
 ALARMS = (
@@ -123,6 +124,30 @@ class RunCollector:
         yield counter
 
 
+def check_metrics_port(settings: OperationsConfig) -> None:
+    """Raise ConfigError where `metrics_endpoint` could not listen: the port is taken, or the address is none of this machine."""
+    if not settings.metrics_port:
+        return  # none, or a free one
+    try:
+        found = socket.getaddrinfo(
+            settings.metrics_host, settings.metrics_port, type=socket.SOCK_STREAM
+        )
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            # as the endpoint does: connections of an ended run that are still closing take no port
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+            probe.listen(1)
+    except OSError as error:
+        raise _taken(settings, error) from error
+
+
+def _taken(settings: OperationsConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"expected to serve metrics at {settings.metrics_host}:{settings.metrics_port}, found that this cannot be done "
+        f"({error}); choose another operations.metrics_port (0 takes a free one), or null for none"
+    )
+
+
 @contextmanager
 def metrics_endpoint(
     settings: OperationsConfig, run: str, rank: int, listener: Listener
@@ -145,10 +170,7 @@ def metrics_endpoint(
     try:
         server, thread = start_http_server(settings.metrics_port, settings.metrics_host, registry)
     except OSError as error:
-        raise ConfigError(
-            f"cannot serve metrics at {settings.metrics_host}:{settings.metrics_port} ({error}); choose another "
-            "operations.metrics_port (0 takes a free one), or null for none"
-        ) from error
+        raise _taken(settings, error) from error
     address = f"metrics: http://{settings.metrics_host}:{server.server_port}/metrics"
 
     def hear(kind: str, payload: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import secrets
 import time
@@ -27,6 +28,7 @@ from mmrl.rollout.weight_transfer import ServerGone
 
 __all__ = ["ServerGone", "VLLMClient"]
 
+_log = logging.getLogger(__name__)
 _ERRORS = {"ConfigError": ConfigError, "MismatchError": MismatchError}
 _PAUSE_S = 0.5  # between two tries while the server starts
 _GLANCE_S = 5.0  # for a server that was lost to say that it is back
@@ -40,7 +42,8 @@ class VLLMClient:
 
     counts: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, settings: VLLMConfig, model: str, dtype: str, url: str = "") -> None:
+    def __init__(self, settings: VLLMConfig, model: str, dtype: str | None, url: str = "") -> None:
+        """Waits for the server at `url` (by default the first of the settings). `dtype` None: it may compute in any type."""
         self.url = url or settings.urls[0]
         self._settings = settings
         self._address = urlsplit(self.url if "//" in self.url else f"//{self.url}")
@@ -53,7 +56,7 @@ class VLLMClient:
         self._sender = WeightSender(self, settings.transfer, settings.timeout_s)
         self._key = os.environ.get("MMRL_API_KEY", "")
         found = self._wait()
-        if found["dtype"] != dtype:
+        if dtype is not None and found["dtype"] != dtype:
             raise ConfigError(
                 f"expected the rollout server {self.url} to compute in {dtype} as this run does, found "
                 f"{found['dtype']}; start it with the run's configuration"
@@ -205,13 +208,11 @@ class VLLMClient:
             return response.status, {"error": text[:500].decode(errors="replace")}
 
     def _wait(self) -> Any:
-        """The server's health, as soon as it answers."""
-        end = time.monotonic() + self._settings.start_s
+        """The server's health, as soon as it answers. It listens once its own model is loaded: both may be started together."""
+        end, told = time.monotonic() + self._settings.start_s, False
         while True:
             try:
-                status, answer = self._once("GET", "/health", b"")
-                self._check(status, answer)
-                return answer
+                status, answer = self._once("GET", "/health", b"", _GLANCE_S)
             except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
                 if time.monotonic() > end:
                     raise RolloutError(
@@ -219,8 +220,36 @@ class VLLMClient:
                         f"{self._settings.start_s:g} s ({error}); start it: mmrl rollout-server CONFIG --port "
                         f"{self._address.port or 80}"
                     ) from error
+                if not told:
+                    _log.warning(
+                        "no rollout server answers at %s yet (%s): waiting for it, %g s at most (engine.vllm.start_s)",
+                        self.url,
+                        error,
+                        self._settings.start_s,
+                    )
+                told = True
                 time.sleep(_PAUSE_S)
             except OSError as error:  # no such host: waiting does not help
                 raise RolloutError(
-                    f"cannot reach the rollout server {self.url}: {error}"
+                    f"expected a rollout server at {self.url}, found that it cannot be reached: {error}; look at engine.vllm.url"
                 ) from error
+            else:
+                if status == 401:
+                    raise ConfigError(
+                        f"expected the key of the rollout server {self.url} in MMRL_API_KEY, found "
+                        f"{'another one' if self._key else 'none'} there; set the key that it was started with"
+                    )
+                self._check_health(status, answer)
+                return answer
+
+    def _check_health(self, status: int, answer: Any) -> None:
+        """Raise ConfigError where another program answers: vLLM's own server has a /health, too, which says nothing."""
+        if (
+            status != 200
+            or not isinstance(answer, dict)
+            or not all(isinstance(answer.get(key), str) for key in ("model", "dtype"))
+        ):
+            raise ConfigError(
+                f"expected a rollout server at {self.url}, found another program: its /health has status {status} and names no "
+                "model and dtype; give engine.vllm.url the address of `mmrl rollout-server`"
+            )

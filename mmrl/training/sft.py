@@ -37,6 +37,7 @@ from mmrl.errors import DataError
 from mmrl.operations.startup import loaded
 from mmrl.policy.pack import within_budget
 from mmrl.training.optim import build_optimizer
+from mmrl.training.preflight import check_model_folder, check_training_packages
 
 __all__ = ["Failed", "SupervisedSource", "run_sft", "supervised_source", "supervised_world"]
 
@@ -106,10 +107,13 @@ def supervised_world(config: RunConfig) -> World:
 
 
 def supervised_source(config: RunConfig, world: World) -> SupervisedSource[Any]:
-    """What `config` learns from. Raises ConfigError and DataError in all processes together."""
+    """What `config` learns from, once what training it needs is found to be there (mmrl.training.preflight). Raises
+    MissingExtraError, ConfigError and DataError in all processes together."""
     make: Callable[[RunConfig, World], SupervisedSource[Any]]
     make = pkgutil.resolve_name(config.supervised_source)
     with world.raise_on_all_ranks():
+        check_training_packages(config)
+        check_model_folder(config.model.path)
         return make(config, world)
 
 

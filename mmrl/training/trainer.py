@@ -46,9 +46,11 @@ from mmrl.training.optim import build_policy_optimizer
 from mmrl.training.pipeline import Pipeline, PipelineSettings
 from mmrl.training.preflight import (
     best_metric,
+    check_addresses,
     check_model_folder,
     check_packages,
     check_router_replay,
+    check_servers,
 )
 from mmrl.training.rollouts import RolloutSource, RunContext
 from mmrl.training.runlog import RunFolder, write_json
@@ -125,12 +127,14 @@ class Trainer:
         check_packages(config)
         check_model_folder(config.model.path)
         check_router_replay(config)
+        check_addresses(config, main=self.world.is_main)
         torch.manual_seed(config.seed)
         make = self._source or pkgutil.resolve_name(config.rollout_source)
         self.rollouts: RolloutSource = make(config, self.world)
         self.best_metric = best_metric(config.eval, self.rollouts.measured)
         if self.world.is_main:
             self.on_event("checked", {"config": config})
+        check_servers(config)
         with self.checkpoints.reading(self.start_step):
             self.policy = self.rollouts.load_policy(
                 self.checkpoints.path(self.start_step) if self.start_step else None

@@ -6,6 +6,7 @@ import base64
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmrl.policy.loading import load_processor
 from mmrl.policy.tiny import make_tokenizer
 from mmrl.rollout.cache import PreallocatedCache, joined
 from mmrl.serve.errors import RequestError
+from mmrl.serve.limits import Limits
 from mmrl.serve.media import MediaRules, check_picture, file_of
 from mmrl.serve.protocol import Defaults, Media, read_chat
 from mmrl.serve.text import StopTexts, TextStream, decode
@@ -306,13 +308,39 @@ def test_vllms_chat_template_begins_as_the_run_did() -> None:
 
 
 def test_engines_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _chosen("own") == "own"
+    assert _chosen(ServeOptions(engine="own")) == "own"
     with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
-        _chosen("vlm")
+        _chosen(ServeOptions(engine="vlm"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert _chosen("auto") == "own"
+    assert _chosen(ServeOptions()) == "own"
     with pytest.raises(ConfigError, match=r"pip install -e '.*\[vllm\]'"):
-        _chosen("vllm")
+        _chosen(ServeOptions(engine="vllm"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"host": "0.0.0.0", "api_key": "k"}, r"found 0\.0\.0\.0: .*/invocations"),
+        ({"host": "::", "no_key": True}, "found ::"),
+        ({"host": "a.example", "api_key": "k"}, r"found a\.example"),
+        ({"limits": Limits(pixels=1000, waiting=2)}, r"some given \(pixels, waiting\)"),
+        ({"text_bytes": 4096}, r"some given \(text_bytes\)"),
+    ],
+)
+def test_vllms_server_is_not_given_what_it_does_not_hold_to(
+    asked: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were dropped without a word, and strangers had whatever vLLM lets them."""
+    with pytest.raises(ConfigError, match=found):
+        _chosen(ServeOptions(engine="vllm", **asked))
+    with pytest.raises(ConfigError, match=found):
+        serve_command("x", None, [], ServeOptions(engine="vllm", **asked))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert _chosen(ServeOptions(**asked)) == "own"
+    for host in ("127.0.0.1", "localhost", "::1"):
+        here = ServeOptions(host=host, limits=Limits(workers=8))  # as the command line makes them
+        assert _chosen(here) == _chosen(replace(here, engine="vllm")) == "vllm"
 
 
 @pytest.mark.slow  # a process of its own, with torch

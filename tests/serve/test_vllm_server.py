@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -115,3 +116,30 @@ def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> No
             client.chat.completions.create(
                 model=model.id, messages=[{"role": "user", "content": remote}], max_tokens=4
             )
+
+
+def test_its_key_is_asked_for_at_v1_alone(tmp_path: Path) -> None:
+    """Why it may listen on this machine only. Should it be asked for everywhere, SECURITY.md and `mmrl serve` may say less."""
+    key = "of-this-test"
+    with vllm_server(tmp_path / "log.txt", "--api-key", key) as url:
+        body = json.dumps(
+            {
+                "messages": [{"role": "user", "content": "red circle"}],
+                "max_tokens": 8,
+                "temperature": 0,
+            }
+        ).encode()
+
+        def posted(path: str, **headers: str) -> tuple[int, str]:
+            request = urllib.request.Request(
+                url + path, body, {"Content-Type": "application/json", **headers}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    return answer.status, json.load(answer)["choices"][0]["message"]["content"]
+            except urllib.error.HTTPError as error:
+                return error.code, ""
+
+        assert posted("/v1/chat/completions")[0] == 401
+        asked = posted("/v1/chat/completions", Authorization=f"Bearer {key}")
+        assert asked[0] == 200 and posted("/invocations") == asked

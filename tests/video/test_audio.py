@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io.wavfile
 import torch
 import transformers as hf
 
@@ -52,6 +53,16 @@ def test_lossless_files_give_their_samples(tmp_path: Path) -> None:
     info = probe_audio(tmp_path / "a.flac")
     assert (info.rate, info.channels, info.codec) == (16000, 2, "flac")
     assert info.duration_s == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6, 7, 8, 9, 24, 64])
+def test_the_channels_of_a_file_are_averaged(channels: int, tmp_path: Path) -> None:
+    """Eight and more ended the process: PyAV took what lies behind the list of planes for planes."""
+    path = tmp_path / "a.wav"
+    write_wav(path, np.random.default_rng(0).integers(-30000, 30000, (channels, 3000), np.int16))
+    rate, samples_NC = scipy.io.wavfile.read(path)
+    wanted = samples_NC.reshape(3000, -1).astype(np.float64).mean(1) / 32768
+    assert rate == 16000 and np.abs(read(path) - wanted).max() < 1e-6
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])

@@ -3,7 +3,8 @@
     with Cluster(config.engine.ray, [Demand("simulators", 4, 1.0)]) as cluster:
         actor = cluster.start("simulators", 0, SimulatorHost, ...)
 
-Without an address the cluster is one of this machine alone, started here and ended with the run, also by an error. Actors find
+Without an address the cluster is one of this machine alone, started here and ended with the run, also by an error; it lets in
+nobody without its own token (mmrl/distributed/cluster/access.py). A cluster of yours asks for what you set there. Actors find
 the driver's code by its import path (PYTHONPATH of the job): a node on another machine needs mmrl, the run's tasks and what they
 read (data, models) under the same paths, e.g. on a shared disk. On a cluster of yours set RAY_worker_niceness=0 before `ray start`:
 else Ray's workers give way to every other process of their machine. Every actor is started once (max_restarts 0): whoever uses it
@@ -15,16 +16,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mmrl.config import RayConfig
+from mmrl.distributed.cluster.access import forget_token, own_token, private_folder
 from mmrl.distributed.cluster.placement import (
     ClusterError,
     Demand,
@@ -36,7 +40,7 @@ from mmrl.distributed.cluster.placement import (
 )
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 
-__all__ = ["Cluster", "code_paths", "ending", "import_ray", "stop_if_broken"]
+__all__ = ["Cluster", "check_address", "code_paths", "ending", "import_ray", "stop_if_broken"]
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -92,6 +96,45 @@ def stop_if_broken(error: BaseException, words: str) -> None:
         ) from error
 
 
+def check_address(address: str) -> None:
+    """Say at once what Ray takes minutes to find out: that nothing listens at `address` (engine.ray.address). Raises ConfigError,
+    and MissingExtraError without ray."""
+    if "://" in address:
+        raise ConfigError(
+            f"engine.ray.address: expected host:port or auto, found {address}: through a Ray client the trainer "
+            "is on no node of the cluster; start one here (`ray start --address=HOST:PORT`), set address: auto"
+        )
+    found = _meant_by_auto() if address == "auto" else address
+    host, _, port = found.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"engine.ray.address: expected host:port or auto, found {found!r}")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0):
+            return
+    except (OSError, OverflowError) as error:  # the latter: no such port
+        where = address if found == address else f"{address}, which means {found}"
+        raise ConfigError(
+            f"expected a Ray cluster at engine.ray.address {where}, found none: {error}. Start it there with "
+            "`ray start --head` (it prints its address), or leave the address out: this machine alone"
+        ) from error
+
+
+def _meant_by_auto() -> str:
+    """The address that Ray takes auto for: RAY_ADDRESS, else that of a cluster of this machine. Raises ConfigError for none."""
+    import_ray()
+    from ray._private.services import (  # there is no public way
+        canonicalize_bootstrap_address_or_die,
+    )
+
+    try:
+        return str(canonicalize_bootstrap_address_or_die("auto"))
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"expected a Ray cluster of this machine for engine.ray.address auto, found none: {error} Start one with "
+            "`ray start --head`, or join one with `ray start --address=HOST:PORT`"
+        ) from error
+
+
 @contextlib.contextmanager
 def _kept_signals(environment: dict[str, str]) -> Iterator[None]:
     """Ray replaces the handler of SIGTERM, which is not its to decide; and its settings are read from the environment."""
@@ -127,6 +170,7 @@ class Cluster:
         self.ray = import_ray()
         self._groups: dict[str, Any] = {}
         self._connected = self._open = False
+        self._folder: Path | None = None  # of a cluster of our own
         self._seen: dict[str, Node] = {}
 
     def __enter__(self) -> Cluster:
@@ -175,42 +219,29 @@ class Cluster:
             "runtime_env": {"env_vars": variables},
         }
         if address is None:
-            options |= {"address": "local", "num_cpus": self.config.cpus}
+            self._folder = private_folder()
+            options |= {
+                "address": "local",
+                "num_cpus": self.config.cpus,
+                "_temp_dir": str(self._folder / "r"),
+            }
+            with own_token(self._folder), _kept_signals(_QUIET):
+                self._init(options, "on this machine")
         else:
-            self._reachable(address)
-            options["address"] = address
-        with _kept_signals(_QUIET if address is None else {}):
-            try:
-                self.ray.init(**options)
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                self.ray.shutdown()
-                where = "on this machine" if address is None else f"at engine.ray.address {address}"
-                raise ConfigError(
-                    f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
-                    "shows whether one runs; every node needs the same versions of Python and ray"
-                ) from error
+            check_address(address)
+            with _kept_signals({}):
+                self._init(options | {"address": address}, f"at engine.ray.address {address}")
         self._connected = True
 
-    @staticmethod
-    def _reachable(address: str) -> None:
-        """Say at once what Ray takes minutes to find out. Raises ConfigError."""
-        if address == "auto":
-            return
-        if "://" in address:
-            raise ConfigError(
-                f"engine.ray.address: expected host:port or auto, found {address}: through a Ray client the trainer "
-                "is on no node of the cluster; start one here (`ray start --address=HOST:PORT`), set address: auto"
-            )
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"engine.ray.address: expected host:port or auto, found {address!r}")
+    def _init(self, options: dict[str, Any], where: str) -> None:
         try:
-            with socket.create_connection((host, int(port)), timeout=5.0):
-                return
-        except OSError as error:
+            self.ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            self.ray.shutdown()
             raise ConfigError(
-                f"expected a Ray cluster at engine.ray.address {address}, found none: {error}. Start it there with "
-                "`ray start --head` (it prints its address), or leave the address out: this machine alone"
+                f"expected a Ray cluster {where}, found that Ray cannot start or join it: {error}. `ray status` "
+                "shows whether one runs; every node needs the same versions of Python and ray, and one that asks for a "
+                "token needs RAY_AUTH_MODE=token and the token here, too"
             ) from error
 
     def nodes(self) -> list[Node]:
@@ -312,3 +343,8 @@ class Cluster:
         if self._connected:
             self._connected = False
             self.ray.shutdown()
+        if self._folder is not None:
+            forget_token()
+            # a process that was told to end may still write its log
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
