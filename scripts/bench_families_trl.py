@@ -1,6 +1,7 @@
 """Seconds per step of each family beside TRL's GRPOTrainer, on the same tiny model of the family: where TRL runs it.
 
     python -m scripts.bench_families_trl            (half an hour on a calm machine; writes assets/results/bench_families_trl.json)
+    python -m scripts.bench_families_trl --only gemma3             (this one anew, the others as they are recorded)
     python -m scripts.bench_families_trl --quick --only gemma3     (a minute; writes nothing into assets/results)
 
 Everything is as in scripts/bench_vs_trl.py, setting a (small pictures, short questions, 8 prompts of 8 rollouts of 24 tokens): both
@@ -10,6 +11,7 @@ real trainers, in processes of their own that alternate, one thread, fp32. Where
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -67,13 +69,25 @@ def compare(family: str, rounds: int, steps: int) -> dict[str, Any]:
     }
 
 
+def recorded() -> list[dict[str, Any]]:
+    """Rows of earlier runs, each with its own date and machine."""
+    file = bench.destination() / "bench_families_trl.json"
+    if not file.is_file():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    head = {name: found[name] for name in ("date", "machine")}
+    return [head | row for row in found["families"]]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one round of three steps")
-    parser.add_argument("--only", nargs="*", choices=NAMES, help="nothing is recorded then")
+    parser.add_argument(
+        "--only", nargs="*", choices=NAMES, help="these anew, the others as recorded"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FAMILY"), help=argparse.SUPPRESS)
@@ -103,8 +117,9 @@ def main() -> None:
             for r in rows
         ],
     )
-    if not options.only:
-        print(bench.write_results("bench_families_trl", {"families": rows}, *LIBRARIES))
+    found = {row["family"]: row for row in [*recorded(), *rows]}
+    families = [found[name] for name in NAMES if name in found]
+    print(bench.write_results("bench_families_trl", {"families": families}, *LIBRARIES))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import html
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -276,10 +277,16 @@ def beside_trl() -> str:
             else "-"
         )
         lines.append(f"| {r['family']} | {ours} | {theirs} | {ratio} |")
-    told, machine = found["versions"], found["machine"]
+    told, machines = found["versions"], defaultdict(list)
+    for r in found["families"]:
+        machine = r.get("machine", found["machine"])
+        load = f"{machine['load_1min']:.0f}"
+        machines[f"{machine['cores']} cores of {machine['cpu']}, load {load}"].append(r["family"])
+    most = max(machines, key=lambda m: len(machines[m]))
+    others = "".join(f"; {', '.join(names)}: {m}" for m, names in machines.items() if m != most)
     where = (
-        f"Measured with TRL {told['trl']} and transformers {told['transformers']} on {machine['cores']} cores of {machine['cpu']}, "
-        f"beside other work (load {machine['load_1min']:.0f}). Where TRL fails, the last line of its error stands there."
+        f"Measured with TRL {told['trl']} and transformers {told['transformers']} on {most}, beside other work{others}. Where TRL "
+        "fails, the last line of its error stands there."
     )
     return _BESIDE_TRL + "\n".join(lines) + f"\n\n{where}\n\n"
 
