@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from assets.make_tiny_vlm import loosen, sft
-from scripts._bench import ROOT, parse, write_results
+from scripts._bench import ROOT, destination, parse, write_results
 from scripts.bench_learning import run_one
 
 KINDS = {
@@ -146,12 +146,26 @@ def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def recorded() -> list[dict[str, Any]]:
+    """Runs of an earlier call with the same settings, each with its own date and machine."""
+    file = destination() / "bench_families.json"
+    if not file.is_file():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if found.get("settings") != SETTINGS:
+        return []
+    head = {name: found[name] for name in ("date", "machine")}
+    return [head | run for run in found["runs"]]
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", choices=KINDS, help="nothing is recorded then")
+    parser.add_argument(
+        "--only", nargs="*", choices=KINDS, help="these anew, the others as recorded"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="families at a time, one thread each")
     parser.add_argument(
         "--warm", type=int, help="steps of the warm start; nothing is recorded then"
@@ -167,8 +181,11 @@ def main() -> int:
             r for rs in pool.map(lambda f: learn(f, options), options.only or KINDS) for r in rs
         ]
     table = rows(runs)
-    if not (options.only or options.warm or options.steps):
-        facts = {"spec": SPEC, "table": table, "runs": runs}
+    if not (options.warm or options.steps):
+        kept = [r for r in recorded() if r["family"] not in (options.only or KINDS)]
+        runs = sorted([*kept, *runs], key=lambda r: list(KINDS).index(r["family"]))
+        table = rows(runs)
+        facts = {"spec": SPEC, "settings": SETTINGS, "table": table, "runs": runs}
         print(f"recorded in {write_results('bench_families', facts, 'torch', 'transformers')}")
     else:
         print(json.dumps(table, indent=1))
