@@ -157,7 +157,7 @@ def check_router_replay(config: RunConfig) -> None:
     family = next((f for f in families().values() if found in f.model_types), None)
     # loading the model says what it makes of an unknown one
     if family is not None and not family.mixes_experts(settings):
-        mixtures = ", ".join(f.name for f in families().values() if f.mixes_experts({}))
+        mixtures = ", ".join(f.name for f in families().values() if f.router)
         raise ConfigError(
             f"expected a mixture of experts for algorithm.router_replay.mode {mode} (families {mixtures}), found {path} of family "
             f"{family.name}, in which all tokens go through the same weights; set algorithm.router_replay.mode: disabled"

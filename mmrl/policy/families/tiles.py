@@ -161,7 +161,7 @@ class InternVL(SoftmaxRouters, TileFamily):
 
     def mixes_experts(self, settings: Mapping[str, Any]) -> bool:
         """See ModelFamily."""
-        return settings.get("text_config", {}).get("model_type") == "qwen3_moe"
+        return (settings.get("text_config") or {}).get("model_type") == "qwen3_moe"
 
     def reader(self, processor: Any) -> PictureReader:
         """See ModelFamily."""
