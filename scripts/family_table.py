@@ -249,7 +249,7 @@ def learning() -> str:
         return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
 
     lines = [
-        f"| {r['family']} | {r['kind']} | {r['warm_steps']} | {r['steps']} | {r.get('seed', 0)} | {cell(r['rewards']['before'])} | "
+        f"| {r['family']} | {r['kind']} | {r['warm_steps']} | {r['steps']} | {r['seed']} | {cell(r['rewards']['before'])} | "
         f"{cell(r['rewards']['after'])} | {cell(r['shuffled']['after'])} |"
         for r in rows
     ]
