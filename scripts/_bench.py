@@ -41,6 +41,7 @@ __all__ = [
     "parse",
     "peak_mib",
     "print_table",
+    "recorded_rows",
     "results_folder",
     "run_child",
     "spread",
@@ -207,6 +208,21 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 def destination() -> Path:
     """Where this run's results go, and those of an earlier run like it lie: the records, or runs/results/ (see `parse`)."""
     return UNRECORDED if _less else RESULTS
+
+
+def recorded_rows(
+    name: str, key: str, setting: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Rows that an earlier run of the same `setting` (entries of its results) wrote as `key` into NAME.json, if any.
+    Rows without date and machine of their own get their record's."""
+    file = destination() / f"{name}.json"
+    if not file.is_file():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if any(found.get(entry) != value for entry, value in (setting or {}).items()):
+        return []
+    head = {entry: found[entry] for entry in ("date", "machine")}
+    return [head | row for row in found[key]]
 
 
 def results_folder() -> Path:

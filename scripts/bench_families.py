@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from assets.make_tiny_vlm import loosen, sft
-from scripts._bench import ROOT, destination, parse, write_results
+from scripts._bench import ROOT, parse, recorded_rows, write_results
 from scripts.bench_learning import run_one
 
 KINDS = {
@@ -146,18 +146,6 @@ def rows(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def recorded() -> list[dict[str, Any]]:
-    """Runs of an earlier call with the same settings, each with its own date and machine."""
-    file = destination() / "bench_families.json"
-    if not file.is_file():
-        return []
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if found.get("settings") != SETTINGS:
-        return []
-    head = {name: found[name] for name in ("date", "machine")}
-    return [head | run for run in found["runs"]]
-
-
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -182,7 +170,11 @@ def main() -> int:
         ]
     table = rows(runs)
     if not (options.warm or options.steps):
-        kept = [r for r in recorded() if r["family"] not in (options.only or KINDS)]
+        kept = [
+            r
+            for r in recorded_rows("bench_families", "runs", {"settings": SETTINGS})
+            if r["family"] not in (options.only or KINDS)
+        ]
         runs = sorted([*kept, *runs], key=lambda r: list(KINDS).index(r["family"]))
         table = rows(runs)
         facts = {"spec": SPEC, "settings": SETTINGS, "table": table, "runs": runs}

@@ -11,7 +11,6 @@ real trainers, in processes of their own that alternate, one thread, fp32. Where
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -69,16 +68,6 @@ def compare(family: str, rounds: int, steps: int) -> dict[str, Any]:
     }
 
 
-def recorded() -> list[dict[str, Any]]:
-    """Rows of earlier runs, each with its own date and machine."""
-    file = bench.destination() / "bench_families_trl.json"
-    if not file.is_file():
-        return []
-    found = json.loads(file.read_text(encoding="utf-8"))
-    head = {name: found[name] for name in ("date", "machine")}
-    return [head | row for row in found["families"]]
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -117,7 +106,10 @@ def main() -> None:
             for r in rows
         ],
     )
-    found = {row["family"]: row for row in [*recorded(), *rows]}
+    found = {
+        row["family"]: row
+        for row in [*bench.recorded_rows("bench_families_trl", "families"), *rows]
+    }
     families = [found[name] for name in NAMES if name in found]
     print(bench.write_results("bench_families_trl", {"families": families}, *LIBRARIES))
 

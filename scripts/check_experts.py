@@ -15,7 +15,6 @@ no policy, and is no LIBERO score. Exit status 1 when an episode was not solved.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import deque
@@ -222,16 +221,8 @@ def _film(pool: VectorEnv, runs: Sequence[_Run], folder: Path) -> None:
 
 
 def _kept(suite: str, setting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Rows of an earlier run with the same setting, by task; those without date and machine have the record's."""
-    file = _bench.destination() / f"experts_{suite}.json"
-    if not file.is_file():
-        return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    same = all(found.get(name) == value for name, value in setting.items())
-    if not same:
-        return {}
-    head = {name: found[name] for name in ("date", "machine")}
-    return {row["task"]: head | row for row in found["tasks"]}
+    """Rows of an earlier run with the same setting, by task."""
+    return {row["task"]: row for row in _bench.recorded_rows(f"experts_{suite}", "tasks", setting)}
 
 
 def _say(row: Mapping[str, Any]) -> None:
