@@ -87,6 +87,42 @@ def test_logps_of_the_other_architectures_equal_the_trainers(arch: str, tmp_path
         made.close()
 
 
+# before the engine that tests share is there: the end of one ends the process groups of all
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["trained", "adapted"])
+def test_the_memory_that_wakes_is_what_vllm_takes_and_what_a_sync_adds(
+    lora: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The phase "wake" of `mmrl memory` beside vLLM's own count of its weights and beside torch's allocations during a sync."""
+    folder = tmp_path / "wide"
+    build_tiny(TinySpec(arch="qwen2_5_vl", hidden=512, layers=2), str(folder))
+    run = RunConfig.model_validate({"model": {"path": str(folder), "device": "cpu", "lora": lora}})
+    policy = load_policy(run.model)
+    p = parameter_bytes(run, policy.base.config, "cpu")
+    made = backend_of(folder=str(folder))
+    reload = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
+    declared: list[int] = []
+
+    def count(model: Any) -> None:
+        for name, module in model.named_modules():
+            # the embedding's own weight; it is another tensor where a CPU packs it
+            if not name.endswith("lm_head"):
+                kept = reload.get_layerwise_info(module).restore_metadata[0].values()
+                declared.append(sum(meta.numel() * meta.element_size() for meta in kept))
+
+    try:
+        made.llm.apply_model(count)
+        training = training_of(policy, World(torch.device("cpu")), tmp_path)
+        plan = SyncPlan(policy)
+        made.load(plan.weights(training, everything=True))
+        measured = allocated_peak(lambda: made.load(plan.weights(training, everything=True)))
+    finally:
+        made.close()
+    monkeypatch.setattr("mmrl.diagnostics.memory_wake._PIECE", 1 << 16)  # of a digest on a CPU
+    found = wake_parts(run, p, 4, float(2**40), sharded=False)
+    assert found["vLLM weights"] == pytest.approx(sum(declared), rel=0.02)
+    assert found["weights on their way"] == pytest.approx(measured, rel=0.02)
+
+
 class TestInBf16:
     """On one engine, closed at the end of the class."""
 
@@ -411,41 +447,6 @@ def test_what_falls_asleep_wakes_weights_first_and_gets_all_of_them(
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         with pytest.raises(ConfigError, match=r"without expandable_segments:True .*sleep: false"):
             backend._check_allocator()
-
-
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["trained", "adapted"])
-def test_the_memory_that_wakes_is_what_vllm_takes_and_what_a_sync_adds(
-    lora: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The phase "wake" of `mmrl memory` beside vLLM's own count of its weights and beside torch's allocations during a sync."""
-    folder = tmp_path / "wide"
-    build_tiny(TinySpec(arch="qwen2_5_vl", hidden=512, layers=2), str(folder))
-    run = RunConfig.model_validate({"model": {"path": str(folder), "device": "cpu", "lora": lora}})
-    policy = load_policy(run.model)
-    p = parameter_bytes(run, policy.base.config, "cpu")
-    made = backend_of(folder=str(folder))
-    reload = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
-    declared: list[int] = []
-
-    def count(model: Any) -> None:
-        for name, module in model.named_modules():
-            # the embedding's own weight; it is another tensor where a CPU packs it
-            if not name.endswith("lm_head"):
-                kept = reload.get_layerwise_info(module).restore_metadata[0].values()
-                declared.append(sum(meta.numel() * meta.element_size() for meta in kept))
-
-    try:
-        made.llm.apply_model(count)
-        training = training_of(policy, World(torch.device("cpu")), tmp_path)
-        plan = SyncPlan(policy)
-        made.load(plan.weights(training, everything=True))
-        measured = allocated_peak(lambda: made.load(plan.weights(training, everything=True)))
-    finally:
-        made.close()
-    monkeypatch.setattr("mmrl.diagnostics.memory_wake._PIECE", 1 << 16)  # of a digest on a CPU
-    found = wake_parts(run, p, 4, float(2**40), sharded=False)
-    assert found["vLLM weights"] == pytest.approx(sum(declared), rel=0.02)
-    assert found["weights on their way"] == pytest.approx(measured, rel=0.02)
 
 
 def test_pictures_are_encoded_again_when_the_tower_learns(
