@@ -123,7 +123,9 @@ def _adapter(s: Subject, settings: LoraSettings) -> str:
     base = s.plain.base.state_dict()
     changed = {n for n in base if not torch.equal(saved[n], base[n])}
     assert changed == adapted, f"merged into others than adapted: {sorted(changed ^ adapted)[:3]}"
-    read = PeftModel.from_pretrained(_reloaded(s.path), str(folder / "adapter"))
+    read = PeftModel.from_pretrained(
+        _reloaded(s.path), str(folder / "adapter"), trust_remote_code=False
+    )
     _same(dict(read.named_parameters()), live, "the adapter, read by peft")
     policy.model = whole
     names = sorted({n.removesuffix(".weight").rsplit(".", 1)[-1] for n in experts or adapted})
