@@ -62,6 +62,13 @@ class PictureReader(Protocol):
         """How many tokens a picture of this size becomes."""
 
 
+def _size_of(picture: Any) -> tuple[int, int]:
+    """Height and width: a picture of PIL's tells (width, height), a tensor (C, H, W)."""
+    shape = getattr(picture, "shape", None)
+    height, width = shape[-2:] if shape is not None else reversed(picture.size)
+    return int(height), int(width)
+
+
 class GridReader:
     """An image processor that cuts a resized picture into patches, as Qwen-VL's does."""
 
@@ -116,11 +123,9 @@ class PaddedReader:
 
     def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
         """See PictureReader. The padding does not count as shown."""
-        # a picture of PIL's tells (width, height), a tensor (C, H, W)
-        size = getattr(picture, "shape", None)
-        height, width = size[-2:] if size is not None else reversed(picture.size)
+        height, width = _size_of(picture)
         most = options.get("max_pixels")
-        patches, (rows, columns), _ = fitted(self.part, int(height), int(width), most)
+        patches, (rows, columns), _ = fitted(self.part, height, width, most)
         out = self.part(images=[picture], return_tensors="pt", max_patches=patches)
         t, h, w = (int(x) for x in out["image_grid_thw"][0])
         return out["pixel_values"].flatten(1), (t, h, w), (columns, rows)
@@ -168,10 +173,8 @@ class RowReader:
 
     def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
         """See PictureReader."""
-        # a picture of PIL's tells (width, height), a tensor (C, H, W)
-        shape = getattr(picture, "shape", None)
-        height, width = shape[-2:] if shape is not None else reversed(picture.size)
-        longest, _ = self._fit(int(height), int(width), options.get("max_pixels"))
+        height, width = _size_of(picture)
+        longest, _ = self._fit(height, width, options.get("max_pixels"))
         return self._read(picture, size={"longest_edge": longest})
 
     def _read(self, picture: Any, **options: Any) -> Read:
@@ -223,10 +226,8 @@ class SliceReader:
 
     def read(self, picture: Any, options: Mapping[str, Any]) -> Read:
         """See PictureReader."""
-        # a picture of PIL's tells (width, height), a tensor (C, H, W)
-        size = getattr(picture, "shape", None)
-        height, width = size[-2:] if size is not None else reversed(picture.size)
-        limit, grid = self._fit(int(height), int(width), options)
+        height, width = _size_of(picture)
+        limit, grid = self._fit(height, width, options)
         out = self.part(images=[picture], return_tensors="pt", max_slice_nums=limit)
         rows, columns = self.layout.views(grid).shown
         shown = (columns * self.layout.patch, rows * self.layout.patch)
@@ -263,11 +264,9 @@ class TileReader:
             images=[picture], return_tensors="pt", **{"crop_to_patches": True, **options}
         )
         tiles, side = out["pixel_values"], self.layout.patch
-        # a picture of PIL's tells (width, height), a tensor (C, H, W)
-        size = getattr(picture, "shape", None)
-        height, width = size[-2:] if size is not None else reversed(picture.size)
+        height, width = _size_of(picture)
         columns, rows = get_optimal_tiled_canvas(
-            (int(height), int(width)),
+            (height, width),
             (side, side),
             options.get("min_patches", self.part.min_patches),
             options.get("max_patches", self.part.max_patches),

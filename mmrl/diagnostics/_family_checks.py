@@ -12,11 +12,11 @@ from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.diagnostics._family_memory import language_apart, tower_apart
 from mmrl.diagnostics._family_sharded import check_sharded
 from mmrl.diagnostics._family_subject import (
-    GRADIENT,
     LOGP,
     Subject,
     cases,
     clip_prompt,
+    gradients_near,
     greedy,
     group,
     near,
@@ -24,6 +24,7 @@ from mmrl.diagnostics._family_subject import (
     prompts,
     sounds,
     turns_and_branch,
+    weighed,
 )
 from mmrl.diagnostics._family_vllm import check_vllm
 from mmrl.diagnostics._family_weights import check_freeze, check_lora, check_save, check_value
@@ -48,9 +49,8 @@ def check_prompt(s: Subject) -> str:
         if count:
             pixels = torch.cat([policy.encoder.visuals.pixels(v) for v in prompt.visuals])
             theirs, reader = wanted["pixel_values"], policy.encoder.visuals.reader
-            if isinstance(
-                reader, RowReader | SliceReader
-            ):  # pictures do not just follow each other
+            # where pictures do not just follow each other
+            if isinstance(reader, RowReader | SliceReader):
                 theirs = reader.rows_of(wanted)
             theirs = theirs.reshape(pixels.shape)
             assert torch.equal(pixels, theirs), f"{count} pictures: other pixels"
@@ -89,18 +89,13 @@ def _gradients(policy: Policy, packed: torch.Tensor, alone: torch.Tensor, what: 
     found = []
     for logp in (packed, alone):
         policy.model.zero_grad()
-        (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
+        weighed(logp).backward()
         found.append({n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None})
     ours, theirs = found
     assert ours.keys() == theirs.keys(), (
         f"{what}: other weights learn: {ours.keys() ^ theirs.keys()}"
     )
-    norm = torch.stack([g.norm() for g in theirs.values()]).norm()
-    apart = float(torch.stack([(ours[n] - g).norm() for n, g in theirs.items()]).norm() / norm)
-    assert apart <= GRADIENT, (
-        f"{what}: expected at most {GRADIENT:g} of the norm apart, found {apart:.2g}"
-    )
-    return apart
+    return gradients_near(ours, theirs, what)
 
 
 def check_clip(s: Subject) -> str:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from mmrl.config import RunConfig
-from mmrl.diagnostics._family_subject import GRADIENT, LOGP, Subject, group
+from mmrl.diagnostics._family_subject import LOGP, Subject, gradients_near, group, weighed
 from mmrl.distributed.engines import build_train_engine
 from mmrl.distributed.world import World
 from mmrl.policy.families import family_of
@@ -72,7 +72,7 @@ def _updated(s: Subject, world: World, freeze: tuple[str, ...]) -> dict[str, Any
         return logp_N
 
     engine.begin(1.0)
-    engine.backward(_loss(logp()), last=True)
+    engine.backward(weighed(logp()), last=True)
     gradients = {
         name: _whole(torch.zeros_like(p) if p.grad is None else p.grad)
         for name, p in policy.trainable()
@@ -88,10 +88,6 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _loss(logp_N: torch.Tensor) -> torch.Tensor:
-    return (logp_N * torch.linspace(-1, 1, len(logp_N))).sum()
-
-
 def compare_sharded(s: Subject, found: Mapping[str, Any]) -> str:
     """What two processes found, against rows by transformers in this one. Raises AssertionError."""
     told = []
@@ -100,18 +96,13 @@ def compare_sharded(s: Subject, found: Mapping[str, Any]) -> str:
             told.append(f"{what}: refused, {', '.join(s.family.parts.loose)} lies in no part")
             continue
         policy, two = s.policy(freeze=list(freeze)), found[what]
-        torch.stack([_loss(_rows(s, policy, count)) for count in _PICTURES]).sum().backward()
+        torch.stack([weighed(_rows(s, policy, count)) for count in _PICTURES]).sum().backward()
         one = {n: p.grad for n, p in policy.trainable() if p.grad is not None}
         extra = {n for n, g in two["gradients"].items() if g.any()} ^ {
             n for n, g in one.items() if g.any()
         }
         assert not extra, f"{what}: other weights learn: {sorted(extra)[:3]}"
-        norm = torch.stack([g.norm() for g in one.values()]).norm()
-        far = torch.stack([(two["gradients"][n] - g).norm() for n, g in one.items()]).norm()
-        gradient = float(far / norm)
-        assert gradient <= GRADIENT, (
-            f"{what}: expected gradients at most {GRADIENT:g} of their norm apart, found {gradient:.2g}"
-        )
+        gradient = gradients_near(two["gradients"], one, what)
         with torch.no_grad():
             for name, parameter in policy.model.named_parameters():
                 parameter.copy_(two["weights"][name])

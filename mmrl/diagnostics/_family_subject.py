@@ -23,11 +23,11 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 
 __all__ = [
-    "GRADIENT",
     "LOGP",
     "Subject",
     "cases",
     "clip_prompt",
+    "gradients_near",
     "greedy",
     "group",
     "naive",
@@ -35,6 +35,7 @@ __all__ = [
     "pictures_of",
     "prompts",
     "turns_and_branch",
+    "weighed",
     "sounds",
 ]
 
@@ -217,6 +218,24 @@ def group(
     ids = prompt.ids_P.tolist()
     alone = [naive(policy, media, [*ids, *a], prompt.kinds_P, len(a)) for a in answers]
     return packed, torch.cat(alone)
+
+
+def weighed(logp_N: torch.Tensor) -> torch.Tensor:
+    """A loss in which every token counts otherwise."""
+    return (logp_N * torch.linspace(-1, 1, len(logp_N))).sum()
+
+
+def gradients_near(
+    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], what: str
+) -> float:
+    """How far gradients are from those of the same names, in parts of the norm of `wanted`. Raises AssertionError over GRADIENT."""
+    norm = torch.stack([g.norm() for g in wanted.values()]).norm()
+    far = torch.stack([(found[n] - g).norm() for n, g in wanted.items()]).norm()
+    apart = float(far / norm)
+    assert apart <= GRADIENT, (
+        f"{what}: expected gradients at most {GRADIENT:g} of their norm apart, found {apart:.2g}"
+    )
+    return apart
 
 
 def near(found: torch.Tensor, wanted: torch.Tensor, what: str, most: float = LOGP) -> float:
