@@ -221,6 +221,12 @@ def test_a_cluster_of_yours_asks_for_your_token(
         )
         said, _ = stranger(without, yours.address, tmp_path / "none").communicate(timeout=240)
     assert ConfigError.__name__ in said and "RAY_AUTH_MODE=token" in said, said
+    # a cluster without a token, from the process that had one: it refused what the cluster asks of its driver, and every actor was
+    # taken for one that nobody holds
+    monkeypatch.undo()
+    with nodes(1) as yours, Cluster(yours.config(), [Demand("rewards", 1, 1.0)]) as cluster:
+        actor = cluster.start("rewards", 0, Resting)
+        assert cluster.ray.get(actor.rest.remote())
 
 
 def test_the_folder_leaves_room_for_the_paths_of_sockets(
