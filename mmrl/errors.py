@@ -110,11 +110,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def need_package(module: str, purpose: str, extra: str) -> None:
-    """Raises MissingExtraError where `module` is not installed: what needs it, and the command that adds it. Imports nothing."""
-    if importlib.util.find_spec(module) is None:
+def need_package(package: str, purpose: str, extra: str = "", *, mend: str = "") -> None:
+    """Raises MissingExtraError where `package` is not installed: what needs it, and what adds it, mmrl's `extra` or a `mend` of
+    another kind. Imports nothing."""
+    if importlib.util.find_spec(package) is None:
         raise MissingExtraError(
-            f"expected the package {module} for {purpose}, found none: {install_command(extra)}"
+            f"expected the package {package} for {purpose}, found none: {mend or install_command(extra)}"
         )
 
 

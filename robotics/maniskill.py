@@ -18,7 +18,6 @@ proprio='qpos': all joint positions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -183,18 +182,13 @@ class ManiSkillSimulator(Simulator):
         pose = agent.robot.pose.sp.inv() * agent.tcp.pose.sp
         fingers = np.zeros(2)
         fingers[: len(fingers_at)] = qpos[fingers_at]
-        return np.concatenate([pose.p, _from_down(pose.q), fingers]).astype(np.float32)
+        import torch
+
+        from mmrl.robotics.maniskill_vector import from_down
+
+        turned = from_down(torch.from_numpy(pose.q)[None])[0].numpy()
+        return np.concatenate([pose.p, turned, fingers]).astype(np.float32)
 
 
 def _flag(info: Mapping[str, Any], name: str) -> bool:
     return bool(info[name][0]) if name in info else False
-
-
-def _from_down(quaternion: Any) -> np.ndarray:
-    """Rotation vector (3,) of (w, x, y, z) relative to the gripper pointing straight down, (0, 1, 0, 0): near 0 in use."""
-    w, x, y, z = (float(v) for v in quaternion)
-    relative = np.array([x, -w, z, -y])  # conj((0, 1, 0, 0)) * q
-    if relative[0] < 0:
-        relative = -relative
-    length = float(np.linalg.norm(relative[1:]))
-    return relative[1:] * (2 * math.atan2(length, relative[0]) / length if length > 1e-9 else 2.0)

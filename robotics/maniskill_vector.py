@@ -41,7 +41,7 @@ from mmrl.robotics.maniskill_scene import (
 )
 from mmrl.robotics.vector import Observations, Steps, VectorSimulator
 
-__all__ = ["ManiSkillVector"]
+__all__ = ["ManiSkillVector", "from_down"]
 
 
 class ManiSkillVector(VectorSimulator):
@@ -194,7 +194,7 @@ class ManiSkillVector(VectorSimulator):
         pose = agent.robot.pose.inv() * agent.tcp.pose
         fingers_N2 = torch.zeros(self.rows, 2, device=qpos_NJ.device)
         fingers_N2[:, : len(fingers_at)] = qpos_NJ[:, fingers_at]
-        return torch.cat([pose.p, _from_down(pose.q), fingers_N2], 1).float()
+        return torch.cat([pose.p, from_down(pose.q), fingers_N2], 1).float()
 
 
 def _streams(seeds: Sequence[int]) -> Any:
@@ -219,7 +219,7 @@ def _seed_row_by_row(env: Any) -> None:
     env._set_episode_rng = episode
 
 
-def _from_down(quaternions_N4: torch.Tensor) -> torch.Tensor:
+def from_down(quaternions_N4: torch.Tensor) -> torch.Tensor:
     """Rotation vectors (N, 3) of (w, x, y, z) relative to the gripper pointing straight down, (0, 1, 0, 0): near 0 in use."""
     w, x, y, z = quaternions_N4.double().unbind(1)
     relative_N4 = torch.stack([x, -w, z, -y], 1)  # conj((0, 1, 0, 0)) * q

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, need_package
 from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
@@ -351,11 +351,9 @@ def make_playing(spec: EnvSpec, rows: int = 1) -> Simulator | VectorSimulator:
 def check_playing(specs: Sequence[EnvSpec], rows: int, *, here: bool = True) -> None:
     """Make what a run with `specs` plays, which opens nothing: a task, an option, a batch or, where simulators play on this machine
     (`here`), a package that cannot be is named before a model is loaded. Raises ConfigError, MissingExtraError."""
-    from mmrl.training.preflight import find_package  # not in a simulator's worker
-
     for spec in specs:
         for package, install in simulator_class(spec.suite).packages.items() if here else ():
-            find_package(package, f"suite {spec.suite}", install)
+            need_package(package, f"suite {spec.suite}", mend=install)
         made = make_playing(spec, rows)
         if len(specs) > 1 and isinstance(made, VectorSimulator) and not made.several_tasks:
             raise ConfigError(

@@ -35,7 +35,7 @@ from mmrl.tasks.parameters import (
     reached,
     reward_bounds,
 )
-from mmrl.tasks.visual_tools import BadCall, read_call
+from mmrl.tasks.tool_calls import BadCall, read_call
 from mmrl.types import ImageSize, Sample, Turn, VideoSize
 
 __all__ = ["BrowserGymEnvironment"]
@@ -250,7 +250,7 @@ class BrowserGymEnvironment(Environment):
     def _said(self, text: str) -> str:
         """The action of a turn in BrowserGym's words. Raises BadCall."""
         if self.calls == "tools":
-            call = read_call(text)
+            call = read_call(text, _actions(self.subsets).tools())
             if call is None:
                 raise BadCall("expected a call of one tool, found none")
             if not all(key.isidentifier() for key in (call.name, *call.arguments)):

@@ -28,7 +28,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.parsing import load_json, strip_fence
-from mmrl.tasks.visual_tools import BadCall, read_call
+from mmrl.tasks.tool_calls import BadCall, read_call
 
 __all__ = ["ActionForm", "NoAction", "tools_described"]
 
@@ -249,7 +249,7 @@ class ActionForm:
 
     def _call(self, text: str) -> dict[str, Any]:
         try:
-            call = read_call(text)
+            call = read_call(text, tools_described(self.tools))
         except BadCall as bad:
             raise NoAction(str(bad)) from bad
         known = [t["name"] for t in self.tools]

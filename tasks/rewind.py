@@ -44,7 +44,8 @@ from mmrl.tasks.clip_frames import ClipFrames, select
 from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.tasks.rewind_clips import GRID_S, make_rewind_clips
-from mmrl.tasks.visual_tools import BadCall, ToolCall, function, read_call
+from mmrl.tasks.tool_calls import BadCall, ToolCall, read_call
+from mmrl.tasks.visual_tools import function
 from mmrl.types import Sample, Turn
 from mmrl.video.decode import VideoInfo
 from mmrl.video.sampling import FrameSampling
@@ -125,7 +126,7 @@ class RewindEnvironment(Environment):
         """Follow a call, or judge the answer. Raises MediaError for a clip that breaks where it is looked at."""
         assert self.info is not None, "a rollout begins with reset"
         try:
-            call = read_call(turn.text)
+            call = read_call(turn.text, _described(self.settings, self.info.duration_s))
             numbers = None if call is None else chosen(call, self.info, self.settings)
         except BadCall as bad:
             self.bad += 1

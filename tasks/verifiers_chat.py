@@ -1,7 +1,7 @@
 """Chats of `verifiers`, which are those of OpenAI's API, as a policy's: messages with pictures one way, what it wrote the other.
 
     messages, pictures = shown([{"role": "user", "content": "?"}])      # transformers' form, uint8 (H, W, 3) each
-    said("<tool_call>{...}</tool_call>", 1, calls=True)                 # an assistant's message with tool_calls, and whether it
+    said("<tool_call>{...}</tool_call>", 1, tools)                      # an assistant's message with tool_calls, and whether it
                                                                         # could be read
 
 A turn is taken as an OpenAI-compatible server takes it: its text is the content, whatever it holds; calls in the format of Qwen's
@@ -20,8 +20,8 @@ import numpy as np
 from mmrl.rewards.parsing import load_json
 from mmrl.tasks.openenv_client import ServerError
 from mmrl.tasks.openenv_views import picture_of_text
+from mmrl.tasks.tool_calls import BadCall, read_calls
 from mmrl.tasks.verifiers_process import WorldError
-from mmrl.tasks.visual_tools import BadCall, read_calls
 
 __all__ = ["said", "shown"]
 
@@ -96,19 +96,23 @@ def _called(call: Any) -> dict[str, Any]:
 
 
 def said(
-    text: str, number: int, *, calls: bool, reasoning: bool = False
+    text: str,
+    number: int,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    reasoning: bool = False,
 ) -> tuple[dict[str, Any], bool]:
-    """The message of turn `number` as an assistant's, and whether its calls could be read. calls: tools are offered; reasoning:
-    what stands before </think> is its reasoning_content and not its content."""
+    """The message of turn `number` as an assistant's, and whether its calls could be read. tools: those that were offered;
+    reasoning: what stands before </think> is its reasoning_content and not its content."""
     message: dict[str, Any] = {"role": "assistant"}
     if reasoning and "</think>" in text:
         thoughts, _, text = text.rpartition("</think>")
         message["reasoning_content"] = thoughts.removeprefix("<think>").strip()
         text = text.lstrip("\n")
     readable = True
-    if calls:
+    if tools:
         try:
-            before, found = read_calls(text)
+            before, found = read_calls(text, tools)
         except BadCall:
             before, found, readable = text, [], False
         if found:

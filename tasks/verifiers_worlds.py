@@ -176,9 +176,7 @@ class VerifiersEnvironment(Environment):
         """Answer what the policy wrote. Raises WorldError."""
         assert self.session is not None, "a rollout begins with reset"
         self.turns += 1
-        message, readable = said(
-            turn.text, self.turns, calls=bool(self.tools), reasoning=self.reasoning
-        )
+        message, readable = said(turn.text, self.turns, self.tools, reasoning=self.reasoning)
         answer = self.session.say(
             message, cut=turn.stop is StopReason.LENGTH, tokens=len(turn.token_ids)
         )

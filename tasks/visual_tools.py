@@ -1,18 +1,17 @@
-"""Tools with which a policy looks again at its picture: how they are described, called, and what they show or tell.
+"""Tools with which a policy looks again at its picture: how they are described, and what they show or tell.
 
-    call = read_call('<tool_call>{"name": "zoom", "arguments": {"bbox_2d": [10, 20, 60, 70]}}</tool_call>')
+    call = ToolCall("zoom", {"bbox_2d": [10, 20, 60, 70]})        # mmrl.tasks.tool_calls.read_call reads it
     tools = PictureTools(pixels, ("zoom",), side=448)
     closer = tools.use(call, frame, size)                  # uint8 (h, w, 3), its longer side 448 pixels; text of read and measure
 
-A policy is offered them through its chat template (`mmrl.environment.Observation.tools`); calls are read in the format of Qwen's
-templates. Places are in the frame that the model's family points in, of the picture that it was shown first. What a model wrote is
-data: one call, whose arguments are checked; anything else is a BadCall, whose text says what was expected.
+A policy is offered them through its chat template (`mmrl.environment.Observation.tools`); places are in the frame that
+the model's family points in, of the picture that it was shown first. What a model wrote is data: its arguments are checked, and
+what is wrong with them is a BadCall.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, did_you_mean
-from mmrl.rewards.parsing import load_json
 from mmrl.tasks.picture_text import (
     LEAST_SIDE,
     MOST_PIXELS,
@@ -31,71 +29,22 @@ from mmrl.tasks.picture_text import (
     parted,
     read_text,
 )
+from mmrl.tasks.tool_calls import BadCall, ToolCall
 from mmrl.types import ImageSize
 
 __all__ = [
     "TOOLS",
-    "BadCall",
     "PictureTools",
-    "ToolCall",
     "check_tools",
     "described",
     "fitted",
     "function",
-    "read_call",
-    "read_calls",
 ]
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-_MOST_CHARS = 4_000
 _LEAST_SIDE = 4  # pixels of a region
 _MOST_ASPECT = 4  # a narrower region is widened around its middle: processors refuse strips
 _LINE = (255, 0, 255)
 _READ_LIMIT_S = 20.0
-
-
-class BadCall(ValueError):
-    """A call that cannot be followed; the text says why, for the policy."""
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A tool's name and arguments as the model wrote them."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-def read_call(text: str) -> ToolCall | None:
-    """The one tool call of a turn, None where there is none; thoughts do not count. Raises BadCall for several or a broken one."""
-    found = _CALL.findall(text.rpartition("</think>")[2])
-    if len(found) > 1:
-        raise BadCall(f"expected one tool call in a turn, found {len(found)}")
-    return _call(found[0]) if found else None
-
-
-def read_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """What a turn says before its tool calls, and the calls in order; thoughts do not count. Raises BadCall where one of them is
-    broken."""
-    thoughts, mark, said = text.rpartition("</think>")
-    first = _CALL.search(said)
-    before = text if first is None else f"{thoughts}{mark}{said[: first.start()]}"
-    return before, [_call(found) for found in _CALL.findall(said)]
-
-
-def _call(found: str) -> ToolCall:
-    """A call of its JSON. Raises BadCall."""
-    try:
-        value = load_json(found.strip()) if len(found) <= _MOST_CHARS else None
-    except (ValueError, RecursionError):
-        value = None
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("name"), str)
-        or not isinstance(value.get("arguments"), dict)
-    ):
-        raise BadCall('expected {"name": ..., "arguments": {...}} as JSON in the tool call')
-    return ToolCall(value["name"], value["arguments"])
 
 
 def _box(arguments: Mapping[str, Any]) -> tuple[float, float, float, float]:

@@ -30,14 +30,8 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
-from mmrl.tasks.visual_tools import (
-    BadCall,
-    PictureTools,
-    check_tools,
-    described,
-    fitted,
-    read_call,
-)
+from mmrl.tasks.tool_calls import BadCall, read_call
+from mmrl.tasks.visual_tools import PictureTools, check_tools, described, fitted
 from mmrl.types import ImageSize, Sample, Turn
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image, orientation_of
 
@@ -94,7 +88,7 @@ class ZoomEnvironment(Environment):
         """Follow a call, or judge the answer."""
         assert self.size is not None, "a rollout begins with reset and shown"
         try:
-            call = read_call(turn.text)
+            call = read_call(turn.text, described(self.tools.names))
             if call is not None:
                 known = len(self.tools.regions)
                 found = self.tools.use(call, self.template.frame, self.size)

@@ -33,9 +33,10 @@ class LoraSettings(_Section):
         "o_proj",
         "gate_proj",
         "up_proj",
+        "gate_up_proj",
         "down_proj",
     ]
-    """Names of the linear layers that get an adapter."""
+    """Names of the linear layers that get an adapter; gate_up_proj is GLM-4.1V's one layer for the two before it."""
     vision: bool = False
     """Adapt the vision tower, too, where it has layers of these names."""
     experts: bool = False

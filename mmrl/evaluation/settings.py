@@ -8,7 +8,7 @@ from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.policy.attention import choose_attention
-from mmrl.policy.loading import device_and_precision
+from mmrl.policy.loading import device_and_precision, family_at
 from mmrl.rollout import SamplingSettings
 from mmrl.rollout.group_generator import sampling_settings
 
@@ -40,7 +40,7 @@ def protocol_of(config: RunConfig) -> dict[str, Any]:
         "model": m.path,
         "system": m.system,
         "dtype": m.dtype,
-        "attn": choose_attention(m.attn, device, autocast),
+        "attn": choose_attention(m.attn, device, autocast, family_at(m.path)),
         "max_prompt_tokens": m.max_prompt_tokens,
         "min_pixels": d.min_pixels,
         "max_pixels": d.max_pixels,

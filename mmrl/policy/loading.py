@@ -54,6 +54,7 @@ __all__ = [
     "build_encoder",
     "build_visuals",
     "device_and_precision",
+    "family_at",
     "freeze_parts",
     "freeze_untrained",
     "load_policy",
@@ -268,12 +269,17 @@ def _model_type(path: str) -> str:
         ) from error
 
 
+def family_at(path: str) -> ModelFamily:
+    """The family of the model at `path` (a folder or hub name), by its configuration alone. Raises ConfigError."""
+    return family_of(SimpleNamespace(model_type=_model_type(path)))
+
+
 def load_processor(path: str) -> Any:
     """The processor of the model at `path` (a folder or hub name) of a known family. Raises ConfigError, and MissingExtraError
     where a package that it imports is not installed."""
     from transformers import AutoProcessor
 
-    family_of(SimpleNamespace(model_type=_model_type(path))).check_packages()
+    family_at(path).check_packages()
     return AutoProcessor.from_pretrained(path, trust_remote_code=False)
 
 

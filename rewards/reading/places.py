@@ -5,8 +5,8 @@
 dog(10,20),(30,40)                                   Qwen2-VL without its special tokens
 <|begin_of_box|>[10, 20, 30, 40]<|end_of_box|>       GLM-V              [[010,020,030,040]]              CogVLM, CogAgent
 <point>500 500</point>   <point>[[500, 500]]</point> UI-TARS, OS-Atlas  (500, 500) in a sentence         SeeClick, UGround
-<point x="12.5" y="80" alt="dog">dog</point>         Molmo: percent, which become numbers of the declared frame
-<points x1="745" y1="312" alt="dog">dog</points>     Qwen2.5-VL, Qwen3-VL: with a number over 100, no percent, the model's frame
+<point x="12.5" y="80.0" alt="dog">dog</point>       Molmo: percent, which become numbers of the declared frame
+<points x1="745" y1="312" alt="dog">dog</points>     Qwen2.5-VL, Qwen3-VL: whole numbers, or one over 100, the model's frame
 
 python -c "from mmrl.rewards.reading.places import one_place; print(one_place('Click at (500, 400).'))"
 """
@@ -87,23 +87,24 @@ def _groups(text: str) -> tuple[list[tuple[float | int, ...]], str]:
 def _percent(text: str, extent: Extent | None) -> list[list[float]] | None:
     """Points of Molmo's tags in the declared frame; None for a text without them. Raises Unread where its extent is unknown.
 
-    Molmo writes percent, and calls a number over 100 invalid (https://huggingface.co/allenai/Molmo-7B-O-0924/discussions/1); Qwen
-    writes its own frame in the same tags. Numbers of 100 or less are percent, whoever wrote them.
+    Molmo writes percent with a decimal place ("10.0"), and calls a number over 100 invalid
+    (https://huggingface.co/allenai/Molmo-7B-O-0924/discussions/1); Qwen writes whole numbers of its own frame in the same tags.
     """
     tags = list(_MOLMO.finditer(text))
     if not tags:
         return None
     if len(tags) > 1 and text.count("<points"):
         raise Unread("several_points")  # two lists
-    if extent is None:
-        raise Unread("unknown_size")
     pairs = [pair for tag in tags for pair in _MOLMO_PAIR.finditer(tag[1])]
     try:
         points = [[float(pair[2]), float(pair[3])] for pair in pairs]
     except ValueError:
         return []
-    if any(value > 100 for point in points for value in point):
+    whole = not any("." in number for pair in pairs for number in pair.groups()[1:])
+    if whole or any(value > 100 for point in points for value in point):
         return points
+    if extent is None:
+        raise Unread("unknown_size")
     return [[round(x / 100 * extent[0], 4), round(y / 100 * extent[1], 4)] for x, y in points]
 
 

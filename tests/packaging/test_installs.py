@@ -3,11 +3,13 @@ stays, and what mmrl saves is read by transformers alone."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +40,22 @@ def _name(requirement: str) -> str:
     return re.split(r"[\[<>=;!~ ]", requirement)[0].lower().replace("_", "-")
 
 
-def test_every_extra_that_a_message_names_exists_and_brings_its_package() -> None:
-    named: set[str] = set()
+def _calls(*functions: str) -> Iterator[tuple[Path, list[str | None]]]:
+    """Calls of these functions in the code: the file, and the arguments by position, None for what is no text."""
     for path in CODE:
-        text = path.read_text(encoding="utf-8")
-        for arguments in re.findall(r"install_command\(((?:['\"][\w-]+['\"](?:, )?)+)\)", text):
-            named |= set(re.findall(r"[\w-]+", arguments))
-        for module, extra in re.findall(
-            r"need_package\(\s*['\"](\w+)['\"],.*?,\s*['\"](\w+)['\"]\s*\)", text, re.DOTALL
-        ):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                continue
+            if call.func.id in functions:
+                found = [a.value if isinstance(a, ast.Constant) else None for a in call.args]
+                yield path, [w if isinstance(w, str) else None for w in found]
+
+
+def test_every_extra_that_a_message_names_exists_and_brings_its_package() -> None:
+    named = {word for _, words in _calls("install_command") for word in words if word}
+    for path, words in _calls("need_package"):
+        module, extra = words[0], words[2] if len(words) > 2 else None
+        if module and extra:
             brought = {_name(requirement) for requirement in EXTRAS[extra]}
             package = {"grpc": "grpcio"}.get(module, module.replace("_", "-"))
             assert package in brought, (path.name, module, extra)

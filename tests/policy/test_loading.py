@@ -266,6 +266,20 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     assert set(families()) >= set(ARCHITECTURES)
 
 
+@pytest.mark.parametrize("arch", ["qwen2_5_vl", "internvl", "glm4v"])
+def test_the_default_adapter_reaches_every_layer_of_a_dense_transformer(arch: str) -> None:
+    """GLM-4.1V has one layer for gate_proj and up_proj, which their names do not find."""
+    p = fresh_policy(arch, lora=LoraSettings(r=2))
+    decoder = p.family.parts.decoder(p.family.body(p.base))
+    linear = {
+        name.removesuffix(".base_layer")
+        for name, module in decoder.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".lora_" not in name
+    }
+    adapted = {name for name, module in decoder.named_modules() if hasattr(module, "lora_A")}
+    assert len(linear) >= 12 and linear == adapted
+
+
 def test_adapters_that_no_layer_takes_are_named(tmp_path: Path) -> None:
     """Of experts where there are none or they are frozen, and of a saved adapter that is of other layers."""
     experts = LoraSettings(r=2, experts=True)

@@ -28,8 +28,8 @@ START_S = 600.0
 
 
 @contextmanager
-def vllm_server(log: Path, *options: str) -> Iterator[str]:
-    """Its address, once it answers; it is ended as a user would end it."""
+def vllm_server(log: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Its address and its process, once it answers; it is ended as a user would end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,7 +66,7 @@ def vllm_server(log: Path, *options: str) -> Iterator[str]:
                     break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.5)
-        yield url
+        yield url, process
         process.send_signal(signal.SIGTERM)
         process.wait(120)
     finally:
@@ -93,7 +93,7 @@ def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> No
     expected = read_jsonl(tmp_path / "out" / "predictions.jsonl")
     samples = list(task_from_spec("grounding", {"prompt": "{question}"}).load(data))
     with (
-        vllm_server(tmp_path / "log.txt", *settings) as url,
+        vllm_server(tmp_path / "log.txt", *settings) as (url, _),
         openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
     ):
         [model] = client.models.list().data
@@ -118,10 +118,11 @@ def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> No
             )
 
 
-def test_its_key_is_asked_for_at_v1_alone(tmp_path: Path) -> None:
-    """Why it may listen on this machine only. Should it be asked for everywhere, SECURITY.md and `mmrl serve` may say less."""
+def test_its_key_is_asked_for_at_v1_alone_and_running_requests_may_end(tmp_path: Path) -> None:
+    """The first is why it may listen on this machine only: should it be asked for everywhere, SECURITY.md and `mmrl serve` may say
+    less. The second is --grace: vLLM's own default cuts them off."""
     key = "of-this-test"
-    with vllm_server(tmp_path / "log.txt", "--api-key", key) as url:
+    with vllm_server(tmp_path / "log.txt", "--api-key", key) as (url, process):
         body = json.dumps(
             {
                 "messages": [{"role": "user", "content": "red circle"}],
@@ -143,3 +144,17 @@ def test_its_key_is_asked_for_at_v1_alone(tmp_path: Path) -> None:
         assert posted("/v1/chat/completions")[0] == 401
         asked = posted("/v1/chat/completions", Authorization=f"Bearer {key}")
         assert asked[0] == 200 and posted("/invocations") == asked
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120) as client:
+            [model] = client.models.list().data
+            answer = client.chat.completions.create(
+                model=model.id,
+                messages=[{"role": "user", "content": "red circle"}],
+                max_tokens=1500,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            ends = [next(answer).choices[0].finish_reason]
+            process.send_signal(signal.SIGTERM)
+            ends += [chunk.choices[0].finish_reason for chunk in answer]
+        assert ends[-1] == "length" and set(ends[:-1]) == {None}
+        assert process.wait(120) == 0

@@ -24,7 +24,7 @@ from mmrl.tasks.browser.task import Browser
 from mmrl.tasks.clip_frames import ClipFrames
 from mmrl.tasks.rewind import Rewind, RewindEnvironment, first_frames, label
 from mmrl.tasks.rewind_clips import ASKS, UNSEEN, draw_rewind_clip, make_rewind_clips
-from mmrl.tasks.visual_tools import read_call
+from mmrl.tasks.tool_calls import read_call
 from mmrl.tasks.zoom import Zoom
 from mmrl.types import Sample, StopReason, Turn
 from mmrl.video.decode import probe

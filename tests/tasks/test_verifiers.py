@@ -22,10 +22,10 @@ import mmrl
 from mmrl.errors import ConfigError, DataError, MissingExtraError, RegistryError
 from mmrl.registry import no_new_code, task_from_spec
 from mmrl.rollout.episodes import begin, play_written
+from mmrl.tasks.tool_calls import BadCall, read_calls
 from mmrl.tasks.verifiers_chat import said, shown
 from mmrl.tasks.verifiers_process import Settings, WorldError
 from mmrl.tasks.verifiers_worlds import Verifiers, VerifiersEnvironment, _worlds
-from mmrl.tasks.visual_tools import BadCall, read_calls
 from mmrl.types import Sample, StopReason, Turn
 from tests.kits.engine_kit import REPO, cli_here, config_file, policy, read_jsonl, small_run
 
@@ -398,15 +398,16 @@ def test_a_python_without_verifiers_says_so(
 
 
 def test_turns_are_read_as_servers_read_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
     good = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
-    message, readable = said(f"<think>{good}</think>\nFirst.\n{good}{good}", 2, calls=True)
+    message, readable = said(f"<think>{good}</think>\nFirst.\n{good}{good}", 2, tools)
     assert readable and message["content"] == f"<think>{good}</think>\nFirst."
     assert [c["id"] for c in message["tool_calls"]] == ["call_2_1", "call_2_2"]
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "é"}'}
     broken = "<tool_call>{'name': 1}</tool_call>"
-    assert said(broken, 1, calls=True) == ({"role": "assistant", "content": broken}, False)
-    assert said(good, 1, calls=False) == ({"role": "assistant", "content": good}, True)
-    apart, _ = said("<think>why</think>\n\nthus", 1, calls=True, reasoning=True)
+    assert said(broken, 1, tools) == ({"role": "assistant", "content": broken}, False)
+    assert said(good, 1) == ({"role": "assistant", "content": good}, True)
+    apart, _ = said("<think>why</think>\n\nthus", 1, tools, reasoning=True)
     assert apart == {"role": "assistant", "reasoning_content": "why", "content": "thus"}
     with pytest.raises(BadCall):
         read_calls(good + broken)

@@ -16,7 +16,8 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.policy.tool_messages import with_tools, without_tool_role
 from mmrl.rollout.episodes import begin, play_scripted
 from mmrl.task import Template
-from mmrl.tasks.visual_tools import BadCall, PictureTools, ToolCall, described, fitted, read_call
+from mmrl.tasks.tool_calls import BadCall, ToolCall, read_call
+from mmrl.tasks.visual_tools import PictureTools, described, fitted
 from mmrl.tasks.zoom import Zoom
 from mmrl.tasks.zoom_pictures import SIGNS, STRIPES, draw_signs, make_zoom_pictures
 from mmrl.types import ImageSize, Sample, StopReason, Turn

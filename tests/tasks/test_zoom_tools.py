@@ -19,7 +19,8 @@ from mmrl.environment import Outcome
 from mmrl.errors import MissingExtraError, MMRLError
 from mmrl.task import Template
 from mmrl.tasks.picture_text import MOST_PIXELS, need_reader, read_text
-from mmrl.tasks.visual_tools import BadCall, PictureTools, ToolCall, described
+from mmrl.tasks.tool_calls import BadCall, ToolCall
+from mmrl.tasks.visual_tools import PictureTools, described
 from mmrl.tasks.zoom import Zoom, ZoomEnvironment
 from mmrl.types import ImageSize, Sample, StopReason, Turn
 

@@ -289,7 +289,7 @@ def test_a_simulator_that_is_not_installed_is_named_before_the_policy_is_read(
         refused(
             config,
             MissingExtraError,
-            rf"suite {suite} needs the package {package}, found none: .*pip install",
+            rf"expected the package {package} for suite {suite}, found none: .*pip install",
             monkeypatch,
         )
         [spec] = env_specs(config)
@@ -306,7 +306,7 @@ def test_a_run_on_ray_asks_for_ray_first(
         refused(
             config,
             MissingExtraError,
-            "engine.workers ray needs the package ray, found none: .*engine.workers: local",
+            "expected the package ray for engine.workers ray, found none: .*engine.workers: local",
             monkeypatch,
         )
 

@@ -302,7 +302,9 @@ def test_what_fine_tuning_needs_is_looked_for_before_data_and_weights_are_read(
         "find_spec",
         lambda name, *rest: None if name == "torchao" else real(name, *rest),
     )
-    with pytest.raises(MissingExtraError, match=r"optim\.states int8 needs the package torchao"):
+    with pytest.raises(
+        MissingExtraError, match=r"package torchao for optim\.states int8, found none"
+    ):
         supervised_source(config, world)
     monkeypatch.undo()
     with pytest.raises(Exception, match="expected data at"):
