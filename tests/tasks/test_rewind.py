@@ -303,7 +303,7 @@ def test_a_length_of_no_whole_milliseconds_is_told_so_that_it_can_be_asked_for(
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("<tool_call>nonsense</tool_call>", "as JSON in the tool call"),
+        ("<tool_call>no call</tool_call>", "as JSON in the tool call"),
         (call("frames", times=[1]) * 2, "expected one tool call in a turn, found 2"),
         (call("zoom", times=[1]), "expected a call of frames, watch, found 'zoom'"),
         (call("<|image_pad|>"), "expected a call of frames, watch, found something else"),

@@ -106,7 +106,7 @@ def test_a_zoom_shows_the_region_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("<tool_call>nonsense</tool_call>", "as JSON in the tool call"),
+        ("<tool_call>no call</tool_call>", "as JSON in the tool call"),
         (call(1, 2, 3, 40) * 2, "expected one tool call in a turn, found 2"),
         ('<tool_call>{"name": "shell", "arguments": {}}</tool_call>', "expected a call of zoom"),
         # told without what the chat template marks pictures with
