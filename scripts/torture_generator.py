@@ -2,15 +2,16 @@
 
     OMP_NUM_THREADS=1 python -m scripts.torture_generator --kills 3 --seed 0
 
-Two parts, each of `--kills` kills. A run whose trainer was killed is resumed; a generator that was killed is replaced by its run.
+Three parts, each of `--kills` kills. A run whose trainer was killed is resumed; a generator that was killed is replaced by its run.
 
 exact   one process, schedule.kind serial: the killed run with a generator process must end as an undisturbed inline run without
         one: metrics (but for clock, speed and memory), evaluations, logged rollouts, weights, optimizer and run state, bit for bit
 ahead   two training processes (engine.train fsdp2 over gloo), schedule.kind async, staleness 2: which weights wrote an answer
         depends on timing, so what must hold is: every step trained on every one of its places, once, on the prompts of the
         undisturbed run, and each answer was written by one version, at most two steps old, never by one yet to come
+vllm    as `ahead`, and the generator samples with vLLM: each new one starts it again and has its weights compared
 
-Exit status 1 when anything is not so. Some ten minutes on two CPU cores; writes assets/results/torture_generator.json.
+Exit status 1 when anything is not so. Some 15 minutes on two CPU cores; writes assets/results/torture_generator.json.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from scripts._bench import machine, parse, results_folder
 from scripts.torture_resume import REPO, differences, phase, prepare
 
 WHO = ("generator", "trainer", "both")
+_VLLM = {"kv_cache_gib": 0.125, "max_model_len": 1024}
+_AHEAD: dict[str, Any] = {
+    "engine": {"train": "fsdp2"},
+    "schedule": {"kind": "async", "staleness": 2, "wave": 1},
+    "algorithm": {"dynamic_sampling": False},
+}
 PARTS: dict[str, tuple[int, dict[str, Any]]] = {
     "exact": (1, {}),
-    "ahead": (
-        2,
-        {
-            "engine": {"train": "fsdp2"},
-            "schedule": {"kind": "async", "staleness": 2, "wave": 1},
-            "algorithm": {"dynamic_sampling": False},
-        },
-    ),
+    "ahead": (2, _AHEAD),
+    "vllm": (2, {**_AHEAD, "engine": {"train": "fsdp2", "rollout": "vllm", "vllm": _VLLM}}),
 }
 """Name -> training processes, and changes of the configuration."""
 _STALENESS, _PLACES = 2, 4
@@ -164,7 +165,7 @@ def _answers(run: Path) -> list[list[dict[str, Any]]]:
 
 
 def kept_promises(calm: Path, killed: Path, steps: int) -> dict[str, bool]:
-    """What the part `ahead` asks for -> whether it is so."""
+    """What the parts `ahead` and `vllm` ask for -> whether it is so."""
     found, expected = _answers(killed), _answers(calm)
 
     def prompts(step: list[dict[str, Any]]) -> list[Any]:

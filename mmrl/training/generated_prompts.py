@@ -26,10 +26,12 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Told:
-    """What was counted for a step since it was last told, and, when the step has ended, the rollouter's state."""
+    """What was counted for a step since it was last told, and, when the step has ended, the rollouter's state and what the rollout
+    engine measured when it took its newest weights (RolloutEngine.publish)."""
 
     tally: StepTally
     state: dict[str, Any] | None
+    synced: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class HostedPrompts:
         self._rollouts = rollouts
         self._rollouter: PromptRollouter = rollouts.rollouter
         self._rollouter.keeps_states = True
+        self._synced: Mapping[str, float] = {}
 
     def resume(self, point: _Point) -> None:
         """See HostedWork."""
@@ -58,6 +61,7 @@ class HostedPrompts:
         """See HostedWork. Completions name the step that their weights begin."""
         self._rollouts.policy.version = version + 1
         self._rollouts.sync()
+        self._synced = {k: v for k, v in self._rollouts.sent.items() if not k.startswith("time/")}
 
     def evaluate(self, step: int, *, full: bool, folder: Path) -> Evaluation | None:
         """See HostedWork."""
@@ -73,7 +77,7 @@ class HostedPrompts:
             if state is not None:
                 del self._rollouter.tallies[step]
             if state is not None or taken != StepTally():
-                told[step] = _Told(taken, state)
+                told[step] = _Told(taken, state, {} if state is None else self._synced)
         return told
 
     def portable(self, closed: ClosedGroup[Any]) -> ClosedGroup[Any]:
@@ -82,13 +86,14 @@ class HostedPrompts:
 
 
 class PromptLedger:
-    """A mmrl.training.rollouts.Ledger that stands where an inline run has its PromptRollouter: tallies and states by step, the
-    stream to look samples up in, and the state that a checkpoint keeps."""
+    """A mmrl.training.rollouts.Ledger that stands where an inline run has its PromptRollouter: tallies, states and what weight
+    syncs measured by step, the stream to look samples up in, and the state that a checkpoint keeps."""
 
     def __init__(self, stream: PromptStream) -> None:
         self.stream = stream
         self.tallies: dict[int, StepTally] = {}
         self.states: dict[int, dict[str, Any]] = {}
+        self.synced: dict[int, Mapping[str, float]] = {}
         self._behind: Mapping[str, Any] | None = (
             None  # the last step that ended, of the states told
         )
@@ -102,6 +107,7 @@ class PromptLedger:
             self._groups.update({g.key: g for g in told.tally.groups})
             if told.state is not None:
                 self.states[step] = dict(told.state)
+                self.synced[step] = told.synced
                 self._behind, self._ended = told.state, step
 
     def whole(self, closed: ClosedGroup[Any]) -> ClosedGroup[RolloutGroup]:

@@ -85,7 +85,7 @@ class PromptRollouts:
             ],
         )
         self._step, self._tally = 0, StepTally()
-        self._sent: dict[str, float] = {}  # what giving away the weights measured
+        self.sent: dict[str, float] = {}  # what giving away the weights measured
         self._records: list[dict[str, Any]] = []
         # rewards that failed in a step of which too many did
         self._broken: list[dict[str, Any]] = []
@@ -237,9 +237,9 @@ class PromptRollouts:
             if self.generator is not None:
                 # completions name the step that their weights begin
                 version = max(self.policy.version - 1, 0)
-                self._sent = self.generator.publish(self.training, version)
+                self.sent = self.generator.publish(self.training, version)
             else:
-                self._sent = self.engine.publish(self.training)
+                self.sent = self.engine.publish(self.training)
 
     def begin(self, step: int) -> None:
         """See RolloutSource. Completions name the step that their weights begin."""
@@ -282,6 +282,8 @@ class PromptRollouts:
             self._end(step)
         if self.generator is not None and self.world.is_main:
             extra["train/generator/restarts"] = float(self.generator.restarts)
+        if isinstance(self.rollouter, PromptLedger):
+            extra |= self.rollouter.synced.pop(step, {})
         if not self.serial:
             extra |= {"train/staleness": float(outcome.staleness), "time/drain": outcome.drain_s}
         tally, update = self._tally, outcome.result
@@ -299,7 +301,7 @@ class PromptRollouts:
         return {
             **step_metrics(sorted(self._records, key=lambda r: r["key"]), tally, update, parts),
             **extra,
-            **self._sent,
+            **self.sent,
         }
 
     def failures(self) -> list[dict[str, Any]]:

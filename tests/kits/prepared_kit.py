@@ -167,14 +167,14 @@ def run_prepared(
 
 
 @contextmanager
-def prepared_generators() -> Iterator[None]:
+def prepared_generators(*modules: str) -> Iterator[None]:
     """Generator processes come from a fork server, which imports once what each of them imports when it is spawned, for
-    eight seconds of the processor: a run's first one, and another one for each that is killed."""
+    eight seconds of the processor, and `modules`: a run's first one, and another one for each that is killed."""
     from mmrl.training.generator import _Process
 
     # one that others had started for media, or this one afterwards, would keep what it has imported
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    warm_up(["tests.kits.generator_preload"])
+    warm_up(["tests.kits.generator_preload", *modules])
     with mock.patch.object(_Process, "method", "forkserver"):
         yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from mmrl.rollout.weights import SyncPlan
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import config_file, read_jsonl
 from tests.kits.pool_kit import gone
-from tests.kits.prepared_kit import SERVING, launch_prepared
+from tests.kits.prepared_kit import SERVING, launch_prepared, prepared_generators
 from tests.kits.process_worker import cut
 from tests.rollout.vllm_kit import VLLM, run_tree
 
@@ -204,6 +204,27 @@ def test_two_processes_with_sharded_weights_sample_with_an_engine_each(tmp_path:
             and row["train/logprob_gap/max"] < 1e-5
             and row["train/grad_norm"] > 0
         )
+
+
+def test_a_generator_process_samples_as_the_engine_in_the_process_also_when_it_is_killed(
+    colocated: Path, tmp_path: Path
+) -> None:
+    engine = {"rollout": "vllm", "vllm": VLLM, "generator": {"kind": "process"}}
+    tree = run_tree(tmp_path, name="apart", engine=engine)
+    trainer = Trainer(load_config(config_file(tmp_path / "apart.yaml", tree)))
+
+    def between(kind: str, payload: Any) -> None:
+        if kind == "step" and payload["step"] == 1:
+            os.kill(trainer.rollouts.generator.worker.pid, signal.SIGKILL)
+
+    trainer.on_event = between
+    with prepared_generators("vllm"):
+        trainer.fit()
+    rows = read_jsonl(trainer.folder.path / "metrics.jsonl")
+    like(read_jsonl(colocated / "metrics.jsonl"), rows)
+    for row in rows:
+        assert row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5
+    assert [row["train/generator/restarts"] for row in rows] == [0, 1]
 
 
 def test_a_broken_sync_stops_the_run_in_its_step(
