@@ -1,6 +1,6 @@
 """The trained weights in memory that a training process writes and a generator process of the same machine reads.
 
-    shared = SharedWeights(policy.trainable())            # before its weights are sharded; goes to a child process as an argument
+    shared = SharedWeights(policy.trainable())            # sharded or not; goes to a child process as an argument
     shared.write(version, engine.parameters(trainable=True))
     version = shared.read(policy.trainable())             # in the child: None while they are being written
 
@@ -40,10 +40,15 @@ class _Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor as a view of the shared bytes."""
-        size = self.dtype.itemsize * torch.Size(self.shape).numel()
-        return memory[self.offset : self.offset + size].view(self.dtype).view(self.shape)
+        found = memory[self.offset : self.offset + self.nbytes]
+        return found.view(self.dtype).view(self.shape)
 
 
 class SharedWeights:
@@ -53,9 +58,10 @@ class SharedWeights:
         self._places: dict[str, _Place] = {}
         end = _HEADER
         for name, tensor in named:
-            self._places[name] = _Place(end, tuple(tensor.shape), tensor.dtype)
-            size = tensor.numel() * tensor.element_size()
-            end += (size + _ALIGN - 1) // _ALIGN * _ALIGN
+            # ZeRO-3 leaves an empty tensor where a whole one was
+            place = _Place(end, tuple(getattr(tensor, "ds_shape", tensor.shape)), tensor.dtype)
+            self._places[name] = place
+            end += (place.nbytes + _ALIGN - 1) // _ALIGN * _ALIGN
         self.nbytes = end
         self._descriptor = _nameless_file(end)
         self._map()

@@ -74,6 +74,8 @@ ZERO3 = (
 SHARDED: dict[str, tuple[str, tuple[str, ...], tuple[str, int] | None]] = {
     "idle_fsdp2": ("idle", FSDP2, None),
     "ppo_fsdp2": ("ppo", FSDP2, None),
+    "apart_fsdp2": ("serial", (*FSDP2, "engine.generator.kind=process"), None),
+    "apart_zero2": ("serial", (*ZERO2, "engine.generator.kind=process"), None),
     "ppo_zero2": ("ppo", ZERO2, ("ppo_fsdp2", 1)),  # when the critic alone has been trained
     "passes_zero3": ("passes", ZERO3, None),
 }
@@ -311,7 +313,8 @@ def test_a_worker_killed_in_one_process_changes_nothing_but_the_count(
 def test_two_processes_with_sharded_weights_equal_one(
     name: str, one: Path, two: tuple[Path, dict[str, list[str]]], policy: Path
 ) -> None:
-    """A critic that warms up and learns at a rate of its own, a KL term against frozen weights, LoRA, a process without groups."""
+    """A critic that warms up and learns at a rate of its own, a KL term against frozen weights, LoRA, a process without groups,
+    simulators in a generator process."""
     folder, said = two
     assert said[name] == ["ok", "ok"]
     compare(one / SHARDED[name][0], folder / name, policy)
