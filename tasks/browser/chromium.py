@@ -87,9 +87,31 @@ _CLOSE_S = 5.0
 _PARK_S = 2.0
 _START_S = 120.0
 _WAIT_S = 0.2  # that the action `wait` waits
-SETTLE = (
-    "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(null))))"
-)
+# two frames, in which styles and layout are made, and the pictures that the page has put into itself
+SETTLE = """async () => {
+  const drawn = () => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(null))));
+  await drawn();
+  const late = [...document.images].filter((image) => !image.complete && image.loading !== "lazy");
+  if (late.length) {
+    await Promise.all(late.map((image) => image.decode().catch(() => null)));
+    await drawn();
+  }
+}"""
+# A style that first applies in an episode, such as a dialog's icon, would load its picture then, and the first look would show it
+# or not. Kept, so that Chromium does not forget them.
+_STYLED = """async () => {
+  const found = new Set();
+  for (const sheet of document.styleSheets) {
+    try {
+      for (const rule of sheet.cssRules)
+        for (const [, url] of rule.cssText.matchAll(/url\\("([^"]+)"\\)/g))
+          if (!/[.](woff2?|ttf|otf|eot)$/.test(url)) found.add(new URL(url, sheet.href ?? document.baseURI).href);
+    } catch { /* a sheet that is not there has no rules */ }
+  }
+  const images = [...found].map((url) => Object.assign(new Image(), {src: url}));
+  await Promise.all(images.map((image) => image.decode().catch(() => null)));
+  window[Symbol()] = images;
+}"""
 # each a single question: a question to a page takes as long as most of what is asked
 _BEGUN = """async (seed) => {
   dispatchEvent(new Event("mmrl-begin"));
@@ -243,6 +265,7 @@ class _Browser:
                 # nothing to go back to
                 await page.evaluate("(url) => location.replace(url)", f"{ORIGIN}/{site.file}")
             await page.add_style_tag(content=_STILL)
+            await page.evaluate(_STYLED)
         except BaseException:
             self.drop(opened)
             raise
@@ -266,6 +289,7 @@ class _Browser:
             context.on("page", lambda other: asyncio.ensure_future(_quietly(other.close())))
             await page.goto(f"{ORIGIN}/{site.file}")
             await page.add_style_tag(content=_STILL)
+            await page.evaluate(_STYLED)
         except (
             BaseException
         ):  # cancelled, too: a page that hangs while it loads belongs to nobody yet

@@ -59,6 +59,37 @@ def hostile(folder: Path, script: str, body: str = "") -> Site:
     )
 
 
+# looking
+
+
+@browser
+def test_pictures_are_there_at_the_first_look(browsers: Browsers, tmp_path: Path, _: int) -> None:
+    """Of a style that first applies in the episode, such as a dialog's icon, and of an element that its beginning adds: the page
+    was looked at before they came, where the machine was busy."""
+    noise = np.random.default_rng(0).integers(0, 256, (2, 1400, 1400, 3), np.uint8)
+    for name, picture in zip(("style", "element"), noise, strict=True):
+        # six megabytes, which take a while
+        Image.fromarray(picture).save(tmp_path / f"{name}.png", compress_level=0)
+    site = hostile(
+        tmp_path,
+        """function begin() {
+  const there = performance.getEntriesByType("resource").some((entry) => entry.name.endsWith("style.png"));
+  document.querySelector("div").className = "on";
+  const image = document.querySelector("img");
+  image.onload = () => { won = there; };
+  image.src = "element.png";
+}""",
+        "<style>div, img {display: block; width: 50px; height: 50px; object-fit: none; object-position: 0 0} "
+        ".on {background: url('style.png')}</style><div></div><img>",
+    )
+    page, shown = browsers.open(site, 1)
+    assert shown.done, "both had come when the page was looked at"
+    seen = pixels(shown)
+    assert np.array_equal(seen[:50, :50], noise[0, :50, :50])
+    assert np.array_equal(seen[50:100, :50], noise[1, :50, :50])
+    page.close()
+
+
 # playing
 
 
