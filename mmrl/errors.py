@@ -113,6 +113,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def need_package(package: str, purpose: str, extra: str = "", *, mend: str = "") -> None:
     """Raises MissingExtraError where `package` is not installed: what needs it, and what adds it, mmrl's `extra` or a `mend` of
     another kind. Imports nothing."""
+    assert extra or mend, "whoever lacks a package is told how to add it"
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(
             f"expected the package {package} for {purpose}, found none: {mend or install_command(extra)}"

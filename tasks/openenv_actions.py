@@ -28,7 +28,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.parsing import load_json, strip_fence
-from mmrl.tasks.tool_calls import BadCall, read_call
+from mmrl.tasks.tool_calls import BadCall, plain_name, read_call
 
 __all__ = ["ActionForm", "NoAction", "tools_described"]
 
@@ -256,7 +256,7 @@ class ActionForm:
         if call is None:
             raise NoAction("expected a tool call")
         if call.name not in known:
-            raise NoAction(f"expected a call of {', '.join(known)}, found {call.name[:40]!r}")
+            raise NoAction(f"expected a call of {', '.join(known)}, found {plain_name(call.name)}")
         return {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
 
     def random(self, rng: np.random.Generator) -> str:

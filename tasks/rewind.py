@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -44,7 +43,7 @@ from mmrl.tasks.clip_frames import ClipFrames, select
 from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.tasks.rewind_clips import GRID_S, make_rewind_clips
-from mmrl.tasks.tool_calls import BadCall, ToolCall, read_call
+from mmrl.tasks.tool_calls import BadCall, ToolCall, plain_name, read_call
 from mmrl.tasks.visual_tools import function
 from mmrl.types import Sample, Turn
 from mmrl.video.decode import VideoInfo
@@ -214,9 +213,9 @@ class RewindEnvironment(Environment):
 def chosen(call: ToolCall, info: VideoInfo, settings: Mapping[str, Any]) -> list[int]:
     """Numbers of the frames that a call asks for, ascending, each once. Raises BadCall."""
     if call.name not in settings["tools"]:
-        # a stranger's words are said again only where they are a name
-        name = repr(call.name) if re.fullmatch(r"[\w.-]{1,40}", call.name) else "something else"
-        raise BadCall(f"expected a call of {', '.join(settings['tools'])}, found {name}")
+        raise BadCall(
+            f"expected a call of {', '.join(settings['tools'])}, found {plain_name(call.name)}"
+        )
     whole = info.duration_s
     if call.name == "frames":
         most, times = settings["most_times"], call.arguments.get("times")

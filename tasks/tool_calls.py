@@ -17,41 +17,39 @@ r"""Tool calls as chat templates of released models ask for them -> a name and i
 
     call = read_call(text, tools)          # ToolCall("zoom", {"bbox_2d": [10, 20, 60, 70]}); None without one
 
-Arguments without quotes are of the types that the tools' schemas say: 12 is a text where a text is wanted. What a model wrote is
-data: anything broken is a BadCall, whose text says what was expected.
+Arguments without quotes are of the types that the tools' schemas say: 12 is a text where a text is wanted, and a number where no
+schema says anything. What a model wrote is data: anything broken is a BadCall, whose text says what was expected and what was found
+without the model's words, which may be its own signs for pictures, but for plain names.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmrl.rewards.parsing import load_json
 
-__all__ = ["BadCall", "ToolCall", "read_call", "read_calls"]
+__all__ = ["BadCall", "ToolCall", "plain_name", "read_call", "read_calls"]
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-# Qwen3.5 sometimes leaves the tags around it out
-_BARE = re.compile(r"(<function=.*?(?:</function>|$))", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^<>]{1,200})>(.*?)(?:</function>\s*|$)", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^<>]{1,200})>(.*?)</parameter>\s*", re.DOTALL)
+# Qwen3.5 sometimes leaves the tags around a function out; within a line it is only spoken of
+_CALL = re.compile(
+    r"<tool_call>(?P<tagged>.*?)(?:</tool_call>|\Z)|^[ \t]*(?P<bare><function=.*?(?:</function>|\Z))",
+    re.DOTALL | re.MULTILINE,
+)
+_FUNCTION = re.compile(r"<function=([^<>]{1,200})>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
+# one line break at either end of a value is the template's
+_PARAMETER = re.compile(
+    r"\s*<parameter=([^<>]{1,200})>\n?((?:(?!<parameter=).)*?)\n?</parameter>\s*", re.DOTALL
+)
 _GLM = re.compile(r"([^\s<>{}]{1,200})\s*((?:<arg_key>.*)?)", re.DOTALL)
 _GLM_PAIR = re.compile(
-    r"\s*<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL
+    r"\s*<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>((?:(?!<arg_key>).)*?)</arg_value>\s*",
+    re.DOTALL,
 )
 _MOST_CHARS = 4_000
-_PYTHON = {"True": True, "False": False, "None": None}  # templates write earlier calls' values so
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
 
 
 class BadCall(ValueError):
@@ -64,6 +62,11 @@ class ToolCall:
 
     name: str
     arguments: Mapping[str, Any]
+
+
+def plain_name(text: str) -> str:
+    """A word of the model for a message to it: as it is where it is a name, which no model's sign for a picture is."""
+    return repr(text) if re.fullmatch(r"[\w.-]{1,40}", text) else "something else"
 
 
 def read_call(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ToolCall | None:
@@ -84,20 +87,27 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str,
 
 
 def _written(said: str) -> tuple[str, list[str]]:
-    """The text before the first call, and what stands within the calls' tags."""
-    pattern = _CALL if "<tool_call>" in said else _BARE
-    first = pattern.search(said)
-    return (said, []) if first is None else (said[: first.start()], pattern.findall(said))
+    """The text before the first call, and what the calls say."""
+    found = list(_CALL.finditer(said))
+    before = said[: found[0].start()] if found else said
+    return before, [match["tagged"] if match["bare"] is None else match["bare"] for match in found]
 
 
 def _call(found: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
-    """A call of what stands within its tags. Raises BadCall."""
-    text = found.strip() if len(found) <= _MOST_CHARS else ""
-    if text.startswith("<function="):
-        return _from_tags(_FUNCTION.fullmatch(text), _PARAMETER, tools)
-    if text.startswith("{") or not (named := _GLM.fullmatch(text)):
+    """A call of what it says. Raises BadCall."""
+    if len(found) > _MOST_CHARS:
+        raise BadCall(
+            f"expected a tool call of at most {_MOST_CHARS} characters, found {len(found)}"
+        )
+    text = found.strip()
+    if text.startswith("{"):
         return _from_json(text)
-    return _from_tags(named, _GLM_PAIR, tools)
+    if "<function=" in text:
+        named = _FUNCTION.fullmatch(text)
+        return _from_tags(named, _PARAMETER, tools, "<function=NAME> with <parameter=NAME> tags")
+    if named := _GLM.fullmatch(text):
+        return _from_tags(named, _GLM_PAIR, tools, "a name with <arg_key> and <arg_value> tags")
+    return _from_json(text)
 
 
 def _from_json(text: str) -> ToolCall:
@@ -115,64 +125,162 @@ def _from_json(text: str) -> ToolCall:
 
 
 def _from_tags(
-    named: re.Match[str] | None, pair: re.Pattern[str], tools: Sequence[Mapping[str, Any]]
+    named: re.Match[str] | None,
+    pair: re.Pattern[str],
+    tools: Sequence[Mapping[str, Any]],
+    form: str,
 ) -> ToolCall:
     """A call of a name and the tags of its arguments, between which nothing else stands. Raises BadCall."""
     if named is None:
-        raise BadCall("expected one function with its parameters in the tool call")
-    name, rest = named[1].strip(), named[2]
-    schemas = _schemas(name, tools)
+        raise BadCall(f"expected {form} in the tool call, found something else")
+    name, rest = named[1].strip(), named[2].rstrip()
+    schemas, root = _schemas(name, tools)
     arguments: dict[str, Any] = {}
     place = 0
-    while place < len(rest.rstrip()):
+    while place < len(rest):
         found = pair.match(rest, place)
         if found is None:
-            raise BadCall(f"expected parameters alone in the call of {name[:40]}")
+            raise BadCall(
+                f"expected {form} in the tool call, found something else behind {len(arguments)} arguments"
+            )
         key = found[1].strip()
         if key in arguments:
-            raise BadCall(f"expected {key[:40]} once in the call of {name[:40]}")
-        arguments[key] = _typed(found[2], schemas.get(key))
+            raise BadCall(
+                f"expected each argument once in the tool call, found {plain_name(key)} twice"
+            )
+        arguments[key] = _typed(found[2], _kinds(schemas.get(key), root))
         place = found.end()
     return ToolCall(name, arguments)
 
 
-def _schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The schemas of a tool's arguments by their names."""
+# schemas, which may be a stranger's: whatever is no schema says nothing
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _schemas(
+    name: str, tools: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The schemas of a tool's arguments by their names, and that of all of them, in which references lead."""
     for tool in tools:
-        function = tool.get("function", tool)
+        function = _table(_table(tool).get("function", tool))
         if function.get("name") == name:
-            return dict((function.get("parameters") or {}).get("properties") or {})
-    return {}
+            root = _table(function.get("parameters"))
+            return _table(root.get("properties")), root
+    return {}, {}
 
 
-def _kinds(schema: Any) -> set[str]:
-    """The types that a schema allows, none where it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
-    said = schema.get("type", [])
-    found = {said} if isinstance(said, str) else {k for k in said if isinstance(k, str)}
-    for key in ("anyOf", "oneOf"):
-        found |= {kind for part in schema.get(key) or () for kind in _kinds(part)}
+_KINDS: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def _kinds(schema: Any, root: Mapping[str, Any], deep: int = 0) -> set[str]:
+    """The types that a schema allows, in JSON schema's words; none where it does not say."""
+    schema = _table(schema)
+    said = schema.get("type")
+    kinds = {k for k in (said if isinstance(said, list) else [said]) if isinstance(k, str)}
+    values = schema.get("enum")
+    listed = list(values) if isinstance(values, list) else []
+    listed += [schema["const"]] if "const" in schema else []
+    kinds |= {_KINDS[type(value)] for value in listed if type(value) in _KINDS}
+    parts = [p for key in ("anyOf", "oneOf", "allOf") for p in _listed(schema.get(key))]
+    parts += [_referred(schema.get("$ref"), root)]
+    if deep < 4:  # a reference may lead to itself
+        for part in parts:
+            kinds |= _kinds(part, root, deep + 1)
+    return {kind if kind in _KINDS.values() else "string" for kind in kinds}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _referred(where: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference such as #/$defs/Color leads to."""
+    found: Any = root
+    if not isinstance(where, str) or not where.startswith("#/"):
+        return None
+    for name in where[2:].split("/"):
+        found = _table(found).get(name)
     return found
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """An argument without quotes as a value of a type that its schema allows; where none fits, the text, which the tool refuses.
-    One line break at either end is the tags'."""
-    text = text.removeprefix("\n").removesuffix("\n")
-    kinds = _kinds(schema)
+# values
+
+
+def _typed(text: str, kinds: set[str]) -> Any:
+    """An argument without quotes as a value of one of these types; where none fits, the text, which the tool refuses."""
     if kinds == {"string"}:
         return text
+    if not kinds:
+        return _any(text)
+    for kind, read in _READ.items():
+        if kind in kinds:
+            try:
+                return read(text.strip())
+            except (ValueError, RecursionError):
+                continue
+    # templates write earlier calls' values as Python does
+    return None if "null" in kinds and "string" not in kinds and text.strip() == "None" else text
+
+
+def _any(text: str) -> Any:
+    """Of an argument that nobody says anything of: what it reads as."""
+    words = {"True": True, "False": False, "None": None}
+    if text.strip() in words:
+        return words[text.strip()]
     try:
-        value = _PYTHON.get(text.strip(), ...)
-        value = load_json(text.strip()) if value is ... else value
+        return load_json(text.strip())
     except (ValueError, RecursionError):
         return text
-    if not kinds:
+
+
+def _null(text: str) -> None:
+    if text != "null":
+        raise ValueError
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _boolean(text: str) -> bool:
+    value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
+    if value is None:
+        raise ValueError
+    return value
+
+
+def _of(wanted: type) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        value = load_json(text)
+        if not isinstance(value, wanted):
+            raise ValueError
         return value
-    fits = any(
-        isinstance(value, _TYPES.get(kind, object))
-        and (kind == "boolean") == isinstance(value, bool)
-        for kind in kinds
-    )
-    return value if fits or "string" not in kinds else text
+
+    return read
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "null": _null,
+    "integer": int,
+    "number": _number,
+    "boolean": _boolean,
+    "array": _of(list),
+    "object": _of(dict),
+}

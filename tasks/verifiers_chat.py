@@ -4,8 +4,8 @@
     said("<tool_call>{...}</tool_call>", 1, tools)                      # an assistant's message with tool_calls, and whether it
                                                                         # could be read
 
-A turn is taken as an OpenAI-compatible server takes it: its text is the content, whatever it holds; calls in the format of Qwen's
-templates become tool_calls, and what stands before them the content; a call that is broken stays text.
+A turn is taken as an OpenAI-compatible server takes it: its text is the content, whatever it holds; calls in the spellings of
+mmrl.tasks.tool_calls become tool_calls, and what stands before them the content; a call that is broken stays text.
 """
 
 from __future__ import annotations

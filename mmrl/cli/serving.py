@@ -11,7 +11,7 @@ import typer
 from mmrl.cli.embodied import is_vla
 from mmrl.cli.evaluation import settings_of
 from mmrl.config import RunConfig
-from mmrl.errors import ConfigError, did_you_mean, install_command
+from mmrl.errors import ConfigError, did_you_mean, install_command, need_package
 from mmrl.operations.listening import bind, check_key, is_loopback
 from mmrl.serve.limits import Limits
 from mmrl.serve.options import ServeOptions
@@ -74,10 +74,9 @@ def _chosen(options: ServeOptions) -> str:
     if engine == "vllm" and lacking:
         raise ConfigError(lacking)
     installed = importlib.util.find_spec("vllm") is not None
-    if engine == "vllm" and not installed:
-        raise ConfigError(
-            f"--engine vllm needs the package vllm, found none: {install_command('vllm')}, or take --engine own"
-        )
+    if engine == "vllm":
+        mend = f"{install_command('vllm')}, or take --engine own"
+        need_package("vllm", "--engine vllm", mend=mend)
     if engine == "auto":
         import torch
 

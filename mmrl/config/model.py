@@ -33,10 +33,9 @@ class LoraSettings(_Section):
         "o_proj",
         "gate_proj",
         "up_proj",
-        "gate_up_proj",
         "down_proj",
     ]
-    """Names of the linear layers that get an adapter; gate_up_proj is GLM-4.1V's one layer for the two before it."""
+    """Names of the linear layers that get an adapter. gate_proj and up_proj together also mean GLM-4.1V's one layer for both."""
     vision: bool = False
     """Adapt the vision tower, too, where it has layers of these names."""
     experts: bool = False

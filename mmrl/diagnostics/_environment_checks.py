@@ -35,6 +35,8 @@ JUNK: tuple[str, ...] = (
     '{"action": "click", "point": [',
     '{"action": null, "point": [1e999, -5, "x"]}',
     '<tool_call>\n{"name": "none_such", "arguments": [[]]}\n</tool_call>',
+    "<tool_call>\n<function=[IMG]>\n<parameter=a>\n[1,\n</function>\n</tool_call>",
+    "<tool_call>none_such\n<arg_key>a</arg_key>\n<arg_value>[[]]</arg_value>\n</tool_call>",
     "[-Infinity, NaN]",
     "\x1b[31m\u202e\u2028",
 )

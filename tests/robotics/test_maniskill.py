@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mmrl.errors import ConfigError, MissingExtraError
-from mmrl.robotics import maniskill, maniskill_scene
+from mmrl.robotics import maniskill_scene
 from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
@@ -30,6 +31,7 @@ from mmrl.robotics.contract import (
     run_chunk,
 )
 from mmrl.robotics.maniskill import ManiSkillOptions, ManiSkillSimulator, instruction_of
+from mmrl.robotics.maniskill_vector import from_down
 
 needs_it = pytest.mark.skipif(
     importlib.util.find_spec("mani_skill") is None,
@@ -161,7 +163,8 @@ def test_rotations_are_measured_from_straight_down(axis: int, angle: float) -> N
     vector = np.eye(3)[axis] * angle
     x, y, z, w = (Rotation.from_quat([1, 0, 0, 0]) * Rotation.from_rotvec(vector)).as_quat()
     for sign in (1, -1):
-        assert np.allclose(maniskill._from_down(sign * np.array([w, x, y, z])), vector, atol=1e-6)
+        quaternion = torch.tensor([[w, x, y, z]]) * sign
+        assert np.allclose(from_down(quaternion)[0].numpy(), vector, atol=1e-6)
 
 
 @pytest.mark.parametrize("yaw", [0.0, 0.5, -0.7, 1.5, -1.6, 3.0])

@@ -331,17 +331,6 @@ def test_a_row_draws_its_own_streams_and_leaves_the_others() -> None:
     env.close()
 
 
-def test_rotations_are_those_of_the_simulator() -> None:
-    from mmrl.robotics.maniskill import _from_down
-
-    rng = np.random.default_rng(0)
-    quaternions = rng.normal(size=(50, 4))
-    quaternions /= np.linalg.norm(quaternions, axis=1, keepdims=True)
-    quaternions[0] = (0, 1, 0, 0)
-    found = maniskill_vector._from_down(torch.from_numpy(quaternions))
-    assert np.allclose(found.numpy(), np.stack([_from_down(q) for q in quaternions]), atol=1e-12)
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_batch_on_the_gpu() -> None:

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from mmrl.cli.serving import ServeOptions, _chosen, serve_command
 from mmrl.config import RunConfig
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, MissingExtraError
 from mmrl.policy.loading import load_processor
 from mmrl.policy.tiny import make_tokenizer
 from mmrl.rollout.cache import PreallocatedCache, joined
@@ -313,7 +313,7 @@ def test_engines_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) ->
         _chosen(ServeOptions(engine="vlm"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert _chosen(ServeOptions()) == "own"
-    with pytest.raises(ConfigError, match=r"pip install -e '.*\[vllm\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[vllm\]'"):
         _chosen(ServeOptions(engine="vllm"))
 
 

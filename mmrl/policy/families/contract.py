@@ -219,6 +219,8 @@ class ModelFamily(abc.ABC):
     never_adapted: ClassVar[tuple[str, ...]] = ()
     """Names of layers that no adapter reaches: peft takes them for the experts and the router, as adapters made with transformers 4
     do."""
+    joint_layers: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    """Names of linear layers that are several of other families in one -> those: an adapter of all of them reaches it."""
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """What its processor imports beside mmrl's own requirements -> the extra of mmrl that brings it."""
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -50,6 +51,9 @@ class Glm4V(GridFamily):
 
     name = "glm4v"
     layer = Layer(norms=4, joint=True)
+    joint_layers: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {"gate_up_proj": ("gate_proj", "up_proj")}
+    )
     tower = Tower(rms=True, attention=6, products=1, mlp=4, gated=True)
     model_types = ("glm4v",)
     processors = ("Glm4vProcessor",)
