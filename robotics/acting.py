@@ -14,7 +14,7 @@ V values of a decision: one, or one per action step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +119,9 @@ class ActingPolicy(Trained, Protocol):
 
     def reference(self) -> AbstractContextManager[Any]:
         """The policy before training, for a KL term."""
+
+    def copied_types(self, stored: Stored) -> Mapping[str, torch.dtype]:
+        """See mmrl.policy.policy.Policy."""
 
     def full_replica(self, device: torch.device | None = None, stored: Stored = "masters") -> Any:
         """See mmrl.policy.policy.Policy."""

@@ -30,6 +30,7 @@ from mmrl.data.sources import LoadedSource
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.cluster.run import run_cluster, simulator_demand
 from mmrl.distributed.engines import train_engine_name
+from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
 from mmrl.policy.storage import Stored
@@ -129,9 +130,10 @@ class EpisodeRollouts:
 
     def build(self, policy: ActingPolicy, actor: ActingPolicy) -> None:
         """See RolloutSource: the policy decides by its own forward, or a copy of it in a generator process."""
-        self._room = (
-            SharedWeights(policy.trainable()) if self._apart and self.world.is_main else None
-        )
+        self._room = None
+        if self._apart and self.world.is_main:
+            types = policy.copied_types(stored_to_sample(self.config))
+            self._room = SharedWeights(policy.trainable(), types)
 
     @property
     def _apart(self) -> bool:

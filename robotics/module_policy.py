@@ -125,6 +125,10 @@ class ModulePolicy:
         self.version += 1
         return self.version
 
+    def copied_types(self, stored: Stored) -> dict[str, torch.dtype]:
+        """See Policy: none, as in full_replica."""
+        return {}
+
     def full_replica(self, device: torch.device | None = None, stored: Stored = "masters") -> Self:
         """See Policy. It is stored as this one is: engines that shard do not train such a policy."""
         other = copy.copy(self)

@@ -183,6 +183,10 @@ class VLAPolicy:
             for n, p in head.named_parameters()
         ]
 
+    def copied_types(self, stored: Stored) -> dict[str, torch.dtype]:
+        """See Policy."""
+        return self.core.copied_types(stored)
+
     def full_replica(
         self, device: torch.device | None = None, stored: Stored = "masters"
     ) -> VLAPolicy:

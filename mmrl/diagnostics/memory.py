@@ -215,12 +215,15 @@ def estimate(
         (generator or parts)["merged layers"] = float(p.merged)
     host = held.host
     if generator:
+        from mmrl.distributed.engines.build import stored_to_sample
+
         generator |= {k: v for k, v in parts.items() if k == "output layer"}
         # the weights on their way, in shared memory
+        way = float(p.gradients - p.copies["masters"] + p.copies[stored_to_sample(config)])
         if kind == "cpu":
-            generator["weights on their way"] = float(p.gradients)
+            generator["weights on their way"] = way
         else:
-            host += p.gradients
+            host += way
     # given back with the last whole weight where they are shared out
     if kind == "cpu" and not held_back(config, processes):
         parts["weights' file"] = 4.0 * p.stored

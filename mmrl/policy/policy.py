@@ -475,6 +475,14 @@ class Policy:
                 "loading the policy, or train a LoRA adapter"
             )
 
+    def copied_types(self, stored: Stored) -> dict[str, torch.dtype]:
+        """Of the parameters that a copy holds in another type than these masters: by name, that type (mmrl.policy.storage)."""
+        narrow = {id(p) for p in narrowed(self.model, self.autocast_dtype, stored)}
+        dtype = self.autocast_dtype
+        return {
+            n: dtype for n, p in self.named_parameters() if id(p) in narrow and dtype is not None
+        }
+
     def full_replica(
         self, device: torch.device | None = None, stored: Stored = "masters"
     ) -> Policy:

@@ -1,6 +1,6 @@
 """The trained weights in memory that a training process writes and a generator process of the same machine reads.
 
-    shared = SharedWeights(policy.trainable())            # sharded or not; goes to a child process as an argument
+    shared = SharedWeights(policy.trainable(), policy.copied_types("products"))     # sharded or not; an argument of a child process
     shared.write(version, engine.parameters(trainable=True))
     version = shared.read(policy.trainable())             # in the child: None while they are being written
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
@@ -52,14 +52,20 @@ class _Place:
 
 
 class SharedWeights:
-    """Room for tensors of these names, shapes and types; see the module. Raises StorageError where there is too little memory."""
+    """Room for tensors of these names and shapes; see the module. `types`: of those that the reader holds in another type than the
+    writer, by name; they are cast when they are written. Raises StorageError where there is too little memory."""
 
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, torch.Tensor]],
+        types: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
         self._places: dict[str, _Place] = {}
         end = _HEADER
         for name, tensor in named:
             # ZeRO-3 leaves an empty tensor where a whole one was
-            place = _Place(end, tuple(getattr(tensor, "ds_shape", tensor.shape)), tensor.dtype)
+            shape = tuple(getattr(tensor, "ds_shape", tensor.shape))
+            place = _Place(end, shape, (types or {}).get(name, tensor.dtype))
             self._places[name] = place
             end += (place.nbytes + _ALIGN - 1) // _ALIGN * _ALIGN
         self.nbytes = end

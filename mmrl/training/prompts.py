@@ -19,6 +19,7 @@ from mmrl.distributed.cluster.run import (
     run_scorer,
 )
 from mmrl.distributed.engines import held_back, train_engine_name
+from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.world import World
 from mmrl.errors import RewardError
 from mmrl.evaluation.evaluate import evaluate
@@ -118,7 +119,10 @@ class PromptRollouts:
     def build(self, policy: Policy, actor: Policy) -> None:
         """See RolloutSource."""
         if self._apart:
-            self._room = SharedWeights(policy.trainable()) if self.world.is_main else None
+            self._room = None
+            if self.world.is_main:
+                types = policy.copied_types(stored_to_sample(self.config))
+                self._room = SharedWeights(policy.trainable(), types)
             return
         self.engine: RolloutEngine = build_rollout_engine(
             self.config, policy, self.world, self.train_sources, actor

@@ -106,6 +106,9 @@ def test_in_bf16_the_process_samples_from_two_thirds_of_the_bytes_what_masters_w
     found = (tmp_path / "runs" / WEIGHED).read_text(encoding="utf-8").split()
     assert found[::2] == ["process", "inline"], "the trainer's, the generator's"
     assert int(found[3]) < 0.67 * int(found[1])
+    # and so are the weights on their way
+    masters = sum(p.nbytes for _, p in trainer.policy.trainable())
+    assert trainer.rollouts._room.nbytes < 0.67 * masters  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
