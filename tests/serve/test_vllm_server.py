@@ -74,28 +74,34 @@ def vllm_server(log: Path, *options: str) -> Iterator[tuple[str, subprocess.Pope
         process.wait(30)
 
 
-def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> None:
-    settings = ("--config", str(REPO / "configs" / "demo.yaml"))
+KEY = "of-this-test"
+SETTINGS = ("--config", str(REPO / "configs" / "demo.yaml"))
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """One server for all tests: it starts for half a minute. The last test ends it."""
+    log = tmp_path_factory.mktemp("served") / "log.txt"
+    with vllm_server(log, *SETTINGS, "--api-key", KEY) as found:
+        yield found
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120)
+
+
+def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(
+    served: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
     data = make_scenes(str(tmp_path / "data"), 6, 7, 112, {0: 1.0}, "serve-", background="graded")
-    asked = run_here(
-        "mmrl.cli.main",
-        "eval",
-        CHECKPOINT,
-        *settings,
-        "--task",
-        "grounding",
-        "--data",
-        data,
-        "--out",
-        str(tmp_path / "out"),
-    )
+    of = ("--task", "grounding", "--data", data, "--out", str(tmp_path / "out"))
+    asked = run_here("mmrl.cli.main", "eval", CHECKPOINT, *SETTINGS, *of)
     assert asked.returncode == 0, asked.stderr
     expected = read_jsonl(tmp_path / "out" / "predictions.jsonl")
     samples = list(task_from_spec("grounding", {"prompt": "{question}"}).load(data))
-    with (
-        vllm_server(tmp_path / "log.txt", *settings) as (url, _),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
-    ):
+    with client_of(served[0]) as client:
         [model] = client.models.list().data
         for sample, row in zip(samples, expected, strict=True):
             content = asking(sample.question, *sample.images)
@@ -118,43 +124,46 @@ def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> No
             )
 
 
-def test_its_key_is_asked_for_at_v1_alone_and_running_requests_may_end(tmp_path: Path) -> None:
-    """The first is why it may listen on this machine only: should it be asked for everywhere, SECURITY.md and `mmrl serve` may say
-    less. The second is --grace: vLLM's own default cuts them off."""
-    key = "of-this-test"
-    with vllm_server(tmp_path / "log.txt", "--api-key", key) as (url, process):
-        body = json.dumps(
-            {
-                "messages": [{"role": "user", "content": "red circle"}],
-                "max_tokens": 8,
-                "temperature": 0,
-            }
-        ).encode()
+def test_its_key_is_asked_for_at_v1_alone(served: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """Why it may listen on this machine only. Should it be asked for everywhere, SECURITY.md and `mmrl serve` may say less."""
+    url, _ = served
+    body = json.dumps(
+        {
+            "messages": [{"role": "user", "content": "red circle"}],
+            "max_tokens": 8,
+            "temperature": 0,
+        }
+    ).encode()
 
-        def posted(path: str, **headers: str) -> tuple[int, str]:
-            request = urllib.request.Request(
-                url + path, body, {"Content-Type": "application/json", **headers}
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=120) as answer:
-                    return answer.status, json.load(answer)["choices"][0]["message"]["content"]
-            except urllib.error.HTTPError as error:
-                return error.code, ""
+    def posted(path: str, **headers: str) -> tuple[int, str]:
+        request = urllib.request.Request(
+            url + path, body, {"Content-Type": "application/json", **headers}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, json.load(answer)["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as error:
+            return error.code, ""
 
-        assert posted("/v1/chat/completions")[0] == 401
-        asked = posted("/v1/chat/completions", Authorization=f"Bearer {key}")
-        assert asked[0] == 200 and posted("/invocations") == asked
-        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120) as client:
-            [model] = client.models.list().data
-            answer = client.chat.completions.create(
-                model=model.id,
-                messages=[{"role": "user", "content": "red circle"}],
-                max_tokens=1500,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            ends = [next(answer).choices[0].finish_reason]
-            process.send_signal(signal.SIGTERM)
-            ends += [chunk.choices[0].finish_reason for chunk in answer]
-        assert ends[-1] == "length" and set(ends[:-1]) == {None}
-        assert process.wait(120) == 0
+    assert posted("/v1/chat/completions")[0] == 401
+    asked = posted("/v1/chat/completions", Authorization=f"Bearer {KEY}")
+    assert asked[0] == 200 and posted("/invocations") == asked
+
+
+def test_running_requests_may_end(served: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """--grace: vLLM's own default cuts them off."""
+    url, process = served
+    with client_of(url) as client:
+        [model] = client.models.list().data
+        answer = client.chat.completions.create(
+            model=model.id,
+            messages=[{"role": "user", "content": "red circle"}],
+            max_tokens=1500,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        ends = [next(answer).choices[0].finish_reason]
+        process.send_signal(signal.SIGTERM)
+        ends += [chunk.choices[0].finish_reason for chunk in answer]
+    assert ends[-1] == "length" and set(ends[:-1]) == {None}
+    assert process.wait(120) == 0
