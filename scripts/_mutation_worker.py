@@ -36,6 +36,7 @@ PRELOAD = (
     "yaml",
 )
 """What is imported once, before any fork."""
+_RETURNED = 100  # added to an exit status that pytest itself returned
 _THREADS = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -98,7 +99,7 @@ def _child(tests: Sequence[str], output: Path) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(int(status))
+        os._exit(_RETURNED + int(status))
 
 
 def _answer(tests: Sequence[str], timeout_s: float, output: Path) -> int | None:
@@ -120,8 +121,10 @@ def _answer(tests: Sequence[str], timeout_s: float, output: Path) -> int | None:
         os.killpg(child, signal.SIGKILL)  # with what the tests left behind
     if status is None:
         os.waitpid(child, 0)
-    # a mutant that kills the test process is noticed, too
-    return 1 if status is not None and status < 0 else status
+    if status is None:
+        return None
+    # a mutant that kills or ends the test process is noticed, too, also where it ends it as if all were well
+    return status - _RETURNED if status >= _RETURNED else 1
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "mmrl/training/checkpoint.py": ("tests/training/test_checkpoint_files.py", *_STATE),
     "mmrl/workers/scoring.py": _SCORES,
     "mmrl/workers/scorer.py": _SCORES,
-    "mmrl/workers/reward_pipe.py": ("tests/workers/test_reward_pipe.py", *_SCORES),
+    "mmrl/workers/reward_pipe.py": ("tests/workers/test_reward_pipe.py",),
     "mmrl/workers/async_scoring.py": ("tests/workers/test_async_scoring.py",),
 }
 """Module -> the test files that are to notice its defects, quick ones first."""

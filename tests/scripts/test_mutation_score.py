@@ -71,6 +71,9 @@ def test_a_defect_that_tests_see_is_killed_one_they_do_not_see_survives_and_a_ha
         found = mutants("subject.py", MODULE, seed=0, limit=6)
         strong = judge([zygote], "subject.py", found, ["test_subject.py"], least_timeout_s=2.0)
         weak = judge([zygote], "subject.py", found[:2], ["test_weak.py"])
+        # a process that ends in the midst of its tests, as if all were well
+        (tmp_path / "test_ends.py").write_text("import os\n\n\ndef test_ends():\n    os._exit(0)\n")
+        assert zygote.run(["test_ends.py"], 30.0)[0] == 1
         (tmp_path / "test_broken.py").write_text("def test_broken():\n    assert False\n")
         with pytest.raises(
             SystemExit, match=r"expected the tests of subject\.py to pass without a defect"

@@ -97,6 +97,7 @@ def trick(name: str) -> Callable[[Callable[[Any], None]], None]:
 
 @trick("hang")
 def _(worker: Any) -> None:
+    worker.hangs.set()
     worker.killed.wait(PATIENCE_S)
     raise Killed
 
@@ -128,7 +129,7 @@ class Stand:
         self.descriptor, self.token = child.fileno(), worker.args[1]
         self.sentinel, self._held = os.pipe()  # readable once the thread has ended
         self.exitcode: int | None = None
-        self.killed, self._ended = threading.Event(), threading.Event()
+        self.hangs, self.killed, self._ended = (threading.Event() for _ in range(3))
 
         def run() -> None:
             HERE.worker = self

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import mmrl.workers.reward_pipe as reward_pipe
 from mmrl.types import Score
 from mmrl.workers.reward_pipe import CLOSED, TOKEN_BYTES, GarbledError, ScoreInbox, ScoreWriter
 
@@ -102,7 +103,35 @@ def test_the_longest_score_goes_and_a_longer_one_is_a_recorded_failure(ends: End
     assert found[2].value == 0 and {*found[2].parts} == {"accuracy", "format"}
     assert "expected a score of at most 8,388,608 bytes, found 8,388,609" in str(found[2].reason)
     assert found[3].value == 0 and "cannot be sent between processes" in str(found[3].reason)
-    assert len(str(found[3].reason)) <= 500
+
+
+def test_one_look_takes_what_is_there_up_to_some_dozens_of_scores(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In however many pieces it comes; more than that waits for the next look, and the deadlines between the two."""
+    here, there = ends
+    writer, inbox = ScoreWriter(there, TOKEN), ScoreInbox(here, TOKEN)
+    for number in range(100):
+        writer.add(number, score(0.5), ())
+    writer.flush()
+    monkeypatch.setattr(reward_pipe, "_READ", 16)
+    assert [len(inbox.read()) for _ in range(3)] == [65, 35, 0]
+
+
+class Unsendable:
+    """Whose error is a long one."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("x" * 1000)
+
+
+def test_numbers_that_others_rely_on() -> None:
+    """A token of 64 bits; sysexits' EX_IOERR in the words of a reward_crash; half a thousand characters of a reason."""
+    assert TOKEN_BYTES == 8 and CLOSED == os.EX_IOERR == 74
+    writer = ScoreWriter(Pipe()[1], TOKEN)
+    writer.add(1, score(1.0, text=Unsendable()), ())
+    _, failed = pickle.loads(writer._waiting[0][TOKEN_BYTES + 4 :])
+    assert len(failed.reason) == 500
 
 
 @pytest.mark.parametrize(
@@ -139,6 +168,16 @@ def test_what_was_sent_is_read_before_the_end_is_said(ends: Ends) -> None:
     os.write(there.fileno(), TOKEN)  # half a frame
     there.close()
     assert inbox.read() == [(7, score(0.25))]
+    with pytest.raises(EOFError):
+        inbox.read()
+
+
+def test_an_end_that_left_work_unread_is_an_end(ends: Ends) -> None:
+    """Linux says ECONNRESET then."""
+    here, there = ends
+    inbox = ScoreInbox(here, TOKEN)
+    os.write(here.fileno(), b"jobs")
+    there.close()
     with pytest.raises(EOFError):
         inbox.read()
 

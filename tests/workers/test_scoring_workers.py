@@ -302,6 +302,8 @@ def test_half_a_score_is_given_up_at_the_deadline_and_not_after_it(
         [worker] = s._workers
         [job], scores = jobs("hang"), dict[int, Score]()
         worker.send({0: job}, [0])
+        # it has written when it began, which may not come behind what is written here
+        assert worker.process.hangs.wait(PATIENCE_S)
         worker.progress[:] = next(iter(worker.pending)), 100.0
         for now, given_up in ((104.9, False), (105.0, True)):
             monkeypatch.setattr(
