@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from mmrl.coords import CoordFrame
 from mmrl.environment import Environment
@@ -32,11 +32,13 @@ __all__ = ["Task", "Template", "sample_chat"]
 
 @dataclass(frozen=True)
 class Template:
-    """How a model family is prompted: the coordinate frame it emits and its system text ('' for none)."""
+    """How a model family is prompted: the coordinate frame it emits and its system text ('' for none). `calls`: how its chat
+    template asks for calls of tools, as JSON or in tags of functions or of arguments (mmrl.tasks.tool_calls)."""
 
     name: str
     frame: CoordFrame
     system: str = ""
+    calls: Literal["json", "function", "arg_key"] = "json"
 
 
 def sample_chat(sample: Sample, template: Template, text: str) -> list[dict[str, Any]]:

@@ -28,7 +28,6 @@ it is looked at again its rollout. PyAV decodes frames in this process, in threa
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -43,7 +42,7 @@ from mmrl.tasks.clip_frames import ClipFrames, select
 from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
 from mmrl.tasks.rewind_clips import GRID_S, make_rewind_clips
-from mmrl.tasks.tool_calls import BadCall, ToolCall, plain_name, read_call
+from mmrl.tasks.tool_calls import BadCall, ToolCall, plain_name, read_call, write_call
 from mmrl.tasks.visual_tools import function
 from mmrl.types import Sample, Turn
 from mmrl.video.decode import VideoInfo
@@ -206,8 +205,7 @@ class RewindEnvironment(Environment):
             name, count = "frames", self.settings["most_times"]
             middles = low + (np.arange(count) + 0.5) / count * (high - low)
             arguments = {"times": [round(float(t), 3) for t in middles]}
-        call = {"name": name, "arguments": arguments}
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        return write_call(ToolCall(name, arguments), self.template.calls)
 
 
 def chosen(call: ToolCall, info: VideoInfo, settings: Mapping[str, Any]) -> list[int]:

@@ -24,15 +24,16 @@ without the model's words, which may be its own signs for pictures, but for plai
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mmrl.rewards.parsing import load_json
 
-__all__ = ["BadCall", "ToolCall", "plain_name", "read_call", "read_calls"]
+__all__ = ["BadCall", "ToolCall", "plain_name", "read_call", "read_calls", "write_call"]
 
 # Qwen3.5 sometimes leaves the tags around a function out; within a line it is only spoken of
 _CALL = re.compile(
@@ -84,6 +85,24 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str,
     thoughts, mark, said = text.rpartition("</think>")
     before, found = _written(said)
     return f"{thoughts}{mark}{before}", [_call(one, tools) for one in found]
+
+
+def write_call(call: ToolCall, spelling: Literal["json", "function", "arg_key"] = "json") -> str:
+    """A call as a model writes it whose chat template asks for this spelling (Template.calls)."""
+    if spelling == "json":
+        said = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+        return f"<tool_call>\n{said}\n</tool_call>"
+    told = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in call.arguments.items()
+    }
+    if spelling == "function":
+        lines = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in told.items())
+        return f"<tool_call>\n<function={call.name}>\n{lines}</function>\n</tool_call>"
+    lines = "".join(
+        f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in told.items()
+    )
+    return f"<tool_call>{call.name}\n{lines}</tool_call>"
 
 
 def _written(said: str) -> tuple[str, list[str]]:

@@ -16,7 +16,6 @@ the scripted player of `mmrl sft`.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,7 +29,7 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.tasks.look_again import LookAgain, answered, asked, check_prompt, judged, told
 from mmrl.tasks.parameters import check_known, check_number, check_whole
-from mmrl.tasks.tool_calls import BadCall, read_call
+from mmrl.tasks.tool_calls import BadCall, ToolCall, read_call, write_call
 from mmrl.tasks.visual_tools import PictureTools, check_tools, described, fitted
 from mmrl.types import ImageSize, Sample, Turn
 from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image, orientation_of
@@ -162,8 +161,8 @@ class ZoomEnvironment(Environment):
             size.resized_wh,
             (width, height),
         )
-        call = {"name": self._looks, "arguments": {"bbox_2d": [round(v) for v in box]}}
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        arguments = {"bbox_2d": [round(v) for v in box]}
+        return write_call(ToolCall(str(self._looks), arguments), self.template.calls)
 
 
 _CELLS = 4  # of a side: where the scripted player looks

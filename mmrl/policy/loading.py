@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.quantized import quantize_language
 from mmrl.policy.routing import take_routing
 from mmrl.policy.storage import Stored, narrowed, product_weights
+from mmrl.policy.tool_messages import call_spelling
 from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template
 from mmrl.workers import prefetch
@@ -483,6 +485,7 @@ def assemble_policy(
     here = ((name, p) for name, p in model.named_parameters() if in_file(p) is None)
     check_loaded(here, weights or config.path)
     body = family_of(base.config).body(base)
+    template = replace(template, calls=call_spelling(getattr(processor, "chat_template", None)))
     encoder = build_encoder(processor, body, template, data, config.max_prompt_tokens)
     return Policy(
         model, processor, template, encoder, device=device, autocast=autocast, reference=reference

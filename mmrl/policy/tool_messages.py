@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["PROBE", "with_tools", "without_tool_role"]
+__all__ = ["PROBE", "call_spelling", "with_tools", "without_tool_role"]
 
 PROBE: Mapping[str, Any] = {
     "type": "function",
@@ -31,6 +31,13 @@ _BEHIND = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> "
     'XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+
+
+def call_spelling(chat_template: Any) -> Literal["json", "function", "arg_key"]:
+    """How a chat template (transformers': a text, several by name, or None) asks for calls of tools; JSON where it does not ask."""
+    texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template or ""]
+    whole = "".join(texts)
+    return "function" if "<function=" in whole else "arg_key" if "<arg_key>" in whole else "json"
 
 
 def with_tools(

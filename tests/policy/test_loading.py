@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,19 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'qwen3_vl'"):
         build_tiny(TinySpec(arch="qwen3vl"))
     assert set(families()) >= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("asks", "found"),
+    [("", "json"), ("<function=name>", "function"), ("<arg_key>name</arg_key>", "arg_key")],
+)
+def test_the_chat_template_says_how_calls_of_tools_are_spelled(
+    asks: str, found: str, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_folder("qwen2_5_vl"), tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(f"{template.read_text()}{{# {asks} #}}")
+    assert fresh_policy(path=str(tmp_path / "model")).template.calls == found
 
 
 @pytest.mark.parametrize("arch", ["qwen2_5_vl", "internvl", "glm4v"])

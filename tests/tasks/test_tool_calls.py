@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.tasks.tool_calls import BadCall, ToolCall, read_call, read_calls
+from mmrl.tasks.tool_calls import BadCall, ToolCall, read_call, read_calls, write_call
 from mmrl.tasks.visual_tools import function
 from tests.kits.engine_kit import tiny_folder
 
@@ -59,6 +59,7 @@ def hermes(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
+WRITTEN = {"hermes": "json", "qwen3_coder": "function", "glm45": "arg_key"}
 SPELLINGS = {"qwen3_coder": qwen, "glm45": glm, "hermes": hermes}
 
 
@@ -71,6 +72,10 @@ def named(arguments: dict[str, Any]) -> str:
 def test_a_call_is_read_in_every_spelling(spelling: str, arguments: dict[str, Any]) -> None:
     name = named(arguments)
     text = SPELLINGS[spelling](name, arguments)
+    ours = write_call(ToolCall(name, arguments), WRITTEN[spelling])  # type: ignore[arg-type]
+    assert ours == text or (
+        spelling == "hermes" and json.loads(ours[12:-13]) == json.loads(text[12:-13])
+    )
     assert read_call(f"I look.\n{text}", TOOLS) == ToolCall(name, arguments)
     before, calls = read_calls(f"<think>{text}</think>I look.\n{text}{text}", TOOLS)
     assert before.endswith("I look.\n") and calls == [ToolCall(name, arguments)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,24 @@ def test_pictures_of_other_seeds_are_others_and_rows_depend_on_seed_and_place_al
     assert files["a"][:2] == files["b"] and not set(files["a"]) & set(files["c"])
     with pytest.raises(ConfigError, match="found count=1, size=500"):
         make_zoom_pictures(tmp_path / "d", 1, 1, size=500)
+
+
+@pytest.mark.parametrize(
+    ("calls", "begins"), [("function", "<function=zoom>"), ("arg_key", "zoom\n<arg_key>bbox_2d")]
+)
+def test_the_scripted_player_calls_as_the_models_template_asks(
+    calls: Any, begins: str, tmp_path: Path
+) -> None:
+    sample = samples(tmp_path)[0]
+    said = []
+    for template in (TEMPLATE, replace(TEMPLATE, calls=calls)):
+        environment = Zoom(view=112).environment(template)
+        environment.reset(sample, 0)
+        environment.shown([SHOWN])
+        said.append(environment.scripted(np.random.default_rng(0)))
+    assert begins in str(said[1]) and begins not in str(said[0])
+    assert read_call(str(said[0])) == read_call(str(said[1]), described(["zoom"]))
+    assert environment.step(turn(str(said[1]))).info["found"] == 1.0
 
 
 def test_a_zoom_shows_the_region_of_the_file(tmp_path: Path) -> None:
