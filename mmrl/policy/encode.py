@@ -23,7 +23,7 @@ import torch
 from mmrl.errors import ConfigError, DataError
 from mmrl.files import check_text
 from mmrl.policy.families import ModelFamily, family_of_processor
-from mmrl.policy.tool_messages import PROBE, with_tools, without_tool_role
+from mmrl.policy.tool_messages import CALL_TAG, PROBE, with_tools, without_tool_role
 from mmrl.task import Task, Template
 from mmrl.types import AudioSize, ImageSize, Sample, VideoSize
 from mmrl.video.media import image_overrides, orientation_of
@@ -232,10 +232,11 @@ class Encoder:
 
     @cached_property
     def _shows_tools(self) -> bool:
-        """Whether the chat template has a place for tools."""
+        """Whether the chat template has a place for tools, and asks for calls that are read (mmrl.tasks.tool_calls): Mistral's and
+        Kimi's ask for signs of their own."""
         asked = [{"role": "user", "content": "?"}]
         told = [self._rendered(asked, tools=tools) for tools in (None, [PROBE])]
-        return bool(told[0] != told[1])
+        return bool(told[0] != told[1] and CALL_TAG in told[1])
 
     @cached_property
     def _shows_strings(self) -> bool:

@@ -1,4 +1,5 @@
-"""Tools in chats whose template has no place for them, such as Qwen2.5-VL's: in the words that Qwen's own templates use.
+"""Tools in chats whose template has no place for them, such as Qwen2.5-VL's, or asks for calls in signs of its own, such as
+Mistral's: in the words that Qwen's own templates use.
 
     with_tools([{"role": "user", "content": "?"}], tools)       # a system message that describes them
     without_tool_role({"role": "tool", "content": "4"})         # a user's message: <tool_response> 4 </tool_response>
@@ -12,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-__all__ = ["PROBE", "call_spelling", "with_tools", "without_tool_role"]
+__all__ = ["CALL_TAG", "PROBE", "call_spelling", "with_tools", "without_tool_role"]
 
 PROBE: Mapping[str, Any] = {
     "type": "function",
@@ -23,6 +24,8 @@ PROBE: Mapping[str, Any] = {
     },
 }
 """A tool that shows whether a template writes tools."""
+CALL_TAG = "<tool_call>"
+"""What stands around a call in every spelling that is read."""
 _BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures "
     "within <tools></tools> XML tags:\n<tools>"

@@ -213,17 +213,23 @@ def test_tools_are_written_by_a_template_that_has_a_place_and_into_the_system_te
         "image",
         "text",
     ]
-    own = "{%- if tools %}own words: {{ tools[0].function.name }}\n{% endif -%}\n"
     before = model.processor.chat_template
-    try:
-        model.processor.chat_template = own + before
-        model.encoder.__dict__.pop("_shows_tools", None)
-        shown = model.encoder.prompt_of(messages, [], "a", tools)
-    finally:
-        model.processor.chat_template = before
-        model.encoder.__dict__.pop("_shows_tools", None)
-    text = model.processor.tokenizer.decode(shown.ids_P)
-    assert text.startswith("own words: zoom\n<|im_start|>user") and "# Tools" not in text
+    found = []
+    # the second one asks for calls as Mistral's template does, which are not read
+    for form in ("<tool_call>", "[TOOL_CALLS]"):
+        own = (
+            f"{{%- if tools %}}own words: {{{{ tools[0].function.name }}}} {form}\n{{% endif -%}}\n"
+        )
+        try:
+            model.processor.chat_template = own + before
+            model.encoder.__dict__.pop("_shows_tools", None)
+            shown = model.encoder.prompt_of(messages, [], "a", tools)
+        finally:
+            model.processor.chat_template = before
+            model.encoder.__dict__.pop("_shows_tools", None)
+        found.append(model.processor.tokenizer.decode(shown.ids_P))
+    assert found[0].startswith("own words: zoom <tool_call>\n<|im_start|>user")
+    assert "# Tools" not in found[0] and found[1] == text
 
 
 def test_a_scripted_player_is_shown_what_a_policy_would_be(tmp_path: Path) -> None:
