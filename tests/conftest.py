@@ -81,7 +81,7 @@ LONG = (
     "test_openenv.py",
     "test_doctor.py",
 )
-"""Files of over 25 seconds of processor time, or of a minute of a suite of their kind, the longest first."""
+"""Files of over 25 seconds of processor time, or of over a minute of a whole run of the suite, the longest first."""
 
 
 _ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)

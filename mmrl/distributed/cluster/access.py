@@ -47,8 +47,8 @@ def own_token(folder: Path) -> Iterator[None]:
 
 
 def forget_token() -> None:
-    """Let Ray read the environment's mode and token anew: it keeps the first ones for as long as the process lives, would show the
-    token of an ended cluster to the next, and ask for one in the name of the next. While no connection is open."""
+    """Let Ray read the environment's mode and token anew: it keeps the first ones for as long as the process lives, and
+    would show an ended cluster's token to the next one, or demand a token of one that has none. While no connection is open."""
     from ray import _raylet  # there is no public way
 
     raylet: Any = _raylet  # its stubs lack both

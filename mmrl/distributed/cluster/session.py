@@ -229,7 +229,8 @@ class Cluster:
                 self._init(options, "on this machine")
         else:
             check_address(address)
-            forget_token()  # the cluster before may have asked for one, and a driver that asks for one answers no cluster without
+            # a driver that still demands an earlier cluster's token refuses the calls of one that has none
+            forget_token()
             with _kept_signals({}):
                 self._init(options | {"address": address}, f"at engine.ray.address {address}")
         self._connected = True

@@ -182,7 +182,11 @@ def held(folder: str) -> dict[str, Any]:
 
     engine.begin(1.0)
     passes(grad=True)  # gradients have their place, and the allocator its arenas
-    told = {"bare": passes(grad=False), "differentiated": passes(grad=True)}
+    # the least of three passes: a block that is on its way back to Linux at that moment only adds to one
+    told = {
+        name: min((passes(grad=grad) for _ in range(3)), key=lambda pass_: max(pass_[1][-2:]))
+        for name, grad in (("bare", False), ("differentiated", True))
+    }
     gradient = policy.base.lm_head.weight.grad
     return {
         "block": sum(p.numel() for p in layers[0].parameters()),

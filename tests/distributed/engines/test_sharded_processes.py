@@ -184,11 +184,9 @@ def test_lora_with_a_frozen_tower_and_cached_features(found: Found) -> None:
 
 
 def test_fsdp_in_bf16_holds_one_block_at_a_time(found: Found) -> None:
-    """Autocast's cache would hold a bf16 copy of all layers at the end of a forward: nine blocks more than after the first. One
-    more or less lies there by when Linux takes back what gloo has just gathered."""
+    """Autocast's cache would hold a bf16 copy of all layers at the end of a forward: nine blocks more than after the first."""
     for of in found.held:
-        in_bf16 = 2 * of["block"]
-        assert max(of["growth"].values()) < 2 * in_bf16, of
+        assert max(of["growth"].values()) < 2 * of["block"], of
         assert of["layers"] == 10 and of["types"] == ["torch.float32"], of
         # transformers' own bf16 model, whose output layer rounds logits to bf16
         assert max(of["apart"].values()) < 0.02, of
