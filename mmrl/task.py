@@ -30,6 +30,10 @@ from mmrl.video.media import Orientation
 __all__ = ["Task", "Template", "sample_chat"]
 
 
+CallSpelling = Literal["json", "function", "arg_key"]
+"""How calls of tools are spelled: see mmrl.tasks.tool_calls."""
+
+
 @dataclass(frozen=True)
 class Template:
     """How a model family is prompted: the coordinate frame it emits and its system text ('' for none). `calls`: how its chat
@@ -38,7 +42,7 @@ class Template:
     name: str
     frame: CoordFrame
     system: str = ""
-    calls: Literal["json", "function", "arg_key"] = "json"
+    calls: CallSpelling = "json"
 
 
 def sample_chat(sample: Sample, template: Template, text: str) -> list[dict[str, Any]]:

@@ -30,7 +30,6 @@ from mmrl.data.sources import LoadedSource
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.cluster.run import run_cluster, simulator_demand
 from mmrl.distributed.engines import train_engine_name
-from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
 from mmrl.policy.storage import Stored
@@ -47,8 +46,7 @@ from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import COUNTERS, Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
 from mmrl.robotics.vector import check_playing
-from mmrl.rollout.shared_weights import SharedWeights
-from mmrl.training.generator import GeneratedGroups, Generator
+from mmrl.training.generator import GeneratedGroups, Generator, weights_room
 from mmrl.training.learner import Learner
 from mmrl.training.metrics import peak_memory_gib
 from mmrl.training.pipeline import GroupSource, Outcome
@@ -130,10 +128,7 @@ class EpisodeRollouts:
 
     def build(self, policy: ActingPolicy, actor: ActingPolicy) -> None:
         """See RolloutSource: the policy decides by its own forward, or a copy of it in a generator process."""
-        self._room = None
-        if self._apart and self.world.is_main:
-            types = policy.copied_types(stored_to_sample(self.config))
-            self._room = SharedWeights(policy.trainable(), types)
+        self._room = weights_room(policy, self.config, self.world) if self._apart else None
 
     @property
     def _apart(self) -> bool:

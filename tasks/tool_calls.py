@@ -29,9 +29,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mmrl.rewards.parsing import load_json
+from mmrl.task import CallSpelling
 
 __all__ = ["BadCall", "ToolCall", "plain_name", "read_call", "read_calls", "write_call"]
 
@@ -87,7 +88,7 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str,
     return f"{thoughts}{mark}{before}", [_call(one, tools) for one in found]
 
 
-def write_call(call: ToolCall, spelling: Literal["json", "function", "arg_key"] = "json") -> str:
+def write_call(call: ToolCall, spelling: CallSpelling = "json") -> str:
     """A call as a model writes it whose chat template asks for this spelling (Template.calls)."""
     if spelling == "json":
         said = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
@@ -207,10 +208,8 @@ def _kinds(schema: Any, root: Mapping[str, Any], deep: int = 0) -> set[str]:
     schema = _table(schema)
     said = schema.get("type")
     kinds = {k for k in (said if isinstance(said, list) else [said]) if isinstance(k, str)}
-    values = schema.get("enum")
-    listed = list(values) if isinstance(values, list) else []
-    listed += [schema["const"]] if "const" in schema else []
-    kinds |= {_KINDS[type(value)] for value in listed if type(value) in _KINDS}
+    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    kinds |= {_KINDS[type(value)] for value in values if type(value) in _KINDS}
     parts = [p for key in ("anyOf", "oneOf", "allOf") for p in _listed(schema.get(key))]
     parts += [_referred(schema.get("$ref"), root)]
     if deep < 4:  # a reference may lead to itself

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
+
+from mmrl.task import CallSpelling
 
 __all__ = ["CALL_TAG", "PROBE", "call_spelling", "with_tools", "without_tool_role"]
 
@@ -36,7 +38,7 @@ _BEHIND = (
 )
 
 
-def call_spelling(chat_template: Any) -> Literal["json", "function", "arg_key"]:
+def call_spelling(chat_template: Any) -> CallSpelling:
     """How a chat template (transformers': a text, several by name, or None) asks for calls of tools; JSON where it does not ask."""
     texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template or ""]
     whole = "".join(texts)

@@ -32,6 +32,7 @@ from typing import Any
 from mmrl.config import RunConfig
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.engines import TrainEngine
+from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.world import World
 from mmrl.errors import RolloutError
 from mmrl.registry import carried
@@ -44,10 +45,17 @@ from mmrl.types import RolloutGroup
 from mmrl.workers.process import ChildError, Losses
 from mmrl.workers.spawned import Worker
 
-__all__ = ["GeneratedGroups", "Generator"]
+__all__ = ["GeneratedGroups", "Generator", "weights_room"]
 
 _LOG = logging.getLogger(__name__)
 _WAIT_S = 1.0
+
+
+def weights_room(policy: Any, config: RunConfig, world: World) -> SharedWeights | None:
+    """Room for what is trained of `policy`, in the types that the generator process samples from: in the main process."""
+    if not world.is_main:
+        return None
+    return SharedWeights(policy.trainable(), policy.copied_types(stored_to_sample(config)))
 
 
 class _Process(Worker):

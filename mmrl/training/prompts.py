@@ -19,7 +19,6 @@ from mmrl.distributed.cluster.run import (
     run_scorer,
 )
 from mmrl.distributed.engines import held_back, train_engine_name
-from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.world import World
 from mmrl.errors import RewardError
 from mmrl.evaluation.evaluate import evaluate
@@ -33,11 +32,10 @@ from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments, turns_of
 from mmrl.rollout.group_generator import StepTally
 from mmrl.rollout.prompt_rollouter import GroupIndex, PromptRollouter
-from mmrl.rollout.shared_weights import SharedWeights
 from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, build_advantages
 from mmrl.training.generated_prompts import HostedPrompts, PromptLedger
-from mmrl.training.generator import GeneratedGroups, Generator
+from mmrl.training.generator import GeneratedGroups, Generator, weights_room
 from mmrl.training.learner import Learner
 from mmrl.training.metrics import completion_records, step_metrics
 from mmrl.training.pipeline import GroupSource, IteratorSource, Outcome
@@ -119,10 +117,7 @@ class PromptRollouts:
     def build(self, policy: Policy, actor: Policy) -> None:
         """See RolloutSource."""
         if self._apart:
-            self._room = None
-            if self.world.is_main:
-                types = policy.copied_types(stored_to_sample(self.config))
-                self._room = SharedWeights(policy.trainable(), types)
+            self._room = weights_room(policy, self.config, self.world)
             return
         self.engine: RolloutEngine = build_rollout_engine(
             self.config, policy, self.world, self.train_sources, actor
