@@ -11,7 +11,7 @@ itself samples its sensors the physics state is copied, and `observe` draws from
 environment that renders every step, bit for bit (tests/robotics/test_libero.py).
 
 Cameras: base (agentview), wrist (robot0_eye_in_hand), front, side, top. Options: gl ('auto', 'osmesa', 'egl', or 'none': physics
-without pictures, whose resets take half the time).
+without pictures).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from mmrl.robotics.contract import (
     StepResult,
     check_actions,
 )
+from mmrl.robotics.kept_scene import KeptScene
 from mmrl.robotics.options import SimulatorOptions
 
 __all__ = ["ArmSimulator", "RobosuiteSimulator", "axis_angle", "choose_gl", "mujoco_warning"]
@@ -221,6 +222,7 @@ class ArmSimulator(Simulator):
                 )
         self._env: Any = None
         self._frame: Any = None
+        self._kept: KeptScene | None = None
         self._backend = self._renderer = ""
         self._steps, self._over = 0, True
 
@@ -266,13 +268,15 @@ class ArmSimulator(Simulator):
         """Refuse a state this task does not have, before anything is built."""
 
     def reset(self, state: InitialState) -> None:
-        """Start an episode: the model is rebuilt ('hard reset'), since a soft reset is not deterministic."""
+        """Start an episode: all is built anew ('hard reset'), since a soft reset is not deterministic; what would be the same again
+        is kept (mmrl.robotics.kept_scene)."""
         self._check(state)
         if self._env is None:
             self._backend = choose_gl("auto" if self._blind else self.options.gl)
             robosuite = import_robosuite(self.install)
             with _seeded(0):
                 self._env = self._build(robosuite, self._settings(robosuite))
+            self._kept = KeptScene(self._env)
             self._watch()
         else:
             self._make_current()
@@ -360,7 +364,9 @@ class ArmSimulator(Simulator):
         if self._env is not None:
             self._make_current()
             self._env.close()
-        self._env = self._frame = None
+        if self._kept is not None:
+            self._kept.close()
+        self._env = self._frame = self._kept = None
         self._over = True
 
     def versions(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.robotics import kept_scene
 from mmrl.robotics import robosuite as bridge
-from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
+from mmrl.robotics.contract import EnvSpec, Simulator, initial_states, make_simulator
 
 if importlib.util.find_spec("robosuite") is None:
     pytest.skip(f"needs robosuite: {bridge.ArmSimulator.install}", allow_module_level=True)
@@ -176,3 +178,93 @@ class TestEpisodes:
             ConfigError, match="expected a task with a scripted expert, found robosuite/Door"
         ):
             make_simulator(_spec("Door")).expert(np.random.default_rng(0))
+
+
+def _own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on simulators reset as robosuite does by itself."""
+    nothing = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(bridge, "KeptScene", lambda env: nothing)
+
+
+@pytest.mark.slow
+@pytest.mark.render("libOSMesa.so.8")
+class TestKeptScenes:
+    @pytest.mark.parametrize("task", ["Door", "Lift"])
+    def test_episodes_equal_those_of_scenes_built_anew(
+        self, task: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also after an episode that wrote into its model. Lift's cube changes its size, so nothing of it may be kept."""
+        ours = make_simulator(_spec(task, cameras=("base", "wrist")))
+        states = initial_states("train", 3)
+        ours.reset(states[0])
+        _spoil(ours)
+        _own_way(monkeypatch)
+        theirs = make_simulator(_spec(task, cameras=("base", "wrist")))
+        theirs.reset(states[0])
+        for state in (*states, states[0]):
+            seen = []
+            for simulator in (ours, theirs):
+                simulator.reset(state)
+                pictures = []
+                for action in np.random.default_rng(3).uniform(-1, 1, (4, 7)):
+                    simulator.step(action)
+                    pictures += [p.tobytes() for p in simulator.observe().images.values()]
+                sim = simulator.env.sim  # type: ignore[attr-defined]
+                seen.append((pictures, sim.get_state().flatten().tobytes(), _bytes_of(sim.model)))
+            assert seen[0] == seen[1]
+            _spoil(ours)
+        ours.close()
+        theirs.close()
+
+    def test_a_scene_is_compiled_once_for_all_environments_of_a_process(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import mujoco
+        from robosuite.utils import binding_utils
+
+        made: list[str] = []
+        compiling = mujoco.MjModel.from_xml_string
+        monkeypatch.setattr(
+            kept_scene, "compile_xml", lambda xml: made.append("model") or compiling(xml)
+        )
+        draw = binding_utils.MjRenderContext._set_mujoco_context_and_buffers
+        monkeypatch.setattr(
+            binding_utils.MjRenderContext,
+            "_set_mujoco_context_and_buffers",
+            lambda self: made.append("context") or draw(self),
+        )
+        simulators = [make_simulator(_spec("Door")) for _ in range(2)]
+        for simulator in simulators:
+            for state in initial_states("train", 3):
+                simulator.reset(state)
+        # robosuite draws once itself, when it makes an environment
+        assert sorted(made) == ["context"] * 4 + ["model"]
+        for simulator in simulators:
+            simulator.close()
+        assert not kept_scene._MODELS
+
+    def test_nothing_is_left_when_it_is_closed(self) -> None:
+        simulator = make_simulator(_spec("Door"))
+        for state in initial_states("train", 2):
+            simulator.reset(state)
+        context = simulator.env.sim._render_context_offscreen  # type: ignore[attr-defined]
+        left = [weakref.ref(context), weakref.ref(context.con)]
+        del context
+        simulator.close()
+        assert [ref() for ref in left] == [None, None]
+        simulator.reset(initial_states("train", 1)[0])
+        assert simulator.observe().images["base"].std() > 10
+        simulator.close()
+
+
+def _spoil(simulator: Simulator) -> None:
+    model = simulator.env.sim.model  # type: ignore[attr-defined]
+    model.geom_rgba[:], model.body_pos[:] = 0.5, model.body_pos + 0.1
+
+
+def _bytes_of(model: Any) -> list[bytes]:
+    """What robosuite and a test write into a model."""
+    return [
+        np.array(getattr(model, name)).tobytes()
+        for name in ("body_pos", "body_quat", "geom_rgba", "site_rgba", "qpos0")
+    ]
