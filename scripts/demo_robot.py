@@ -4,10 +4,13 @@
     python -m scripts.demo_robot maniskill            # PushCube-v1 in ManiSkill 3, software rendering: eight minutes
     python -m scripts.demo_robot maniskill_pull       # the same recipe on PullCube-v1
     python -m scripts.demo_robot maniskill_48         # PushCube-v1 with 48 steps instead of 14: time for a second try
+    python -m scripts.demo_robot libero               # two tasks of libero_goal at the published horizon: two hours
     python -m scripts.demo_robot maniskill --seeds 3 --record
 
 Trains the warm-started policy of assets/ with configs/robot_tiny.yaml or configs/maniskill_tiny.yaml, prints success on 100 fresh
-initial states before and after with 95 % intervals, and the path of the report with curves and videos. `--record` writes
+initial states before and after with 95 % intervals, and the path of the report with curves and videos. For LIBERO
+(configs/libero_tiny.yaml) the scripted expert is recorded and cloned first, and `mmrl eval` plays the 300 control steps of suite
+libero_goal before and after, from the rows of each task's init file that neither cloning nor training saw. `--record` writes
 assets/results/demo_robot_SUITE.json, which docs/results.md quotes.
 """
 
@@ -15,7 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +36,44 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         "maniskill_tiny",
         ("env.tasks=[PullCube-v1]", "vla.prompt=pull", "model.path=assets/tiny_vla_pull"),
     ),
+    "libero": ("libero_tiny", ()),
 }
 """Suite -> recipe of configs/ and what is changed in it."""
 
+PACKAGES = {"maniskill": ("mani_skill", "sapien"), "libero": ("hf-libero", "robosuite", "mujoco")}
+"""Simulator -> packages whose versions a record names."""
 
-def outcome(run: Path, seconds: float) -> dict[str, Any]:
-    """Before and after, and what it took, from the run's own files."""
-    folders = sorted((run / "eval").glob("step_*"))
+SUITES = {"libero": "libero_goal"}
+"""Recipes whose policy is cloned first, and trained for fewer control steps than the published ones of this suite, whose rules its
+evaluations follow."""
+
+
+def cloned(recipe: str) -> Path:
+    """The policy that the recipe's expert is cloned into, made where it is not there yet; relative, as records name it."""
+    from mmrl.cli.run import sft_command
+
+    clone = Path("runs") / f"demo_{recipe}_clone"
+    if not (clone / "vla.json").is_file():
+        sft_command(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", [], clone, quiet=False)
+    return clone
+
+
+def evaluated(recipe: str, policy: Path, out: Path) -> Path:
+    """`mmrl eval` of a policy on the recipe's tasks by the rules of its suite; the folder of the results."""
+    from mmrl.robotics.config import load_embodied
+
+    config = load_embodied(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml")
+    command = ["eval", str(policy), "--suite", SUITES[recipe], "--out", str(out)]
+    command += ["--samples", str(config.eval.samples), f"env.tasks={json.dumps(config.env.tasks)}"]
+    command += [f"env.options={json.dumps(config.env.options)}"]
+    command += [f"env.slots={config.env.slots}", f"env.workers={config.env.workers}"]
+    subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
+    return out / SUITES[recipe]
+
+
+def outcome(run: Path, seconds: float, evaluations: Sequence[Path] = ()) -> dict[str, Any]:
+    """Before and after, and what it took, from the run's own files, or from those of two other evaluations."""
+    folders = evaluations or sorted((run / "eval").glob("step_*"))
     first, last = (
         json.loads((f / "results.json").read_text(encoding="utf-8"))
         for f in (folders[0], folders[-1])
@@ -59,6 +96,13 @@ def outcome(run: Path, seconds: float) -> dict[str, Any]:
             }
             for mode in ("sampled", "greedy")
         },
+        "tasks": {
+            task: {
+                mode: {"before": first["per_task"][task][key], "after": row[key]}
+                for mode, key in (("sampled", "sampled/success_once"), ("greedy", "success_once"))
+            }
+            for task, row in last["per_task"].items()
+        },
     }
 
 
@@ -78,6 +122,9 @@ def main() -> int:
     from mmrl.cli.run import train_command
 
     recipe, changes = RECIPES[options.suite]
+    clone = cloned(options.suite) if options.suite in SUITES else None
+    if clone is not None:
+        changes = (*changes, f"model.path={clone}")
     runs = []
     for seed in range(options.seeds):
         began = time.time()
@@ -94,7 +141,13 @@ def main() -> int:
             overwrite=True,
             quiet=False,
         )
-        runs.append(outcome(run, time.time() - began))
+        seconds, evaluations = time.time() - began, []
+        if clone is not None:
+            evaluations = [
+                evaluated(options.suite, policy, run / "eval" / when)
+                for when, policy in (("before", clone), ("after", run / "checkpoints" / "last"))
+            ]
+        runs.append(outcome(run, seconds, evaluations))
         found = runs[-1]["held_out"]
         for mode, table in found.items():
             a, b = table["success_once"]["before"], table["success_once"]["after"]
@@ -111,7 +164,7 @@ def main() -> int:
                 facts,
                 "torch",
                 "transformers",
-                *(("mani_skill", "sapien") if "maniskill" in options.suite else ()),
+                *PACKAGES.get(options.suite.partition("_")[0], ()),
             )
         )
     sampled = [r["held_out"]["sampled"]["success_once"] for r in runs]

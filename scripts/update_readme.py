@@ -388,15 +388,28 @@ def robots() -> str:
         found = json.loads(file.read_text(encoding="utf-8"))
         for run in found["runs"]:
             p = run["protocol"]
+            where = f"{p['suite']} {', '.join(p['tasks'])}, {p['max_steps']} steps"
+            if p["assets"] == "stand-in":
+                where += ", stand-ins"
             cells = [
                 _interval(run["held_out"][mode]["success_once"][when])
                 for mode in ("sampled", "greedy")
                 for when in ("before", "after")
             ]
             lines.append(
-                f"| {p['suite']} {', '.join(p['tasks'])}, {p['max_steps']} steps | {run['seed']} | {cells[0]} | "
-                f"**{cells[1]}** | {cells[2]} | **{cells[3]}** | {run['episodes']:,} | {run['wall_s'] / 60:.1f} |"
+                f"| {where} | {run['seed']} | {cells[0]} | **{cells[1]}** | {cells[2]} | **{cells[3]}** | "
+                f"{run['episodes']:,} | {run['wall_s'] / 60:.1f} |"
             )
+            tasks = run.get("tasks", {}) if len(p["tasks"]) > 1 else {}
+            for task, row in tasks.items():
+                cells = [
+                    _interval(row[mode][when])
+                    for mode in ("sampled", "greedy")
+                    for when in ("before", "after")
+                ]
+                lines.append(
+                    f"| of these {task} | {run['seed']} | {cells[0]} | **{cells[1]}** | {cells[2]} | **{cells[3]}** | | |"
+                )
     return "\n".join(lines)
 
 
@@ -558,6 +571,32 @@ def rendering(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@_recorded("bench_resets")
+def resets(found: dict[str, Any]) -> str:
+    """Resets of robosuite's scenes, kept and built anew."""
+    lines = [
+        "| task | a reset with its picture, kept | built anew | ratio | "
+        f"steps a second in episodes of {found['steps']}, kept | built anew |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task, row in found["tasks"].items():
+        seconds = {mode: f"{cell['median']:.2f} s" for mode, cell in row["reset_cpu_s"].items()}
+        rates = {mode: f"{cell['median']:.0f}" for mode, cell in row["steps_per_cpu_s"].items()}
+        stand_ins = ", stand-ins" if row.get("options", {}).get("assets") == "stand-in" else ""
+        lines.append(
+            f"| {row['suite']} {task}{stand_ins} | {seconds['kept']} | {seconds['anew']} | {row['ratio']:g} | "
+            f"{rates['kept']} | {rates['anew']} |"
+        )
+    equal = sum(row["equal"] for row in found["tasks"].values())
+    return "\n".join(
+        [
+            *lines,
+            f"\nProcessor seconds, one thread of {found['machine']['cpu']}{_beside(found)}; chunks of {found['chunk']} with two "
+            f"pictures each. Both ways play equal episodes, bit for bit ({equal} of {len(found['tasks'])} tasks).",
+        ]
+    )
+
+
 @_recorded("bench_batched")
 def batched(found: dict[str, Any]) -> str:
     """Environments in a batch."""
@@ -623,6 +662,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bridge": bridge,
     "killed": killed,
     "rendering": rendering,
+    "resets": resets,
     "batched": batched,
     "browsers": browsers,
     "turns": _recorded("demo_turns", " --record")(turns),

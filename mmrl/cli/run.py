@@ -24,6 +24,7 @@ from mmrl.errors import MMRLError
 from mmrl.files import optional
 from mmrl.operations.console import Console, quiet_transformers
 from mmrl.operations.restart import resume_command_of
+from mmrl.policy.manifest import write_manifest
 from mmrl.report.beside import ReportBeside
 
 __all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command"]
@@ -405,6 +406,7 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
         if world.is_main:
             source.save(policy, out)
             _write_failures(last["failures"], out / "failures.jsonl", display)
+            write_manifest(out, source.steps)
             typer.echo(f"model: {out}  (loss {last['loss']:.3f})")
     world.barrier()
     world.close()

@@ -70,18 +70,19 @@ def _chosen(options: ServeOptions) -> str:
         raise ConfigError(
             f"expected --engine of {', '.join(ENGINES)}, found '{engine}'.{did_you_mean(engine, ENGINES)}"
         )
+    if engine == "own":
+        return engine
     lacking = _beyond_vllm(options)
-    if engine == "vllm" and lacking:
-        raise ConfigError(lacking)
-    installed = importlib.util.find_spec("vllm") is not None
     if engine == "vllm":
+        if lacking:
+            raise ConfigError(lacking)
         mend = f"{install_command('vllm')}, or take --engine own"
         need_package("vllm", "--engine vllm", mend=mend)
-    if engine == "auto":
-        import torch
+        return engine
+    import torch
 
-        return "vllm" if installed and torch.cuda.is_available() and not lacking else "own"
-    return engine
+    there = importlib.util.find_spec("vllm") is not None and torch.cuda.is_available()
+    return "vllm" if there and not lacking else "own"
 
 
 def _beyond_vllm(options: ServeOptions) -> str:

@@ -68,8 +68,8 @@ def file_digest(path: Path) -> tuple[int, str]:
 def write_manifest(
     folder: Path, step: int, known: Mapping[str, tuple[int, str]] | None = None
 ) -> None:
-    """Write the manifest of all files in `folder`, which will be renamed to that of `step`; those in `known` (name in the folder ->
-    bytes, digest) are not read again. Raises OSError."""
+    """Write the manifest of all files in `folder`, a checkpoint which will be renamed to that of `step`, or a model that `mmrl sft`
+    made in so many steps; those in `known` (name in the folder -> bytes, digest) are not read again. Raises OSError."""
     given = known or {}
     files = {
         name: list(given[name] if name in given else file_digest(folder / name))
@@ -83,6 +83,7 @@ def write_manifest(
         "step": step,
         "files": files,
     }
+    (folder / MANIFEST).parent.mkdir(exist_ok=True)
     (folder / MANIFEST).write_text(_sealed(content), encoding="ascii")
 
 

@@ -12,7 +12,8 @@ import torch
 
 from mmrl.config import RunConfig, load_config
 from mmrl.data.sources import PromptStream, load_sources
-from mmrl.errors import DataError, NonFiniteError
+from mmrl.errors import CheckpointError, DataError, NonFiniteError
+from mmrl.policy.manifest import has_manifest, problems
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.tasks.scenes import make_scenes
@@ -218,3 +219,13 @@ def test_command_line_writes_a_model_that_can_be_trained_further(tmp_path: Path)
         torch.equal(trained[n], initial[n]) for n in trained
     )
     fresh_policy(path=str(tmp_path / "model"))
+    # made once more in the same folder, and then damaged: a flipped bit
+    assert has_manifest(tmp_path / "model") and not problems(tmp_path / "model")
+    cli_here("sft", config, "train.steps=1", "--out", str(tmp_path / "model"))
+    assert not problems(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    found = bytearray(weights.read_bytes())
+    found[-1] ^= 1
+    weights.write_bytes(found)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        fresh_policy(path=str(tmp_path / "model"))

@@ -1,0 +1,122 @@
+"""What a reset costs where robosuite's scene is kept (mmrl.robotics.kept_scene), and where robosuite builds it anew.
+
+    OMP_NUM_THREADS=1 python -m scripts.bench_resets     (some minutes, writes assets/results/bench_resets.json)
+
+Processor seconds, alternating in one process: a reset with its first picture, and an episode of 280 control steps in chunks of 8
+with a picture each. A digest of all pictures and states says that both ways play the same episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from typing import Any
+from unittest.mock import patch
+
+from scripts import _bench as bench
+
+STEPS, CHUNK = 280, 8
+SPECS: dict[str, dict[str, Any]] = {
+    "libero_object/2": {"suite": "libero", "options": {"assets": "stand-in"}},
+    "libero_goal/7": {"suite": "libero", "options": {"assets": "stand-in"}},
+    "libero_10/0": {"suite": "libero", "options": {"assets": "stand-in"}},
+    "Door": {"suite": "robosuite"},
+    "Lift": {"suite": "robosuite"},
+}
+"""Task -> where it is. Lift has a cube of random size: nothing can be kept."""
+MODES = ("kept", "anew")
+
+
+class _Anew:
+    """In the place of KeptScene: leaves robosuite as it is."""
+
+    def __init__(self, env: Any) -> None:
+        del env
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def measure(task: str, rounds: int, chunks: int) -> dict[str, Any]:
+    """Processor seconds per reset and per episode of each mode, a round being an episode."""
+    import numpy as np
+
+    from mmrl.robotics import robosuite
+    from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator, run_chunk
+    from mmrl.robotics.source import states_of
+
+    spec = EnvSpec(
+        task=task, horizon=STEPS + 1, image_size=128, cameras=("base", "wrist"), **SPECS[task]
+    )
+    simulators = {mode: make_simulator(spec) for mode in MODES}
+    states = states_of(spec, "train") or initial_states("train", rounds + 1)
+    reset: dict[str, list[float]] = {mode: [] for mode in MODES}
+    played: dict[str, list[float]] = {mode: [] for mode in MODES}
+    digests = {mode: hashlib.sha256() for mode in MODES}
+    try:
+        with patch.object(robosuite, "KeptScene", _Anew):
+            simulators["anew"].reset(states[0])
+        simulators["kept"].reset(states[0])
+        for number, order in enumerate(bench.alternation(MODES, rounds + 1)):
+            for mode in order:
+                simulator, digest = simulators[mode], digests[mode]
+                actions = np.random.default_rng(number).uniform(-1, 1, (chunks, CHUNK, 7)) / 4
+                began = time.process_time()
+                simulator.reset(states[number % len(states)])
+                seen = [simulator.observe()]
+                there = time.process_time()
+                for chunk in actions:
+                    run_chunk(simulator, chunk)
+                    seen.append(simulator.observe())
+                ended = time.process_time()
+                for observation in seen:
+                    digest.update(observation.images["base"].tobytes())
+                    digest.update(observation.images["wrist"].tobytes())
+                    digest.update(observation.proprio.tobytes())
+                if number:  # the first round warms up
+                    reset[mode].append(there - began)
+                    played[mode].append(ended - began)
+        versions = simulators["kept"].versions()
+    finally:
+        for simulator in simulators.values():
+            simulator.close()
+    steps = chunks * CHUNK
+    seconds = {mode: bench.spread(values, 3) for mode, values in reset.items()}
+    rates = {mode: bench.spread([steps / s for s in v], 1) for mode, v in played.items()}
+    return {
+        "reset_cpu_s": seconds,
+        "ratio": round(seconds["anew"]["median"] / seconds["kept"]["median"], 2),
+        "steps_per_cpu_s": rates,
+        "equal": digests["kept"].digest() == digests["anew"].digest(),
+        "simulator": versions,
+        **SPECS[task],
+    }
+
+
+def main() -> int:
+    """Command line; exit status 1 where a kept scene plays another episode than one built anew."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chunks", type=int, default=STEPS // CHUNK, help="of an episode")
+    parser.add_argument("--only", nargs="+", default=list(SPECS), choices=list(SPECS))
+    options = bench.parse(parser, least=("chunks",))
+    found = {}
+    for task in options.only:
+        row = found[task] = measure(task, options.rounds, options.chunks)
+        reset = {mode: row["reset_cpu_s"][mode]["median"] for mode in MODES}
+        print(
+            f"{task}: a reset {reset['anew']} s anew, {reset['kept']} s kept, {row['ratio']} times; "
+            f"{'equal' if row['equal'] else 'DIFFERENT'} episodes",
+            flush=True,
+        )
+    if set(found) == set(SPECS):
+        facts = {"chunk": CHUNK, "steps": options.chunks * CHUNK, "tasks": found}
+        print(bench.write_results("bench_resets", facts, "hf-libero", "robosuite", "mujoco"))
+    return int(not all(row["equal"] for row in found.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
