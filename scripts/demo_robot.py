@@ -4,7 +4,7 @@
     python -m scripts.demo_robot maniskill            # PushCube-v1 in ManiSkill 3, software rendering: eight minutes
     python -m scripts.demo_robot maniskill_pull       # the same recipe on PullCube-v1
     python -m scripts.demo_robot maniskill_48         # PushCube-v1 with 48 steps instead of 14: time for a second try
-    python -m scripts.demo_robot libero               # two tasks of libero_goal at the published horizon: two hours
+    python -m scripts.demo_robot libero               # two tasks of libero_goal, cloned first: two hours
     python -m scripts.demo_robot maniskill --seeds 3 --record
 
 Trains the warm-started policy of assets/ with configs/robot_tiny.yaml or configs/maniskill_tiny.yaml, prints success on 100 fresh
@@ -67,8 +67,16 @@ def evaluated(recipe: str, policy: Path, out: Path) -> Path:
     command += ["--samples", str(config.eval.samples), f"env.tasks={json.dumps(config.env.tasks)}"]
     command += [f"env.options={json.dumps(config.env.options)}"]
     command += [f"env.slots={config.env.slots}", f"env.workers={config.env.workers}"]
+    if (out / SUITES[recipe] / "results.json").is_file():  # of an earlier call
+        return out / SUITES[recipe]
     subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
     return out / SUITES[recipe]
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The run's metrics, step by step."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def outcome(run: Path, seconds: float, evaluations: Sequence[Path] = ()) -> dict[str, Any]:
@@ -78,10 +86,7 @@ def outcome(run: Path, seconds: float, evaluations: Sequence[Path] = ()) -> dict
         json.loads((f / "results.json").read_text(encoding="utf-8"))
         for f in (folders[0], folders[-1])
     )
-    rows = [
-        json.loads(line)
-        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    rows = steps_of(run)
     return {
         "seed": first["protocol"]["seed"],
         "steps": len(rows),
@@ -117,6 +122,9 @@ def main() -> int:
     parser.add_argument(
         "--name", default="", help="added to the names of the runs and of the recorded file"
     )
+    parser.add_argument(
+        "--again", action="store_true", help="evaluate and record runs of earlier calls"
+    )
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
     from mmrl.cli.run import train_command
@@ -127,25 +135,25 @@ def main() -> int:
         changes = (*changes, f"model.path={clone}")
     runs = []
     for seed in range(options.seeds):
-        began = time.time()
-        overrides = [
-            *changes,
-            f"seed={seed}",
-            f"name=demo_{options.suite}{options.name}_{seed}",
-            *options.overrides,
-        ]
-        run = train_command(
-            ROOT / "configs" / f"{recipe}.yaml",
-            overrides,
-            resume=False,
-            overwrite=True,
-            quiet=False,
-        )
-        seconds, evaluations = time.time() - began, []
+        began, name = time.time(), f"demo_{options.suite}{options.name}_{seed}"
+        if options.again:
+            run = Path("runs") / name
+            seconds = sum(row["time/total"] for row in steps_of(run))
+        else:
+            run = train_command(
+                ROOT / "configs" / f"{recipe}.yaml",
+                [*changes, f"seed={seed}", f"name={name}", *options.overrides],
+                resume=False,
+                overwrite=True,
+                quiet=False,
+            )
+            seconds = time.time() - began
+        evaluations = []
         if clone is not None:
+            last = max((run / "checkpoints").glob("step_*"))
             evaluations = [
                 evaluated(options.suite, policy, run / "eval" / when)
-                for when, policy in (("before", clone), ("after", run / "checkpoints" / "last"))
+                for when, policy in (("before", clone), ("after", last))
             ]
         runs.append(outcome(run, seconds, evaluations))
         found = runs[-1]["held_out"]
