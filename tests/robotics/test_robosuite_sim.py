@@ -6,6 +6,7 @@ MUJOCO_GL=osmesa pytest tests/robotics/test_robosuite_sim.py
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import weakref
 from types import SimpleNamespace
@@ -93,6 +94,27 @@ def test_the_environment_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> No
         ConfigError, match=r"expected auto, osmesa or egl \(option gl or MUJOCO_GL\), found 'glfw'"
     ):
         bridge.choose_gl("auto")
+
+
+@pytest.mark.slow  # two fresh processes
+@pytest.mark.parametrize("backend", ["osmesa", "egl"])
+def test_a_simulator_made_before_the_policy_does_not_crash_it(backend: str) -> None:
+    """Mesa brings an LLVM whose symbols libtriton binds to when it is loaded later: without care, SIGSEGV in torch._dynamo."""
+    script = f"""
+from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
+sim = make_simulator(EnvSpec('robosuite', 'Lift', horizon=10, image_size=64, options={{'gl': {backend!r}}}))
+sim.reset(initial_states('train', 1)[0])
+picture = sim.observe().images['base']
+assert picture.std() > 1, picture
+# an NVIDIA driver's EGL brings none
+assert {backend!r} == 'egl' or any('libLLVM' in line for line in open('/proc/self/maps'))
+import torch._dynamo
+print('alive')
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr[-2000:]
 
 
 def test_another_robosuite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
