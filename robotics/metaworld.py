@@ -46,7 +46,7 @@ from mmrl.robotics.contract import (
 )
 from mmrl.robotics.metaworld_tasks import GROUPS, INSTRUCTIONS
 from mmrl.robotics.options import Place, SimulatorOptions
-from mmrl.robotics.robosuite import choose_gl, gl_renderer
+from mmrl.robotics.robosuite import choose_gl, gl_renderer, load_triton_first
 
 __all__ = ["CAMERAS", "MetaWorldOptions", "MetaWorldSimulator", "ScriptedPolicy"]
 
@@ -283,6 +283,7 @@ class ScriptedPolicy:
 
 def _import_metaworld() -> Mapping[str, Any]:
     """MetaWorld's environments by task. Raises MissingExtraError."""
+    load_triton_first()
     try:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
     except ImportError as error:

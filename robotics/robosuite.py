@@ -25,7 +25,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -44,7 +44,14 @@ from mmrl.robotics.contract import (
 from mmrl.robotics.kept_scene import KeptScene
 from mmrl.robotics.options import SimulatorOptions
 
-__all__ = ["ArmSimulator", "RobosuiteSimulator", "axis_angle", "choose_gl", "mujoco_warning"]
+__all__ = [
+    "ArmSimulator",
+    "RobosuiteSimulator",
+    "axis_angle",
+    "choose_gl",
+    "load_triton_first",
+    "mujoco_warning",
+]
 
 ARM_ACTIONS = ActionSpace(
     (-1.0,) * 7,
@@ -102,18 +109,27 @@ def _loads(backend: str) -> bool:
     return False
 
 
-def _load_triton_first() -> None:
-    """Import triton, if it is installed, before PyOpenGL does what makes a later import of it crash.
+def load_triton_first() -> None:
+    """Import triton, if it is installed, where mujoco's import would make a later one end the process.
 
-    PyOpenGL loads OSMesa or EGL with RTLD_GLOBAL, and Mesa's renderer brings libLLVM with it. From then on libtriton, which
-    holds an LLVM of its own, binds to Mesa's symbols and ends the process with SIGSEGV when it is loaded. torch._dynamo and
-    with it many models of transformers import triton, so a simulator made before its policy would end its process. In the
-    other order both work. Costs 0.2 s and 11 MiB of a process's own memory.
+    PyOpenGL, which mujoco imports by $MUJOCO_GL, loads OSMesa or EGL with RTLD_GLOBAL, and Mesa's renderer brings libLLVM with
+    it. A libtriton loaded afterwards binds the symbols of its own LLVM to Mesa's and ends the process with SIGSEGV. torch._dynamo,
+    and with it many models of transformers, imports triton, so a simulator made before its policy would end its process. In
+    the other order both work. Costs 0.2 s and 11 MiB of a process's own memory.
     """
-    if "OpenGL" not in sys.modules and importlib.util.find_spec("triton") is not None:
-        # one that cannot be imported stays out of the way: whoever needs it learns why at its own import
-        with suppress(ImportError):
-            importlib.import_module("triton")
+    if importlib.util.find_spec("triton") is None:
+        return
+    flags = sys.getdlopenflags()
+    if (
+        "OpenGL" in sys.modules
+    ):  # somebody imported mujoco: let libtriton look at its own symbols first
+        sys.setdlopenflags(flags | getattr(os, "RTLD_DEEPBIND", 0))
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:  # whoever needs triton is told at its own import
+        logging.getLogger(__name__).debug("triton cannot be imported: %s", error)
+    finally:
+        sys.setdlopenflags(flags)
 
 
 def choose_gl(wanted: str = "auto") -> str:
@@ -145,7 +161,7 @@ def choose_gl(wanted: str = "auto") -> str:
             f"({_GL_PACKAGES[name]}) or choose the other: MUJOCO_GL={'egl' if name == 'osmesa' else 'osmesa'}"
         )
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = name
-    _load_triton_first()
+    load_triton_first()
     return name
 
 
@@ -182,6 +198,7 @@ def _seeded(seed: int) -> Iterator[None]:
 def import_robosuite(install: str) -> Any:
     """robosuite without its greeting. Raises MissingExtraError with `install`, DataError for its unwritable log file."""
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+    load_triton_first()
     try:
         import robosuite
     except PermissionError as error:

@@ -6,6 +6,7 @@ MUJOCO_GL=osmesa pytest tests/robotics/test_robosuite_sim.py
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import weakref
@@ -96,11 +97,14 @@ def test_the_environment_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> No
         bridge.choose_gl("auto")
 
 
-@pytest.mark.slow  # two fresh processes
-@pytest.mark.parametrize("backend", ["osmesa", "egl"])
-def test_a_simulator_made_before_the_policy_does_not_crash_it(backend: str) -> None:
+@pytest.mark.slow  # fresh processes
+@pytest.mark.parametrize(
+    ("backend", "first"), [("osmesa", ""), ("egl", ""), ("osmesa", "import mujoco")]
+)
+def test_a_simulator_made_before_the_policy_does_not_crash_it(backend: str, first: str) -> None:
     """Mesa brings an LLVM whose symbols libtriton binds to when it is loaded later: without care, SIGSEGV in torch._dynamo."""
     script = f"""
+{first}
 from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
 sim = make_simulator(EnvSpec('robosuite', 'Lift', horizon=10, image_size=64, options={{'gl': {backend!r}}}))
 sim.reset(initial_states('train', 1)[0])
@@ -112,7 +116,12 @@ import torch._dynamo
 print('alive')
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", script],
+        env={**os.environ, "MUJOCO_GL": backend},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr[-2000:]
 
