@@ -214,8 +214,14 @@ class EpisodeRollouts:
             self._learner.on_weights = lambda: self._give_weights(self._learner.step)
         return self._learner
 
-    def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
-        """See RolloutSource: all that these use the policy for is in GroupSource.infer."""
+    def share_policy(
+        self,
+        exclusive: Callable[[], AbstractContextManager[Any]],
+        make_way: Callable[[], None],
+    ) -> None:
+        """See RolloutSource: all that these use the policy for is in GroupSource.infer. Each decision is whole, keeps its own
+        log-probs and nothing of the policy's, so it may be made between two micro-batches."""
+        self._learner.steps.make_way = make_way
 
     def sync(self) -> None:
         """See RolloutSource: the policy that is trained acts, or a copy that the trainer fills, or one in a generator process."""

@@ -20,6 +20,7 @@ import torch
 
 from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
+from mmrl.policy.storage import Stored
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import make_simulator
@@ -91,6 +92,11 @@ class Costs:
         """Per group."""
         return self.train / self.groups
 
+    @property
+    def turn_s(self) -> float:
+        """The gradient of one decision, all passes over it together."""
+        return self.train_s / (self.members * self.decisions)
+
 
 def saved_vla(folder: Path, spec: TinySpec, overrides: Sequence[str]) -> Path:
     """A fresh policy as `mmrl sft` would leave it in `folder`, for the actions of the configuration's simulator."""
@@ -159,8 +165,8 @@ class CostedRollouts(EpisodeRollouts):
         self.sleeping = True  # the trainer's `begin` is not called in a generator process
         return super().hosted()
 
-    def load_policy(self, weights: Path | None) -> VLAPolicy:
-        vla = super().load_policy(weights)
+    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> VLAPolicy:
+        vla = super().load_policy(weights, stored)
         act = _and_sleep(
             vla.act,
             lambda observations, *rest: self.sleeping * self.costs.infer_s * len(observations),
@@ -170,8 +176,15 @@ class CostedRollouts(EpisodeRollouts):
 
     def learner(self) -> Learner:
         learner = super().learner()
-        add = _and_sleep(learner.add, lambda group: self.sleeping * self.costs.train_s)
-        learner.add = add  # type: ignore[method-assign]
+        if learner.collects:  # groups are trained on in finish, in every pass
+            a_turn = self.costs.turn_s / self.config.algorithm.epochs
+            loss = _and_sleep(
+                learner.loss.of, lambda turns, *_: self.sleeping * a_turn * len(turns)
+            )
+            learner.loss.of = loss  # type: ignore[method-assign]
+        else:
+            add = _and_sleep(learner.add, lambda group: self.sleeping * self.costs.train_s)
+            learner.add = add  # type: ignore[method-assign]
         return learner
 
     def begin(self, step: int) -> None:

@@ -22,6 +22,9 @@ share: that longest part / measured step, 1 is perfect; stages as long as they w
 a control step, a picture, a forward pass, a message and waking up really take). What is missing is filling (nothing to train on
 until the first group closes) and draining (the last groups train when nothing is left to render), which cost more with fewer
 groups per step (--groups), and milliseconds per batch.
+
+Passes: the same for serial and async_4 with two passes of two optimizer steps over a step's groups, which are trained on when the
+last has closed (bench_schedule_passes.json). The sleep of training is that of both passes together.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "async_4": ("schedule.kind=async", "schedule.staleness=1", "schedule.stages=4"),
 }
 """Name -> overrides of a configuration."""
+PASSES_RATIOS = ((1, 1, 1), (2, 1, 1), (1, 1, 2))
+PASSES = (
+    "algorithm.epochs=2",
+    "algorithm.minibatches=2",
+    "train.token_budget=600",  # micro-batches of about a group
+)
 STAGES = ("render", "infer", "train")
 REAL: dict[str, str] = {
     name: f"scripts._schedule_real:{name}" for name in ("tiny", "maniskill", "libero")
@@ -63,8 +72,9 @@ def measure(
     rounds: int,
     steps: int,
     systems: Sequence[str] = tuple(SYSTEMS),
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One ratio: all systems, alternating. `seconds`: the sum of the stages."""
+    """One ratio: all systems, alternating. `seconds`: the sum of the stages; `overrides`: of all systems."""
     from scripts._costed import CostedRollouts, Costs, config_of, run
 
     render, infer, train = (seconds * r / sum(ratio) for r in ratio)
@@ -74,7 +84,9 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="mmrl-schedule-") as folder:
         for order in bench.alternation(systems, rounds):
             for system in order:
-                config = config_of(costs, Path(folder), f"name={system}", *SYSTEMS[system])
+                config = config_of(
+                    costs, Path(folder), f"name={system}", *SYSTEMS[system], *overrides
+                )
                 summaries, settings = run(
                     config, steps, functools.partial(CostedRollouts, costs=costs)
                 )
@@ -92,7 +104,7 @@ def measure(
         "measured_s": [round(b, 3) for b in busy],
         "systems": {
             system: {
-                "overrides": list(SYSTEMS[system]),
+                "overrides": [*SYSTEMS[system], *overrides],
                 "executor": made[system],
                 **_row(summaries, busy, serial),
             }
@@ -192,6 +204,27 @@ def costed(o: argparse.Namespace) -> None:
         print(bench.write_results("bench_schedule", {"costed": results}, "torch"))
 
 
+def passes(o: argparse.Namespace) -> None:
+    """Groups that are collected and trained on in several passes; written unless --quick."""
+    rounds, steps, seconds = (1, 1, 4.0) if o.quick else (o.rounds, o.steps, o.seconds)
+    results = []
+    for ratio in PASSES_RATIOS[: 1 if o.quick else None]:
+        results.append(
+            measure(
+                ratio,
+                seconds=seconds,
+                groups=max(o.groups),
+                rounds=rounds,
+                steps=steps,
+                systems=("serial", "async_4"),
+                overrides=PASSES,
+            )
+        )
+        report(results[-1:])
+    if not o.quick:
+        print(bench.write_results("bench_schedule_passes", {"costed": results}, "torch"))
+
+
 def kept_rows(
     found: Mapping[str, Any], here: Mapping[str, Any], systems: Collection[str]
 ) -> dict[str, Any]:
@@ -266,7 +299,10 @@ def main() -> None:
         help="groups per step; the first ratio is run with each, at the same work per group",
     )
     parser.add_argument(
-        "--parts", nargs="+", default=["costed", "real"], choices=("costed", "real")
+        "--parts",
+        nargs="+",
+        default=["costed", "passes", "real"],
+        choices=("costed", "passes", "real"),
     )
     parser.add_argument(
         "--real",
@@ -278,6 +314,8 @@ def main() -> None:
     o = bench.parse(parser, least=("groups",))
     if "costed" in o.parts:
         costed(o)
+    if "passes" in o.parts:
+        passes(o)
     if "real" in o.parts and not o.quick:
         real(o)
 

@@ -332,5 +332,6 @@ class Learner:
             for turns in plan:
                 for turn, told in zip(turns, self.loss.before_update(turns), strict=True):
                     known[id(turn)] = told
+                self.steps.pause()
         result.logprobs_s += time.perf_counter() - began
         return [replace(s, turns=tuple(known[id(t)] for t in s.turns)) for s in samples]

@@ -11,7 +11,7 @@ them, in the same micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmrl.config import RunConfig
@@ -38,6 +38,8 @@ class OptimizerSteps:
         self.step, self.updates = 0, 0
         self.total_updates = config.train.steps * a.epochs * a.minibatches
         self.losses = Losses(engine, world)
+        # called between micro-batches; see mmrl.training.pipeline
+        self.make_way: Callable[[], None] = lambda: None
 
     def plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
         """Micro-batches of forwards alone, with idle ones where forwards are collective."""
@@ -123,6 +125,12 @@ class OptimizerSteps:
                 ),
                 last=number == len(plan),
             )
+            self.pause()
+
+    def pause(self) -> None:
+        """Others may use the policy now. Not where forwards are collective: other processes would be in another one."""
+        if not self.engine.lockstep:
+            self.make_way()
 
     def _compare_inputs(self, turns: Sequence[TrainingTurn]) -> None:
         for turn in turns:

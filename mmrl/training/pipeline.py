@@ -26,6 +26,11 @@ lock. One lock exists: inference and training use the same torch modules, so one
 each other, because train() / eval() switch a whole module for everybody and because finish() changes weights in place; it is
 first come, first served, else a training thread with a full queue would hold it for good. Rendering overlaps with both.
 
+With several passes over a step finish() takes as long as the step's training, and soon every environment waits for an answer. So a
+learner may call `make_way` between two micro-batches, and the inference batch that waits is answered there: by weights that may
+have taken some of a step's optimizer steps. Such decisions count as the older version's, are stale when they are trained on, and are
+corrected as stale ones are, by the log-probs they were drawn with.
+
 A source that rolls out in a process of its own, with a copy of the weights (`PipelineSettings.apart`, mmrl.training.generator),
 needs neither thread nor lock: the caller's thread adds groups as they arrive, and inference overlaps with training, too.
 """
@@ -305,13 +310,20 @@ class Pipeline(Generic[G, R]):
         self._closed = False
         self._trainer: TrainingThread[R] | None = None
         if threaded:
-            self._trainer = TrainingThread(self.exclusive, self.timeline)
+            self._trainer = TrainingThread(
+                self.exclusive, self.timeline, lambda: self._lock.contended
+            )
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the policy alone: inference and training wait. For whoever else uses shared modules inside a step."""
         with self._lock:
             yield
+
+    def make_way(self) -> None:
+        """Of a learner, inside of a call: inference may use the policy now, one batch if one waits. See the module."""
+        if self._trainer is not None:
+            self._trainer.make_way()
 
     def __enter__(self) -> Pipeline[G, R]:
         return self

@@ -225,8 +225,13 @@ class PromptRollouts:
         self.policy.publish()
         self.sync()
 
-    def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
-        """See RolloutSource; a generator process shares nothing with training."""
+    def share_policy(
+        self,
+        exclusive: Callable[[], AbstractContextManager[Any]],
+        make_way: Callable[[], None],
+    ) -> None:
+        """See RolloutSource; a generator process shares nothing with training. Completions are not written between micro-batches:
+        what engines keep of prompts is told apart by versions."""
         if not self._apart:
             self._generates.exclusive = exclusive
 

@@ -80,7 +80,7 @@ class RolloutSource(Protocol):
     """The rollouts of a run. Made of its configuration and the processes it runs in, before a model is loaded: what cannot work
     (a data set that is missing, a suite that does not exist) raises ConfigError or DataError then.
 
-    Calls come in this order: `load_policy`; `build`; `open`, and inside it `learner`, `set_policy_lock`, and for each step
+    Calls come in this order: `load_policy`; `build`; `open`, and inside it `learner`, `share_policy`, and for each step
     `begin`, (the groups are rolled out and trained on), `row`, `failures`, `logged`. All come from the main thread of every
     process; only what `learner` gives as on_weights runs in the thread that trains. `logged`, `notes` and `state_dict` are asked of
     the main process alone: no collective operation may be in them.
@@ -122,8 +122,13 @@ class RolloutSource(Protocol):
     def learner(self) -> Learner:
         """What trains on the groups."""
 
-    def set_policy_lock(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
-        """`exclusive` holds the policy for this thread, for rollouts that use it outside of GroupSource.infer."""
+    def share_policy(
+        self,
+        exclusive: Callable[[], AbstractContextManager[Any]],
+        make_way: Callable[[], None],
+    ) -> None:
+        """`exclusive` holds the policy for this thread, for rollouts that use it outside of GroupSource.infer; `make_way` is for a
+        learner whose rollouts may infer between two of its micro-batches."""
 
     def sync(self) -> None:
         """Give whatever samples with a copy of the weights those of now. Collective."""

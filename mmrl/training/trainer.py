@@ -209,7 +209,7 @@ class Trainer:
                 # a thread that waits for other processes may not be left behind: see World.stop
                 if self.world.size > 1:
                     self.pipeline.patience_s = _PATIENCE_S
-                self.rollouts.set_policy_lock(self.pipeline.exclusive)
+                self.rollouts.share_policy(self.pipeline.exclusive, self.pipeline.make_way)
                 yield
 
     def fit(self) -> dict[str, Any]:

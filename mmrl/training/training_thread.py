@@ -14,7 +14,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mmrl.diagnostics.timeline import Timeline
@@ -29,6 +30,11 @@ class FairLock:
 
     The thread that holds it may enter again.
     """
+
+    @property
+    def contended(self) -> bool:
+        """Whether another thread waits for it."""
+        return bool(self._waiting)
 
     def __init__(self) -> None:
         self._inner = threading.Lock()
@@ -74,13 +80,19 @@ class FairLock:
 class TrainingThread(Generic[R]):
     """Does what it is given, in order, each job inside `exclusive()`, until its first error, which `check` raises.
 
-    A job of kind "finish" ends a step: its value is `result`, and `finished` names its step while the policy is still held.
+    A job of kind "finish" ends a step: its value is `result`, and `finished` names its step while the policy is still held. A long
+    job calls `make_way` where others may use the policy; `contended` tells whether somebody waits for it.
     """
 
     def __init__(
-        self, exclusive: Callable[[], AbstractContextManager[Any]], timeline: Timeline
+        self,
+        exclusive: Callable[[], AbstractContextManager[Any]],
+        timeline: Timeline,
+        contended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._exclusive, self._timeline = exclusive, timeline
+        self._exclusive, self._timeline, self._contended = exclusive, timeline, contended
+        self._hold: Callable[[], ExitStack]  # takes the policy for the job that runs
+        self._held = ExitStack()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], str, int, dict[str, int]] | None] = (
             queue.SimpleQueue()
         )
@@ -121,18 +133,31 @@ class TrainingThread(Generic[R]):
         self._thread.join(patience_s)
         return not self._thread.is_alive()
 
+    def make_way(self) -> None:
+        """Of the job that runs, in its thread: let go of the policy for whoever waits for it, and take it again afterwards."""
+        if self._contended():
+            self._held.close()
+            self._held = self._hold()
+
+    def _enter(self, kind: str, step: int, args: dict[str, int]) -> ExitStack:
+        with ExitStack() as stack:
+            stack.enter_context(self._exclusive())
+            stack.enter_context(self._timeline.span("train", "train", kind=kind, step=step, **args))
+            return stack.pop_all()
+
     def _run(self) -> None:
         try:
             while (taken := self._jobs.get()) is not None and not self._ending:
                 job, kind, step, args = taken
                 self._timeline.count("train queue", self._jobs.qsize())
-                with (
-                    self._exclusive(),
-                    self._timeline.span("train", "train", kind=kind, step=step, **args),
-                ):
+                self._hold = partial(self._enter, kind, step, args)
+                self._held = self._hold()
+                try:
                     found = job()
                     if kind == "finish":
                         self.finished, self.result = step, found
+                finally:
+                    self._held.close()
                 if kind == "finish":
                     with self._changed:
                         self._done = step

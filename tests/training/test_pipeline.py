@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -237,6 +238,49 @@ def test_shared_modules_are_never_used_by_both_at_once() -> None:
         for step in range(1, 5):
             pipeline.step(step)
     assert not together and not inside
+
+
+def test_a_long_finish_lets_waiting_inference_in_between_its_parts() -> None:
+    """As a learner with several passes over a step asks for: one batch each time, as the older version, and on the timeline the two
+    take turns."""
+    let_in: list[list[int]] = []  # by step and part: batches answered meanwhile
+    answered: list[int] = []  # versions
+
+    class Learner(SmallLearner):
+        def finish(self) -> float:
+            parts = []
+            for _ in range(3):
+                if self.version < last - 1:  # with the last step nothing is left to roll out
+                    limit = time.monotonic() + LIMIT_S
+                    while not pipeline._lock.contended and time.monotonic() < limit:
+                        time.sleep(0.001)
+                before = len(answered)
+                time.sleep(0.01)
+                assert len(answered) == before, "answered while training held the policy"
+                pipeline.make_way()
+                parts.append(len(answered) - before)
+                assert set(answered[before:]) <= {self.version}
+            let_in.append(parts)
+            return super().finish()
+
+    class Source(Arena):
+        def infer(self, batch: list[int], version: int) -> list[ClosedGroup[list[Episode]]]:
+            answered.append(version)
+            return super().infer(batch, version)
+
+    last, learner, timeline = 4, Learner(), Timeline({"infer": 1, "train": 1})
+    with Pipeline(
+        Source(learner, places=20, slots=4),
+        learner,
+        PipelineSettings(schedule="async", staleness=1),
+        last_step=last,
+        timeline=timeline,
+    ) as pipeline:
+        for step in range(1, last + 1):
+            pipeline.step(step)
+    assert let_in == [[1, 1, 1]] * (last - 1) + [[0, 0, 0]]
+    spans = sorted(timeline.take(), key=lambda s: s.start)
+    assert all(a.end <= b.start for a, b in pairwise(spans) if a.stage != b.stage)
 
 
 # async: bound, no starvation, no bias
