@@ -28,8 +28,8 @@ first come, first served, else a training thread with a full queue would hold it
 
 With several passes over a step finish() takes as long as the step's training, and soon every environment waits for an answer. So a
 learner may call `make_way` between two micro-batches, and the inference batch that waits is answered there: by weights that may
-have taken some of a step's optimizer steps. Such decisions count as the older version's, are stale when they are trained on, and are
-corrected as stale ones are, by the log-probs they were drawn with.
+have taken some of a step's optimizer steps. Such decisions count as the older version's, are stale when they are trained on, and
+are corrected as stale ones are, by the log-probs they were drawn with.
 
 A source that rolls out in a process of its own, with a copy of the weights (`PipelineSettings.apart`, mmrl.training.generator),
 needs neither thread nor lock: the caller's thread adds groups as they arrive, and inference overlaps with training, too.
