@@ -117,16 +117,16 @@ def load_triton_first() -> None:
     and with it many models of transformers, imports triton, so a simulator made before its policy would end its process. In
     the other order both work. Costs 0.2 s and 11 MiB of a process's own memory.
     """
-    if importlib.util.find_spec("triton") is None:
-        return
     flags = sys.getdlopenflags()
     if (
         "OpenGL" in sys.modules
     ):  # somebody imported mujoco: let libtriton look at its own symbols first
         sys.setdlopenflags(flags | getattr(os, "RTLD_DEEPBIND", 0))
     try:
-        importlib.import_module("triton")
-    except ImportError as error:  # whoever needs triton is told at its own import
+        if importlib.util.find_spec("triton") is not None:
+            importlib.import_module("triton")
+    # one that is broken, or a stand-in: whoever needs triton is told at its own import
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         logging.getLogger(__name__).debug("triton cannot be imported: %s", error)
     finally:
         sys.setdlopenflags(flags)

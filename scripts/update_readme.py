@@ -505,6 +505,24 @@ def schedule(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@_recorded("bench_schedule_passes", " --parts passes", script="bench_schedule")
+def passes(found: dict[str, Any]) -> str:
+    """Serial and async runs with several passes over a step's groups."""
+    lines = [
+        "| render : infer : train | serial | async, 4 stages | bound | share of the bound |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["costed"]:
+        serial, ours = (row["systems"][name] for name in ("serial", "async_4"))
+        lines.append(
+            f"| {':'.join(f'{x:g}' for x in row['ratio'])}, {row['groups']} groups | {serial['step_s']['median']:.1f} s | "
+            f"{ours['step_s']['median']:.1f} s ({ours['of_serial']:.2f}) | {ours['bound']:.2f} | {ours['share']:.0%} |"
+        )
+    if beside := _beside(found):
+        lines += ["", f"Measured{beside}."]
+    return "\n".join(lines)
+
+
 @_recorded("bench_schedule_real", " --parts real", script="bench_schedule")
 def simulated(found: dict[str, Any]) -> str:
     """Serial and pipelined runs on real simulators."""
@@ -658,6 +676,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "flow_policies": flow_policies,
     "experts": experts,
     "schedule": schedule,
+    "passes": passes,
     "simulated": simulated,
     "bridge": bridge,
     "killed": killed,

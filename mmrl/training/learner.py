@@ -191,20 +191,20 @@ class Learner:
         if not self.streams:
             self._collected.append(group)
             return
-        began, result = time.perf_counter(), self._result
+        began, result = self.steps.clock(), self._result
         samples = self._prepare([group], result)
         self.steps.accumulate(
             plan_of(samples, self.config.train.token_budget), result, first_pass=True, fresh=True
         )
         result.denominator += sum(s.denominator for s in samples)
         self._names.append(group.sample.id)
-        result.update_s += time.perf_counter() - began
+        result.update_s += self.steps.clock() - began
 
     def finish(self) -> UpdateResult:
         """Scale and clip the gradients, take the optimizer steps. Collective. Raises MismatchError and NonFiniteError."""
         result = self._result
         self._wait(result)
-        began = time.perf_counter()
+        began = self.steps.clock()
         if self.streams:
             total, result.denominator = self.world.sum([result.denominator])[0], 0.0
             self.steps.apply(total, self._names, result)
@@ -218,7 +218,7 @@ class Learner:
         self._collected = []
         self.samples.begin()
         self.on_weights()
-        result.update_s += time.perf_counter() - began - result.logprobs_s
+        result.update_s += self.steps.clock() - began - result.logprobs_s
         return result.over(self.world)
 
     def _wait(self, result: UpdateResult) -> None:
@@ -326,12 +326,12 @@ class Learner:
         self, samples: Sequence[TrainingSample], result: UpdateResult
     ) -> list[TrainingSample]:
         """The samples with what the weights before the update say of them, which later passes can no longer compute."""
-        began, known = time.perf_counter(), dict[int, TrainingTurn]()
+        began, known = self.steps.clock(), dict[int, TrainingTurn]()
         plan = self.steps.plan_without_step(samples)
         with self.engine.collective_section():
             for turns in plan:
                 for turn, told in zip(turns, self.loss.before_update(turns), strict=True):
                     known[id(turn)] = told
                 self.steps.pause()
-        result.logprobs_s += time.perf_counter() - began
+        result.logprobs_s += self.steps.clock() - began
         return [replace(s, turns=tuple(known[id(t)] for t in s.turns)) for s in samples]

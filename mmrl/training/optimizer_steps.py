@@ -11,6 +11,7 @@ them, in the same micro-batches.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class OptimizerSteps:
         self.losses = Losses(engine, world)
         # called between micro-batches; see mmrl.training.pipeline
         self.make_way: Callable[[], None] = lambda: None
+        self._paused_s = 0.0
 
     def plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
         """Micro-batches of forwards alone, with idle ones where forwards are collective."""
@@ -130,7 +132,13 @@ class OptimizerSteps:
     def pause(self) -> None:
         """Others may use the policy now. Not where forwards are collective: other processes would be in another one."""
         if not self.engine.lockstep:
+            began = time.perf_counter()
             self.make_way()
+            self._paused_s += time.perf_counter() - began
+
+    def clock(self) -> float:
+        """Seconds, like time.perf_counter(), of a clock that stands still in `pause`."""
+        return time.perf_counter() - self._paused_s
 
     def _compare_inputs(self, turns: Sequence[TrainingTurn]) -> None:
         for turn in turns:

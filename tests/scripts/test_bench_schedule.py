@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from mmrl.training.pipeline import PipelineSettings
 from mmrl.training.trainer import Trainer
 from scripts import _bench
 from scripts._costed import CostedRollouts, Costs, config_of, run
-from scripts.bench_schedule import SYSTEMS, kept_rows
+from scripts.bench_schedule import PASSES, SYSTEMS, kept_rows
 
 FREE = Costs(0.0, 0.0, 0.0, groups=2, members=2, decisions=1, slots=2, workers=1)
 
@@ -81,3 +82,26 @@ def test_a_costed_run_sleeps_where_it_says(tmp_path: Path) -> None:
         busy[stage] >= wanted for stage, wanted in (("render", 0.2), ("infer", 0.2), ("train", 0.6))
     ), busy
     assert settings.schedule == "async" and settings.staleness == 1
+
+
+@pytest.mark.slow
+def test_simulators_are_answered_between_the_passes_of_an_update(tmp_path: Path) -> None:
+    """Of a real run: decisions made meanwhile are those of the weights before, so the next step calls them stale."""
+    costs = Costs(render=2.0, infer=0.0, train=2.0, groups=4, members=4, slots=4, workers=1)
+    config = config_of(costs, tmp_path, *SYSTEMS["async_4"], *PASSES, "train.steps=3")
+    rows: dict[int, Any] = {}
+    trainer = Trainer(
+        config,
+        overwrite=True,
+        on_event=lambda kind, row: rows.update({row["step"]: row}) if kind == "step" else None,
+        rollouts=functools.partial(CostedRollouts, costs=costs),
+    )
+    trainer.fit()
+    spans = trainer.rollouts.timeline.take()
+    parts = [s for s in spans if s.args.get("kind") == "finish" and s.args["step"] == 2]
+    begin, end = min(s.start for s in parts), max(s.end for s in parts)
+    between = [s for s in spans if s.stage == "infer" and begin < s.start < end]
+    assert len(parts) > 1 and between and {s.args["version"] for s in between} == {1}
+    assert rows[3]["train/offpolicy/share"] > 0 and rows[3]["train/staleness"] == 1
+    # the update's own seconds: without those in which simulators were answered
+    assert rows[2]["time/update"] < end - begin - sum(s.end - s.start for s in between) + 0.1
