@@ -42,10 +42,14 @@ def acts(chosen: Mapping[str, Suite], checkpoint: str) -> bool:
             f"suite '{other}' asks questions that are answered in text, '{checkpoint}' acts (it has a vla.json): "
             "expected suites of simulated tasks (mmrl eval --list-suites prints them)"
         )
+    found = (
+        f"'{checkpoint}', which answers in text"
+        if Path(checkpoint).is_dir()
+        else f"no folder '{checkpoint}'"
+    )
     raise ConfigError(
         f"suite '{other}' is played by a policy that acts: expected a VLA checkpoint (a folder with "
-        f"vla.json), found '{checkpoint}', which answers in text; make one with mmrl sft CONFIG, where CONFIG "
-        "has an env section"
+        f"vla.json), found {found}; make one with mmrl sft CONFIG, where CONFIG has an env section"
     )
 
 

@@ -143,6 +143,11 @@ def test_a_file_that_is_not_there_and_names_that_are_unknown(tmp_path: Path) -> 
 # who may play what
 
 
+def test_a_folder_that_is_not_there_is_not_called_a_text_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"found no folder '.*step_9'; make one with mmrl sft"):
+        acts(load_suites().select("tiny_push"), str(tmp_path / "step_9"))
+
+
 @pytest.mark.slow
 def test_a_text_model_cannot_play_and_a_policy_cannot_answer(
     checkpoint: Path, text_model: str
