@@ -10,7 +10,7 @@ step out while this one trains. Systems alternate, each run in a process of its 
 
 costed    each stage sleeps so many seconds per group on top of what it really takes, so that any ratio of stages can be had, on a
           busy machine too: prompts (the demo's model and data; generation : training), robots (the tiny simulator;
-          rendering : inference : training, four stages of environments) and ManiSkill (inference : training; PushCube-v1 is
+          rendering : inference : training, two stages of environments) and ManiSkill (inference : training; PushCube-v1 is
           stepped and rendered as it is)
 real      the demo's model and data without any sleep, one thread per process: one core generates, another trains; by mmrl's own
           engine, by vLLM's CPU build and by an engine in a Ray actor. Two idle cores are needed for the numbers to mean

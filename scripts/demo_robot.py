@@ -48,29 +48,30 @@ SUITES = {"libero": "libero_goal"}
 evaluations follow."""
 
 
-def cloned(recipe: str) -> Path:
+def cloned(recipe: str, overrides: list[str]) -> Path:
     """The policy that the recipe's expert is cloned into, made where it is not there yet; relative, as records name it."""
     from mmrl.cli.run import sft_command
 
     clone = Path("runs") / f"demo_{recipe}_clone"
     if not (clone / "vla.json").is_file():
-        sft_command(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", [], clone, quiet=False)
+        sft_command(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", overrides, clone, quiet=False)
     return clone
 
 
-def evaluated(recipe: str, policy: Path, out: Path) -> Path:
-    """`mmrl eval` of a policy on the recipe's tasks by the rules of its suite; the folder of the results."""
+def evaluated(recipe: str, overrides: list[str], policy: Path, out: Path) -> Path:
+    """`mmrl eval` of a policy on the run's tasks by the rules of its suite; the folder of the results."""
     from mmrl.robotics.config import load_embodied
 
-    config = load_embodied(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml")
+    found = out / SUITES[recipe]
+    if (found / "results.json").is_file():  # of an earlier call
+        return found
+    config = load_embodied(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", overrides)
     command = ["eval", str(policy), "--suite", SUITES[recipe], "--out", str(out)]
     command += ["--samples", str(config.eval.samples), f"env.tasks={json.dumps(config.env.tasks)}"]
     command += [f"env.options={json.dumps(config.env.options)}"]
     command += [f"env.slots={config.env.slots}", f"env.workers={config.env.workers}"]
-    if (out / SUITES[recipe] / "results.json").is_file():  # of an earlier call
-        return out / SUITES[recipe]
     subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
-    return out / SUITES[recipe]
+    return found
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
@@ -130,7 +131,7 @@ def main() -> int:
     from mmrl.cli.run import train_command
 
     recipe, changes = RECIPES[options.suite]
-    clone = cloned(options.suite) if options.suite in SUITES else None
+    clone = cloned(options.suite, options.overrides) if options.suite in SUITES else None
     if clone is not None:
         changes = (*changes, f"model.path={clone}")
     runs = []
@@ -152,7 +153,7 @@ def main() -> int:
         if clone is not None:
             last = max((run / "checkpoints").glob("step_*"))
             evaluations = [
-                evaluated(options.suite, policy, run / "eval" / when)
+                evaluated(options.suite, options.overrides, policy, run / "eval" / when)
                 for when, policy in (("before", clone), ("after", last))
             ]
         runs.append(outcome(run, seconds, evaluations))

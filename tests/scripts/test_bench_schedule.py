@@ -87,7 +87,7 @@ def test_a_costed_run_sleeps_where_it_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_simulators_are_answered_between_the_passes_of_an_update(tmp_path: Path) -> None:
     """Of a real run: decisions made meanwhile are those of the weights before, so the next step calls them stale."""
-    costs = Costs(render=2.0, infer=0.0, train=2.0, groups=4, members=4, slots=4, workers=1)
+    costs = Costs(render=2.0, infer=2.0, train=2.0, groups=4, members=4, slots=4, workers=1)
     config = config_of(costs, tmp_path, *SYSTEMS["async_4"], *PASSES, "train.steps=3")
     rows: dict[int, Any] = {}
     trainer = Trainer(
@@ -104,4 +104,4 @@ def test_simulators_are_answered_between_the_passes_of_an_update(tmp_path: Path)
     assert len(parts) > 1 and between and {s.args["version"] for s in between} == {1}
     assert rows[3]["train/offpolicy/share"] > 0 and rows[3]["train/staleness"] == 1
     # the update's own seconds: without those in which simulators were answered
-    assert rows[2]["time/update"] < end - begin - sum(s.end - s.start for s in between) + 0.1
+    assert rows[2]["time/update"] < end - begin - sum(s.end - s.start for s in between)
