@@ -49,6 +49,7 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     ),
     "long": (1, 1500, {"model": FROZEN, "rollout": {"max_new_tokens": 4}}),
     "sharded": (2, 20, {"model": FROZEN, "engine": {"train": "fsdp2"}}),
+    "zero3": (2, 20, {"model": FROZEN, "engine": {"train": "deepspeed_zero3"}}),
     "sharded_bf16": (
         2,
         20,
@@ -104,8 +105,13 @@ def child(folder: Path, name: str) -> dict[str, Any]:
     import torch
     import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401
 
-    from mmrl.distributed.engines import build_actor, build_saved, build_train_engine
-    from mmrl.distributed.engines.build import held_back
+    from mmrl.distributed.engines import (
+        accelerator_options,
+        build_actor,
+        build_saved,
+        build_train_engine,
+        held_back,
+    )
     from mmrl.distributed.world import World
     from mmrl.policy.loading import load_policy
     from mmrl.policy.pack import PackItem, pack
@@ -114,7 +120,8 @@ def child(folder: Path, name: str) -> dict[str, Any]:
     from mmrl.training.optim import build_policy_optimizer
 
     processes, words, _ = CASES[name]
-    config, world = run_of(folder, name), World(torch.device("cpu"))
+    config = run_of(folder, name)
+    world = World(torch.device("cpu"), **accelerator_options(config))
     watch = Watch()
 
     def start() -> tuple[Any, Any, Any, Any]:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,24 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def gained(first: Path, last: Path) -> dict[str, Any]:
+    """Paired gains of success over the states that both evaluations played, with 95 % intervals, of all tasks and of each."""
+    from mmrl.report.load import Run, load_eval
+    from mmrl.report.rows import part_gains, task_of
+
+    before, after = (load_eval(0, folder, Run(folder)) for folder in (first, last))
+    assert before is not None and after is not None, "both wrote results.json"
+    everything = part_gains(before, after, lambda _: "", "success_once")
+    parts = part_gains(before, after, task_of, "success_once")
+    return {
+        "held_out": {mode: asdict(gain) for (mode, _), gain in everything.items()},
+        "tasks": {
+            task: {mode: asdict(gain) for (mode, name), gain in parts.items() if name == task}
+            for task in dict.fromkeys(name for _, name in parts)
+        },
+    }
+
+
 def outcome(run: Path, seconds: float, evaluations: Sequence[Path] = ()) -> dict[str, Any]:
     """Before and after, and what it took, from the run's own files, or from those of two other evaluations."""
     folders = evaluations or sorted((run / "eval").glob("step_*"))
@@ -109,6 +128,7 @@ def outcome(run: Path, seconds: float, evaluations: Sequence[Path] = ()) -> dict
             }
             for task, row in last["per_task"].items()
         },
+        "gains": gained(folders[0], folders[-1]),
     }
 
 

@@ -314,7 +314,11 @@ def phases_of(
         # one after the other
         larger = gathered if sum(gathered.values()) > moments["whole optimizer"] else moments
         phases["checkpoint"] |= larger
-    if kind == "cpu" and engine != "fsdp2" and _file_bytes(shape) != dtype.itemsize:
+    if (
+        kind == "cpu"
+        and engine not in ("fsdp2", "deepspeed_zero3")
+        and _file_bytes(shape) != dtype.itemsize
+    ):
         # a file read as another type is mapped meanwhile; one of the same type stays so, with what was cast since
         phases["start-up"]["weights' file"] = float(_file_bytes(shape) * p.numbers)
     return {
@@ -341,10 +345,12 @@ def _sharing_out(shape: Any, p: ParameterBytes, engine: str, kind: str, n: int) 
         if p.reference:
             read += p.vision + (p.numbers - p.vision) / n
         return {"weights' file": _file_bytes(shape) * read}
-    if kind == "cuda":  # from host memory, tensor by tensor
+    if kind == "cuda":  # tensor by tensor
         return {"being shared out": 2.0 * max(p.block, p.root)}
-    # given back when the last shard is made; the tower is copied out of the file
-    return {"whole weights": float(p.weights), "whole reference": float(p.reference)}
+    # of the main process, given back with the last shard. Then DeepSpeed takes a step of zeros, with its master copy, gradients,
+    # moments and what torch computes of them (measured)
+    read, first = float(_file_bytes(shape) * p.numbers), 5.0 * p.gradients / n
+    return {"weights' file": read} if read > first else {"first optimizer step": first}
 
 
 def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | None) -> float:

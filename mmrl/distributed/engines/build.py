@@ -129,12 +129,11 @@ def _check_sequence_parallel(parts: int, processes: int, config: RunConfig) -> N
 
 
 def held_back(config: RunConfig, processes: int) -> dict[str, Hold]:
-    """What load_policy is to leave where it is, so that no device ever holds the model whole: under FSDP2 in its file, of which
-    each process reads its share; under ZeRO-3, which shares out what it is given, in host memory. ZeRO-3 leaves the reference
-    alone."""
+    """What load_policy is to leave where it is, in its file, so that neither a device nor host memory ever holds the model whole.
+    ZeRO-3 leaves the reference alone."""
     held: dict[str, dict[str, Hold]] = {
         "fsdp2": {"model": "file", "reference": "file"},
-        "deepspeed_zero3": {"model": "host"},
+        "deepspeed_zero3": {"model": "file"},
     }
     # neither is what `auto` means; whether the schedule goes with it is not asked here: a supervised run has none
     return held.get(config.engine.train, {}) if processes > 1 else {}

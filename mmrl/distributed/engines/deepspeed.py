@@ -7,6 +7,9 @@ losses are sums, whose gradient is divided once by the denominator of all proces
 its step. That step divides gradients by the loss scale, which is 1 in backward and denominator / processes in the step: scaled
 losses would be rounded otherwise than those of one process where activations are bf16.
 
+Under ZeRO-3 weights are read when they are shared out: the main process reads the model's files (mmrl.policy.in_file) one parameter
+at a time and sends it, each process keeps its share, so that none holds the whole model in host memory. A reference is whole.
+
 Weights stay fp32 (frozen ones as they were loaded) and neither DeepSpeed's bf16 nor its fp16 is used: policy.autocast surrounds the
 forward. DeepSpeed switches off an autocast that surrounds its engine; ours begins inside of the root module.
 """
@@ -27,6 +30,8 @@ from mmrl.distributed.engines.deepspeed_state import canonical_state, forget_ste
 from mmrl.distributed.engines.root import Root
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, MissingExtraError, NonFiniteError, install_command
+from mmrl.policy.finite import non_finite, refuse_loaded
+from mmrl.policy.in_file import in_file
 from mmrl.policy.loading import name_accelerator
 from mmrl.training.optim import learning_rate, set_learning_rate
 
@@ -157,6 +162,8 @@ class DeepSpeedEngine(TrainEngine):
         zero["reduce_bucket_size"] = min(_BUCKET, sum(p.numel() for p in self._trained))
         self._model = policy.model  # policy.model is another one while the reference runs
         root = _root(policy) if self.sharded else Root(policy.model, policy.heads)
+        if any(in_file(p) is not None for p in policy.model.parameters()):
+            self._share_out(root)
         policy.lockstep = True
         log = logging.getLogger("DeepSpeed")
         level = log.level
@@ -167,6 +174,17 @@ class DeepSpeedEngine(TrainEngine):
             log.setLevel(level)
         self._empty = False  # nothing in the loss of any process
         self._open = False  # gradients wait for their step
+
+    def _share_out(self, root: Root) -> None:
+        """Read and shard the weights that wait in their file; all processes end where one of them is not finite."""
+        waiting = _Waiting(root, self.policy, read=self.world.is_main)
+        self._deepspeed.zero.Init(
+            module=waiting, config_dict_or_path=deepspeed_settings(self.config)
+        )
+        waiting.read_rest()
+        found = sorted(set(self.world.gather(waiting.damaged)))
+        if found:
+            refuse_loaded([name for name, _ in found], found[0][1])
 
     def begin(self, denominator: float | None = None) -> None:
         assert not self._open, "gradients wait for their step: DeepSpeed cannot forget them"
@@ -247,6 +265,42 @@ class DeepSpeedEngine(TrainEngine):
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         restore_state(self._engine.optimizer, self._trained, self._group_of, state["state"])
+
+
+class _Waiting(torch.nn.Module):
+    """The parameters of `root`, each of which gets its numbers when it is asked for: deepspeed.zero.Init asks for one, sends those
+    of the first process to the others, keeps this process's share, and asks for the next. With `read` False they are memory to
+    receive in. `damaged`: (name, file) of what was read and is not finite."""
+
+    def __init__(self, root: Root, policy: Trained, *, read: bool) -> None:
+        super().__init__()
+        self.damaged: list[tuple[str, str]] = []
+        self._named = dict(policy.model.named_parameters())
+        self._device, self._reads = policy.device, read
+        self._root = (root,)  # no module of this one
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        names = {id(p): name for name, p in self._named.items()}
+        for parameter in self._root[0].parameters():
+            if in_file(parameter) is not None:
+                self._fill(names[id(parameter)], parameter, read_it=self._reads)
+            yield parameter
+
+    def read_rest(self) -> None:
+        """Parameters of no part that is shared out, which every process reads for itself."""
+        for name, parameter in self._named.items():
+            if in_file(parameter) is not None:
+                self._fill(name, parameter, read_it=True)
+
+    def _fill(self, name: str, parameter: torch.nn.Parameter, *, read_it: bool) -> None:
+        found = in_file(parameter)
+        assert found is not None
+        whole = torch.empty(found.tensor.shape, dtype=parameter.dtype, device=self._device)
+        if read_it:
+            whole.copy_(found.tensor)
+            self.damaged += [(name, found.source) for _ in non_finite([(name, whole)])]
+        parameter.data = whole
+        del parameter.in_file  # type: ignore[attr-defined]
 
 
 def _split(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
 from mmrl.config import ModelConfig, RunConfig
-from mmrl.distributed.engines import build_actor, build_train_engine, held_back
+from mmrl.distributed.engines import build_train_engine
 from mmrl.distributed.world import World
-from mmrl.errors import CheckpointError, NonFiniteError
+from mmrl.errors import NonFiniteError
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.training.optim import build_optimizer
 
-__all__ = ["drive", "held", "in_files", "int8"]
+__all__ = ["drive", "held", "int8"]
 
 
 def drive(folder: str) -> dict[str, Any]:
@@ -197,79 +196,3 @@ def held(folder: str) -> dict[str, Any]:
         },
         "types": sorted({str(t.dtype) for t in (gradient, *(p for _, p in policy.trainable()))}),
     }
-
-
-def _started(world: World, folder: str, *, whole: bool, **model: Any) -> tuple[Any, Any, Any]:
-    """Policy, what samples, and engine of a run that begins; with `whole` each process reads all weights first."""
-    settings = ModelConfig(path=folder, device="cpu", **model)
-    config = RunConfig.model_validate({"engine": {"train": "fsdp2"}}).model_copy(
-        update={"model": settings}
-    )
-    hold = None if whole else held_back(config, world.size)
-    policy = load_policy(settings, needs_reference=settings.lora is None, hold=hold)
-    optimizer = build_optimizer(policy.trainable(), config.optim)
-    actor = build_actor(config, world, policy)
-    return policy, actor, build_train_engine(config, world, policy, optimizer)
-
-
-def _numbers(policy: Any, actor: Any) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer of this process's shards, reference and copy."""
-    found = {}
-    models = {"policy": policy.model, "reference": policy.reference_model, "actor": actor.model}
-    for kind, model in models.items():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()) if model else ():
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            found[f"{kind} {name}"] = local.detach().clone()
-    return found
-
-
-def _maps(folder: str) -> bool:
-    """Whether this process has a file of weights in its address space."""
-    return f"{folder}/model.safetensors" in Path("/proc/self/maps").read_text(encoding="utf-8")
-
-
-def in_files(folder: str, damaged: str) -> dict[str, Any]:
-    """A start that reads shares of the files beside one that reads all: what differs, bit by bit; the bytes that parameters hold
-    while they wait, whether the file is mapped then, and whether it still is when they have been shared out. And what is said of a
-    file with NaN in the other process's rows."""
-    world = World(torch.device("cpu"))
-    found: dict[str, Any] = {"apart": [], "held": {}, "mapped": {}}
-    cases: dict[str, dict[str, Any]] = {
-        "fp32": {},
-        "bf16": {"dtype": "bf16", "freeze": ["vision", "projector"]},
-        "lora": {"dtype": "bf16", "lora": {"r": 4, "alpha": 8}},
-    }
-    for case, model in cases.items():
-        kept = []
-        for whole in (True, False):
-            policy, actor, engine = _started(world, folder, whole=whole, **model)
-            engine.gather_into(actor)
-            kept.append(_numbers(policy, actor))
-            del policy, actor, engine
-            gc.collect()
-        assert kept[0].keys() == kept[1].keys()
-        found["apart"] += [
-            name
-            for name, tensor in kept[0].items()
-            if tensor.dtype != kept[1][name].dtype or not torch.equal(tensor, kept[1][name])
-        ]
-        settings = ModelConfig(path=folder, device="cpu", **model)
-        config = RunConfig.model_validate({"engine": {"train": "fsdp2"}})
-        policy = load_policy(settings, hold=held_back(config, world.size))
-        language = policy.base.model.language_model
-        held = sum(
-            p.untyped_storage().nbytes() for n, p in language.named_parameters() if "lora_" not in n
-        )
-        before = _maps(folder)
-        optimizer = build_optimizer(policy.trainable(), config.optim)
-        engine = build_train_engine(config, world, policy, optimizer)
-        gc.collect()
-        found["held"][case] = held / sum(1 for _ in language.parameters())
-        found["mapped"][case] = [before, _maps(folder)]
-        del policy, engine, optimizer, language
-        gc.collect()
-    try:
-        _started(world, damaged, whole=False)
-    except CheckpointError as error:
-        found["said"] = str(error)
-    return found

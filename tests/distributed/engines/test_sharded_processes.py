@@ -58,7 +58,7 @@ class Found:
     fsdp: dict[str, Any]
     held: list[dict[str, Any]]  # by process
     int8: list[dict[str, Any]]  # by process
-    files: list[dict[str, Any]]  # by process
+    files: dict[str, list[dict[str, Any]]]  # by engine and process
     said: str
 
 
@@ -121,8 +121,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     with torch.no_grad():  # in the rows of the second process
         wide.get_input_embeddings().weight[-1, -1] = float("nan")
     wide.save_pretrained(folder / "damaged")
-    files = ["tests.distributed.engines.fsdp_worker:in_files", str(folder / "half")]
-    jobs.insert(5, [*files, str(folder / "damaged")])
+    in_files = "tests.distributed.engines.files_worker:in_files"
+    folders = [str(folder / name) for name in ("half", "damaged")]
+    jobs.insert(5, [in_files, "fsdp2", *folders])
     jobs += [
         [TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
         [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
@@ -133,12 +134,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
             "zero2_zero3",
         ],
         ["tests.distributed.engines.deepspeed_worker:alone", path, str(folder)],
+        [in_files, "deepspeed_zero3", *folders],
     ]
     ranks, said = work(
         folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume"
     )
     two = {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE}
-    held, int8, files = ([rank[n] for rank in ranks] for n in (3, 4, 5))
+    held, int8 = ([rank[n] for rank in ranks] for n in (3, 4))
+    files = {
+        kind: [rank[n] for rank in ranks]
+        for kind, n in (("fsdp2", 5), ("deepspeed_zero3", len(jobs) - 1))
+    }
     return Found(full, lora, one, two, ranks[0][2], held, int8, files, said)
 
 
@@ -253,11 +259,14 @@ def test_the_engine_alone(kind: str, found: Found) -> None:
         )
 
 
-def test_each_process_reads_its_share_of_the_files(found: Found) -> None:
+@pytest.mark.parametrize("kind", ["fsdp2", "deepspeed_zero3"])
+def test_weights_are_read_from_their_files_as_they_are_shared_out(kind: str, found: Found) -> None:
     """Of weights in bf16 files, with fp32 shards, a reference and a copy that samples: bit for bit what reading all gives."""
-    for rank in found.files:
+    for rank in found.files[kind]:
         assert not rank["apart"], rank["apart"][:4]
         # a number of each parameter, and the file, which is given back
         assert all(held <= 4 for held in rank["held"].values()), rank["held"]
         assert all(mapped == [True, False] for mapped in rank["mapped"].values()), rank["mapped"]
         assert "expected finite weights" in rank["said"] and "embed_tokens" in rank["said"]
+        if kind == "deepspeed_zero3":  # under FSDP2 no process has one whole
+            assert len(rank["whole"]) > 30 and not any(rank["whole"]), rank["whole"]
