@@ -54,7 +54,11 @@ def cloned(recipe: str, overrides: list[str]) -> Path:
     from mmrl.cli.run import sft_command
 
     clone = Path("runs") / f"demo_{recipe}_clone"
-    if not (clone / "vla.json").is_file():
+    if (clone / "vla.json").is_file():
+        print(
+            f"trains the policy that was cloned earlier into {clone}; remove the folder to clone it anew"
+        )
+    else:
         sft_command(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", overrides, clone, quiet=False)
     return clone
 

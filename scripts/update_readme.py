@@ -46,6 +46,10 @@ def _recorded(
     return wrap
 
 
+def _gain(e: dict[str, float]) -> str:
+    return f"{e['mean']:+.2f} [{e['low']:+.2f}, {e['high']:+.2f}]"
+
+
 def _interval(e: dict[str, float]) -> str:
     return f"{e['mean']:.2f} [{e['low']:.2f}, {e['high']:.2f}]"
 
@@ -400,6 +404,12 @@ def robots() -> str:
                 f"| {where} | {run['seed']} | {cells[0]} | **{cells[1]}** | {cells[2]} | **{cells[3]}** | "
                 f"{run['episodes']:,} | {run['wall_s'] / 60:.1f} |"
             )
+            gains = run.get("gains")  # older records have none
+            if gains:
+                cells = [_gain(gains["held_out"][mode]) for mode in ("sampled", "greedy")]
+                lines.append(
+                    f"| gain over the same states | {run['seed']} | | {cells[0]} | | {cells[1]} | | |"
+                )
             tasks = run.get("tasks", {}) if len(p["tasks"]) > 1 else {}
             for task, row in tasks.items():
                 cells = [
