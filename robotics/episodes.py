@@ -29,7 +29,7 @@ import torch
 from mmrl.data.sources import LoadedSource
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.distributed.cluster.run import run_cluster, simulator_demand
-from mmrl.distributed.engines import train_engine_name
+from mmrl.distributed.engines import held_back, train_engine_name
 from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
 from mmrl.policy.storage import Stored
@@ -124,6 +124,7 @@ class EpisodeRollouts:
             device=self.world.device,
             weights=weights,
             stored=stored,
+            hold=held_back(self.config, self.world.size),
         )
 
     def build(self, policy: ActingPolicy, actor: ActingPolicy) -> None:

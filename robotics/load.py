@@ -6,6 +6,7 @@ vla = load_vla(load_embodied("configs/maniskill.yaml"))
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from pydantic import ValidationError
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.finite import check_loaded
-from mmrl.policy.loading import load_policy
+from mmrl.policy.in_file import in_file
+from mmrl.policy.loading import Hold, load_policy
 from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.acting import ActingPolicy
@@ -143,9 +145,10 @@ def load_vla(
     device: torch.device | None = None,
     weights: Path | None = None,
     stored: Stored = "masters",
+    hold: Mapping[str, Hold] | None = None,
 ) -> ActingPolicy:
-    """The policy of config.model.path, or of the checkpoint folder `weights`. `stored`: see load_policy; policies with a head of
-    their own (flow, OFT), parts of which compute outside of autocast, are stored as they train.
+    """The policy of config.model.path, or of the checkpoint folder `weights`. `stored`, `hold`: see load_policy; policies with a
+    head of their own (flow, OFT), parts of which compute outside of autocast, are stored as they train, and read whole.
 
     A model without vla.json needs `space` (and, with vla.proprio, the lowest and highest values of each number): it gets
     action tokens and must be trained before it acts well; a LoRA adapter then trains the rows of the new tokens as well. Raises
@@ -202,6 +205,7 @@ def load_vla(
         raise ConfigError(
             f"vla.decode flow is of a policy with a flow head, {config.model.path} has none: remove it, or name a SmolVLA or pi0"
         )
+    described = read_description(config.model.path) is not None
     core = load_policy(
         config.model,
         config.data,
@@ -210,6 +214,8 @@ def load_vla(
         device=device,
         weights=weights,
         stored=stored,
+        # rows of new action tokens are written into tables that are there
+        hold=hold if described else dict.fromkeys(hold or (), "host"),
         prepare=lambda model, processor: add_action_tokens(
             model, processor, codec.bins, codec.tokens
         ),
@@ -224,5 +230,7 @@ def load_vla(
     vla = VLAPolicy(core, codec, settings, head, batch_tokens=config.rollout.batch_tokens)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
-    check_loaded(vla.named_parameters(), weights or config.model.path)
+    # those that wait are looked at as they are read
+    here = ((name, p) for name, p in vla.named_parameters() if in_file(p) is None)
+    check_loaded(here, weights or config.model.path)
     return vla

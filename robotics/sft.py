@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import yaml
 
-from mmrl.distributed.engines import TrainEngine
+from mmrl.distributed.engines import TrainEngine, held_back
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
@@ -130,7 +130,11 @@ class Demonstrations:
             low, high = np.quantile(seen, [0.01, 0.99], axis=0)
             proprio = (low.tolist(), high.tolist())
         vla = load_vla(
-            self.config, space=self._action_space(), proprio=proprio, device=self.world.device
+            self.config,
+            space=self._action_space(),
+            proprio=proprio,
+            device=self.world.device,
+            hold=held_back(self.config, self.world.size),
         )
         if episodes[0].actions.shape[1] != vla.codec.dim:
             raise ConfigError(

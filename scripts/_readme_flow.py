@@ -1,10 +1,12 @@
-"""The pages' table of policies with a flow head; scripts/update_readme.py puts it in its place."""
+"""The pages' tables of policies of the published architectures; scripts/update_readme.py puts it in its place."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from scripts.bench_flow_policy import named
 
 __all__ = ["flow_policies"]
 
@@ -13,7 +15,10 @@ _NOISE = {"sde": "Flow-SDE", "noise": "Flow-Noise", "": "action tokens"}
 _POLICIES = {"smolvla": "SmolVLA", "pi0": "pi0", "pi05": "pi0.5", "oft": "OpenVLA-OFT"}
 
 
-def _rows(found: dict[str, Any], policy: str, kind: str) -> list[str]:
+_SUITES = {"tiny": "tiny reach, 10 steps", "maniskill": "ManiSkill PushCube-v1, 14 steps"}
+
+
+def _rows(found: dict[str, Any], world: str, policy: str, kind: str) -> list[str]:
     noise, _, algorithm = kind.rpartition("_")
     rows = []
     for run in found["runs"]:
@@ -25,29 +30,30 @@ def _rows(found: dict[str, Any], policy: str, kind: str) -> list[str]:
             for when in ("before", "after")
         ]
         what = f"{_POLICIES[policy]}, {_NOISE[noise]}, {algorithm.upper()}"
-        rows.append(f"| {what} | {run['seed']} | {' | '.join(cells)} |")
+        rows.append(f"| {world} | {what} | {run['seed']} | {' | '.join(cells)} |")
     return rows
 
 
 def flow_policies() -> str:
     """What success alone taught cloned policies, one row for each seed."""
     rows, loads = [], []
-    for policy in _POLICIES:
-        for kind in ("sde_grpo", "noise_grpo", "sde_ppo", "noise_ppo", "grpo", "ppo"):
-            name = kind if policy == "smolvla" else f"{policy}_{kind}"
-            file = _RESULTS / f"bench_flow_policy_{name}.json"
-            if file.exists():
-                found = json.loads(file.read_text(encoding="utf-8"))
-                rows += _rows(found, policy, kind)
-                loads.append(found["machine"]["load_1min"])
+    for suite, world in _SUITES.items():
+        for policy in _POLICIES:
+            for kind in ("sde_grpo", "noise_grpo", "sde_ppo", "noise_ppo", "grpo", "ppo"):
+                name = named(suite, policy, kind)
+                file = _RESULTS / f"bench_flow_policy_{name}.json"
+                if file.exists():
+                    found = json.loads(file.read_text(encoding="utf-8"))
+                    rows += _rows(found, world, policy, kind)
+                    loads.append(found["machine"]["load_1min"])
     if not rows:
         return "No number has been recorded yet; `python -m scripts.bench_flow_policy --record` measures."
     return "\n".join(
         [
-            "| policy, noise, algorithm | seed | sampled, before | after | greedy, before | after |",
-            "|---|---|---|---|---|---|",
+            "| simulator | policy, noise, algorithm | seed | sampled, before | after | greedy, before | after |",
+            "|---|---|---|---|---|---|---|",
             *rows,
-            f"\n30 steps each, 100 held-out states, on two CPU cores beside other work (load {min(loads):.0f} to "
+            f"\n30 steps each (ManiSkill: 36), 100 held-out states, on two CPU cores beside other work (load {min(loads):.0f} to "
             f"{max(loads):.0f}). All seeds of a policy train one and the same clone.",
         ]
     )

@@ -1,12 +1,13 @@
-"""A VLA's architecture learns from success alone: SmolVLA, pi0 or OpenVLA-OFT, tiny, cloned and then trained on the tiny simulator.
+"""A VLA's architecture learns from success alone: SmolVLA, pi0 or OpenVLA-OFT, tiny, cloned and then trained.
 
     python -m scripts.bench_flow_policy                               # Flow-SDE with GRPO, one seed: a quarter of an hour
     python -m scripts.bench_flow_policy --kinds sde_grpo noise_ppo --seeds 3 --record
     python -m scripts.bench_flow_policy --policy oft --kinds grpo ppo  # action tokens: their noise is the choice among them
+    python -m scripts.bench_flow_policy --suite maniskill             # PushCube-v1 instead of the tiny simulator
 
-Each seed trains the same cloned policy (configs/robot_flow.yaml). Success on 100 fresh initial states before and after, sampled
-(with the noise) and greedy (the ODE), with 95 % intervals. `--record` writes assets/results/bench_flow_policy_KIND.json (of pi0:
-bench_flow_policy_pi0_KIND.json).
+Each seed trains the same cloned policy (configs/robot_flow.yaml, configs/maniskill_flow.yaml). Success on 100 fresh initial states
+before and after, sampled (with the noise) and greedy (the ODE), with 95 % intervals. `--record` writes
+assets/results/bench_flow_policy_KIND.json (of pi0: bench_flow_policy_pi0_KIND.json; of ManiSkill: ..._maniskill_pi0_KIND.json).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any
 from scripts._bench import ROOT, parse, print_table, write_results
 from scripts.demo_robot import outcome
 
-CONFIG = ROOT / "configs" / "robot_flow.yaml"
+CONFIGS = {
+    "tiny": ROOT / "configs" / "robot_flow.yaml",
+    "maniskill": ROOT / "configs" / "maniskill_flow.yaml",
+}
 _PPO = ("algorithm.advantage=gae", "vla.value_head=true", "algorithm.critic.warmup=5")
 _NOISE = ("vla.flow.noise=learned", "vla.flow.logprob=mean", "vla.flow.noisy_steps=all")
 KINDS: dict[str, tuple[str, ...]] = {
@@ -34,35 +38,42 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Noise and algorithm (of action tokens: algorithm) -> what is changed in the recipe."""
 WHEN = ("before", "after")
+CHUNKS = {"tiny": "5", "maniskill": "4"}
+"""Suite -> action.chunk of its recipe, which a flow head has to be made for."""
+PROPRIO = {"tiny": "2", "maniskill": "8"}
+"""Suite -> numbers of proprioception, which OpenVLA-OFT's projector has to be made for."""
 POLICIES = {
-    "smolvla": ["mmrl.robotics.tiny_smolvla"],
-    "pi0": ["mmrl.robotics.tiny_pi0"],
-    "pi05": ["mmrl.robotics.tiny_pi0", "--pi05"],
-    "oft": ["mmrl.robotics.tiny_oft", "--proprio", "2"],
+    "smolvla": ("mmrl.robotics.tiny_smolvla", "--chunk", CHUNKS),
+    "pi0": ("mmrl.robotics.tiny_pi0", "--chunk", CHUNKS),
+    "pi05": ("mmrl.robotics.tiny_pi0", "--pi05", "--chunk", CHUNKS),
+    "oft": ("mmrl.robotics.tiny_oft", "--proprio", PROPRIO),
 }
 """Policy -> the module that builds it, and its options."""
 
 
-def _named(policy: str, name: str) -> str:
-    """`name` with the policy's before it; SmolVLA's has none."""
-    return name if policy == "smolvla" else f"{policy}_{name}"
+def named(suite: str, policy: str, name: str) -> str:
+    """`name` with the suite's and the policy's before it; the tiny simulator and SmolVLA have none."""
+    before = [n for n, plain in ((suite, "tiny"), (policy, "smolvla")) if n != plain]
+    return "_".join([*before, name])
 
 
-def cloned(policy: str, folder: Path) -> Path:
+def cloned(suite: str, policy: str, folder: Path) -> Path:
     """The cloned policy, made where it is not there yet."""
-    clone = folder / _named(policy, "flow_clone")
+    clone = folder / named(suite, policy, "flow_clone")
     if not (clone / "vla.json").is_file():
-        tiny = str(folder / f"tiny_{policy}")
-        subprocess.run(
-            [sys.executable, "-m", POLICIES[policy][0], tiny, *POLICIES[policy][1:]], check=True
-        )
-        command = ["sft", str(CONFIG), "--out", str(clone), f"model.path={tiny}"]
+        tiny = str(folder / f"{suite}_{policy}")
+        module, *options = POLICIES[policy]
+        told = [o if isinstance(o, str) else o[suite] for o in options]
+        subprocess.run([sys.executable, "-m", module, tiny, *told], check=True)
+        command = ["sft", str(CONFIGS[suite]), "--out", str(clone), f"model.path={tiny}"]
         command += [f"name={clone.name}", f"dir={folder}"]
         subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
     return clone
 
 
-def run(kind: str, seed: int, clone: Path, folder: Path, overrides: list[str]) -> dict[str, Any]:
+def run(
+    suite: str, kind: str, seed: int, clone: Path, folder: Path, overrides: list[str]
+) -> dict[str, Any]:
     """One training run, in this process."""
     from mmrl.cli.run import train_command
 
@@ -70,7 +81,7 @@ def run(kind: str, seed: int, clone: Path, folder: Path, overrides: list[str]) -
     name = clone.name.removesuffix("clone") + f"{kind}_{seed}"
     changes = [f"model.path={clone}", f"seed={seed}", f"name={name}", f"dir={folder}"]
     done = train_command(
-        CONFIG,
+        CONFIGS[suite],
         [*KINDS[kind], *changes, *overrides],
         resume=False,
         overwrite=True,
@@ -86,6 +97,7 @@ def main() -> int:
     )
     parser.add_argument("--kinds", nargs="+", default=["sde_grpo"], choices=tuple(KINDS))
     parser.add_argument("--policy", default="smolvla", choices=tuple(POLICIES))
+    parser.add_argument("--suite", default="tiny", choices=tuple(CONFIGS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="of models and runs")
     parser.add_argument("--record", action="store_true")
@@ -95,15 +107,16 @@ def main() -> int:
         parser.error(
             f"{', '.join(wrong)}: grpo and ppo are of --policy oft, the others of policies with a flow head"
         )
-    clone, fell = cloned(options.policy, options.folder), False
+    suite, policy = options.suite, options.policy
+    clone, fell = cloned(suite, policy, options.folder), False
     for kind in options.kinds:
         runs = [
-            run(kind, seed, clone, options.folder, options.overrides)
+            run(suite, kind, seed, clone, options.folder, options.overrides)
             for seed in range(options.seeds)
         ]
         rows = [
             (
-                _named(options.policy, kind),
+                named(suite, policy, kind),
                 r["seed"],
                 mode,
                 *(f"{table['success_once'][when]['mean']:.2f}" for when in WHEN),
@@ -114,8 +127,9 @@ def main() -> int:
         print_table(("kind", "seed", "mode", *WHEN), rows)
         if options.record:
             facts = {"overrides": [*KINDS[kind], *options.overrides], "runs": runs}
-            name = f"bench_flow_policy_{_named(options.policy, kind)}"
-            print(write_results(name, facts, "torch", "transformers"))
+            name = f"bench_flow_policy_{named(suite, policy, kind)}"
+            packages = ("mani_skill", "sapien") if suite == "maniskill" else ()
+            print(write_results(name, facts, "torch", "transformers", *packages))
         sampled = [r["held_out"]["sampled"]["success_once"] for r in runs]
         fell |= any(s["after"]["mean"] < s["before"]["mean"] for s in sampled)
     return int(fell)

@@ -146,11 +146,11 @@ class MemoryEstimate:
 
 _ADVICE = {
     **dict.fromkeys(
-        ("weights", "gradients", "optimizer", "optimizer step"),
+        ("weights", "gradients", "optimizer", "optimizer step", "master copy and gradients"),
         "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
         "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",
     ),
-    "whole weights": "Largest: the whole model in each process before its weights are shared out.",
+    "weights' file": "Largest: the model's files while they are read.",
     "reference": "Largest: the reference copy. Set algorithm.kl.coef to 0, or train a LoRA adapter, whose reference costs nothing.",
     "rollout copy": "Largest: the full replica that samples next to sharded weights. Train a LoRA adapter, or use larger devices.",
     "activations": "Largest: activations. Lower train.token_budget or data.max_pixels, or set model.gradient_checkpointing: true.",

@@ -347,10 +347,14 @@ def _sharing_out(shape: Any, p: ParameterBytes, engine: str, kind: str, n: int) 
         return {"weights' file": _file_bytes(shape) * read}
     if kind == "cuda":  # tensor by tensor
         return {"being shared out": 2.0 * max(p.block, p.root)}
-    # of the main process, given back with the last shard. Then DeepSpeed takes a step of zeros, with its master copy, gradients,
-    # moments and what torch computes of them (measured)
-    read, first = float(_file_bytes(shape) * p.numbers), 5.0 * p.gradients / n
-    return {"weights' file": read} if read > first else {"first optimizer step": first}
+    # of the main process, given back with the last shard. Then DeepSpeed, which has its master copy and room for gradients, gathers
+    # every trained tensor once to find its hooks' place (measured)
+    loading = {"weights' file": float(_file_bytes(shape) * p.numbers)}
+    made = {
+        "master copy and gradients": 2.0 * p.gradients / n,
+        "gathered tensor": 2.0 * p.largest,
+    }
+    return max(loading, made, key=lambda parts: sum(parts.values()))
 
 
 def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | None) -> float:

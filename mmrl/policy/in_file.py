@@ -14,6 +14,8 @@ A parameter that waits holds one NaN, shown in the parameter's shape: who comput
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +51,11 @@ def _hollow(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stored_type(path: str) -> torch.dtype | None:
-    """The one type of all weights of a folder or hub name; None where they have several, or lie in no safetensors."""
+    """The type in which the weights of a folder or hub name are left in their files; None: in none of them.
+
+    It is the one of all, or float32 where most numbers are: a checkpoint holds frozen weights in bf16 beside trained ones in
+    float32, which the conversion of the few leaves as they are. None where they lie in no safetensors.
+    """
     from safetensors import safe_open
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
@@ -60,14 +66,19 @@ def stored_type(path: str) -> torch.dtype | None:
     names = [SAFE_WEIGHTS_NAME]
     if (index := found(SAFE_WEIGHTS_INDEX_NAME)) is not None:
         names = sorted(set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()))
-    kinds: set[str] = set()
+    numbers: Counter[str] = Counter()
     for file in map(found, names):
         if file is None:
             return None
         with safe_open(file, framework="pt") as opened:
-            kinds |= {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
+            for key in opened.keys():  # noqa: SIM118
+                piece = opened.get_slice(key)
+                numbers[piece.get_dtype()] += math.prod(piece.get_shape())
     types = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    return types.get(kinds.pop()) if len(kinds) == 1 else None
+    if len(numbers) > 1:
+        exact = numbers.keys() <= types.keys() and 2 * numbers["F32"] >= numbers.total()
+        return torch.float32 if exact else None
+    return next((types.get(kind) for kind in numbers), None)
 
 
 @torch.no_grad()

@@ -355,9 +355,10 @@ def load_policy(
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
     a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
-    add tokens to a model just read and returns their ids. `hold` names what waits for a training engine that shares it out, "model"
-    and "reference", and where; a frozen tower and buffers are on the device at once. `stored`: how the weights of a policy that
-    samples, and is neither trained nor saved, are stored (mmrl.policy.storage), from before they are on the device.
+    add tokens to a model just read and returns their ids; what it changes must not wait in its file. `hold` names what waits for a
+    training engine that shares it out, "model" and "reference", and where; a frozen tower and buffers are on the device at once.
+    `stored`: how the weights of a policy that samples, and is neither trained nor saved, are stored (mmrl.policy.storage),
+    from before they are on the device.
 
     Raises ConfigError for an unknown architecture, path, part or template, CheckpointError for a checkpoint of mmrl that is not as
     it was saved, and for weights that are not finite.
@@ -377,9 +378,6 @@ def load_policy(
     config = config.model_copy(update={"attn": attn})
     lora = config.lora is not None and trainable
     hold = dict(hold or {})
-    if prepare is not None:
-        # rows of new tokens begin with numbers of the table
-        hold = dict.fromkeys(hold, "host")
     source = str(weights) if weights is not None and not lora else config.path
     model, in_file_type = _load_model(source, config, dtype, hold.get("model"))
     processor = load_processor(config.path)

@@ -129,7 +129,7 @@ def _check_sequence_parallel(parts: int, processes: int, config: RunConfig) -> N
 
 
 def held_back(config: RunConfig, processes: int) -> dict[str, Hold]:
-    """What load_policy is to leave where it is, in its file, so that neither a device nor host memory ever holds the model whole.
+    """What load_policy is to leave in its file, so that neither a device nor a process's own memory ever holds the model whole.
     ZeRO-3 leaves the reference alone."""
     held: dict[str, dict[str, Hold]] = {
         "fsdp2": {"model": "file", "reference": "file"},

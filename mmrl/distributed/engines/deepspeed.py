@@ -162,7 +162,7 @@ class DeepSpeedEngine(TrainEngine):
         zero["reduce_bucket_size"] = min(_BUCKET, sum(p.numel() for p in self._trained))
         self._model = policy.model  # policy.model is another one while the reference runs
         root = _root(policy) if self.sharded else Root(policy.model, policy.heads)
-        if any(in_file(p) is not None for p in policy.model.parameters()):
+        if self.sharded:  # before prepare, which puts what is whole on the device first
             self._share_out(root)
         policy.lockstep = True
         log = logging.getLogger("DeepSpeed")
@@ -176,7 +176,7 @@ class DeepSpeedEngine(TrainEngine):
         self._open = False  # gradients wait for their step
 
     def _share_out(self, root: Root) -> None:
-        """Read and shard the weights that wait in their file; all processes end where one of them is not finite."""
+        """Shard the weights, those that wait in their file as they are read; all processes end where one is not finite."""
         waiting = _Waiting(root, self.policy, read=self.world.is_main)
         self._deepspeed.zero.Init(
             module=waiting, config_dict_or_path=deepspeed_settings(self.config)

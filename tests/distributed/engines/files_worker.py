@@ -68,34 +68,39 @@ def _maps(folder: str) -> bool:
 
 
 @contextmanager
-def _watched() -> Iterator[list[int]]:
-    """Whenever ZeRO-3 reads a parameter: how many of those read before are still whole."""
-    read: list[Any] = []
-    still_whole: list[int] = []
+def _watched() -> Iterator[list[tuple[bool, int]]]:
+    """Whenever ZeRO-3 needs a parameter: whether this process reads it, and how many of those before are still whole."""
+    before: list[Any] = []
+    seen: list[tuple[bool, int]] = []
     fill = deepspeed._Waiting._fill
 
     def watched(waiting: Any, name: str, parameter: Any, *, read_it: bool) -> None:
-        still_whole.append(sum(p.ds_status.name == "AVAILABLE" for p in read))
+        seen.append((read_it, sum(p.ds_status.name == "AVAILABLE" for p in before)))
         fill(waiting, name, parameter, read_it=read_it)
-        read.append(parameter)
+        before.append(parameter)
 
     with patch.object(deepspeed._Waiting, "_fill", watched):
-        yield still_whole
+        yield seen
 
 
-def in_files(kind: str, folder: str, damaged: str) -> dict[str, Any]:
+def in_files(kind: str, half: str, mixed: str, damaged: str) -> dict[str, Any]:
     """A start that reads shares of the files beside one that reads all: what differs, bit by bit; the bytes that parameters hold
     while they wait, whether the file is mapped then, and whether it still is when they have been shared out. And what is said of a
     file with NaN in the other process's rows, and how many parameters ZeRO-3 holds whole while it reads another."""
-    config = _config(kind, ModelConfig(path=folder))
+    config = _config(kind, ModelConfig(path=half))
     world = World(torch.device("cpu"), **accelerator_options(config))
-    found: dict[str, Any] = {"apart": [], "held": {}, "mapped": {}, "whole": []}
-    cases: dict[str, dict[str, Any]] = {
-        "fp32": {},
-        "bf16": {"dtype": "bf16", "freeze": ["vision", "projector"]},
-        "lora": {"dtype": "bf16", "lora": {"r": 4, "alpha": 8}},
+    found: dict[str, Any] = {"apart": [], "held": {}, "mapped": {}, "read": []}
+    frozen = {"dtype": "bf16", "freeze": ["vision", "projector"]}
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "fp32": (half, {}),
+        "bf16": (half, frozen),
+        "lora": (half, {"dtype": "bf16", "lora": {"r": 4, "alpha": 8}}),
+        "resumed": (
+            mixed,
+            frozen,
+        ),  # what such a run saved: trained weights in fp32, the tower in bf16
     }
-    for case, model in cases.items():
+    for case, (folder, model) in cases.items():
         kept = []
         for whole in (True, False):
             policy, actor, engine = _started(world, kind, folder, whole=whole, **model)
@@ -118,9 +123,9 @@ def in_files(kind: str, folder: str, damaged: str) -> dict[str, Any]:
         )
         before = _maps(folder)
         optimizer = build_optimizer(policy.trainable(), config.optim)
-        with _watched() as whole_ones:
+        with _watched() as seen:
             engine = build_train_engine(config, world, policy, optimizer)
-        found["whole"] += whole_ones
+        found["read"] += seen
         gc.collect()
         found["held"][case] = held / sum(1 for _ in language.parameters())
         found["mapped"][case] = [before, _maps(folder)]
