@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._bench import ROOT, parse, print_table, write_results
-from scripts.demo_robot import outcome
+from scripts.demo_robot import outcome, steps_of
 
 CONFIGS = {
     "tiny": ROOT / "configs" / "robot_flow.yaml",
@@ -72,13 +72,22 @@ def cloned(suite: str, policy: str, folder: Path) -> Path:
 
 
 def run(
-    suite: str, kind: str, seed: int, clone: Path, folder: Path, overrides: list[str]
+    suite: str,
+    kind: str,
+    seed: int,
+    clone: Path,
+    folder: Path,
+    overrides: list[str],
+    *,
+    again: bool,
 ) -> dict[str, Any]:
-    """One training run, in this process."""
+    """One training run, in this process; with `again` the run of an earlier call that is there."""
     from mmrl.cli.run import train_command
 
     began = time.time()
     name = clone.name.removesuffix("clone") + f"{kind}_{seed}"
+    if again and len(list((folder / name / "eval").glob("step_*/results.json"))) > 1:
+        return outcome(folder / name, sum(row["time/total"] for row in steps_of(folder / name)))
     changes = [f"model.path={clone}", f"seed={seed}", f"name={name}", f"dir={folder}"]
     done = train_command(
         CONFIGS[suite],
@@ -101,6 +110,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="of models and runs")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument(
+        "--again", action="store_true", help="take runs of earlier calls as they are"
+    )
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
     if wrong := [k for k in options.kinds if (k in ("grpo", "ppo")) != (options.policy == "oft")]:
@@ -111,7 +123,7 @@ def main() -> int:
     clone, fell = cloned(suite, policy, options.folder), False
     for kind in options.kinds:
         runs = [
-            run(suite, kind, seed, clone, options.folder, options.overrides)
+            run(suite, kind, seed, clone, options.folder, options.overrides, again=options.again)
             for seed in range(options.seeds)
         ]
         rows = [

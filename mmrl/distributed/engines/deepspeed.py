@@ -277,20 +277,23 @@ class _Waiting(torch.nn.Module):
         self.damaged: list[tuple[str, str]] = []
         self._named = dict(policy.model.named_parameters())
         self._device, self._reads = policy.device, read
-        self._root = (root,)  # no module of this one
+        self._root: tuple[Root, ...] = (root,)  # no module of this one
 
     def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
         names = {id(p): name for name, p in self._named.items()}
-        for parameter in self._root[0].parameters():
+        for parameter in (p for root in self._root for p in root.parameters()):
             if in_file(parameter) is not None:
                 self._fill(names[id(parameter)], parameter, read_it=self._reads)
             yield parameter
 
     def read_rest(self) -> None:
-        """Parameters of no part that is shared out, which every process reads for itself."""
+        """Parameters of no part that is shared out, which every process reads for itself. The last that is asked of this module,
+        which DeepSpeed keeps: what it names goes."""
         for name, parameter in self._named.items():
             if in_file(parameter) is not None:
                 self._fill(name, parameter, read_it=True)
+        self._named.clear()
+        self._root = ()
 
     def _fill(self, name: str, parameter: torch.nn.Parameter, *, read_it: bool) -> None:
         found = in_file(parameter)
