@@ -272,4 +272,4 @@ def test_weights_are_read_from_their_files_as_they_are_shared_out(kind: str, fou
         assert all(mapped == [True, False] for mapped in rank["mapped"].values()), rank["mapped"]
         assert "expected finite weights" in rank["said"] and "embed_tokens" in rank["said"]
         if kind == "deepspeed_zero3":  # under FSDP2 no process has one whole
-            assert len(rank["read"]) > 30 and set(rank["read"]) == {(number == 0, 0)}, rank["read"]
+            assert len(rank["read"]) > 30 and {tuple(r) for r in rank["read"]} == {(number == 0, 0)}
