@@ -56,7 +56,7 @@ __all__ = [
 _GIB = 2**30
 # a process without a model: on a CPU interpreter and libraries (measured), on a GPU context, kernels, buffers (assumed)
 _LIBRARIES = {"cpu": 0.5 * _GIB, "cuda": 1.0 * _GIB}
-_LATER = ("optimizer", "output layer")  # parts that are made after the start
+_LATER = ("optimizer", "gradient buffers", "output layer")  # parts that are made after the start
 _OVERLAPPING = ("rollout", "update", "optimizer step")
 
 
@@ -146,7 +146,10 @@ class MemoryEstimate:
 
 _ADVICE = {
     **dict.fromkeys(
-        ("weights", "gradients", "optimizer", "optimizer step", "master copy and gradients"),
+        (
+            *("weights", "gradients", "gradient buffers", "optimizer", "optimizer step"),
+            "master copy and gradients",
+        ),
         "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
         "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",
     ),

@@ -85,6 +85,9 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
     if config.optim.states == "int8":
         # compiled on a GPU; on a CPU its weight, moments and what is computed of them in fp32, a tensor at a time
         step = 0.0 if kind == "cuda" else 6 * p.largest / share
+    if engine == "deepspeed_zero3":
+        # a sub-group's weights, moments and a copy of its gradients are one flat tensor each; 1e9 numbers are DeepSpeed's default
+        step = min(4e9, p.gradients / share) * (1 if fused else 3)
     host = 0.0
     if offload != "none":
         host = parts.pop("optimizer") + p.gradients / share
@@ -92,6 +95,8 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
     if offload == "all":
         host += parts["weights"] - p.tower
         parts["weights"] = float(p.tower)
+    if engine == "deepspeed_zero3":  # they stay from step to step
+        parts["gradient buffers"], gradients = gradients, 0.0
     return Held(parts, gradients, gathered, step, host + saved, saved)
 
 
@@ -306,13 +311,15 @@ def phases_of(
         phases["start-up"] = _sharing_out(shape, p, engine, kind, n)
         gathered = {"gathered tensor": 2.0 * max(p.largest, p.root)}
         if engine == "deepspeed_zero3":
-            gathered = {"gathered tensors": 4.0 * (1 << 26) + p.largest}
+            gathered = {"gathered tensors": max(4.0 * (1 << 26) + p.largest, 2.0 * p.largest)}
         if "rollout copy" in held.parts and not samples_apart(config):
             phases["gather"] = gathered
         # the main process's; on a GPU it collects them in host memory
         moments = {"whole optimizer": 2.0 * p.gradients if kind == "cpu" else 0.0}
+        if engine == "deepspeed_zero3" and kind == "cpu":  # beside one's shards on their way
+            moments["shards of moments"] = p.gradients / n
         # one after the other
-        larger = gathered if sum(gathered.values()) > moments["whole optimizer"] else moments
+        larger = max(gathered, moments, key=lambda parts: sum(parts.values()))
         phases["checkpoint"] |= larger
     if (
         kind == "cpu"
