@@ -19,9 +19,10 @@ from mmrl.robotics.oft import OFTShape, OpenVLAOFT, TowerShape
 __all__ = ["build_tiny_oft"]
 
 
-def build_tiny_oft(folder: str | Path, *, proprio: int = 0, seed: int = 0) -> Path:
+def build_tiny_oft(folder: str | Path, *, proprio: int = 0, bins: int = 256, seed: int = 0) -> Path:
     """Write config.json, model.safetensors and the tokenizer of assets/tiny_vlm, as mmrl.robotics.oft_load reads them. `proprio`:
-    numbers of proprioception. Returns the folder."""
+    numbers of proprioception; `bins`: action tokens, 256 in released checkpoints, of which a tiny policy's choice among neighbours
+    is mostly noise. Returns the folder."""
     from safetensors.torch import save_file
     from transformers import AutoTokenizer
 
@@ -46,7 +47,7 @@ def build_tiny_oft(folder: str | Path, *, proprio: int = 0, seed: int = 0) -> Pa
         "towers": [dataclasses.asdict(t) for t in towers],
         "text_config": text,
         "pad_token_id": 0,
-        "n_action_bins": 256,
+        "n_action_bins": bins,
         "pad_to_multiple_of": 64,
     }
     (folder / "config.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
@@ -71,8 +72,9 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--proprio", type=int, default=0, help="numbers of proprioception")
+    parser.add_argument("--bins", type=int, default=256, help="action tokens")
     options = parser.parse_args()
-    print(build_tiny_oft(options.out, proprio=options.proprio))
+    print(build_tiny_oft(options.out, proprio=options.proprio, bins=options.bins))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def flow_policies() -> str:
             "| simulator | policy, noise, algorithm | seed | sampled, before | after | greedy, before | after |",
             "|---|---|---|---|---|---|---|",
             *rows,
-            f"\n30 steps each (ManiSkill: 36), 100 held-out states, on two CPU cores beside other work (load {min(loads):.0f} to "
-            f"{max(loads):.0f}). All seeds of a policy train one and the same clone.",
+            "\n30 steps each (ManiSkill: 36, action tokens: 90), 100 held-out states, on two CPU cores beside other work (load "
+            f"{min(loads):.0f} to {max(loads):.0f}). All seeds of a policy train one and the same clone.",
         ]
     )

@@ -46,9 +46,22 @@ POLICIES = {
     "smolvla": ("mmrl.robotics.tiny_smolvla", "--chunk", CHUNKS),
     "pi0": ("mmrl.robotics.tiny_pi0", "--chunk", CHUNKS),
     "pi05": ("mmrl.robotics.tiny_pi0", "--pi05", "--chunk", CHUNKS),
-    "oft": ("mmrl.robotics.tiny_oft", "--proprio", PROPRIO),
+    # with 256 bins a tiny policy's choice among neighbours is mostly noise
+    "oft": ("mmrl.robotics.tiny_oft", "--bins", "17", "--proprio", PROPRIO),
 }
 """Policy -> the module that builds it, and its options."""
+CLONING = {"oft": ("demos.steps=2500",)}
+"""Policy -> what is changed in the recipe to clone it: a chunk of tokens takes longer to learn than a flow."""
+LEARNING = {
+    "oft": (
+        "rollout.temperature=1.6",  # as SimpleVLA-RL samples: a clone of a slow demonstrator tries nothing else by itself
+        "algorithm.importance_sampling_level=token",
+        "algorithm.max_rounds=4",
+        "optim.lr=2e-4",
+        "train.steps=90",
+    )
+}
+"""Policy -> what is changed in the recipe to train it."""
 
 
 def named(suite: str, policy: str, name: str) -> str:
@@ -66,7 +79,7 @@ def cloned(suite: str, policy: str, folder: Path) -> Path:
         told = [o if isinstance(o, str) else o[suite] for o in options]
         subprocess.run([sys.executable, "-m", module, tiny, *told], check=True)
         command = ["sft", str(CONFIGS[suite]), "--out", str(clone), f"model.path={tiny}"]
-        command += [f"name={clone.name}", f"dir={folder}"]
+        command += [f"name={clone.name}", f"dir={folder}", *CLONING.get(policy, ())]
         subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
     return clone
 
@@ -121,9 +134,10 @@ def main() -> int:
         )
     suite, policy = options.suite, options.policy
     clone, fell = cloned(suite, policy, options.folder), False
+    changes = [*LEARNING.get(policy, ()), *options.overrides]
     for kind in options.kinds:
         runs = [
-            run(suite, kind, seed, clone, options.folder, options.overrides, again=options.again)
+            run(suite, kind, seed, clone, options.folder, changes, again=options.again)
             for seed in range(options.seeds)
         ]
         rows = [
@@ -138,7 +152,7 @@ def main() -> int:
         ]
         print_table(("kind", "seed", "mode", *WHEN), rows)
         if options.record:
-            facts = {"overrides": [*KINDS[kind], *options.overrides], "runs": runs}
+            facts = {"overrides": [*KINDS[kind], *changes], "runs": runs}
             name = f"bench_flow_policy_{named(suite, policy, kind)}"
             packages = ("mani_skill", "sapien") if suite == "maniskill" else ()
             print(write_results(name, facts, "torch", "transformers", *packages))
