@@ -54,7 +54,7 @@ CLONING = {"oft": ("demos.steps=2500",)}
 """Policy -> what is changed in the recipe to clone it: a chunk of tokens takes longer to learn than a flow."""
 LEARNING = {
     "oft": (
-        "rollout.temperature=1.6",  # as SimpleVLA-RL samples: a clone of a slow demonstrator tries nothing else by itself
+        "rollout.temperature=1.6",  # as SimpleVLA-RL samples
         "algorithm.importance_sampling_level=token",
         "algorithm.max_rounds=4",
         "optim.lr=2e-4",
