@@ -148,7 +148,7 @@ def load_vla(
     hold: Mapping[str, Hold] | None = None,
 ) -> ActingPolicy:
     """The policy of config.model.path, or of the checkpoint folder `weights`. `stored`, `hold`: see load_policy; policies with a
-    head of their own (flow, OFT), parts of which compute outside of autocast, are stored as they train, and read whole.
+    head of their own (flow, OFT), parts of which compute outside of autocast, are stored as they train, and no engine shards them.
 
     A model without vla.json needs `space` (and, with vla.proprio, the lowest and highest values of each number): it gets
     action tokens and must be trained before it acts well; a LoRA adapter then trains the rows of the new tokens as well. Raises

@@ -73,7 +73,9 @@ def named(suite: str, policy: str, name: str) -> str:
 def cloned(suite: str, policy: str, folder: Path) -> Path:
     """The cloned policy, made where it is not there yet."""
     clone = folder / named(suite, policy, "flow_clone")
-    if not (clone / "vla.json").is_file():
+    if (clone / "vla.json").is_file():
+        print(f"trains the policy that was cloned earlier into {clone}; remove it to clone it anew")
+    else:
         tiny = str(folder / f"{suite}_{policy}")
         module, *options = POLICIES[policy]
         told = [o if isinstance(o, str) else o[suite] for o in options]
@@ -128,6 +130,8 @@ def main() -> int:
     )
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parse(parser)
+    if options.again and options.overrides:
+        parser.error("--again takes runs as they are: give no overrides with it")
     if wrong := [k for k in options.kinds if (k in ("grpo", "ppo")) != (options.policy == "oft")]:
         parser.error(
             f"{', '.join(wrong)}: grpo and ppo are of --policy oft, the others of policies with a flow head"
@@ -152,7 +156,11 @@ def main() -> int:
         ]
         print_table(("kind", "seed", "mode", *WHEN), rows)
         if options.record:
-            facts = {"overrides": [*KINDS[kind], *changes], "runs": runs}
+            facts = {
+                "cloning": list(CLONING.get(policy, ())),
+                "overrides": [*KINDS[kind], *changes],
+                "runs": runs,
+            }
             name = f"bench_flow_policy_{named(suite, policy, kind)}"
             packages = ("mani_skill", "sapien") if suite == "maniskill" else ()
             print(write_results(name, facts, "torch", "transformers", *packages))

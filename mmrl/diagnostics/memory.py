@@ -153,7 +153,7 @@ _ADVICE = {
         "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
         "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",
     ),
-    "weights' file": "Largest: the model's files while they are read.",
+    "weights' file": "Largest: the model's files while they are read; the system takes such pages back when it needs them.",
     "reference": "Largest: the reference copy. Set algorithm.kl.coef to 0, or train a LoRA adapter, whose reference costs nothing.",
     "rollout copy": "Largest: the full replica that samples next to sharded weights. Train a LoRA adapter, or use larger devices.",
     "activations": "Largest: activations. Lower train.token_budget or data.max_pixels, or set model.gradient_checkpointing: true.",

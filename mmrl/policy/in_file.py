@@ -51,7 +51,7 @@ def _hollow(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stored_type(path: str) -> torch.dtype | None:
-    """The type in which the weights of a folder or hub name are left in their files; None: in none of them.
+    """The type to read the weights of a folder or hub name in, so that they stay in their files; None where they cannot.
 
     It is the one of all, or float32 where most numbers are: a checkpoint holds frozen weights in bf16 beside trained ones in
     float32, which the conversion of the few leaves as they are. None where they lie in no safetensors.

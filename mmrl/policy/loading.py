@@ -419,7 +419,12 @@ def _placed(model: Any, device: torch.device, *, hold: bool) -> Any:
     if not hold:
         return model.to(device)
     family = family_of(model.config)
-    for encoders in family.parts.frozen_encoders(family.body(model)):
+    body = family.body(model)
+    for name in family.parts.loose:  # in no module that is shared out
+        if in_file(parameter := getattr(body, name)) is None:
+            moved = parameter.detach().to(device)
+            setattr(body, name, torch.nn.Parameter(moved, parameter.requires_grad))
+    for encoders in family.parts.frozen_encoders(body):
         for module in encoders.modules.values():
             # copied also on a CPU: a tensor of a mapped file keeps the whole file, which the rest is to give back
             module._apply(lambda tensor: tensor.to(device, copy=True))

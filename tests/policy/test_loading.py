@@ -465,6 +465,22 @@ def test_what_is_shared_out_waits_in_host_memory() -> None:
     assert held_back(RunConfig(), 2) == {}
 
 
+def test_a_frozen_parameter_of_no_module_goes_to_the_device_with_the_tower() -> None:
+    """LLaVA's image_newline is the model's own: with a tower on a GPU it stayed on the CPU under the engines that share out."""
+    settings = ModelConfig(
+        path=tiny_folder("llava_onevision"), frame="rel1", freeze=["vision", "projector"]
+    )
+    config = RunConfig.model_validate({"engine": {"train": "fsdp2"}})
+    policy = load_policy(settings, device=torch.device("meta"), hold=held_back(config, 2))
+    where = {
+        name: p.device.type
+        for name, p in policy.model.named_parameters()
+        if "language" not in name and "lm_head" not in name
+    }
+    assert any(name.endswith("image_newline") for name in where)
+    assert set(where.values()) == {"meta"}, where
+
+
 def test_a_transformers_that_shows_no_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """5.17 takes the features of a frozen tower as one more keyword and drops them: a run would learn without pictures."""
     monkeypatch.setattr(loading, "version", lambda name: "5.17.0")

@@ -162,13 +162,13 @@ class DeepSpeedEngine(TrainEngine):
         zero["reduce_bucket_size"] = min(_BUCKET, sum(p.numel() for p in self._trained))
         self._model = policy.model  # policy.model is another one while the reference runs
         root = _root(policy) if self.sharded else Root(policy.model, policy.heads)
-        if self.sharded:  # before prepare, which puts what is whole on the device first
-            self._share_out(root)
         policy.lockstep = True
         log = logging.getLogger("DeepSpeed")
         level = log.level
         log.setLevel(logging.ERROR)  # or it warns of torch's AdamW
         try:
+            if self.sharded:  # before prepare, which puts what is whole on the device first
+                self._share_out(root)
             self._engine, _ = accelerator.prepare(root, optimizer)
         finally:
             log.setLevel(level)
