@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.finite import check_loaded
-from mmrl.policy.in_file import in_file
 from mmrl.policy.loading import Hold, load_policy
 from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
@@ -230,7 +229,9 @@ def load_vla(
     vla = VLAPolicy(core, codec, settings, head, batch_tokens=config.rollout.batch_tokens)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
-    # those that wait are looked at as they are read
-    here = ((name, p) for name, p in vla.named_parameters() if in_file(p) is None)
-    check_loaded(here, weights or config.model.path)
+    if (
+        head is not None
+    ):  # the model's own were looked at when it was loaded, or will be when they are read
+        named = ((f"value_head.{name}", p) for name, p in head.named_parameters())
+        check_loaded(named, weights or config.model.path)
     return vla

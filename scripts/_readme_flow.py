@@ -1,4 +1,4 @@
-"""The pages' tables of policies of the published architectures; scripts/update_readme.py puts it in its place."""
+"""The pages' table of tiny policies in the published architectures; scripts/update_readme.py puts it in its place."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ __all__ = ["flow_policies"]
 _RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 _NOISE = {"sde": "Flow-SDE", "noise": "Flow-Noise", "": "action tokens"}
 _POLICIES = {"smolvla": "SmolVLA", "pi0": "pi0", "pi05": "pi0.5", "oft": "OpenVLA-OFT"}
-
-
 _SUITES = {"tiny": "tiny reach, 10 steps", "maniskill": "ManiSkill PushCube-v1, 14 steps"}
 
 
@@ -30,7 +28,7 @@ def _rows(found: dict[str, Any], world: str, policy: str, kind: str) -> list[str
             for when in ("before", "after")
         ]
         what = f"{_POLICIES[policy]}, {_NOISE[noise]}, {algorithm.upper()}"
-        rows.append(f"| {world} | {what} | {run['seed']} | {' | '.join(cells)} |")
+        rows.append(f"| {world} | {what} | {run['steps']} | {run['seed']} | {' | '.join(cells)} |")
     return rows
 
 
@@ -50,10 +48,10 @@ def flow_policies() -> str:
         return "No number has been recorded yet; `python -m scripts.bench_flow_policy --record` measures."
     return "\n".join(
         [
-            "| simulator | policy, noise, algorithm | seed | sampled, before | after | greedy, before | after |",
-            "|---|---|---|---|---|---|---|",
+            "| simulator | policy, noise, algorithm | steps | seed | sampled, before | after | greedy, before | after |",
+            "|---|---|---|---|---|---|---|---|",
             *rows,
-            "\n30 steps each (ManiSkill: 36, action tokens: 90), 100 held-out states, on two CPU cores beside other work (load "
-            f"{min(loads):.0f} to {max(loads):.0f}). All seeds of a policy train one and the same clone.",
+            f"\n100 held-out states, on two CPU cores beside other work (load {min(loads):.0f} to {max(loads):.0f}). All seeds of "
+            "a policy train one and the same clone.",
         ]
     )

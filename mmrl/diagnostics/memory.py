@@ -147,8 +147,12 @@ class MemoryEstimate:
 _ADVICE = {
     **dict.fromkeys(
         (
-            *("weights", "gradients", "gradient buffers", "optimizer", "optimizer step"),
+            "weights",
+            "gradients",
+            "gradient buffers",
             "master copy and gradients",
+            "optimizer",
+            "optimizer step",
         ),
         "Largest: what is trained. Train a LoRA adapter (model.lora), freeze parts (model.freeze), or share it out "
         "(engine.train fsdp2 or deepspeed_zero3, engine.deepspeed.offload).",

@@ -30,7 +30,8 @@ _PICTURE_TOKENS = 1280  # where data.max_pixels is not set
 # gradients that DeepSpeed reduces at a time (mmrl/distributed/engines/deepspeed.py)
 _BUCKET = 4 * (1 << 27)
 _CHUNK = 1 << 26  # logits at a time (Policy)
-_SHARED_OUT = ("fsdp2", "deepspeed_zero2", "deepspeed_zero3")
+_SHARED_OUT = ("fsdp2", "deepspeed_zero2", "deepspeed_zero3")  # the optimizer's state, or more
+_SHARDED = ("fsdp2", "deepspeed_zero3")  # the weights, too
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def held_by(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str
         "reference": float(p.reference),
     }
     gradients = p.gradients / share
-    if engine in ("fsdp2", "deepspeed_zero3"):
+    if engine in _SHARDED:
         split = p.weights - p.tower
         parts["weights"] = p.tower + split / n
         if engine == "fsdp2":
@@ -294,7 +295,7 @@ def phases_of(
         "checkpoint": {"merged weights": 2.0 * p.merged if kind == "cpu" else 0.0},
     }
     if sleeps(config, kind):
-        sharded = engine in ("fsdp2", "deepspeed_zero3")
+        sharded = engine in _SHARDED
         share = rollout["vLLM"]
         phases["wake"] = wake_parts(config, p, precision.half, share, sharded=sharded)
         # one completion at a time
@@ -307,11 +308,11 @@ def phases_of(
         elif autocast is not None:
             scored["weights cast"] = p.products / 2
         phases["probe"] = {**rollout, **scored}
-    if engine in ("fsdp2", "deepspeed_zero3"):
+    if engine in _SHARDED:
         phases["start-up"] = _sharing_out(shape, p, engine, kind, n)
         gathered = {"gathered tensor": 2.0 * max(p.largest, p.root)}
         if engine == "deepspeed_zero3":
-            gathered = {"gathered tensors": max(4.0 * (1 << 26) + p.largest, 2.0 * p.largest)}
+            gathered = {"gathered tensors": p.largest + max(4.0 * (1 << 26), p.largest)}
         if "rollout copy" in held.parts and not samples_apart(config):
             phases["gather"] = gathered
         # the main process's; on a GPU it collects them in host memory
@@ -321,11 +322,7 @@ def phases_of(
         # one after the other
         larger = max(gathered, moments, key=lambda parts: sum(parts.values()))
         phases["checkpoint"] |= larger
-    if (
-        kind == "cpu"
-        and engine not in ("fsdp2", "deepspeed_zero3")
-        and _file_bytes(shape) != dtype.itemsize
-    ):
+    if kind == "cpu" and engine not in _SHARDED and _file_bytes(shape) != dtype.itemsize:
         # a file read as another type is mapped meanwhile; one of the same type stays so, with what was cast since
         phases["start-up"]["weights' file"] = float(_file_bytes(shape) * p.numbers)
     return {

@@ -95,10 +95,8 @@ def in_files(kind: str, half: str, mixed: str, damaged: str) -> dict[str, Any]:
         "fp32": (half, {}),
         "bf16": (half, frozen),
         "lora": (half, {"dtype": "bf16", "lora": {"r": 4, "alpha": 8}}),
-        "resumed": (
-            mixed,
-            frozen,
-        ),  # what such a run saved: trained weights in fp32, the tower in bf16
+        # what such a run saved: trained weights in fp32, the tower in bf16
+        "resumed": (mixed, frozen),
     }
     for case, (folder, model) in cases.items():
         kept = []
