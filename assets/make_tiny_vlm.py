@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from mmrl.tasks.scenes import make_scenes
 ROOT = Path(__file__).resolve().parent.parent
 MIX = {0: 0.5, 1: 0.5}
 PAIRS = {0: 0.2, 1: 0.8}
-SPEC = {
+SPEC: dict[str, Any] = {
     "hidden": 192,
     "layers": 3,
     "heads": 6,

@@ -22,13 +22,13 @@ from mmrl.distributed.world import World
 from mmrl.evaluation.result import Evaluation
 from mmrl.policy.storage import Stored
 from mmrl.policy.tiny import TinySpec, build_tiny
+from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episodes import EpisodeRollouts
 from mmrl.robotics.generated import HostedEpisodes
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.source import env_specs
-from mmrl.robotics.vla import VLAPolicy
 from mmrl.training.learner import Learner
 from mmrl.training.pipeline import PipelineSettings
 from mmrl.training.trainer import Trainer
@@ -165,7 +165,7 @@ class CostedRollouts(EpisodeRollouts):
         self.sleeping = True  # the trainer's `begin` is not called in a generator process
         return super().hosted()
 
-    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> VLAPolicy:
+    def load_policy(self, weights: Path | None, stored: Stored = "masters") -> ActingPolicy:
         vla = super().load_policy(weights, stored)
         act = _and_sleep(
             vla.act,

@@ -118,7 +118,7 @@ class Phases:
         self.flops: Counter[str] = Counter()
         self.operations: dict[str, Counter[str]] = defaultdict(Counter)
         self.peak = 0.0
-        self._open: Counter[str] = Counter()
+        self._open: dict[str, float] = defaultdict(float)
         self._began = time.process_time()
 
     @property

@@ -7,6 +7,7 @@ Times are medians of `repeats` after `warm_up` runs, between two torch.cuda.sync
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -373,8 +374,9 @@ def cache(setting: Setting) -> dict[str, Any]:
             "prompt_tokens": prompt.length,
             "seconds": {
                 name: timed(
-                    setting, lambda p=pixels, f=features: seen(forget_pixels=p, forget_features=f)
-                )  # type: ignore[misc]
+                    setting,
+                    functools.partial(seen, forget_pixels=pixels, forget_features=features),
+                )
                 for name, (pixels, features) in levels.items()
             },
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from mmrl.task import Task, Template
 from mmrl.tasks.grounding import Grounding
@@ -14,8 +14,8 @@ __all__ = ["Letters"]
 class Letters(Task):
     """The reward is the share of letters from a to m; pictures and questions are those of a grounding file."""
 
-    name: ClassVar[str] = "letters"
-    part_names: ClassVar[tuple[str, ...]] = ("accuracy",)
+    name = "letters"
+    part_names = ("accuracy",)
 
     def load(self, path: str) -> list[Sample]:
         """Rows of a grounding file."""

@@ -63,7 +63,7 @@ class _Coco:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
-        class OfDict(COCO):  # type: ignore[misc]
+        class OfDict(COCO):
             def __init__(self, dataset: dict[str, Any] | None = None) -> None:
                 super().__init__()
                 if dataset is not None:

@@ -185,13 +185,13 @@ RUNS: tuple[Run, ...] = (
         ("iou_reward", "format_reward_rec"),
         lambda: (
             c
-            for args in ({}, {"size": (2000, 1000)})
+            for about in (dict[str, Any](), {"size": (2000, 1000)})
             for c in boxes.boxes_cases(
                 think,
                 _bbox_2d,
                 lambda many: json.dumps([{"bbox_2d": list(b)} for b in many]),
                 resized=(980, 980),
-                **args,
+                **about,
             )
         ),
         judge.vlm_r1_rec,

@@ -147,7 +147,8 @@ def _rows(seed: int, names: Sequence[str], count: int) -> list[dict[str, Any]]:
 def _cases(
     rows: Sequence[dict[str, Any]], ids: Mapping[str, int], extra: Mapping[int, Mapping[str, Any]]
 ) -> list[Case]:
-    cases, number = [], 0
+    cases: list[Case] = []
+    number = 0
     for row in rows:
         image = {
             "id": row["id"],

@@ -84,7 +84,8 @@ def videomme_rows() -> list[Case]:
         ("Knowledge", "Sports Competition", "Life Record"),
         ("Counting Problem", "OCR Problems", "Action Reasoning"),
     )
-    rng, found = random.Random(81), []
+    rng = random.Random(81)
+    found: list[Case] = []
     for number, (options, right, reply) in enumerate(
         case for case in choices(82) if len(case[0]) == 4
     ):

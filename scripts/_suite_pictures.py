@@ -40,7 +40,8 @@ PICTURE = (400, 300)
 
 def pixmo_count_rows() -> list[Case]:
     """Things to be counted, three truths to each reply."""
-    rng, cases = random.Random(101), []
+    rng = random.Random(101)
+    cases: list[Case] = []
     for reply in (reply for reply in COUNTS if plain(reply)):
         said = [int(number) for number in re.findall(r"\b\d{1,2}\b", reply) if number.isascii()]
         for count in (rng.choice(said or [3]), rng.choice([0, 3, 4]), rng.randrange(0, 21)):
@@ -156,7 +157,8 @@ def pageocr(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
 
 def refcoco_rows() -> list[Case]:
     """Expressions of RefCOCO's val split with boxes as shares of the picture: on it, near, twice, beyond, swapped, none."""
-    rng, cases = random.Random(102), []
+    rng = random.Random(102)
+    cases: list[Case] = []
     for number in range(60):
         x, y = round(rng.uniform(0, 250), 2), round(rng.uniform(0, 180), 2)
         w, h = round(rng.uniform(20, 140), 2), round(rng.uniform(20, 110), 2)
@@ -223,8 +225,9 @@ def refcoco(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
 
 def screenspot_v2_rows() -> list[Case]:
     """Instructions of ScreenSpot-v2 with clicks as shares of the picture, as pixels, as boxes, in words."""
-    rng, cases = random.Random(103), []
-    for number, reply in enumerate(reply for reply in POINTS * 2 if plain(reply)):
+    rng = random.Random(103)
+    cases: list[Case] = []
+    for number, reply in enumerate(reply for reply in (*POINTS, *POINTS) if plain(reply)):
         x, y = rng.choice([0.0, 100.0, 190.0, 150.0]), rng.choice([0.0, 60.0, 70.0, 150.0])
         cases.append(
             {
@@ -267,10 +270,8 @@ def screenspot_v2(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
 
 def matching_rows() -> list[Case]:
     """Caption matching of TempCompass, with captions named by letters, as they are shown here too."""
-    captions, cases = (
-        ("The man is dribbling a ball.", "The man is dunking a ball.", "A ball lies there."),
-        [],
-    )
+    captions = ("The man is dribbling a ball.", "The man is dunking a ball.", "A ball lies there.")
+    cases: list[Case] = []
     for name in ("Sentence", "Caption"):
         for right in (0, 1):
             shown = [

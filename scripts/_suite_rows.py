@@ -77,7 +77,7 @@ def mmmu() -> list[Case]:
         for reply, truth in OPEN
         if plain(reply) and truth != "[1, 2, 3]"
     ]  # MMMU's texts of lists are lists of texts
-    cases = []
+    cases: list[Case] = []
     for number, row in enumerate(rows):
         reply = row.pop("reply")
         cases.append(
@@ -133,7 +133,7 @@ def mathvista() -> list[Case]:
                 "reply": reply,
             }
         )
-    cases = []
+    cases: list[Case] = []
     for number, row in enumerate(row for row in rows if plain(row["reply"])):
         reply = row.pop("reply")
         metadata = {
@@ -176,7 +176,8 @@ _VSI_NUMBERS = (
 
 def vsibench() -> list[Case]:
     """Questions of VSI-Bench: six types with options, four with a number."""
-    rng, cases = random.Random(73), []
+    rng = random.Random(73)
+    cases: list[dict[str, Any]] = []
     for options, right, reply in choices(74):
         kind = rng.choice(_VSI_CHOICES)
         shown = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]

@@ -26,7 +26,7 @@ from mmrl.errors import CacheError
 if TYPE_CHECKING:
     import torch
 
-    from mmrl.video.store import TensorStore
+    from mmrl.video.store import TensorStore, Verify
 
 __all__ = [
     "Answer",
@@ -65,7 +65,7 @@ class Plan:
     cache: Path
     sources_in: Path
     sources: int
-    verify: str
+    verify: Verify
     limit_bytes: int | None
     errors: Path
     file_limit: int | None
@@ -254,7 +254,7 @@ def run_worker(plan: Plan, board: Board, slot: int, seed: int) -> None:
         rng = random.Random(seed)
         store = TensorStore(
             plan.cache, limit_bytes=plan.limit_bytes, verify=plan.verify, wait_s=600.0
-        )  # type: ignore[arg-type]
+        )
         begin = {name: board.value(slot, name) for name in _COUNTS}
         order: list[int] = []
 

@@ -52,7 +52,7 @@ def record(path: Path, tried: Attack, outcome: Outcome) -> None:
         "load": round(os.getloadavg()[0], 1),
         "when": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    table = {
+    table: dict[str, Any] = {
         "machine": {
             "processor": platform.machine(),
             "cores": os.cpu_count(),

@@ -29,9 +29,9 @@ def hearing() -> Iterator[str]:
     """The folder of a tiny model that hears."""
     from mmrl.policy.tiny import TinySpec, build_tiny
 
-    sizes = {"hidden": 64, "heads": 2, "kv": 1, "vision_hidden": 32, "vision_heads": 2}
+    spec = TinySpec(arch="qwen2_5_omni", hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2)
     with tempfile.TemporaryDirectory() as folder:
-        for part in build_tiny(TinySpec(arch="qwen2_5_omni", **sizes)):
+        for part in build_tiny(spec):
             part.save_pretrained(folder)
         yield folder
 

@@ -138,7 +138,7 @@ def frames_as_pt(cache_class: type, folder: Path) -> type:
     from mmrl.video.budget import frame_pixels, resize_frames, smart_resize
     from mmrl.video.decode import read_clip
 
-    class FramesAsPt(cache_class):  # type: ignore[misc]
+    class FramesAsPt(cache_class):
         def _build_video(self, path: str, sampling: Any) -> Any:
             file = (
                 folder / f"{hashlib.md5(f'{path}_{sampling.key()}'.encode()).hexdigest()[:16]}.pt"
@@ -244,6 +244,8 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
 
     from mmrl.policy.policy import Policy
     from mmrl.registry import register
+    from mmrl.rollout.prompt_rollouter import PromptRollouter
+    from mmrl.training.prompts import PromptRollouts
     from mmrl.training.trainer import Trainer
 
     register("letters")(Letters)
@@ -266,6 +268,8 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
             trainer.policy.encoder._used_bytes = 0
 
     trainer = Trainer(config_of(system, folder, frames, pixels, steps), on_event=on_event)
+    rollouts = trainer.rollouts
+    assert isinstance(rollouts, PromptRollouts)
     policy, visuals = trainer.policy, trainer.policy.encoder.visuals
     policy.banned = torch.tensor(sorted({*policy.banned.tolist(), *policy.eos_ids}))
     if system == "frames_pt":
@@ -276,19 +280,21 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
     seen.video = phases.timed("data", seen.video)
     for model in (policy.model, policy.reference_model):
         model.model.visual.forward = phases.timed("tower", model.model.visual.forward)
-    trainer.rollouts.engine.generate = phases.timed("rollout", trainer.rollouts.engine.generate)
+    engine: Any = rollouts.engine
+    engine.generate = phases.timed("rollout", engine.generate)
     Policy.logp = phases.timed("", Policy.logp)  # type: ignore[method-assign]
     from mmrl.training.learner import Learner
 
     finish = phases.timed("update", Learner.finish)
 
-    def run_update(*args: Any) -> Any:
+    def run_update(learner: Learner) -> Any:
         if system == "frames_pt":
             forget()  # another worker group: it processes the frames again
-        return finish(*args)
+        return finish(learner)
 
-    Learner.finish = run_update  # type: ignore[method-assign]
+    Learner.finish = run_update  # type: ignore[assignment, method-assign]
     trainer.fit()
+    assert isinstance(rollouts.rollouter, PromptRollouter)
     measured = rows[1:]  # the first step warms up
     bench.finish_child(
         {
@@ -298,7 +304,7 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
             "step_s": statistics.median(sum(r.values()) for r in measured),
             "peak_mib": bench.peak_mib(),
             "resident_mib": statistics.median(resident),
-            "visual_tokens": trainer.rollouts.rollouter.tally.prompt_tokens / 2,
+            "visual_tokens": rollouts.rollouter.tally.prompt_tokens / 2,
         }
     )
 

@@ -143,7 +143,7 @@ def child(system: str, folder: Path, workers: int) -> None:
         )
         policy = load_policy(config.model, config.data, trainable=False)
         visuals, decoding = policy.encoder.visuals, Stopwatch()
-        visuals._build_video = decoding.timed(visuals._build_video)  # type: ignore[method-assign]
+        visuals._build_video = decoding.timed(visuals._build_video)
         suites = [
             load_sources([DataSource(task="choice", path=str(folder / s / "data.jsonl"))])
             for s in SUITES

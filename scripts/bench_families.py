@@ -35,7 +35,7 @@ STEPS = {"qwen3_vl": (700, 100), "internvl": (400, 80), "qwen3_vl_moe": (400, 80
 # start knew (0.18 -> 0.05 in 60 steps), and tells nothing of learning. A penalty on the distance to the warm start holds it there.
 SEEDS = (0, 1)  # of the training; the warm start is one
 SETTINGS = ["optim.lr=5e-5", "algorithm.kl.coef=0.2"]
-SPEC = {
+SPEC: dict[str, Any] = {
     "hidden": 128,
     "layers": 3,
     "heads": 4,

@@ -42,12 +42,12 @@ CHUNKS = {"tiny": "5", "maniskill": "4"}
 """Suite -> action.chunk of its recipe, which a flow head has to be made for."""
 PROPRIO = {"tiny": "2", "maniskill": "8"}
 """Suite -> numbers of proprioception, which OpenVLA-OFT's projector has to be made for."""
-POLICIES = {
-    "smolvla": ("mmrl.robotics.tiny_smolvla", "--chunk", CHUNKS),
-    "pi0": ("mmrl.robotics.tiny_pi0", "--chunk", CHUNKS),
-    "pi05": ("mmrl.robotics.tiny_pi0", "--pi05", "--chunk", CHUNKS),
+POLICIES: dict[str, tuple[str, list[str | dict[str, str]]]] = {
+    "smolvla": ("mmrl.robotics.tiny_smolvla", ["--chunk", CHUNKS]),
+    "pi0": ("mmrl.robotics.tiny_pi0", ["--chunk", CHUNKS]),
+    "pi05": ("mmrl.robotics.tiny_pi0", ["--pi05", "--chunk", CHUNKS]),
     # with 256 bins a tiny policy's choice among neighbours is mostly noise
-    "oft": ("mmrl.robotics.tiny_oft", "--bins", "17", "--proprio", PROPRIO),
+    "oft": ("mmrl.robotics.tiny_oft", ["--bins", "17", "--proprio", PROPRIO]),
 }
 """Policy -> the module that builds it, and its options."""
 CLONING = {"oft": ("demos.steps=2500",)}
@@ -77,7 +77,7 @@ def cloned(suite: str, policy: str, folder: Path) -> Path:
         print(f"trains the policy that was cloned earlier into {clone}; remove it to clone it anew")
     else:
         tiny = str(folder / f"{suite}_{policy}")
-        module, *options = POLICIES[policy]
+        module, options = POLICIES[policy]
         told = [o if isinstance(o, str) else o[suite] for o in options]
         subprocess.run([sys.executable, "-m", module, tiny, *told], check=True)
         command = ["sft", str(CONFIGS[suite]), "--out", str(clone), f"model.path={tiny}"]

@@ -156,7 +156,7 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for result in pool.map(
-            lambda job: run_one(*job, options.steps, options.out, options.keep), plan
+            lambda job: run_one(job[0], job[1], options.steps, options.out, options.keep), plan
         ):
             runs.append(result)
             cell = result["held_out"]["sampled"]["iou"]

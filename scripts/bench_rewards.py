@@ -155,7 +155,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, task, jobs in work:
             rates[name].append(_rate(task, jobs, options.seconds))
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             "per_second": spread(values, 0),
             "us": round(1e6 / sorted(values)[len(values) // 2], 1),

@@ -22,7 +22,7 @@ from typing import Any
 
 from scripts import _bench as bench
 
-SHAPE = {"arch": "qwen2_5_vl", "hidden": 512, "layers": 3, "heads": 8, "kv": 2}
+SHAPE: dict[str, Any] = {"arch": "qwen2_5_vl", "hidden": 512, "layers": 3, "heads": 8, "kv": 2}
 ANSWERS, WRITTEN = 4, 32
 
 
@@ -176,8 +176,8 @@ def main() -> int:
         return 0
     smoke = ["--smoke"] * options.smoke
     found: dict[str, Any] = {"settings": {**SHAPE, "answers": ANSWERS, "written": WRITTEN}}
-    with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as folder:
-        known = [folder, "--processes", *map(str, options.processes), *smoke, "--task"]
+    with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as made:
+        known = [made, "--processes", *map(str, options.processes), *smoke, "--task"]
         module = "scripts.bench_sequence_parallel"
         bench.run_child(module, ["--child", *known, "make"])
         for name, extra in (("plain", []), ("checkpointing", ["--checkpointing"])):

@@ -30,7 +30,7 @@ from typing import Any
 
 from scripts import _bench as bench
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "hidden": 256,
     "layers": 4,
     "heads": 8,
@@ -66,6 +66,7 @@ def group_of(policy: Any, turns: int, trees: bool) -> list[list[Turn]]:
         chat("Where is the red circle? Look closer where you must."), [picture(SIDE)]
     )
     found: list[list[Turn]] = []
+    played: list[Turn]
     for number in range(GROUP):
         played, prompt = [], root
         if trees and number >= ROOTS:
@@ -88,7 +89,8 @@ def batches(group: list[list[Turn]], trees: bool) -> dict[str, tuple[Any, list[i
     """Way -> its batch, and which turn each of its sequences is."""
     from mmrl.policy.pack import PackItem, pack, pack_padded, pack_turns
 
-    prompts, tokens = ([turn[part] for played in group for turn in played] for part in (0, 1))
+    prompts = [prompt for played in group for prompt, _ in played]
+    tokens = [written for played in group for _, written in played]
     first = [i for i, p in enumerate(prompts) if p is prompts[0]]
     later = [i for i, p in enumerate(prompts) if p is not prompts[0]]
     alone = [

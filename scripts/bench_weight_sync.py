@@ -99,7 +99,7 @@ def measure(way: str, share: float, syncs: int) -> dict[str, float]:
         env={**os.environ, **_ENVIRONMENT},
     )
     try:
-        settings = VLLMConfig(mode="server", url=f"http://127.0.0.1:{port}", transfer=way)  # type: ignore[arg-type]
+        settings = VLLMConfig(mode="server", url=f"http://127.0.0.1:{port}", transfer=way)
         client = VLLMClient(settings, "model", "bfloat16")
         weights = weights_of(share)
         size = sum(t.numel() * t.element_size() for _, t in weights[:-1]) / 1e9

@@ -33,6 +33,7 @@ from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
 from mmrl.robotics.evaluate import describe_states, write_video
 from mmrl.robotics.pool import PoolSettings, Reply, VectorEnv
 from mmrl.robotics.source import states_of
+from mmrl.robotics.suites import EnvironmentSuite
 from scripts import _bench
 from scripts._expert_simulator import EXPERT
 
@@ -71,6 +72,7 @@ def expert_specs(suite: str, tasks: Sequence[str] = (), *, noise: float = 0.0) -
     """
     specs: list[EnvSpec] = []
     for one in load_suites().select(",".join(SUITES[suite])).values():
+        assert isinstance(one, EnvironmentSuite), f"{one} is no suite of a simulator"
         options = {**one.options, "of": one.env, "noise": noise, "draw": False}
         if one.env in _BLIND:
             options |= _BLIND[one.env]

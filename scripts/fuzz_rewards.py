@@ -320,9 +320,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.only and path.exists()
             else {}
         )
-        names = {case.name: None for case in all_cases()}
+        names = dict.fromkeys(case.name for case in all_cases())
         merged = {
-            name: row for name in names if (row := rows.get(name, known.get(name))) is not None
+            name: rows[name] if name in rows else known[name]
+            for name in names
+            if name in {**known, **rows}
         }
         print(
             write_results(

@@ -93,10 +93,8 @@ class Shape:
 def shape_of(name: str) -> Shape:
     """From mmrl.diagnostics.shapes; head size 128 in all of these models."""
     _, h, i, layers, heads, kv, vocabulary, tied, tower = SHAPES[name]
-    e, m = (
-        tower.get("hidden_size", tower.get("embed_dim")),
-        tower.get("intermediate_size", 4 * 1280),
-    )
+    e = tower["hidden_size"] if "hidden_size" in tower else tower["embed_dim"]
+    m = tower.get("intermediate_size", 4 * 1280)
     language = layers * (h * heads * 128 * 2 + 2 * h * kv * 128 + 3 * h * i)
     # blocks, merger
     vision = tower["depth"] * (4 * e * e + 3 * e * m) + (4 * e) * (4 * e) + 4 * e * h
@@ -380,9 +378,9 @@ def recipes() -> list[Recipe]:
     three, seven = "Qwen2.5-VL-3B-Instruct", "Qwen2.5-VL-7B-Instruct"
     sharded = ("engine.train=fsdp2", "engine.rollout=vllm")
     larger = (f"model.path=Qwen/{seven}",)
-    grounding = load_config(REPO / "configs/grounding.yaml", sharded)
+    grounding = load_config(REPO / "configs/grounding.yaml", list(sharded))
     video = load_config(REPO / "configs/video_qa.yaml", [*larger, *sharded])
-    libero = load_embodied(REPO / "configs/libero.yaml", larger)
+    libero = load_embodied(REPO / "configs/libero.yaml", list(larger))
     frames, pixels = video.data.video.num_frames or 16, video.data.video.max_pixels or 0
     clip = int(frames * pixels / 784 / 2)
     cameras, side = len(libero.env.cameras), libero.env.image_size

@@ -127,7 +127,8 @@ def build(checkout: Path) -> tuple[Any, Any]:
 @torch.no_grad()
 def outputs(model: Any, projector: Any) -> dict[str, torch.Tensor]:
     """Hidden states, logits of the action tokens and actions, with two cameras and proprioception, and with one camera alone."""
-    x, found = inputs(), {}
+    x = inputs()
+    found: dict[str, torch.Tensor] = {}
     heads: list[torch.Tensor] = []
     model.language_model.lm_head.register_forward_hook(lambda *a: heads.append(a[-1]))
     for name, count, proprio in (("both", 2, True), ("one", 1, False)):

@@ -212,7 +212,8 @@ def main() -> None:
         )
     from safetensors.torch import save_file
 
-    found, names = {}, {}
+    found: dict[str, torch.Tensor] = {}
+    names: dict[str, dict[str, Any]] = {}
     for pi05 in (False, True):
         kind = "pi05" if pi05 else "pi0"
         model = openpi_model(options.openpi, pi05)

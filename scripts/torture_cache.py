@@ -29,7 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import machine, parse, results_folder, versions
+from mmrl.operations.versions import versions
+from mmrl.video.store import Verify
+from scripts._bench import machine, parse, results_folder
 from scripts._torture_cache_worker import (
     PHASES,
     Board,
@@ -52,7 +54,7 @@ class Round:
 
     name: str
     share: float
-    verify: str = "first"
+    verify: Verify = "first"
     kills: float = 0.5  # chance per moment, about 30 moments a second
     flips: str = ""
     edits: bool = True

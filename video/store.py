@@ -32,8 +32,19 @@ from mmrl.video.tensor_file import DamagedError, Entry, Packed, load, pack, read
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "Stats", "Stored", "TensorStore", "Verified", "content_digest", "make_key"]
+__all__ = [
+    "Entry",
+    "Stats",
+    "Stored",
+    "TensorStore",
+    "Verified",
+    "Verify",
+    "content_digest",
+    "make_key",
+]
 
+Verify = Literal["first", "always", "never"]
+"""When files are checked against their digests: as a process first reads them, at every read, or not at all."""
 Built = tuple[Mapping[str, "torch.Tensor"], Mapping[str, Any]]
 Progress = Callable[[int, int, float], None]
 COUNTS = ("hits", "misses", "builds", "rebuilt", "evicted", "waited", "uncached", "damaged")
@@ -58,7 +69,7 @@ class TensorStore:
         root: str | os.PathLike[str],
         *,
         limit_bytes: int | None = None,
-        verify: Literal["first", "always", "never"] = "first",
+        verify: Verify = "first",
         wait_s: float = 600.0,
         fsync: bool = False,
     ) -> None:
@@ -426,7 +437,7 @@ def content_digest(path: str | os.PathLike[str], store: TensorStore | None = Non
 def _reopen(
     root: str,
     limit: int | None,
-    check: Literal["first", "always", "never"],
+    check: Verify,
     wait_s: float,
     fsync: bool,
 ) -> TensorStore:
