@@ -27,19 +27,15 @@ from mmrl.config import (
     rollout_engine,
     with_choice,
 )
+from mmrl.diagnostics.memory_held import held_by
 from mmrl.diagnostics.memory_parameters import (
     ParameterBytes,
     parameter_bytes,
     parameters_of,
     storage,
 )
-from mmrl.diagnostics.memory_phases import (
-    held_by,
-    micro_batch,
-    phases_of,
-    prompt_tokens_of,
-    samples_apart,
-)
+from mmrl.diagnostics.memory_phases import phases_of
+from mmrl.diagnostics.memory_run import PlannedRun, micro_batch, prompt_tokens_of, samples_apart
 from mmrl.errors import ConfigError
 
 __all__ = [
@@ -200,9 +196,10 @@ def estimate(
         config.algorithm.kl.coef > 0 and config.model.lora is None,
         kind,
     )
-    held = held_by(p, config, engine, processes, kind)
     prompt = prompt_tokens or prompt_tokens_of(config, shape)
-    phases, micro = phases_of(config, shape, p, held, engine, kind, processes, prompt, available)
+    run = PlannedRun(config, shape, p, engine, processes, kind, prompt, available)
+    held = held_by(run)
+    phases = phases_of(run, held)
     parts = dict(held.parts)
     generator: dict[str, float] = {}
     if config.engine.generator.kind == "process":
@@ -242,7 +239,7 @@ def estimate(
         processes,
         engine,
         prompt,
-        micro.tokens,
+        run.micro.tokens,
         host,
         held.saved,
         generator,

@@ -30,6 +30,7 @@ class ParameterBytes:
     What a sharded engine gathers together (mmrl/distributed/engines/root.py), in numbers of weights and bytes of gradients:
     root_numbers and root_gradients; block_numbers and block_gradients of the largest block. head_numbers of the output layer;
     embedding_trained: of the embedding, where it is trained.
+    fusable: whether model.fused_layers reaches all that it could in every decoder layer.
     For what goes to vLLM, in numbers: module, the most that one of its modules holds (an embedding, a layer's experts, or what it
     fuses: q, k and v, gate and up), with module_stored bytes per number; adapted_module, the most of those that adapters are merged
     into, and adapted_weight, the largest weight of them.
@@ -65,6 +66,7 @@ class ParameterBytes:
     module_stored: int
     adapted_module: int
     adapted_weight: int
+    fusable: bool
 
 
 def storage(config: RunConfig, kind: str) -> tuple[Any, Any]:
@@ -154,6 +156,7 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
     from mmrl.diagnostics.shapes import meta_model
     from mmrl.policy.adapter import add_adapter
     from mmrl.policy.families import family_of
+    from mmrl.policy.fused_layers import fusable
     from mmrl.policy.loading import freeze_parts, store_frozen
 
     dtype, autocast = storage(config, kind)
@@ -189,33 +192,36 @@ def parameter_bytes(config: RunConfig, shape: Any, kind: str) -> ParameterBytes:
         if hasattr(m, "lora_A")
     }
     return ParameterBytes(
-        weights,
-        _size(p for p in model.parameters() if p.requires_grad),
-        reference,
-        tower,
-        max(_size(b.parameters()) for b in blocks),
-        weights - tower - sum(_size(b.parameters()) for b in blocks),
-        (base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
-        any(p.requires_grad for b in parts.blocks(body) for p in b.parameters()),
-        any(p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n),
-        frozenset(adapted),
-        max((_size([p]) for p in model.parameters() if p.requires_grad), default=0),
-        _size(
+        weights=weights,
+        gradients=_size(p for p in model.parameters() if p.requires_grad),
+        reference=reference,
+        tower=tower,
+        block=max(_size(b.parameters()) for b in blocks),
+        root=weights - tower - sum(_size(b.parameters()) for b in blocks),
+        head=(base.lm_head.weight.element_size(), base.lm_head.weight.requires_grad),
+        trained_vision=any(p.requires_grad for b in parts.blocks(body) for p in b.parameters()),
+        trained_language=any(
+            p.requires_grad for n, p in layers[0].named_parameters() if "lora_" not in n
+        ),
+        adapted=frozenset(adapted),
+        largest=max((_size([p]) for p in model.parameters() if p.requires_grad), default=0),
+        products=_size(
             p
             for m in model.modules()
             if isinstance(m, (torch.nn.Linear, torch.nn.Conv3d)) and m is not base.lm_head
             for p in m.parameters(recurse=False)
             if p.requires_grad
         ),
-        base.lm_head.weight is base.get_input_embeddings().weight,
-        numbers,
-        stored,
-        sum(p.numel() for p in visual),
-        reference_tower,
-        _size(_adapted_weights(model)),
-        tuple(_size(w for w in _adapted_weights(layer) if w.ndim == 3) for layer in layers),
-        _copies(model, autocast, weights - tower),
+        tied=base.lm_head.weight is base.get_input_embeddings().weight,
+        numbers=numbers,
+        stored=stored,
+        vision=sum(p.numel() for p in visual),
+        reference_tower=reference_tower,
+        merged=_size(_adapted_weights(model)),
+        experts=tuple(_size(w for w in _adapted_weights(layer) if w.ndim == 3) for layer in layers),
+        copies=_copies(model, autocast, weights - tower),
         **_together(model, base, frozen, blocks),
+        fusable=all(map(fusable, layers)),
     )
 
 

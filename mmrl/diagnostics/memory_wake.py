@@ -14,10 +14,6 @@ from mmrl.diagnostics.memory_parameters import ParameterBytes
 
 __all__ = ["carried_bytes", "sleeps", "wake_parts"]
 
-_PIECE = (
-    1 << 24
-)  # numbers that a digest mixes at a time on a GPU (mmrl/rollout/digest.py), as two tensors of int64
-
 
 def sleeps(config: RunConfig, kind: str) -> bool:
     """Whether vLLM samples on the training process's GPU and sleeps meanwhile: in serial runs alone, see PromptRollouts."""
@@ -37,11 +33,13 @@ def carried_bytes(p: ParameterBytes, wide: int, *, sharded: bool, compared: bool
     """Most bytes beside both sides' weights while a module's new weights pass. `wide`: of a number in vLLM; `sharded`: training
     holds them in shards; `compared`: digests of both sides are taken (engine.vllm.compare_weights)."""
 
+    from mmrl.rollout.digest import PIECE_ON_GPU
+
     def passing(numbers: int, stored: int, *, new: bool) -> float:
         # a gathered tensor and its copy, vLLM's numbers where those are not themselves, the module as vLLM lays it out
         each = (2.0 * stored if sharded else 0.0) + (wide if new or stored != wide else 0.0) + wide
         # whose digest is taken before it goes to its place
-        return each * numbers + (2 * 8.0 * min(numbers, _PIECE) if compared else 0.0)
+        return each * numbers + (2 * 8.0 * min(numbers, PIECE_ON_GPU) if compared else 0.0)
 
     plain = passing(p.module, p.module_stored, new=False)
     if not p.adapted_weight:

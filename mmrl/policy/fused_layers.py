@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
-__all__ = ["fuse_layers"]
+__all__ = ["fusable", "fuse_layers"]
 
 # bodies of `forward`, without blanks, comments and types
 _RMS_NORM = (
@@ -131,15 +131,36 @@ def fuse_layers(model: nn.Module) -> int:
     """Give the model's RMSNorms, gated layers with SiLU and LoRA adapters fewer kernels, in place; how many layers there were."""
     count = 0
     for module in model.modules():
-        own: Any = type(module)  # mypy takes a class with __hash__ for unhashable
-        kind = _fused(own)
-        if kind is None or (
-            kind.forward is _gated_forward and not _is_silu(getattr(module, "act_fn", None))
-        ):
+        kind = _fewer_kernels(module)
+        if kind is None:
             continue
         module.__class__ = kind
         count += 1
     return count
+
+
+def fusable(layer: nn.Module) -> bool:
+    """Whether `fuse_layers` replaces all of a decoder layer's norms and gated layers, whatever adapters it has."""
+    small = [
+        module
+        for module in layer.modules()
+        if hasattr(module, "act_fn") or (_weighs(module) and not isinstance(module, nn.Linear))
+    ]
+    kinds = [_fewer_kernels(module) for module in small]
+    return None not in kinds and any(kind.forward is _gated_forward for kind in kinds)
+
+
+def _weighs(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _fewer_kernels(module: nn.Module) -> Any:
+    """The class that takes the place of a module's; None where there is none."""
+    own: Any = type(module)  # mypy takes a class with __hash__ for unhashable
+    kind = _fused(own)
+    if kind is not None and kind.forward is _gated_forward:
+        return kind if _is_silu(getattr(module, "act_fn", None)) else None
+    return kind
 
 
 def _is_silu(activation: Any) -> bool:

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["HeldWeights", "WeightDigest", "block_of", "differing"]
+__all__ = ["PIECE_ON_GPU", "HeldWeights", "WeightDigest", "block_of", "differing"]
 
 _FACTORS = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64)  # as signed numbers
+PIECE_ON_GPU = 1 << 24
+"""Numbers that are mixed at a time on a GPU, as two tensors of int64."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
 
@@ -64,7 +66,7 @@ class WeightDigest:
             tensor.detach().to(self.dtype).contiguous().view(_BITS[self.dtype.itemsize]).flatten()
         )
         total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        for piece_n in bits_N.split(1 << 16 if tensor.device.type == "cpu" else 1 << 24):
+        for piece_n in bits_N.split(1 << 16 if tensor.device.type == "cpu" else PIECE_ON_GPU):
             mixed_n = piece_n.to(torch.int64)
             for factor, shift in zip(_FACTORS, (30, 27), strict=True):
                 mixed_n = mixed_n.mul(factor)

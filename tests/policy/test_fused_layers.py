@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from mmrl.config import LoraSettings, ModelConfig
+from mmrl.diagnostics.shapes import config_of, meta_model
 from mmrl.policy import fused_layers
+from mmrl.policy.adapter import add_adapter
+from mmrl.policy.families import all_variants, family_of
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from tests.kits.engine_kit import ARCHITECTURES, tiny_folder
@@ -30,6 +33,24 @@ def policy_with(arch: str, *, fused: bool, **options: Any) -> Policy:
 
 def names_of(p: Policy) -> set[str]:
     return {type(m).__name__ for m in p.model.modules()}
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("arch", all_variants())
+def test_what_can_be_fused_is_what_is_fused(arch: str, lora: LoraSettings | None) -> None:
+    """`fusable`, which an estimate of memory asks before weights are there, against what `fuse_layers` leaves."""
+    model: Any = meta_model(config_of(tiny_folder(arch)), torch.float32)
+    family = family_of(model.config)
+    layers = family.parts.decoder_layers(family.body(model))
+    if lora:
+        model = add_adapter(model, ModelConfig(lora=lora), None, ())
+    told = [fused_layers.fusable(layer) for layer in layers]
+    fused_layers.fuse_layers(model)
+    for layer, fusable in zip(layers, told, strict=True):
+        names = {type(m).__name__ for m in layer.modules()}
+        ours = {n for n in names if "Norm" in n or n.endswith(("MLP", "MLPs", "Experts"))}
+        gated = any(n.endswith("MLP") for n in ours)
+        assert fusable == (gated and all(n.startswith("Fused") for n in ours)), names
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])

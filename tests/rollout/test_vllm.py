@@ -117,7 +117,7 @@ def test_the_memory_that_wakes_is_what_vllm_takes_and_what_a_sync_adds(
         measured = allocated_peak(lambda: made.load(plan.weights(training, everything=True)))
     finally:
         made.close()
-    monkeypatch.setattr("mmrl.diagnostics.memory_wake._PIECE", 1 << 16)  # of a digest on a CPU
+    monkeypatch.setattr("mmrl.rollout.digest.PIECE_ON_GPU", 1 << 16)  # of a digest on a CPU
     found = wake_parts(run, p, 4, float(2**40), sharded=False)
     assert found["vLLM weights"] == pytest.approx(sum(declared), rel=0.02)
     assert found["weights on their way"] == pytest.approx(measured, rel=0.02)
