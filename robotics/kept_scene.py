@@ -19,6 +19,8 @@ import gc
 import weakref
 from typing import Any
 
+from mmrl.robotics.forward_once import ForwardOnce
+
 __all__ = ["KeptScene"]
 
 _MODELS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -46,6 +48,7 @@ class KeptScene:
             self._context = None  # shows another model, or one whose text is not known
             self._xml, self._model = xml, _compiled(xml)
         env.sim = MjSim(copy.deepcopy(self._model))
+        ForwardOnce(env.sim)
         if self._context is not None:
             self._show(env.sim)
         env.sim.forward()
@@ -74,6 +77,8 @@ class KeptScene:
         self._context = sim._render_context_offscreen
         # MjSim.free without its collection of the whole process's garbage, a third of a reset: it was for contexts, which are kept
         del sim._render_context_offscreen, sim.data, sim.model
+        sim.__dict__.pop("step", None)
+        sim.__dict__.pop("forward", None)
 
     def close(self) -> None:
         """Free the context (which must be current) and the model. The environment is closed already."""
