@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 from mmrl.config import (
     AlgorithmConfig,
     OptimConfig,
+    RolloutShape,
     RunConfig,
     Section,
     load_config_as,
@@ -289,6 +290,7 @@ _OF_PROMPTS = {
     "train.forward": "each decision has a prompt of its own, none is shared",
 }
 """Keys that an episode has no use for, and why: an embodied run refuses them rather than ignore them."""
+_ARM = 7  # numbers of an action: pose and gripper
 _ONCE_DEFAULT = {"engine.rollout": "own"}
 
 
@@ -312,6 +314,27 @@ class EmbodiedConfig(RunConfig):
     schedule: ScheduleConfig = ScheduleConfig()
     eval_states: int = Field(100, ge=1)
     """Held-out initial states per task, before and after training."""
+
+    @property
+    def rollout_shape(self) -> RolloutShape:
+        """Of decisions, each a prompt of its own: those of the checkpoint; of a model that is none yet, of an arm."""
+        from mmrl.robotics.load import read_description
+
+        stages = 1 if self.schedule.kind == "serial" else self.schedule.stages
+        vla, action = self.vla, self.action
+        tokens, steps, bins = action.chunk * _ARM, action.chunk * action.repeat, action.bins
+        if (known := read_description(self.model.path)) is not None:
+            vla, codec = known
+            tokens, steps, bins = codec.tokens, codec.chunk * codec.repeat, codec.bins
+        return RolloutShape(
+            answers=1,
+            tokens=tokens,
+            pictures=(len(vla.cameras), self.env.image_size),
+            at_once=-(-self.env.slots // stages),
+            turns=-(-self.env.horizon // steps),
+            classes=bins,
+            cached=vla.decode == "autoregressive",
+        )
 
     @model_validator(mode="after")
     def _embodied(self) -> EmbodiedConfig:

@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {
     "train": {"prompts_per_step": 1},
 }
 FROZEN = {"freeze": ["vision", "projector"]}
-# name: (processes, words of text in the prompt, changes of BASE)
+# name: (processes, words of text in the prompt, or decisions of an update, changes of BASE)
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "single": (1, 20, {}),
     "frozen": (1, 20, {"model": FROZEN}),
@@ -55,18 +55,32 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
         20,
         {"model": {**FROZEN, "dtype": "bf16"}, "engine": {"train": "fsdp2"}},
     ),
+    "robot": (
+        1,
+        4,
+        {
+            "model": FROZEN,
+            "env": {"image_size": PIXELS, "slots": 16},
+            "schedule": {"kind": "serial"},
+            "action": {"chunk": 8},
+        },
+    ),
 }
 
 
 def run_of(folder: Path, name: str) -> Any:
     """The configuration of a case."""
     from mmrl.config import RunConfig
+    from mmrl.robotics.config import EmbodiedConfig
 
     tree = {section: dict(values) for section, values in BASE.items()}
     for section, values in CASES[name][2].items():
         tree.setdefault(section, {}).update(values)
     tree["model"]["path"] = str(folder / "model")
-    return RunConfig.model_validate(tree)
+    if "env" not in tree:
+        return RunConfig.model_validate(tree)
+    del tree["rollout"]["max_new_tokens"]
+    return EmbodiedConfig.model_validate(tree)
 
 
 class Watch:
@@ -99,6 +113,87 @@ def prompt_of(policy: Any, words: int, picture: str) -> Any:
     return policy.encoder(sample, resolve_task("grounding")())
 
 
+class Answers:
+    """A group of answers to one prompt: how they are sampled, and the log-probs that an update takes of them."""
+
+    def __init__(self, config: Any, words: int, folder: Path) -> None:
+        self.config, self.words, self.folder = config, words, folder
+
+    def load(self, hold: Any) -> Any:
+        """The policy."""
+        from mmrl.policy.loading import load_policy
+
+        return load_policy(self.config.model, self.config.data, hold=hold)
+
+    def begin(self, policy: Any, actor: Any, rank: int) -> None:
+        """Make the prompt and the tokens."""
+        from mmrl.policy.pack import PackItem, pack
+        from mmrl.rollout import Request
+
+        self.policy, self.actor = policy, actor
+        actor.eos_ids = (-1,)  # no row ends early
+        prompt = prompt_of(policy, self.words, str(self.folder / "picture.png"))
+        size, new = self.config.rollout.group_size, self.config.rollout.max_new_tokens
+        self.asked = [Request(prompt, size, (1, rank))]
+        answers = tuple(tuple(range(100 + g, 100 + g + new)) for g in range(size))
+        self.batch = pack([PackItem(prompt, answers)])
+        self.prompt_tokens, self.tokens = prompt.length, prompt.length + size * new
+
+    def roll_out(self) -> None:
+        """A group."""
+        from mmrl.rollout import PrefillOnceEngine, SamplingSettings
+
+        settings = SamplingSettings(max_new_tokens=self.config.rollout.max_new_tokens)
+        PrefillOnceEngine(self.actor).generate(self.asked, settings)
+
+    def logp(self) -> Any:
+        """Of all tokens."""
+        return self.policy.logp(self.batch).logp_N
+
+
+class Decisions:
+    """Decisions of a robot policy, as many as there are simulators; an update takes `count` of them."""
+
+    def __init__(self, config: Any, count: int) -> None:
+        self.config, self.count = config, count
+
+    def load(self, hold: Any) -> Any:
+        """The policy, with action tokens that it has not learned."""
+        from mmrl.robotics.load import load_vla
+        from mmrl.robotics.robosuite import ARM_ACTIONS
+
+        return load_vla(self.config, space=ARM_ACTIONS, hold=hold)
+
+    def begin(self, policy: Any, actor: Any, rank: int) -> None:
+        """Make what is seen."""
+        import numpy as np
+
+        from mmrl.robotics.contract import Observation
+
+        rng, side = np.random.default_rng(rank), self.config.env.image_size
+        self.policy, self.actor = policy, actor
+        pictures = rng.integers(0, 256, (self.config.env.slots, side, side, 3)).astype("uint8")
+        proprio = np.zeros(0, np.float32)
+        self.seen = [Observation({"base": p}, proprio, "push the red block") for p in pictures]
+        self.outputs = self.act()
+        length = self.outputs[0].prompt.length
+        self.prompt_tokens = length
+        self.tokens = self.count * (length + policy.tokens_per_decision)
+
+    def act(self) -> Any:
+        """One decision of each simulator."""
+        return self.actor.act(self.seen, [(0, n) for n in range(len(self.seen))])
+
+    def roll_out(self) -> None:
+        """One decision of each simulator."""
+        self.act()
+
+    def logp(self) -> Any:
+        """Of `count` decisions."""
+        chosen = self.outputs[: self.count]
+        return self.policy.evaluate([o.prompt for o in chosen], [o.tokens for o in chosen]).logp_M
+
+
 def child(folder: Path, name: str) -> dict[str, Any]:
     """One process of a case: the peak of each phase."""
     ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
@@ -113,48 +208,38 @@ def child(folder: Path, name: str) -> dict[str, Any]:
         held_back,
     )
     from mmrl.distributed.world import World
-    from mmrl.policy.loading import load_policy
-    from mmrl.policy.pack import PackItem, pack
-    from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
     from mmrl.training.checkpoint import Checkpoints
     from mmrl.training.optim import build_policy_optimizer
 
     processes, words, _ = CASES[name]
     config = run_of(folder, name)
+    work = Decisions(config, words) if "env" in CASES[name][2] else Answers(config, words, folder)
     world = World(torch.device("cpu"), **accelerator_options(config))
     watch = Watch()
 
     def start() -> tuple[Any, Any, Any, Any]:
         # as a run does, see PromptRollouts.load_policy
         hold = held_back(config, world.size)
-        policy = load_policy(config.model, config.data, hold=hold)
+        policy = work.load(hold)
         optimizer = build_policy_optimizer(policy, config.optim)
         actor = build_actor(config, world, policy)
         saved = build_saved(config, world, policy, actor)
         return policy, actor, saved, build_train_engine(config, world, policy, optimizer)
 
     policy, actor, saved, engine = watch.phase("start-up", start)
-    prompt = prompt_of(policy, words, str(folder / "picture.png"))
-    size, new = config.rollout.group_size, config.rollout.max_new_tokens
-    actor.eos_ids = (-1,)  # no row ends early
-    asked = [Request(prompt, size, (1, world.rank))]
-    answers = tuple(tuple(range(100 + g, 100 + g + new)) for g in range(size))
-    batch = pack([PackItem(prompt, answers)])
+    work.begin(policy, actor, world.rank)
     for step in range(2):
 
-        def roll_out() -> None:
-            PrefillOnceEngine(actor).generate(asked, SamplingSettings(max_new_tokens=new))
-
         def update() -> None:
-            engine.begin(float(size * new))
-            (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
+            engine.begin(float(work.tokens))
+            (logp_N,) = engine.run(lambda: (work.logp(),))
             engine.backward(logp_N.sum(), last=True)
 
         if actor is not policy:
             watch.phase("gather", lambda: engine.gather_into(actor))
-        watch.phase("rollout", roll_out)
+        watch.phase("rollout", work.roll_out)
         watch.phase("update", update)
-        watch.phase("optimizer step", lambda: engine.step(float(size * new), step, 2, str))  # noqa: B023
+        watch.phase("optimizer step", lambda: engine.step(float(work.tokens), step, 2, str))  # noqa: B023
 
     def save() -> None:
         if saved is not policy:
@@ -169,8 +254,8 @@ def child(folder: Path, name: str) -> dict[str, Any]:
     return {
         "case": name,
         "processes": processes,
-        "prompt_tokens": prompt.length,
-        "tokens": prompt.length + size * new,
+        "prompt_tokens": work.prompt_tokens,
+        "tokens": work.tokens,
         "libraries_mib": round(watch.before / _MIB),
         "measured_mib": {n: round(b / _MIB) for n, b in watch.peaks.items()},
     }

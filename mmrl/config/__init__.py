@@ -55,7 +55,7 @@ from mmrl.config.model import LoraSettings, ModelConfig, RolloutConfig
 from mmrl.config.read import config_from, load_config_as, merge, parse_overrides, renamed
 from mmrl.config.renamed import with_new_names
 from mmrl.config.rollout_engine import RolloutChoice, rollout_engine, with_choice
-from mmrl.config.run import RunConfig, effective_threads
+from mmrl.config.run import RolloutShape, RunConfig, effective_threads
 from mmrl.config.section import Section
 from mmrl.config.training import (
     AlarmConfig,
@@ -100,6 +100,7 @@ __all__ = [
     "RewardConfig",
     "RolloutChoice",
     "RolloutConfig",
+    "RolloutShape",
     "RunConfig",
     "ScheduleConfig",
     "Section",

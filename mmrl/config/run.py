@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
@@ -23,13 +24,29 @@ from mmrl.config.training import (
 )
 from mmrl.errors import ConfigError
 
-__all__ = ["RunConfig", "effective_threads"]
+__all__ = ["RolloutShape", "RunConfig", "effective_threads"]
 
 C = TypeVar("C", bound="RunConfig")
 
 
 class _Section(Section, BaseModel):
     """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
+
+
+@dataclass(frozen=True)
+class RolloutShape:
+    """How large a run's rollouts are, for estimates. `answers` share a prompt and have at most `tokens` each. pictures: (how many,
+    their side in pixels) of every prompt; None: what `data` has. at_once: prompts that are answered together; None: a process's
+    share of a step. turns: prompts of a rollout. classes: that a token is chosen from; None: the vocabulary. cached: whether keys
+    and values are kept from token to token, of at most rollout.batch_tokens."""
+
+    answers: int
+    tokens: int
+    pictures: tuple[int, int] | None = None
+    at_once: int | None = None
+    turns: int = 1
+    classes: int | None = None
+    cached: bool = True
 
 
 class RunConfig(_Section):
@@ -66,6 +83,11 @@ class RunConfig(_Section):
     schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     operations: OperationsConfig = OperationsConfig()
+
+    @property
+    def rollout_shape(self) -> RolloutShape:
+        """Of groups of answers."""
+        return RolloutShape(self.rollout.group_size, self.rollout.max_new_tokens)
 
     def supervised(self: C) -> C:
         """As the training engines of `mmrl sft` are to see it: with its optimizer, and without rollouts to overlap with."""

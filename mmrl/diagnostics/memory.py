@@ -6,9 +6,10 @@
 Weights, gradients, optimizer and reference are exact: the model is made on torch's meta device, and frozen, adapted and stored by
 the functions that load it. Activations and KV cache follow mmrl/diagnostics/memory_activations.py for a micro-batch of equal
 groups: prompts of one picture or clip at the largest size that `data` allows plus 128 tokens of text, completions of
-rollout.max_new_tokens. Phases that exclude each other are not added, the largest counts: start-up, gather (of sharded weights for
-what samples), wake and probe (of a vLLM that slept while training ran: mmrl/diagnostics/memory_wake.py), rollout, update, optimizer
-step, checkpoint. Where a schedule overlaps rollout, update and step, these three are.
+rollout.max_new_tokens. Of a robot policy they are decisions, each with the pictures of its cameras (RunConfig.rollout_shape).
+Phases that exclude each other are not added, the largest counts: start-up, gather (of sharded weights for what samples), wake and
+probe (of a vLLM that slept while training ran: mmrl/diagnostics/memory_wake.py), rollout, update, optimizer step, checkpoint. Where
+a schedule overlaps rollout, update and step, these three are added.
 scripts/bench_memory.py compares every phase with measured memory.
 
 AdamW holds two moments per trained number (Kingma and Ba 2015; Loshchilov and Hutter 2019). Sharing out over processes: Rajbhandari

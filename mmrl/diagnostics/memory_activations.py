@@ -305,16 +305,21 @@ def logits_bytes(
     head_trained: bool,
     tied: bool = False,
     half: bool = False,
+    classes: int | None = None,
 ) -> float:
     """Log-probs of `tokens` tokens (mmrl/policy/output_layer.py): three fp32 copies of at most `chunk` logits (as they are,
     adjusted, gradient), a copy of a trained output layer stored otherwise than it multiplies (`half`: in bf16), and its gradients:
     one per chunk, and the embedding's where they are one tensor, are added up beside each other before they reach the parameter's.
+    `classes`: rows of the output layer that are multiplied, of which alone a copy is made; None: all.
     """
     H, V = text.hidden_size, text.vocab_size
-    several = tied or tokens * V > max(chunk, V)
-    copies = 3 * 4 * min(tokens * V, max(chunk, V))
+    width = classes or V
+    several = tied or tokens * width > max(chunk, width)
+    copies = 3 * 4 * min(tokens * width, max(chunk, width))
     if not head_trained:
         return copies
+    if classes is not None:
+        head_bytes = 2 if half else 4
     cast = (2 if half else 4) * H * V if head_bytes != (2 if half else 4) else 0
     return max(copies + cast + 4 * H * V * (not tied and several), 2 * 4 * H * V if several else 0)
 
@@ -337,13 +342,19 @@ def expanded_bytes(text: Any, p: Precision, slots: float) -> float:
 
 
 def rollout_work_bytes(
-    text: Any, p: Precision, *, rows: float, prompt: int, group_size: int
+    text: Any,
+    p: Precision,
+    *,
+    rows: float,
+    prompt: int,
+    group_size: int,
+    classes: int | None = None,
 ) -> float:
-    """The larger of prefilling rows / group_size prompts and of choosing a token for `rows` rows (logits in fp32, four copies;
-    their cumulative sum in fp64, three)."""
+    """The larger of prefilling rows / group_size prompts and of choosing a token of `classes` (None: of the vocabulary) for `rows`
+    rows (logits in fp32, four copies; their cumulative sum in fp64, three)."""
     H, F, Q, _, _ = _widths(text)
     prompts = max(1.0, rows / group_size)
     prefill = prompts * prompt * (
         3 * p.half * F + 4 * p.full * H + 4 * Q * p.half
     ) + prompts * prompt**2 * (1 + p.half)
-    return max(prefill, rows * text.vocab_size * (4 * 4 + 3 * 8))
+    return max(prefill, rows * (classes or text.vocab_size) * (4 * 4 + 3 * 8))

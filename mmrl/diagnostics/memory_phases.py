@@ -16,7 +16,7 @@ from mmrl.diagnostics.memory_sharded import Passing, fsdp2_update
 from mmrl.diagnostics.memory_wake import sleeps, wake_parts
 from mmrl.policy.families import family_of
 
-__all__ = ["phases_of"]
+__all__ = ["activations_of", "phases_of"]
 
 _GIB = 2**30
 _CHUNK = 1 << 26  # logits at a time (Policy)
@@ -91,20 +91,24 @@ def _rollout(run: PlannedRun, held: Held) -> dict[str, float]:
     config, text, precision = run.config, run.text, run.precision
     if config.engine.rollout == "vllm":
         return {"vLLM": _vllm(run)}
-    length = run.prompt + config.rollout.max_new_tokens
-    rows = run.prompts_each * config.rollout.group_size
-    slots = max(length, min(config.rollout.batch_tokens, rows * length))
+    shape = config.rollout_shape
+    length = run.prompt + shape.tokens
+    slots = (shape.at_once or run.prompts_each) * shape.answers * length
+    if shape.cached:
+        slots = max(length, min(config.rollout.batch_tokens, slots))
     # stored in the type of the forward; adapters are not (mmrl.policy.storage)
     copied = "rollout copy" in held.parts or config.engine.generator.kind == "process"
     cast = run.autocast is not None and not (copied and config.model.lora is None)
     return {
-        "KV cache": cache_bytes(text, precision, slots) + expanded_bytes(text, precision, slots),
+        "KV cache": (cache_bytes(text, precision, slots) + expanded_bytes(text, precision, slots))
+        * shape.cached,
         "prefill and sampling": rollout_work_bytes(
             text,
             precision,
             rows=slots / length,
             prompt=run.prompt,
-            group_size=config.rollout.group_size,
+            group_size=shape.answers,
+            classes=shape.classes if not shape.cached else None,
         ),
         # autocast keeps them from token to token
         "weights cast": run.parameters.products / 2 if cast else 0.0,
@@ -128,17 +132,17 @@ def _vllm(run: PlannedRun) -> float:
 def _update(run: PlannedRun, held: Held) -> dict[str, float]:
     """One micro-batch, forward and backward."""
     p, text = run.parameters, run.text
-    kept, passing = _activations(run)
+    kept, passing = activations_of(run)
     scored = run.micro.completion_tokens / run.config.engine.sequence_parallel
     half = run.kind == "cuda" and run.autocast is not None
+    classes = run.config.rollout_shape.classes
     if run.engine == "fsdp2":
         passed = Passing(
             kept,
             passing,
-            logits_bytes(text, scored, _CHUNK, head_bytes=4, head_trained=False),
-            chunks=scored * text.vocab_size > _CHUNK,
-            again=run.prompts_each * run.config.rollout.group_size
-            > run.micro.groups * run.micro.group_size,
+            logits_bytes(text, scored, _CHUNK, head_bytes=4, head_trained=False, classes=classes),
+            chunks=scored * (classes or text.vocab_size) > _CHUNK,
+            again=run.micro_batches > 1,
         )
         return fsdp2_update(p, passed, run.processes, run.precision.half, half=half)
     logits = logits_bytes(
@@ -149,6 +153,7 @@ def _update(run: PlannedRun, held: Held) -> dict[str, float]:
         head_trained=p.head[1],
         tied=p.tied,
         half=half,
+        classes=classes,
     )
     # of one block where it is computed again, else autograd keeps them all
     cast = min(p.block, p.products) if run.checkpointing else p.products
@@ -162,7 +167,7 @@ def _update(run: PlannedRun, held: Held) -> dict[str, float]:
     }
 
 
-def _activations(run: PlannedRun) -> tuple[float, float]:
+def activations_of(run: PlannedRun) -> tuple[float, float]:
     """Of a process's part of a micro-batch: (kept from forward to backward, passing while one layer is differentiated)."""
     p, micro, family = run.parameters, run.micro, family_of(run.shape)
     kept, passing = update_bytes(

@@ -56,8 +56,15 @@ class PlannedRun:
         return micro_batch(self.config, self.prompt)
 
     @property
+    def micro_batches(self) -> float:
+        """Of a step and process, as far as they are full."""
+        rollouts = self.prompts_each * self.config.rollout.group_size
+        together = self.micro.groups * self.micro.group_size
+        return rollouts * self.config.rollout_shape.turns / together
+
+    @property
     def prompts_each(self) -> int:
-        """Prompts per step and process."""
+        """Groups per step and process."""
         return -(-self.config.train.prompts_per_step // self.processes)
 
     @property
@@ -115,9 +122,15 @@ def samples_apart(config: RunConfig) -> bool:
 
 
 def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
-    """Tokens of the longest prompt that `data` leads to: a picture or clip at its largest, and text."""
+    """Tokens of the longest prompt that `data`, or a robot's cameras, lead to: a picture or clip at its largest, and text."""
     patch, merge = family_of(shape).patches(shape)
     area = (patch * merge) ** 2
+    if (pictures := config.rollout_shape.pictures) is not None:
+        count, side = pictures
+        each = (-(-side // (patch * merge))) ** 2
+        if config.data.max_pixels:
+            each = min(each, config.data.max_pixels // area)
+        return int(min(count * each + TEXT_TOKENS, config.model.max_prompt_tokens))
     picture = config.data.max_pixels / area if config.data.max_pixels else _PICTURE_TOKENS
     video = config.data.video
     clip = 0.0
@@ -135,7 +148,7 @@ def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
 
 def micro_batch(config: RunConfig, prompt: int) -> Micro:
     """The largest micro-batch of the update: train.token_budget tokens; of a longer group as many rollouts as fit, at least one."""
-    size, new = config.rollout.group_size, config.rollout.max_new_tokens
+    size, new = config.rollout_shape.answers, config.rollout_shape.tokens
     if config.train.forward == "padded":  # each row with its own copy of the prompt
         return Micro(
             max(size, config.train.token_budget / (prompt + size * new) * size), prompt, new, 1
