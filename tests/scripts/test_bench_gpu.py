@@ -46,7 +46,10 @@ def test_smoke_runs_every_part_and_writes_to_its_own_file_only(
     assert [(r["mode"], r["dtype"]) for r in sampled] == kinds
     for row in sampled:
         longest = row["kernels"]["longest"]
-        assert row["step_ms"] > 0 and longest[0]["ms"] >= longest[-1]["ms"] > 0
+        whole, first = row["seconds"]["median"], row["first_seconds"]["median"]
+        # a difference of two measurements of milliseconds, one each: its sign is the machine's other load
+        assert whole > 0 and first > 0 and abs(row["step_ms"]) < 1e3 * max(whole, first)
+        assert longest[0]["ms"] >= longest[-1]["ms"] > 0
         # the names say which operators: products of matrices are among what takes longest
         assert any("mm" in kernel["name"] for kernel in longest)
     of_vllm = next(r for r in found["rows"] if r["part"] == "vllm")

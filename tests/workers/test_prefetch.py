@@ -274,6 +274,8 @@ def close_while_waited_for(pool: Prefetcher, stuck: Media) -> None:
     pool.close()
     asking.join(5)
     assert not asking.is_alive() and "closed while media were waited for" in str(found[0])
+    for process in processes:  # killed; on a busy machine it takes the system a while
+        process.join(20)
     assert processes and not any(p.is_alive() for p in processes)
     assert not pool._thread.is_alive()
     pool.close()
