@@ -191,7 +191,7 @@ class Decisions:
     def logp(self) -> Any:
         """Of `count` decisions."""
         chosen = self.outputs[: self.count]
-        return self.policy.evaluate([o.prompt for o in chosen], [o.tokens for o in chosen]).logp_M
+        return self.policy.evaluate([o.prompt for o in chosen], [o.tokens for o in chosen]).logp_N
 
 
 def child(folder: Path, name: str) -> dict[str, Any]:
