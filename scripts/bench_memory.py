@@ -116,6 +116,8 @@ def prompt_of(policy: Any, words: int, picture: str) -> Any:
 class Answers:
     """A group of answers to one prompt: how they are sampled, and the log-probs that an update takes of them."""
 
+    micro_batches = 1
+
     def __init__(self, config: Any, words: int, folder: Path) -> None:
         self.config, self.words, self.folder = config, words, folder
 
@@ -152,7 +154,9 @@ class Answers:
 
 
 class Decisions:
-    """Decisions of a robot policy, as many as there are simulators; an update takes `count` of them."""
+    """Decisions of a robot policy, as many as there are simulators; an update takes `count` of them at a time."""
+
+    micro_batches = 2  # of the many in a step, which add to gradients that are there
 
     def __init__(self, config: Any, count: int) -> None:
         self.config, self.count = config, count
@@ -232,8 +236,9 @@ def child(folder: Path, name: str) -> dict[str, Any]:
 
         def update() -> None:
             engine.begin(float(work.tokens))
-            (logp_N,) = engine.run(lambda: (work.logp(),))
-            engine.backward(logp_N.sum(), last=True)
+            for number in range(work.micro_batches):
+                (logp_N,) = engine.run(lambda: (work.logp(),))
+                engine.backward(logp_N.sum(), last=number + 1 == work.micro_batches)
 
         if actor is not policy:
             watch.phase("gather", lambda: engine.gather_into(actor))
