@@ -8,7 +8,8 @@ is a function of MuJoCo's integration state (mjSTATE_INTEGRATION) and the model:
 nothing to do. A step whose positions and velocities were passed already begins at the actuators, since controls are new by then
 (mj_forwardSkip, mjSTAGE_VEL), and goes on as mj_step does: https://mujoco.readthedocs.io/en/3.3.7/programming/simulation.html.
 Of the model robosuite and LIBERO write places of bodies, so these are compared too; what else they write is not physics (colours
-and sizes of sites).
+and sizes of sites). Code that writes masses or gravity of the model, or what MuJoCo has computed, between `forward` and `step` has
+to call mj_forward itself. Where MuJoCo would warn of the same thing in each of the three passes, it warns once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ForwardOnce:
         self._inputs = int(kinds.mjSTATE_INTEGRATION)
         # of these alone positions and velocities are functions
         self._moves = int(
-            kinds.mjSTATE_QPOS
+            kinds.mjSTATE_TIME  # of sensors that are clocks
+            | kinds.mjSTATE_QPOS
             | kinds.mjSTATE_QVEL
             | kinds.mjSTATE_MOCAP_POS
             | kinds.mjSTATE_MOCAP_QUAT
@@ -41,7 +43,8 @@ class ForwardOnce:
         self._sizes = {k: mujoco.mj_stateSize(self._model, k) for k in (self._inputs, self._moves)}
         self._places = self._model.body_pos, self._model.body_quat
         self._computed = self._passed = b""
-        sim.forward = self.forward
+        self._reset = sim.reset
+        sim.forward, sim.reset = self.forward, self.reset
         option = self._model.opt
         if (
             option.integrator == mujoco.mjtIntegrator.mjINT_EULER
@@ -64,13 +67,19 @@ class ForwardOnce:
         self._mujoco.mj_forward(self._model, self._data)
         self._computed, self._passed = inputs, self._now(self._moves)
 
+    def reset(self) -> None:
+        """mj_resetData, which leaves nothing of what was computed."""
+        self._computed = self._passed = b""
+        self._reset()
+
     def step(self, with_udd: bool = True) -> None:
         """mj_step. `with_udd`: as in MjSim, where it does nothing."""
         del with_udd
         mujoco, model, data = self._mujoco, self._model, self._data
+        passed = self._now(self._moves) == self._passed
         mujoco.mj_checkPos(model, data)  # resets what has become no number
         mujoco.mj_checkVel(model, data)
-        if self._now(self._moves) == self._passed:
+        if passed and self._now(self._moves) == self._passed:
             mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, 0)
         else:
             mujoco.mj_forward(model, data)

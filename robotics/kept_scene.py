@@ -77,8 +77,8 @@ class KeptScene:
         self._context = sim._render_context_offscreen
         # MjSim.free without its collection of the whole process's garbage, a third of a reset: it was for contexts, which are kept
         del sim._render_context_offscreen, sim.data, sim.model
-        sim.__dict__.pop("step", None)
-        sim.__dict__.pop("forward", None)
+        for name in ("forward", "reset", "step"):  # of ForwardOnce, which holds both
+            sim.__dict__.pop(name, None)
 
     def close(self) -> None:
         """Free the context (which must be current) and the model. The environment is closed already."""

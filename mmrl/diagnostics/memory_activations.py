@@ -22,6 +22,7 @@ __all__ = [
     "Micro",
     "Precision",
     "cache_bytes",
+    "choice_bytes",
     "expanded_bytes",
     "logits_bytes",
     "rollout_work_bytes",
@@ -305,23 +306,28 @@ def logits_bytes(
     head_trained: bool,
     tied: bool = False,
     half: bool = False,
-    classes: int | None = None,
 ) -> float:
     """Log-probs of `tokens` tokens (mmrl/policy/output_layer.py): three fp32 copies of at most `chunk` logits (as they are,
     adjusted, gradient), a copy of a trained output layer stored otherwise than it multiplies (`half`: in bf16), and its gradients:
     one per chunk, and the embedding's where they are one tensor, are added up beside each other before they reach the parameter's.
-    `classes`: rows of the output layer that are multiplied, of which alone a copy is made; None: all.
     """
     H, V = text.hidden_size, text.vocab_size
-    width = classes or V
-    several = tied or tokens * width > max(chunk, width)
-    copies = 3 * 4 * min(tokens * width, max(chunk, width))
+    several = tied or tokens * V > max(chunk, V)
+    copies = 3 * 4 * min(tokens * V, max(chunk, V))
     if not head_trained:
         return copies
-    if classes is not None:
-        head_bytes = 2 if half else 4
     cast = (2 if half else 4) * H * V if head_bytes != (2 if half else 4) else 0
     return max(copies + cast + 4 * H * V * (not tied and several), 2 * 4 * H * V if several else 0)
+
+
+def choice_bytes(
+    text: Any, tokens: float, classes: int, *, head_trained: bool, tied: bool
+) -> float:
+    """Log-probs of `tokens` action tokens among `classes` (VLAPolicy): three fp32 copies of their logits. The gradient of the
+    output layer's few rows has the size of all, and from the second micro-batch on is made beside the one that is there; so is the
+    embedding's, where they are one tensor."""
+    gradients = 4 * text.hidden_size * text.vocab_size * (1 + tied) if head_trained else 0
+    return 3 * 4 * tokens * classes + gradients
 
 
 def cache_bytes(text: Any, p: Precision, slots: float) -> float:

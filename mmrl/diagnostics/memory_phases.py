@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mmrl.diagnostics.memory_activations import (
     cache_bytes,
+    choice_bytes,
     expanded_bytes,
     logits_bytes,
     rollout_work_bytes,
@@ -137,24 +138,29 @@ def _update(run: PlannedRun, held: Held) -> dict[str, float]:
     half = run.kind == "cuda" and run.autocast is not None
     classes = run.config.rollout_shape.classes
     if run.engine == "fsdp2":
+        # the output layer's gradient is fsdp2_update's
         passed = Passing(
             kept,
             passing,
-            logits_bytes(text, scored, _CHUNK, head_bytes=4, head_trained=False, classes=classes),
-            chunks=scored * (classes or text.vocab_size) > _CHUNK,
+            logits_bytes(text, scored, _CHUNK, head_bytes=4, head_trained=False)
+            if classes is None
+            else choice_bytes(text, scored, classes, head_trained=False, tied=p.tied),
+            chunks=classes is None and scored * text.vocab_size > _CHUNK,
             again=run.micro_batches > 1,
         )
         return fsdp2_update(p, passed, run.processes, run.precision.half, half=half)
-    logits = logits_bytes(
-        text,
-        scored,
-        _CHUNK,
-        head_bytes=p.head[0],
-        head_trained=p.head[1],
-        tied=p.tied,
-        half=half,
-        classes=classes,
-    )
+    if classes is None:
+        logits = logits_bytes(
+            text,
+            scored,
+            _CHUNK,
+            head_bytes=p.head[0],
+            head_trained=p.head[1],
+            tied=p.tied,
+            half=half,
+        )
+    else:
+        logits = choice_bytes(text, scored, classes, head_trained=p.head[1], tied=p.tied)
     # of one block where it is computed again, else autograd keeps them all
     cast = min(p.block, p.products) if run.checkpointing else p.products
     return {

@@ -130,6 +130,8 @@ def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
         each = (-(-side // (patch * merge))) ** 2
         if config.data.max_pixels:
             each = min(each, config.data.max_pixels // area)
+        if config.data.min_pixels:
+            each = max(each, -(-config.data.min_pixels // area))
         return int(min(count * each + TEXT_TOKENS, config.model.max_prompt_tokens))
     picture = config.data.max_pixels / area if config.data.max_pixels else _PICTURE_TOKENS
     video = config.data.video

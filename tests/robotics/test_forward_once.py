@@ -25,7 +25,10 @@ def _everything(data: Any) -> dict[str, bytes]:
     """All arrays of an MjData."""
     names = (n for n in dir(data) if not n.startswith("_") and not _UNWRITTEN.fullmatch(n))
     arrays = ((n, getattr(data, n)) for n in names)
-    return {n: np.array(a).tobytes() for n, a in arrays if isinstance(a, np.ndarray)}
+    found = {n: np.array(a).tobytes() for n, a in arrays if isinstance(a, np.ndarray)}
+    for name in ("geom", "dist", "pos", "frame", "friction", "solref", "solimp", "efc_address"):
+        found[f"contact.{name}"] = np.array(getattr(data.contact, name)).tobytes()
+    return {**found, "time": np.float64(data.time).tobytes(), "ncon": bytes([data.ncon])}
 
 
 def _simulator(suite: str, task: str, horizon: int) -> tuple[Simulator, InitialState]:
@@ -159,25 +162,50 @@ class TestOnMuJoCoItself:
                 sim.step()
             assert _everything(ours.data._data) == _everything(theirs.data._data)
 
+    @pytest.mark.parametrize("steps", [0, 3])
+    @pytest.mark.parametrize("again", [True, False])
     @pytest.mark.parametrize(
         ("name", "value"),
         [("qpos", np.nan), ("qvel", np.nan), ("qvel", 1e11), ("qfrc_applied", 1e14)],
     )
     def test_what_has_become_no_number_is_reset_as_mujoco_does(
-        self, name: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        name: str,
+        value: float,
+        again: bool,
+        steps: int,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        """Also where nothing has moved before, so that the state after the reset is the one that was passed."""
         monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings there
         ours, theirs = self._pair()
         for sim in (ours, theirs):
-            for _ in range(3):
+            for _ in range(steps):
                 sim.step()
-            getattr(sim.data, name)[-1] = value
             sim.forward()
+            getattr(sim.data, name)[-1] = value
+            if again:
+                sim.forward()
             sim.step()
         assert np.isfinite(ours.data.qpos).all() and ours.data.time == theirs.data.time
         assert _everything(ours.data._data) == _everything(theirs.data._data)
         warned = [[w.number for w in sim.data._data.warning] for sim in (ours, theirs)]
         assert warned[0] == warned[1] and sum(warned[0]) > 0
+
+    def test_nothing_is_known_after_a_reset(self) -> None:
+        """As recorded states are played again: reset, the same state, forward."""
+        ours, theirs = self._pair()
+        for sim in (ours, theirs):
+            sim.data.qpos[-1] = 0.3
+            sim.forward()
+            state = sim.get_state()
+            sim.reset()
+            sim.set_state(state)
+            sim.forward()
+            assert np.linalg.norm(sim.data.xpos[2]) > 0.1
+            sim.step()
+        assert _everything(ours.data._data) == _everything(theirs.data._data)
 
     def test_another_integrator_keeps_mujocos_step(self) -> None:
         xml = self.XML.replace("timestep", 'integrator="implicitfast" timestep')
