@@ -7,12 +7,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from mmrl.config import (
     AlgorithmConfig,
@@ -23,7 +31,8 @@ from mmrl.config import (
     load_config_as,
 )
 from mmrl.config import ScheduleConfig as _ScheduleConfig
-from mmrl.errors import did_you_mean
+from mmrl.errors import CheckpointError, did_you_mean
+from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.contract import simulator_class
 from mmrl.robotics.metaworld_tasks import expand
 
@@ -38,6 +47,7 @@ __all__ = [
     "ScheduleConfig",
     "VLAConfig",
     "load_embodied",
+    "read_description",
 ]
 
 C = TypeVar("C", bound="EmbodiedConfig")
@@ -170,6 +180,20 @@ class VLAConfig(_Section):
     """Width of the critic's hidden layer."""
     value_steps: int = Field(1, ge=1)
     """Values of a decision: 1, or with algorithm.critic.level action one per action step; set when a policy is made."""
+
+
+def read_description(folder: str | Path) -> tuple[VLAConfig, ActionCodec] | None:
+    """What vla.json of a checkpoint says; None where there is none. Raises CheckpointError for a damaged one."""
+    file = Path(folder) / "vla.json"
+    if not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return VLAConfig.model_validate(data["vla"]), ActionCodec.from_dict(data["action"])
+    except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
+        raise CheckpointError(
+            f"{file}: expected the action settings of a VLA checkpoint, found: {error}"
+        ) from error
 
 
 def _cloning() -> OptimConfig:
@@ -318,8 +342,6 @@ class EmbodiedConfig(RunConfig):
     @property
     def rollout_shape(self) -> RolloutShape:
         """Of decisions, each a prompt of its own: those of the checkpoint; of a model that is none yet, of an arm."""
-        from mmrl.robotics.load import read_description
-
         stages = 1 if self.schedule.kind == "serial" else self.schedule.stages
         vla, action = self.vla, self.action
         tokens, steps, bins = action.chunk * _ARM, action.chunk * action.repeat, action.bins

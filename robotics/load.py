@@ -5,15 +5,13 @@ vla = load_vla(load_embodied("configs/maniskill.yaml"))
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from mmrl.errors import CheckpointError, ConfigError
+from mmrl.errors import ConfigError
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.finite import check_loaded
 from mmrl.policy.loading import Hold, load_policy
@@ -21,27 +19,13 @@ from mmrl.policy.storage import Stored
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.actions import ActionCodec, ActionStatistics
-from mmrl.robotics.config import EmbodiedConfig, FlowConfig, VLAConfig
+from mmrl.robotics.config import EmbodiedConfig, FlowConfig, VLAConfig, read_description
 from mmrl.robotics.contract import ActionSpace
 from mmrl.robotics.flow_load import is_flow, load_flow
 from mmrl.robotics.oft_load import is_oft, load_oft, oft_codec
 from mmrl.robotics.vla import VLAPolicy, add_action_tokens
 
-__all__ = ["codec_for", "load_vla", "read_description"]
-
-
-def read_description(folder: str | Path) -> tuple[VLAConfig, ActionCodec] | None:
-    """What vla.json of a checkpoint says; None where there is none. Raises CheckpointError for a damaged one."""
-    file = Path(folder) / "vla.json"
-    if not file.is_file():
-        return None
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return VLAConfig.model_validate(data["vla"]), ActionCodec.from_dict(data["action"])
-    except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
-        raise CheckpointError(
-            f"{file}: expected the action settings of a VLA checkpoint, found: {error}"
-        ) from error
+__all__ = ["codec_for", "load_vla"]
 
 
 def codec_for(config: EmbodiedConfig, space: ActionSpace) -> ActionCodec:

@@ -20,10 +20,10 @@ from mmrl.evaluation.result import write_evaluation
 from mmrl.evaluation.suite_table import run_suites
 from mmrl.policy.manifest import check_loadable
 from mmrl.robotics.acting import ActingPolicy
-from mmrl.robotics.config import EmbodiedConfig, EnvConfig
+from mmrl.robotics.config import EmbodiedConfig, EnvConfig, read_description
 from mmrl.robotics.episodes import pool_settings
 from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
-from mmrl.robotics.load import load_vla, read_description
+from mmrl.robotics.load import load_vla
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.remote import RemotePolicy
 from mmrl.robotics.rollout import Driver

@@ -22,9 +22,14 @@ from mmrl.errors import ConfigError
 from mmrl.evaluation.suite_book import Suite
 from mmrl.robotics.acting import ActingPolicy, ActionOutput
 from mmrl.robotics.actions import ActionCodec
-from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
+from mmrl.robotics.config import (
+    ActionConfig,
+    EmbodiedConfig,
+    EnvConfig,
+    VLAConfig,
+    read_description,
+)
 from mmrl.robotics.contract import InitialState, Observation
-from mmrl.robotics.load import read_description
 from mmrl.robotics.metaworld_tasks import expand
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
