@@ -99,6 +99,8 @@ def _rollout(run: PlannedRun, held: Held) -> dict[str, float]:
         slots = max(length, min(config.rollout.batch_tokens, slots))
     # stored in the type of the forward; adapters are not (mmrl.policy.storage)
     copied = "rollout copy" in held.parts or config.engine.generator.kind == "process"
+    # a CPU multiplies the logits in fp32, FSDP2's copy holds the layer in 16 bits
+    wide = copied and run.engine == "fsdp2" and run.kind == "cpu" and run.precision.half == 2
     cast = run.autocast is not None and not (copied and config.model.lora is None)
     return {
         "KV cache": (cache_bytes(text, precision, slots) + expanded_bytes(text, precision, slots))
@@ -113,6 +115,9 @@ def _rollout(run: PlannedRun, held: Held) -> dict[str, float]:
         ),
         # autocast keeps them from token to token
         "weights cast": run.parameters.products / 2 if cast else 0.0,
+        "output layer": 4.0 * run.parameters.head_numbers
+        if wide and run.parameters.head[1]
+        else 0.0,
         # of one layer at a time
         "adapted experts": 0.0
         if config.rollout.merge_adapter
