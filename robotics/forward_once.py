@@ -1,6 +1,6 @@
 """One pass over positions and velocities in each of robosuite's physics steps, which computes them three times.
 
-    ForwardOnce(env.sim)     # its forward() and step() from now on; every number stays the same, bit for bit
+    ForwardOnce(env.sim)     # its forward(), step() and reset() from now on; what they compute stays the same, bit for bit
 
 robosuite 1.4 calls `sim.forward` before each physics step (MujocoEnv.step), its controller calls it again (Controller.update), and
 MuJoCo's step begins with forward dynamics of its own: the same collisions, mass matrix and constraints each time. Forward dynamics
@@ -22,7 +22,7 @@ __all__ = ["ForwardOnce"]
 
 
 class ForwardOnce:
-    """Stands in for `forward` and `step` of one robosuite MjSim. Another integrator than Euler's keeps MuJoCo's own step."""
+    """Stands in for forward, step and reset of one robosuite MjSim. Another integrator than Euler's keeps MuJoCo's own step."""
 
     def __init__(self, sim: Any) -> None:
         import mujoco

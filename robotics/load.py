@@ -213,9 +213,8 @@ def load_vla(
     vla = VLAPolicy(core, codec, settings, head, batch_tokens=config.rollout.batch_tokens)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
-    if (
-        head is not None
-    ):  # the model's own were looked at when it was loaded, or will be when they are read
+    # the model's own were looked at when it was loaded, or will be when they are read
+    if head is not None:
         named = ((f"value_head.{name}", p) for name, p in head.named_parameters())
         check_loaded(named, weights or config.model.path)
     return vla

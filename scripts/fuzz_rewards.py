@@ -320,12 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.only and path.exists()
             else {}
         )
-        names = dict.fromkeys(case.name for case in all_cases())
-        merged = {
-            name: rows[name] if name in rows else known[name]
-            for name in names
-            if name in {**known, **rows}
-        }
+        rows_of = {**known, **rows}
+        merged = {case.name: rows_of[case.name] for case in all_cases() if case.name in rows_of}
         print(
             write_results(
                 "fuzz_rewards",

@@ -65,9 +65,8 @@ def _actions(count: int) -> np.ndarray:
 )
 def test_an_episode_is_the_one_of_mujocos_own_steps_in_every_array(suite: str, task: str) -> None:
     """From the reset on, which places fixtures and settles objects, with robosuite's own MjSim on the other side."""
-    simulators = [_simulator(suite, task, 60)[0] for _ in range(2)]
-    state = _simulator(suite, task, 60)[1]
-    touched = 0
+    (ours_alone, state), (theirs_alone, _) = (_simulator(suite, task, 60) for _ in range(2))
+    simulators, touched = [ours_alone, theirs_alone], 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mmrl.robotics.kept_scene.ForwardOnce", lambda sim: None)
         simulators[1].reset(state)

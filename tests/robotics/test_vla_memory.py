@@ -47,6 +47,8 @@ def test_prompts_have_a_picture_of_each_camera_and_nothing_is_cached_of_one_pass
     told = prompt_tokens_of(config, vla.core.base.config)
     pictures = int((output.prompt.kinds_P > 0).sum())
     assert told == pictures + TEXT_TOKENS and told > output.prompt.length
+    found = estimate(config, kind="cpu")
+    assert "KV cache" not in found.phases["rollout"] and found.phases["rollout"]
 
 
 def test_a_recipe_needs_what_its_decisions_need() -> None:
