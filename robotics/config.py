@@ -91,7 +91,8 @@ class EnvConfig(_Section):
     step_s: float = Field(60.0, gt=0)
     """Seconds for an action chunk."""
     respawns: int = Field(20, ge=0)
-    """Workers started anew before the run gives up."""
+    """Workers that may die or hang before the run gives up; each 50 episodes that finish make up for one. A state that kills its
+    simulator costs no more of them than one of its episodes may (1 + retries)."""
     restart_after_resets: int = Field(0, ge=0)
     """Simulators are made anew after so many resets, against leaks; 0: never. Not those that are stepped in batches."""
     memory_gib: float | None = Field(None, gt=0)
@@ -174,6 +175,9 @@ class VLAConfig(_Section):
     """Its lower bounds, for normalisation; set when a policy is made."""
     proprio_high: list[float] = []
     """Its upper bounds, for normalisation; set when a policy is made."""
+    image_size: int | None = None
+    """Width and height of the pictures it was trained on, env.image_size, where the policy does not resize them itself; set when it
+    is trained. Clients of `mmrl policy-server` have to send pictures of this size; null: of any."""
     value_head: bool = False
     """Add a critic (algorithm.advantage gae)."""
     value_hidden: int = Field(256, ge=1)
@@ -206,6 +210,12 @@ class DemoConfig(_Section):
 
     path: str | None = None
     """LeRobot folder or LIBERO hdf5; null: RUN dir/NAME_demos."""
+    cameras: dict[str, str] = {}
+    """Names of the policy's cameras (vla.cameras) in the data set, where they are others: {base: image, wrist: wrist_image}."""
+    action_key: str | None = None
+    """Column of a LeRobot folder that holds the actions; null: action."""
+    state_key: str | None = None
+    """Column of a LeRobot folder that holds the proprioception; null: observation.state."""
     episodes: int = Field(200, ge=1)
     """Episodes per task, when they are recorded."""
     noise: float = Field(0.2, ge=0)
@@ -388,7 +398,8 @@ class EmbodiedConfig(RunConfig):
         if self.rl.success == "at_end" and self.stops_at_success:
             raise ValueError(
                 "rl.success at_end needs episodes that go on after a success: set env.options.stop_at_success: false "
-                "(tiny, maniskill, metaworld; LIBERO and robosuite always stop)"
+                "(tiny, maniskill, metaworld; LIBERO and robosuite always stop), or in a simulator of your own the class method "
+                "stops_at_success"
             )
         if "brevity" in weights and not self.stops_at_success:
             raise ValueError(

@@ -37,6 +37,7 @@ __all__ = [
     "Split",
     "StepResult",
     "check_actions",
+    "check_finite",
     "check_picture",
     "initial_states",
     "make_simulator",
@@ -240,7 +241,8 @@ class Simulator(abc.ABC):
 
     @classmethod
     def stops_at_success(cls, options: Mapping[str, Any]) -> bool:
-        """Whether a success ends an episode of a simulator with these options."""
+        """Whether a success ends an episode of a simulator with these options. Asked of the class: one whose episodes go on returns
+        False."""
         return bool(options.get("stop_at_success", True))
 
     @classmethod
@@ -328,8 +330,19 @@ def check_picture(spec: EnvSpec, picture: np.ndarray) -> np.ndarray:
     return picture
 
 
+def check_finite(spec: EnvSpec, rewards: np.ndarray, proprio: np.ndarray, when: str) -> None:
+    """Raises ValueError for a reward or proprioception that is NaN or infinite: it fails the one episode, where a reward that is
+    not a number would spoil its group and a state that is not one would be clipped to some bin. `when`: which were read."""
+    if not (np.isfinite(rewards).all() and np.isfinite(proprio).all()):
+        raise ValueError(
+            f"simulator {spec.suite}/{spec.task}: expected finite rewards and proprioception, found {rewards} and {proprio} "
+            f"{when}: its physics has broken down, or it reads what is not there"
+        )
+
+
 def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) -> ChunkResult:
-    """Execute a chunk open loop; stops with the episode. Renders after the last executed step only, or each with `frames`."""
+    """Execute a chunk open loop; stops with the episode. Renders after the last executed step only, or each with `frames`.
+    Raises ActionError, and ValueError for a reward or proprioception that is not finite."""
     actions = check_actions(actions_CA, simulator.action_space)
     count = len(actions)
     rewards = np.zeros(count, np.float32)
@@ -353,4 +366,8 @@ def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) ->
     if not frames:
         observation = simulator.observe()
     assert observation is not None
+    steps = int(valid.sum())
+    check_finite(
+        simulator.spec, rewards[:steps], observation.proprio, f"after {steps} steps of a chunk"
+    )
     return ChunkResult(observation, rewards, terminated, truncated, success, valid, tuple(seen))

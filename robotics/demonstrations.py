@@ -6,9 +6,10 @@ mmrl.robotics.sft learns from them. Legend: T control steps of an episode, A act
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -80,6 +81,7 @@ def _check_recorded(config: EmbodiedConfig, folder: Path) -> None:
         "speed": d.speed,
         "every": d.every,
         "seed": config.seed,
+        "states": [state.name for state in demo_states(config, _wanted_specs(config)[0])],
     }
     try:
         found = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))["mmrl"][
@@ -92,13 +94,22 @@ def _check_recorded(config: EmbodiedConfig, folder: Path) -> None:
         ) from error
     wanted = json.loads(json.dumps(wanted))
     changed = [
-        f"{k} was {found.get(k)!r}, now {v!r}" for k, v in wanted.items() if found.get(k) != v
+        f"{k} was {_brief(found.get(k))}, now {_brief(v)}"
+        for k, v in wanted.items()
+        if found.get(k) != v
     ]
     if changed:
         raise ConfigError(
             f"{folder} holds demonstrations of other settings: {'; '.join(changed)}. Remove the folder to record "
             "anew, or use them as they are with demos.path"
         )
+
+
+def _brief(value: object) -> str:
+    """A value in a message; of initial states how many, and the first."""
+    if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
+        return f"{len(value)} from {value[0]}"
+    return repr(value)
 
 
 @dataclass(frozen=True)
@@ -116,13 +127,32 @@ class DemoEpisode:
     steps: np.ndarray
 
 
-def load_demos(folder: Path, cameras: list[str], *, executed: bool = False) -> list[DemoEpisode]:
+def load_demos(
+    folder: Path,
+    cameras: Sequence[str],
+    *,
+    executed: bool = False,
+    names: Mapping[str, str] = MappingProxyType({}),
+    **columns: str,
+) -> list[DemoEpisode]:
     """All demonstrations, in memory, with the actions that were meant or, where they differ and `executed` is wanted, done.
-    Raises DataError for files that cannot be read or lack a camera."""
+    names: what `cameras` are called in the data set, where it is something else; columns: action_key and state_key of a LeRobot
+    folder. Raises DataError for files that cannot be read, ConfigError for a camera or column that they lack."""
+    if columns and not (folder / "meta" / "info.json").is_file():
+        raise ConfigError(
+            f"{' and '.join(f'demos.{name}' for name in columns)}: expected a LeRobot folder, found {folder}; the columns of "
+            "LIBERO's files have names of their own: remove it"
+        )
+    stored = {camera: names.get(camera, camera) for camera in cameras}
     found = []
-    for demo in open_demonstrations(folder):
+    for demo in open_demonstrations(folder, **columns):
         steps = np.asarray(demo.steps_P)
-        images = {camera: demo.pictures(camera) for camera in cameras}
+        if missing := [name for name in stored.values() if name not in demo.cameras]:
+            raise ConfigError(
+                f"{demo.source}: expected a camera {missing[0]}, found {', '.join(demo.cameras) or 'none'}; say which is which "
+                f"with demos.cameras, as in demos.cameras={{{cameras[0]}: {next(iter(demo.cameras), 'image')}}}"
+            )
+        images = {camera: demo.pictures(name) for camera, name in stored.items()}
         actions = demo.executed_TA if executed and demo.executed_TA is not None else demo.actions_TA
         found.append(
             DemoEpisode(

@@ -160,6 +160,8 @@ def load_vla(
                     "proprio_high": list(proprio[1]),
                 }
             )
+    if trainable and not (flow or oft):  # those resize what they see to a size of their own
+        settings = settings.model_copy(update={"image_size": config.env.image_size})
     if flow:
         return load_flow(
             config,

@@ -110,6 +110,13 @@ class ServedPolicy:
         state (asked for by `takes_state` only), the instruction. Raises MessageError."""
         settings, limits = self.policy.settings, self.limits
         images = {camera: _picture(*found, limits.sides) for camera, found in pictures.items()}
+        if (side := settings.image_size) is not None:
+            for camera, picture in images.items():
+                if picture.shape != (side, side, 3):
+                    raise MessageError(
+                        f"expected {pictures[camera][0]} of {side} x {side} pixels, as the policy was trained on (vla.json), found "
+                        f"{picture.shape[:2]}; resize it, as openpi's image_tools.resize_with_pad(picture, {side}, {side}) does"
+                    )
         proprio = np.zeros(0, np.float32)
         if self.takes_state:
             parts = [_numbers(*found) for found in state]

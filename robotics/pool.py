@@ -29,6 +29,7 @@ from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observati
 from mmrl.robotics.pool_fleet import WorkerFleet
 from mmrl.robotics.pool_process import Pending, WorkerHandle, Workers
 from mmrl.robotics.pool_types import (
+    EPISODES_PER_RESPAWN,
     ErrorCause,
     PoolError,
     PoolSettings,
@@ -192,6 +193,10 @@ class VectorEnv:
         """idle, resetting, waiting (for actions), stepping or broken."""
         return self._slots[slot].state
 
+    def forgive(self) -> None:
+        """Take a lost worker out of what the budget of respawns counts: its reason has been counted already."""
+        self.fleet.forgive()
+
     def stats(self) -> PoolStats:
         """Counters now."""
         running = sum(slot.running for slot in self._slots)
@@ -333,6 +338,8 @@ class VectorEnv:
             if chunk.done:
                 place.state = "idle"
                 self._counts["finished"] += 1
+                if self._counts["finished"] % EPISODES_PER_RESPAWN == 0:
+                    self.fleet.forgive()
             reply = replace(reply, observation=None, chunk=chunk)
         self._replies.append(reply)
 

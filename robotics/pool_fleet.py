@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from mmrl.errors import ConfigError
 from mmrl.robotics.pool_process import LocalWorkers, WorkerHandle, Workers
-from mmrl.robotics.pool_types import PoolError, PoolSettings
+from mmrl.robotics.pool_types import EPISODES_PER_RESPAWN, PoolError, PoolSettings
 
 __all__ = ["WorkerFleet"]
 
@@ -56,6 +56,7 @@ class WorkerFleet:
             for slot in range(num_slots)
         ]
         self.counts: Counter[str] = Counter()  # respawns, restarts
+        self._spent = 0  # of the budget of respawns
         self.failure: PoolError | None = None
         self.starter = LocalWorkers(num_slots) if starter is None else starter
         self.processes: list[WorkerHandle] = []
@@ -161,13 +162,19 @@ class WorkerFleet:
     def _may_respawn(self, how: str) -> bool:
         """Take one from the budget of respawns; False once it is spent, and then the fleet has failed."""
         self.counts["respawns"] += 1
-        if self.counts["respawns"] <= self.settings.respawns:
+        self._spent += 1
+        if self._spent <= self.settings.respawns:
             return True
         self.failure = PoolError(
-            f"expected at most {self.settings.respawns} workers to die or hang, found one more; raise "
-            f"respawns if simulators are known to be unstable. The last: {how}"
+            f"expected at most {self.settings.respawns} workers to die or hang, found one more (each {EPISODES_PER_RESPAWN} "
+            "episodes that finish make up for one); raise env.respawns if simulators are known to be unstable. The last: "
+            f"{how}"
         )
         return False
+
+    def forgive(self) -> None:
+        """Give one back to the budget of respawns."""
+        self._spent = max(0, self._spent - 1)
 
     def retire(self, running: Callable[[WorkerHandle], bool]) -> None:
         """End replaced workers in which no episode is running."""

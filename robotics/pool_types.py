@@ -12,7 +12,15 @@ from typing import Literal
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.robotics.contract import ChunkResult, Observation
 
-__all__ = ["ErrorCause", "PoolError", "PoolSettings", "PoolStats", "Reply", "SlotState"]
+__all__ = [
+    "EPISODES_PER_RESPAWN",
+    "ErrorCause",
+    "PoolError",
+    "PoolSettings",
+    "PoolStats",
+    "Reply",
+    "SlotState",
+]
 
 ErrorCause = Literal[
     "", "action", "setup", "rebuild", "exception", "crash", "timeout", "memory", "neighbour"
@@ -24,12 +32,17 @@ class PoolError(MMRLError, RuntimeError):
     """The pool cannot go on (workers died too often, or never started), or a slot was used out of turn."""
 
 
+EPISODES_PER_RESPAWN = 50
+"""Episodes that finish, for which the budget of lost workers gets one back."""
+
+
 @dataclass(frozen=True)
 class PoolSettings:
     """Limits of a pool.
 
     handshake_s: for a worker to start, and extra time for a reset that makes a simulator. reset_s, step_s: for a reset and for
-    a chunk. respawns: workers that may die, hang or fail to build a simulator again before the pool gives up.
+    a chunk. respawns: workers that may die, hang or fail to build a simulator again before the pool gives up, and one more for
+    every EPISODES_PER_RESPAWN episodes that finish: a long run may lose more of them than a short one.
     restart_after_resets: a slot's simulator is made anew after so many (0: never). memory_gib: a worker above it takes no new
     episodes and is replaced when its running ones have ended; at 1.5 times it is ended at once (0: no limit). environment:
     variables for the workers (MUJOCO_GL ...).

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +25,13 @@ import numpy as np
 from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, NonFiniteError
 from mmrl.robotics.acting import ActingPolicy, ActionOutput
-from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
+from mmrl.robotics.contract import (
+    ChunkResult,
+    EnvSpec,
+    InitialState,
+    Observation,
+    simulator_class,
+)
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.pool_types import PoolError, Reply
 from mmrl.rollout.stages import Stages
@@ -48,6 +54,8 @@ COUNTERS = (
 _HOPELESS = 8
 """Different initial states that may fail for good, one after the other, with no episode finished between: then nothing works.
 Counted over all environments and for each by itself: one that never works must not hide behind others that do."""
+
+_COSTS_A_WORKER = ("crash", "timeout", "memory")
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,18 @@ class _Running:
     observation: Observation | None = None  # waiting for a decision
     output: ActionOutput | None = None
     success_once: bool = False
+    steps: int = 0  # control steps executed
     version: int = 0  # of the weights that decided last
+
+
+def _check_length(run: _Running) -> None:
+    """Raises ConfigError for an episode that goes on beyond its horizon: it might never end, and nothing would say why."""
+    spec = run.request.spec
+    if run.steps >= spec.horizon:
+        raise ConfigError(
+            f"simulator {spec.suite}/{spec.task}: expected an episode of at most env.horizon = {spec.horizon} control steps, "
+            f"found one that goes on after {run.steps}: its `step` must return truncated=True from spec.horizon on"
+        )
 
 
 class Driver:
@@ -160,6 +179,8 @@ class Driver:
         self._hopeless: dict[str, set[str]] = {}
         # environment and state: since any finished one
         self._hopeless_in_a_row: set[tuple[str, str]] = set()
+        self._stops: dict[str, bool] = {}  # by environment: what its class says
+        self._lost_workers: Counter[Key] = Counter()  # by group
 
     def begin_dealing(self) -> None:
         """Deal to the first stage again, where nothing runs: a resumed run then batches as the whole one."""
@@ -341,7 +362,10 @@ class Driver:
         run.frames += chunk.frames
         self.counters["control_steps"] += int(chunk.valid_C.sum())
         run.success_once |= bool(chunk.success_C.any())
+        self._check_stop(run, chunk)
+        run.steps += int(chunk.valid_C.sum())
         if not chunk.done:
+            _check_length(run)
             self._waits(slot, run, chunk.observation)
             return None
         self.counters["episodes"] += 1
@@ -360,6 +384,22 @@ class Driver:
             "success_at_end": float(chunk.success_C[chunk.valid_C][-1]),
         }
         return Rollout(tuple(run.turns), info=info, final=final, frames=tuple(run.frames))
+
+    def _check_stop(self, run: _Running, chunk: ChunkResult) -> None:
+        """Raises ConfigError for an episode that goes on after a success, of a simulator that says it does not: what results say of
+        success at the end, and what brevity pays, would be wrong."""
+        spec = run.request.spec
+        after = chunk.success_C[chunk.valid_C]
+        if not (after[:-1].any() or (after[-1] and not chunk.done)):
+            return
+        if spec.key not in self._stops:
+            self._stops[spec.key] = simulator_class(spec.suite).stops_at_success(spec.options)
+        if self._stops[spec.key]:
+            raise ConfigError(
+                f"simulator {spec.suite}/{spec.task}: expected an episode to end with its success, found one that goes on: return "
+                "terminated=True with success=True, or say that it goes on with a class method "
+                "`stops_at_success(cls, options)` that returns False"
+            )
 
     def _failed(self, reply: Reply, run: _Running) -> Rollout | None:
         request, error = run.request, reply.error or ""
@@ -380,6 +420,11 @@ class Driver:
             )
         # costs no retry of its own; the respawns it cost are bounded
         innocent = reply.cause == "neighbour"
+        if reply.cause in _COSTS_A_WORKER:
+            # a state that kills its simulator does so for all members: together they cost the budget what one of them may
+            self._lost_workers[request.key] += 1
+            if self._lost_workers[request.key] > self.retries + 1:
+                self.pool.forgive()
         if run.attempt < self.retries or innocent:
             self.stages.release(reply.slot)
             self._begin(reply.slot, _Running(request, run.member, run.attempt + (not innocent)))

@@ -95,8 +95,14 @@ class Demonstrations:
     def episodes(self) -> list[DemoEpisode]:
         """All that were recorded, in memory."""
         c = self.config
-        executed = c.demos.labels == "executed"
-        return load_demos(demo_folder(c), c.vla.cameras, executed=executed)
+        given = {"action_key": c.demos.action_key, "state_key": c.demos.state_key}
+        return load_demos(
+            demo_folder(c),
+            c.vla.cameras,
+            executed=c.demos.labels == "executed",
+            names=c.demos.cameras,
+            **{name: key for name, key in given.items() if key is not None},
+        )
 
     def load_policy(self, say: Callable[[str], None]) -> ActingPolicy:
         """See SupervisedSource. Records demonstrations where there are none."""
@@ -129,28 +135,55 @@ class Demonstrations:
             seen = np.concatenate([e.proprio for e in episodes])
             low, high = np.quantile(seen, [0.01, 0.99], axis=0)
             proprio = (low.tolist(), high.tolist())
+        space, numbers = self._played()
+        self._check_fits(episodes, space.dim, numbers)
         vla = load_vla(
             self.config,
-            space=self._action_space(),
+            space=space,
             proprio=proprio,
             device=self.world.device,
             hold=held_back(self.config, self.world.size),
         )
-        if episodes[0].actions.shape[1] != vla.codec.dim:
+        if space.dim != vla.codec.dim:
             raise ConfigError(
-                f"expected demonstrations of {vla.codec.dim} action dimensions, found "
-                f"{episodes[0].actions.shape[1]} in {demo_folder(self.config)}; record them with this configuration's "
-                "env.options"
+                f"expected a policy of {space.dim} action dimensions, as {self.config.env.suite} has, found {vla.codec.dim} in "
+                f"{self.config.model.path} (vla.json); it was made for another robot"
             )
         return vla
 
-    def _action_space(self) -> ActionSpace:
-        """Of the run's simulator, which the main process alone opens. Collective."""
+    def _check_fits(self, episodes: Sequence[DemoEpisode], actions: int, numbers: int) -> None:
+        """Raises ConfigError for demonstrations of another robot, or with other pictures, than those the policy will meet."""
+        c = self.config
+        side = c.env.image_size
+        for episode in episodes:
+            found: list[tuple[str, int, int, str]] = [
+                (
+                    "action dimensions",
+                    actions,
+                    episode.actions.shape[1],
+                    "record them with this configuration's env.options, or name their column with demos.action_key",
+                )
+            ]
+            if c.vla.proprio:
+                mend = "name their column with demos.state_key, or set vla.proprio: false"
+                found.append(("proprioception values", numbers, episode.proprio.shape[1], mend))
+            for camera, pictures in episode.images.items():
+                mend = "set env.image_size, or resize them (pictures are square)"
+                for what, pixels in zip(("height", "width"), pictures.shape[1:3], strict=True):
+                    found.append((f"pixels of {what} (camera {camera})", side, pixels, mend))
+            for what, wanted, has, mend in found:
+                if has != wanted:
+                    raise ConfigError(
+                        f"expected demonstrations of {wanted} {what}, as {c.env.suite} has, found {has} in {demo_folder(c)}; {mend}"
+                    )
+
+    def _played(self) -> tuple[ActionSpace, int]:
+        """Actions and numbers of proprioception of the run's simulator, which the main process alone opens. Collective."""
         found = []
         if self.world.is_main:
             simulator = make_playing(env_specs(self.config)[0])
             try:
-                found.append(simulator.action_space)
+                found.append((simulator.action_space, simulator.proprio_dim))
             finally:
                 simulator.close()
         return self.world.gather(found)[0]

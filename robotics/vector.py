@@ -34,6 +34,7 @@ from mmrl.robotics.contract import (
     Observation,
     Simulator,
     check_actions,
+    check_finite,
     check_picture,
     make_simulator,
     simulator_class,
@@ -215,11 +216,11 @@ class _Trace:
 
     def result(self, spec: EnvSpec) -> ChunkResult | Exception:
         assert self.observation is not None
-        if not (np.isfinite(self.rewards_C).all() and np.isfinite(self.observation.proprio).all()):
-            return RuntimeError(
-                f"{spec.suite}/{spec.task}: expected finite rewards and proprioception, found {self.rewards_C[: self.step]} and "
-                f"{self.observation.proprio} after {self.step} steps of a chunk: the physics of this row has broken down"
-            )
+        rewards, when = self.rewards_C[: self.step], f"after {self.step} steps of a chunk"
+        try:
+            check_finite(spec, rewards, self.observation.proprio, when)
+        except ValueError as error:
+            return error
         return ChunkResult(
             self.observation,
             self.rewards_C,

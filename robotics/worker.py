@@ -41,6 +41,7 @@ from mmrl.robotics.contract import (
     InitialState,
     Observation,
     Simulator,
+    check_finite,
     check_picture,
     make_simulator,
     run_chunk,
@@ -53,6 +54,7 @@ __all__ = ["Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident
 
 _WATCH_S = 0.25
 _TEXT = 6000  # characters of a traceback that travel
+_NO_REWARDS = np.zeros(0, np.float32)
 
 Cause = Literal["", "action", "setup", "state", "exception"]
 
@@ -181,6 +183,7 @@ class _Slot:
         assert self.simulator is not None
         self.simulator.reset(command.state)
         observation = self.simulator.observe()
+        check_finite(command.spec, _NO_REWARDS, observation.proprio, "after a reset")
         facts = (
             Facts(
                 self.simulator.action_space, self.simulator.proprio_dim, self.simulator.versions()
@@ -288,6 +291,8 @@ class _Batch:
                     raise result
                 chunk = result if isinstance(result, ChunkResult) else None
                 seen = result.observation if isinstance(result, ChunkResult) else result
+                if chunk is None:
+                    check_finite(self.spec, _NO_REWARDS, seen.proprio, "after a reset")
                 yield slot.published(command, self.spec, seen, chunk, facts, started, ended)
             except Exception as error:
                 yield replace(_failed(slot, command, started, error), ended=ended)

@@ -172,6 +172,10 @@ def paired_gain(
 
     Both map a unit (picture) to the scores of its completions; a unit's score is their mean. Pairing removes the spread
     between easy and hard pictures, so a gain can be certain although the two separate intervals overlap.
+
+    Where all gains are the same a bootstrap has no spread and would claim certainty. Of n units with scores from 0 to 1 none was
+    unlike the others, so that at most a share u is, the upper end of Wilson's interval for 0 of n, and each of those gains
+    anything from -1 to 1: the interval is mean - u (mean + 1) to mean + u (1 - mean).
     """
     shared = [unit for unit in before if unit in after and before[unit] and after[unit]]
     if not shared:
@@ -179,6 +183,10 @@ def paired_gain(
     gains = [
         math.fsum(after[u]) / len(after[u]) - math.fsum(before[u]) / len(before[u]) for u in shared
     ]
+    scores = [score for unit in shared for score in (*before[unit], *after[unit])]
+    if max(gains) - min(gains) < 1e-12 and all(0 <= score <= 1 for score in scores):
+        mean, unlike = gains[0], wilson(0, len(gains), level).high
+        return Estimate(mean, mean - unlike * (mean + 1), mean + unlike * (1 - mean), len(gains))
     return bootstrap_mean(gains, level, seed)
 
 

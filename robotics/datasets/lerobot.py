@@ -78,11 +78,15 @@ class LeRobotDataset:
             action_key,
             state_key if state_key in self.features else None,
         )
-        if action_key not in self.features:
-            raise DataError(
-                f"{self.path}: expected a column {action_key}, found {', '.join(self.features)}; name it with "
-                f"action_key.{did_you_mean(action_key, self.features)}"
-            )
+        asked = [("action_key", action_key)]
+        if state_key not in (None, "observation.state"):
+            asked.append(("state_key", str(state_key)))
+        for setting, key in asked:
+            if key not in self.features:
+                raise DataError(
+                    f"{self.path}: expected a column {key}, found {', '.join(self.features)}; name it with "
+                    f"demos.{setting} ({setting} in Python).{did_you_mean(key, self.features)}"
+                )
         known = {
             key.removeprefix(PREFIX).removeprefix("observation."): key
             for key, feature in self.features.items()
@@ -262,19 +266,29 @@ class LeRobotDataset:
     # -- episodes -------------------------------------------------------------------------------------------------------------
 
     def _rows(self, row: dict[str, Any]) -> Any:
-        """The table of an episode: the row groups that hold it, cut to its rows."""
+        """The table of an episode, its pictures apart."""
+        path = self._file(row["file"])
+        begin, end = row["from"], row["from"] + row["length"]
+        images = {k for k in self._camera_keys.values() if self.features[k]["dtype"] == "image"}
+        table = self._cut(row, lambda name: name not in images)
+        if "episode_index" in table.column_names and set(table["episode_index"].to_pylist()) != {
+            row["episode_index"]
+        }:
+            raise DataError(
+                f"{path}: expected only episode {row['episode_index']} in rows {begin} to {end}, found "
+                f"{sorted(set(table['episode_index'].to_pylist()))[:5]}; meta and data do not belong together"
+            )
+        return table
+
+    def _cut(self, row: dict[str, Any], wanted: Callable[[str], bool]) -> Any:
+        """The wanted columns of an episode: of the row groups that hold it, cut to its rows."""
         path = self._file(row["file"])
         begin, end = row["from"], row["from"] + row["length"]
         with _Reading(path):
             if self._opened[0] != path:
                 self._opened = path, open_parquet(path)
             file = self._opened[1]
-            images = [
-                self._camera_keys[c]
-                for c in self._camera_keys
-                if self.features[self._camera_keys[c]]["dtype"] == "image"
-            ]
-            columns = [name for name in file.schema_arrow.names if name not in images]
+            columns = [name for name in file.schema_arrow.names if wanted(name)]
             sizes = [
                 file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)
             ]
@@ -285,17 +299,9 @@ class LeRobotDataset:
                     f"{path}: expected rows {begin} to {end} (episode {row['episode_index']}), found "
                     f"{starts[-1]} rows; the recording was interrupted or the meta folder is another data set's"
                 )
-            table = file.read_row_groups(groups, columns=columns).slice(
+            return file.read_row_groups(groups, columns=columns).slice(
                 begin - int(starts[groups[0]]), row["length"]
             )
-        if "episode_index" in table.column_names and set(table["episode_index"].to_pylist()) != {
-            row["episode_index"]
-        }:
-            raise DataError(
-                f"{path}: expected only episode {row['episode_index']} in rows {begin} to {end}, found "
-                f"{sorted(set(table['episode_index'].to_pylist()))[:5]}; meta and data do not belong together"
-            )
-        return table
 
     def _demonstration(self, row: dict[str, Any]) -> Demonstration:
         source = f"{self.path}, episode {row['episode_index']}"
@@ -427,12 +433,15 @@ class LeRobotDataset:
         """Of an image column: {"bytes": png or jpeg}."""
         from PIL import Image
 
-        path = self._file(row["file"])
-        with _Reading(path):
-            rows = open_parquet(path).read(columns=[key])[key]
+        table = self._cut(row, lambda name: name == key)
+        if key not in table.column_names:
+            raise DataError(
+                f"{source}: expected pictures in column {key}, as meta/info.json says, found no such column in "
+                f"{row['file']}; copy the data set again"
+            )
         out = []
         for step in steps:
-            cell = rows[row["from"] + step].as_py()
+            cell = table[key][step].as_py()
             data = cell.get("bytes") if isinstance(cell, dict) else None
             if not data:
                 raise DataError(

@@ -27,7 +27,14 @@ import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError
 from mmrl.robotics.actions import ActionCodec
-from mmrl.robotics.contract import ActionError, EnvSpec, InitialState, Simulator, make_simulator
+from mmrl.robotics.contract import (
+    ActionError,
+    EnvSpec,
+    InitialState,
+    Simulator,
+    check_finite,
+    make_simulator,
+)
 from mmrl.robotics.datasets.demonstration import RecordedEpisode
 from mmrl.robotics.datasets.mp4 import VideoSettings
 from mmrl.robotics.datasets.writer import LeRobotWriter
@@ -97,11 +104,13 @@ def play_expert(
         [seed, zlib.crc32(spec.key.encode()), int(state.split == "eval"), state.index, repeat]
     )
     act = simulator.expert(rng, noise)
-    steps, seen, labels, executed, rewards, success = [], [], [], [], [], []
+    steps, seen, labels, executed, success = [], [], [], [], []
+    rewards: list[float] = []
     for t in range(spec.horizon):
         if t % every == 0:
             steps.append(t)
             seen.append(simulator.observe())
+            check_finite(spec, np.array(rewards[-1:]), seen[-1].proprio, f"in step {t}")
         action, label = (np.asarray(value, np.float64) for value in act())
         if not (np.isfinite(action).all() and np.isfinite(label).all()):
             raise ActionError(

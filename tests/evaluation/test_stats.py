@@ -159,3 +159,22 @@ def test_importing_needs_neither_numpy_nor_scipy() -> None:
         "import sys, mmrl.evaluation.stats; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("score_before", "score_after"), [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (0.5, 0.75)]
+)
+def test_equal_gains_are_not_certain(score_before: float, score_after: float) -> None:
+    """At least as wide as what a narrower interval of scipy leaves for units unlike the others."""
+    from scipy.stats import binomtest
+
+    for n in (1, 2, 4, 20, 300):
+        units = range(n)
+        gain = paired_gain({u: [score_before] for u in units}, {u: [score_after] for u in units})
+        assert gain is not None and gain.mean == score_after - score_before and gain.n == n
+        unlike = binomtest(0, n).proportion_ci(0.90, "wilson").high
+        assert gain.low <= gain.mean - unlike * (gain.mean + 1) and gain.low >= -1
+        assert gain.high >= gain.mean + unlike * (1 - gain.mean) and gain.high <= 1
+    # of numbers without bounds nothing is known of a unit that is unlike the others
+    free = paired_gain({u: [3.0] for u in range(4)}, {u: [5.0] for u in range(4)})
+    assert free is not None and (free.low, free.high) == (2.0, 2.0)

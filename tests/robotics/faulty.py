@@ -1,6 +1,6 @@
 """The tiny simulator with faults, for tests and for scripts/torture_pool.py: suite 'tests.robotics.faulty:FaultySimulator'.
 
-Options on top of the tiny ones: fault (one of FAULTS), at (the control step that has it, 1 the first), states (indices of
+Options on top of the tiny ones: fault (of FAULTS or _WRONG), at (the control step that has it, 1 the first), states (indices of
 the initial states that have it; default all), once (a path: the first episode that creates this file has it, no other),
 builds (a path that counts how often a simulator of this spec was opened, by any process) and no_build (which of these, 1 the
 first, fail as a driver without a GL context does), no_close (an episode that has a fault cannot be closed), chaos (probability
@@ -9,6 +9,7 @@ that an episode has a fault drawn from `faults` by its seed and by its row, whic
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ FAULTS = (
     "noise",
     "raise_close",
 )
+_WRONG = ("nan_reward", "nan_state", "nan_state_reset", "endless", "goes_on")  # in no chaos
 _OWN = {
     "fault": "",
     "at": 1,
@@ -65,7 +67,7 @@ def _filled(mebibytes: int) -> bytearray:
 class FaultySimulator(TinySimulator):
     def __init__(self, spec: EnvSpec) -> None:
         self.own = {**_OWN, **{k: v for k, v in spec.options.items() if k in _OWN}}
-        assert self.own["fault"] in ("", *FAULTS)
+        assert self.own["fault"] in ("", *FAULTS, *_WRONG)
         super().__init__(
             replace(spec, options={k: v for k, v in spec.options.items() if k not in _OWN})
         )
@@ -114,7 +116,19 @@ class FaultySimulator(TinySimulator):
     def step(self, action_A: np.ndarray) -> StepResult:
         if self.steps + 1 == self.own["at"]:
             self._do(self.fault)
-        return super().step(action_A)
+        result = super().step(action_A)
+        if self.fault == "nan_reward" and self.steps >= self.own["at"]:
+            return replace(result, reward=math.nan)
+        if self.fault == "endless":
+            return replace(result, terminated=False, truncated=False, success=False)
+        if self.fault == "goes_on":
+            return replace(
+                result,
+                terminated=False,
+                truncated=self.steps >= self.spec.horizon,
+                success=True,
+            )
+        return result
 
     def observe(self) -> Observation:
         seen = super().observe()
@@ -122,6 +136,8 @@ class FaultySimulator(TinySimulator):
             return replace(
                 seen, images={name: picture[:-1] for name, picture in seen.images.items()}
             )
+        if self.fault == "nan_state_reset" or (self.fault == "nan_state" and self.steps):
+            return replace(seen, proprio=np.full_like(seen.proprio, np.nan))
         return seen
 
     def close(self) -> None:

@@ -93,6 +93,9 @@ def status(folder: Path) -> str:
         ("bad_picture", "expected pictures uint8 (32, 32, 3)"),
         ("kill_reset", "SIGKILL"),
         ("raise_reset", "the physics exploded"),
+        ("nan_reward", "expected finite rewards and proprioception, found [nan"),
+        ("nan_state", "and [nan nan] after"),
+        ("nan_state_reset", "and [nan nan] after a reset"),
         ("memory", "is above the limit of 0.45 GiB"),
     ],
 )
@@ -123,7 +126,9 @@ def test_one_state_that_always_fails_costs_its_group_and_nothing_else(
     assert row["train/parse_rate"] == pytest.approx(1 - 1 / row["train/groups/asked"])
     stats = trainer.rollouts.pool.stats()
     assert adds_up(trainer.rollouts.pool) and stats.running == 0 and status(tmp_path) == "finished"
-    assert stats.respawns == (0 if fault in ("raise", "bad_picture", "raise_reset") else 3 * tries)
+    assert stats.respawns == (
+        3 * tries if fault in ("kill", "exit", "hang", "kill_reset", "memory") else 0
+    )
 
 
 def test_members_lost_with_their_worker_cost_no_retry_of_their_own(
@@ -261,6 +266,39 @@ def test_attempts_that_fail_during_an_evaluation_of_an_async_run_are_kept(
         for f in (tmp_path / "run" / "eval").glob("*/results.json")
     ]
     assert len(evaluations) == 5 and not any(e["failed_attempts"] for e in evaluations)
+
+
+def test_a_state_that_kills_every_member_costs_the_budget_no_more_than_one_of_them(
+    policy: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        policy, tmp_path, "env.retries=1", "env.respawns=4", fault="kill_reset", states=[2]
+    )
+    trainer.fit()
+    assert trainer.rollouts.pool.stats().respawns == 3 * 2 and status(tmp_path) == "finished"
+
+
+def test_an_episode_beyond_its_horizon_ends_the_run_and_names_the_simulator(
+    policy: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(policy, tmp_path, fault="endless", states=[2])
+    with pytest.raises(
+        ConfigError, match=r"FaultySimulator/reach: .*env.horizon = 12 .*after 12: "
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_an_episode_that_goes_on_after_its_success_does_so_by_its_simulators_word(
+    policy: Path, tmp_path: Path, says: bool
+) -> None:
+    trainer = trainer_of(policy, tmp_path, fault="goes_on", stop_at_success=says)
+    if says:
+        with pytest.raises(ConfigError, match=r"FaultySimulator/reach: .* that goes on: "):
+            trainer.fit()
+    else:
+        trainer.fit()
+        assert status(tmp_path) == "finished"
 
 
 def test_a_spent_budget_of_respawns_ends_the_run(policy: Path, tmp_path: Path) -> None:

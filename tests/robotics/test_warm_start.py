@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from mmrl.cli.run import is_embodied, run_config, sft_command, train_command
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, DataError
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec
+from mmrl.robotics.datasets.lerobot import LeRobotDataset
 from mmrl.robotics.demonstrations import demo_states, load_demos, record_demos
 from mmrl.robotics.sft import DemoSteps
 from mmrl.training.sft import run_sft, supervised_source, supervised_world
@@ -76,8 +82,129 @@ def test_wrong_demonstrations_are_named(model: Path, demos: Path, tmp_path: Path
         model, f"demos.path={demos}", "env.tasks=[pick]", "env.options={}", "demos.steps=1"
     )
     with pytest.raises(
-        ConfigError, match="expected demonstrations of 3 action dimensions, found 2"
+        ConfigError, match="expected demonstrations of 3 action dimensions, as tiny has, found 2"
     ):
+        supervised_source(config, supervised_world(config)).load_policy(print)
+
+
+@pytest.mark.slow
+def test_a_recording_of_other_states_is_not_taken_for_these(model: Path, demos: Path) -> None:
+    same = (f"dir={demos.parent}", "name=clone", "env.workers=1", "env.options={discs: 1}")
+    assert record_demos(config_of(model, *same, "demos.episodes=12")) == demos
+    for changed in (("demos.episodes=30",), ("demos.episodes=12", "demos.first_state=7")):
+        with pytest.raises(
+            ConfigError,
+            match=r"states was 12 from train-500000, now (30 from train-500000|12 from train-7)",
+        ):
+            record_demos(config_of(model, *same, *changed))
+
+
+def renamed(demos: Path, out: Path, image_size: int = 32, state: int = 2) -> Path:
+    """The set with the columns of openpi's LIBERO data, and pictures in its parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (out / "meta/episodes").mkdir(parents=True)
+    (out / "data/chunk-000").mkdir(parents=True)
+    info = json.loads((demos / "meta/info.json").read_text())
+    features = info["features"]
+    columns = {"actions": features["action"], "state": {"dtype": "float32", "shape": [state]}}
+    info["features"] = {
+        **columns,
+        "image": {"dtype": "image", "shape": [image_size, image_size, 3]},
+    }
+    (out / "meta/info.json").write_text(json.dumps(info))
+    shutil.copy(demos / "meta/tasks.parquet", out / "meta/tasks.parquet")
+    shutil.copytree(demos / "meta/episodes", out / "meta/episodes", dirs_exist_ok=True)
+    table = pq.read_table(demos / "data/chunk-000/file-000.parquet")
+    whole = LeRobotDataset(demos)
+    cells = []
+    for demo in whole:
+        for step in range(len(demo)):
+            shown = demo.pictures("base", [step])[0]
+            data = io.BytesIO()
+            Image.fromarray(shown).resize((image_size, image_size)).save(data, "png")
+            cells.append({"bytes": data.getvalue(), "path": None})
+    states = np.tile(np.stack(table["observation.state"].to_pylist()), state)[:, :state]
+    made = pa.table(
+        {
+            "actions": table["action"],
+            "state": pa.array(states.astype(np.float32).tolist()),
+            "image": pa.array(cells),
+            **{n: table[n] for n in ("timestamp", "episode_index", "task_index")},
+        }
+    )
+    lengths = [len(demo) for demo in whole]
+    with pq.ParquetWriter(out / "data/chunk-000/file-000.parquet", made.schema) as writer:
+        for begin, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
+            writer.write_table(made.slice(int(begin), length))
+    return out
+
+
+OTHER = ("demos.cameras={base: image}", "demos.action_key=actions", "demos.state_key=state")
+
+
+@pytest.mark.slow
+def test_a_set_with_other_names_is_the_same_demonstrations(
+    model: Path, demos: Path, tmp_path: Path
+) -> None:
+    theirs = renamed(demos, tmp_path / "set")
+    names = {"names": {"base": "image"}, "action_key": "actions", "state_key": "state"}
+    found, own = load_demos(theirs, ["base"], **names), load_demos(demos, ["base"])
+    assert len(found) == len(own) == 12
+    for a, b in zip(found, own, strict=True):
+        np.testing.assert_array_equal(a.actions, b.actions)
+        np.testing.assert_array_equal(a.images["base"][b.steps], b.images["base"])
+        np.testing.assert_array_equal(a.proprio[b.steps], b.proprio)
+    for given, words in (
+        ({}, r"expected a column action, found actions.*demos\.action_key"),
+        ({"action_key": "actions", "state_key": "stat"}, r"column stat, .*demos\.state_key.*state"),
+        (
+            {"action_key": "actions"},
+            r"a camera base, found image; .*demos\.cameras=\{base: image\}",
+        ),
+    ):
+        with pytest.raises((ConfigError, DataError), match=words):
+            load_demos(theirs, ["base"], **given)
+
+
+@pytest.mark.slow
+def test_pictures_of_an_episode_are_read_from_its_own_rows_alone(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    theirs = LeRobotDataset(renamed(demos, tmp_path / "set"), action_key="actions")
+    asked: list[list[int]] = []
+    read = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_groups",
+        lambda self, groups, **k: asked.append(groups) or read(self, groups, **k),
+    )
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    for demo in theirs:
+        demo.pictures("image", [0])
+    assert asked == [[number] for number in range(12) for _ in ("numbers", "pictures")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"state": 5}, r"of 2 proprioception values, as tiny has, found 5 .*demos\.state_key"),
+        (
+            {"image_size": 48},
+            r"of 32 pixels of height \(camera base\), as tiny has, found 48 .*env\.image_size",
+        ),
+    ],
+)
+def test_demonstrations_of_another_robot_or_size_are_refused_before_training(
+    model: Path, demos: Path, tmp_path: Path, made: dict[str, int], words: str
+) -> None:
+    theirs = renamed(demos, tmp_path / "set", **made)
+    config = config_of(model, f"demos.path={theirs}", "vla.proprio=true", *OTHER)
+    with pytest.raises(ConfigError, match=words):
         supervised_source(config, supervised_world(config)).load_policy(print)
 
 
