@@ -181,7 +181,8 @@ def evaluate(
 ) -> Evaluation:
     """Answer and judge held-out data; `.results` holds means with 95 % intervals, `.predictions` every completion.
 
-    Without `config` a checkpoint is evaluated with the settings that its run had (length limit, temperature, pixels).
+    Without `config` a checkpoint is evaluated with the settings that its run had: length limit, temperature, pixels, and the
+    parameters of this task, over which `params` goes.
 
     Args:
         model: checkpoint of a run, or folder or hub name of a model.
@@ -192,6 +193,7 @@ def evaluate(
         out: folder for results.json, predictions.jsonl and submissions; default: nothing is written.
     """
     from mmrl.data.sources import load_sources
+    from mmrl.evaluation.settings import taught_params
     from mmrl.policy.loading import load_policy
 
     _check_model(model)
@@ -207,6 +209,7 @@ def evaluate(
             if out is not None
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
         )
+        known = {**taught_params(settings, name), **known}
         source = DataSource(task=name, path=str(stored(data, rows)), params=known, limit=limit)
         sources = load_sources(
             [source],

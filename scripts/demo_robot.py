@@ -5,6 +5,7 @@
     python -m scripts.demo_robot maniskill_pull       # the same recipe on PullCube-v1
     python -m scripts.demo_robot maniskill_48         # PushCube-v1 with 48 steps instead of 14: time for a second try
     python -m scripts.demo_robot libero               # two tasks of libero_goal, cloned first: two hours
+    python -m scripts.demo_robot libero_stove         # one of them, from a weaker clone, for twice as long: two hours
     python -m scripts.demo_robot maniskill --seeds 3 --record
 
 Trains the warm-started policy of assets/ with configs/robot_tiny.yaml or configs/maniskill_tiny.yaml, prints success on 100 fresh
@@ -38,13 +39,25 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("env.tasks=[PullCube-v1]", "vla.prompt=pull", "model.path=assets/tiny_vla_pull"),
     ),
     "libero": ("libero_tiny", ()),
+    # one task alone, from a clone that solves half of its states
+    "libero_stove": (
+        "libero_tiny",
+        (
+            "env.tasks=[libero_goal/7]",
+            "demos.steps=200",
+            "optim.lr=4e-4",
+            "optim.schedule=constant",
+            "train.steps=40",
+            "eval.samples=10",
+        ),
+    ),
 }
 """Suite -> recipe of configs/ and what is changed in it."""
 
 PACKAGES = {"maniskill": ("mani_skill", "sapien"), "libero": ("hf-libero", "robosuite", "mujoco")}
 """Simulator -> packages whose versions a record names."""
 
-SUITES = {"libero": "libero_goal"}
+SUITES = {"libero": "libero_goal", "libero_stove": "libero_goal"}
 """Recipes whose policy is cloned first, and trained for fewer control steps than the published ones of this suite, whose rules its
 evaluations follow."""
 
@@ -59,7 +72,8 @@ def cloned(recipe: str, overrides: list[str]) -> Path:
             f"trains the policy that was cloned earlier into {clone}; remove the folder to clone it anew"
         )
     else:
-        sft_command(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", overrides, clone, quiet=False)
+        name, changes = RECIPES[recipe]
+        sft_command(ROOT / "configs" / f"{name}.yaml", [*changes, *overrides], clone, quiet=False)
     return clone
 
 
@@ -70,7 +84,8 @@ def evaluated(recipe: str, overrides: list[str], policy: Path, out: Path) -> Pat
     found = out / SUITES[recipe]
     if (found / "results.json").is_file():  # of an earlier call
         return found
-    config = load_embodied(ROOT / "configs" / f"{RECIPES[recipe][0]}.yaml", overrides)
+    name, changes = RECIPES[recipe]
+    config = load_embodied(ROOT / "configs" / f"{name}.yaml", [*changes, *overrides])
     command = ["eval", str(policy), "--suite", SUITES[recipe], "--out", str(out)]
     command += ["--samples", str(config.eval.samples), f"env.tasks={json.dumps(config.env.tasks)}"]
     command += [f"env.options={json.dumps(config.env.options)}"]

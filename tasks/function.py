@@ -66,7 +66,8 @@ class FunctionTask(Task):
         return type(self).function(*given)
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
-        """What the function returns, a number or a mapping with 'reward' and metrics; None is a recorded failure ('no_reward').
+        """What the function returns, a number or a mapping with 'reward' and metrics; None is not judged: a recorded failure
+        ('reward_none'), as where a reward raises, and left out of training.
 
         Raises TypeError for anything else, which is recorded with the completion as every error of a reward is.
         """
@@ -81,7 +82,7 @@ class FunctionTask(Task):
                 f"expected a mapping with the key 'reward', found the keys {', '.join(map(str, table)) or 'none'}"
             )
         if table["reward"] is None:
-            return Score.failure("no_reward", self.part_names)
+            return Score.failure("reward_none", self.part_names)
         for name, value in table.items():
             # numpy's and torch's scalars are numbers
             if not isinstance(value, Real) and getattr(value, "shape", None) != ():

@@ -58,30 +58,6 @@ def settings_of(
     return base
 
 
-def _taught(base: RunConfig, task: str) -> dict[str, Any]:
-    """Parameters the run gave this task: of its own source, or as a member of a mixed one."""
-    sources = (*base.data.eval, *base.data.train)
-    known = next((s for s in sources if s.task == task), None)
-    if known is not None:
-        return dict(known.params)
-    mixed = next((s for s in sources if s.task == "mixed"), None)
-    if mixed is None:
-        return {}
-    members = _mapping(mixed.params, "tasks")
-    return {**_mapping(mixed.params, "shared"), **_mapping(members, task)}
-
-
-def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Of the parameters that a checkpoint has for task mixed. Raises ConfigError."""
-    found = params.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(
-            f"expected parameters of task mixed in the checkpoint's settings, found {name}: {str(found)[:80]}; give "
-            "the run's configuration with --config"
-        )
-    return found
-
-
 def print_skipped(sources: Sequence[LoadedSource]) -> None:
     """One line per source whose reader left rows out, on request (counted by reason) or because they are broken; one more where
     rows that are used were adjusted."""
@@ -151,13 +127,14 @@ def eval_command(
         )
     base = settings_of(checkpoint, config, overrides, trust_code)
     from mmrl.data.sources import load_sources
+    from mmrl.evaluation.settings import taught_params
     from mmrl.evaluation.suites import read_at
     from mmrl.policy.loading import load_policy
     from mmrl.registry import resolve_task
     from mmrl.workers.prefetch import prefetching
 
     resolve_task(task)  # the user's own word, before the checkpoint has one
-    params = _taught(base, task)
+    params = taught_params(base, task)
     params = params if answers is None else read_at(task, params, answers)
     with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
         sources = load_sources(
@@ -371,10 +348,11 @@ def _loaded(
 ) -> list[LoadedSource]:
     """The suite's samples; what is left out of them is printed."""
     from mmrl.data.sources import load_sources
+    from mmrl.evaluation.settings import taught_params
     from mmrl.evaluation.suites import source_of
 
     found = load_sources(
-        [source_of(suite, data_root, limit, _taught(base, suite.task), answers)],
+        [source_of(suite, data_root, limit, taught_params(base, suite.task), answers)],
         on_error=base.data.on_error,
         orientation=base.data.image.orientation,
         where=f"--data-root (suite {name})",

@@ -21,7 +21,7 @@ import typer
 from mmrl.cli.families import families_app
 from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.config.shipped import recipe_file
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.errors import ConfigError, DataError, MMRLError
 from mmrl.files import storage_error
 from mmrl.operations.startup import loaded, loading
 from mmrl.operations.terminal import show_controls
@@ -147,15 +147,19 @@ def resume(
 def sft(
     config: ConfigFile,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="folder for the trained model")] = Path(
-        "runs/sft/model"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder for the trained model; default: DIR/NAME_sft/model of the run"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace the model that is there")
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
 ) -> None:
     """Supervised warm start on the gold answers of the training data."""
     from mmrl.cli.run import sft_command
 
-    sft_command(config, overrides or [], out, quiet=quiet)
+    sft_command(config, overrides or [], out, overwrite=overwrite, quiet=quiet)
 
 
 @app.command(name="try")
@@ -477,6 +481,10 @@ def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None
     """Write RUN/report.html: one self-contained page with curves, pictures and timing."""
     from mmrl.report import build_report
 
+    if run.is_dir() and not any((run / name).exists() for name in ("run.json", "metrics.jsonl")):
+        raise DataError(
+            f"expected the folder of a run, with run.json or metrics.jsonl, found neither in {run}; give DIR/NAME of the run"
+        )
     typer.echo(f"report: {build_report(run)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from mmrl.cli.display import Display, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.config.presets import read_preset
 from mmrl.diagnostics.diagnosis import trained
-from mmrl.errors import MMRLError
+from mmrl.errors import ConfigError, MMRLError
 from mmrl.files import optional
 from mmrl.operations.console import Console, quiet_transformers
 from mmrl.operations.restart import resume_command_of
@@ -374,10 +375,38 @@ def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
     return rows
 
 
-def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -> None:
-    """Fine-tune a model on gold answers, or on demonstrations, and save it in Hugging Face format; failures.jsonl lists the samples
-    that could not be read."""
+def _check_free(out: Path, model: str, *, overwrite: bool) -> None:
+    """Raises ConfigError where saving the trained model in `out` would write over something that nobody asked to replace."""
+    if out.exists() and Path(model).exists() and out.resolve() == Path(model).resolve():
+        raise ConfigError(
+            f"expected --out to be another folder than that of the model that is trained, found {out}; name a new one"
+        )
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"expected --out to be a new or empty folder, found files in {out}; name another one, or replace the model in it with "
+            "--overwrite"
+        )
+    if not (out / "config.json").is_file():
+        raise ConfigError(
+            f"expected --overwrite to replace a model, found no config.json in {out}; it holds something else: name another folder"
+        )
+
+
+def sft_command(
+    config: Path,
+    overrides: list[str],
+    out: Path | None = None,
+    *,
+    overwrite: bool = False,
+    quiet: bool,
+) -> None:
+    """Fine-tune a model on gold answers, or on demonstrations, and save it in Hugging Face format (in `out`; default
+    DIR/NAME_sft/model); failures.jsonl lists the samples that could not be read. With `overwrite` a model that is there is replaced
+    when the new one is trained. Raises ConfigError where anything else is there."""
     settings = run_config(config, overrides)
+    out = Path(settings.dir) / f"{settings.name}_sft" / "model" if out is None else out
     quieten(settings)
     import torch
 
@@ -388,6 +417,8 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
     # what does not go together must fail before a model is loaded
     world = supervised_world(settings)
     torch.manual_seed(settings.seed)
+    with world.raise_on_all_ranks():
+        _check_free(out, settings.model.path, overwrite=overwrite)
     source = supervised_source(settings, world)
     display = Display(source.steps, quiet or not world.is_main)
     with display:
@@ -404,6 +435,8 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
         )
     with world.raise_on_all_ranks():
         if world.is_main:
+            if overwrite and out.exists():
+                shutil.rmtree(out)  # not a file of the old one, as shards, stays beside the new
             source.save(policy, out)
             _write_failures(last["failures"], out / "failures.jsonl", display)
             write_manifest(out, source.steps)

@@ -57,7 +57,7 @@ _TRL: dict[str, Meaning] = {
     "entropy_coef_min": Meaning("algorithm.entropy.coef_min"),
     "entropy_coef_max": Meaning("algorithm.entropy.coef_max"),
     "learning_rate": Meaning("optim.lr"),
-    "lr_scheduler_type": Meaning("optim.schedule"),
+    "lr_scheduler_type": Meaning("optim.schedule", "constant, linear or cosine"),
     "warmup_steps": Meaning("optim.warmup_steps"),
     "weight_decay": Meaning("optim.weight_decay"),
     "max_grad_norm": Meaning("optim.max_grad_norm"),
@@ -203,7 +203,9 @@ _VERL: dict[str, Meaning] = {
     "actor_rollout_ref.actor.freeze_vision_tower": Meaning("model.freeze", "`[vision]`"),
     "actor_rollout_ref.actor.optim.lr": Meaning("optim.lr"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps": Meaning("optim.warmup_steps"),
-    "actor_rollout_ref.actor.optim.lr_scheduler_type": Meaning("optim.schedule"),
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": Meaning(
+        "optim.schedule", "constant, linear or cosine"
+    ),
     "actor_rollout_ref.actor.optim.weight_decay": Meaning("optim.weight_decay"),
     "actor_rollout_ref.actor.optim.clip_grad": Meaning("optim.max_grad_norm"),
     "actor_rollout_ref.actor.grad_clip": Meaning("optim.max_grad_norm"),

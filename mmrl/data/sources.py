@@ -22,7 +22,7 @@ from mmrl.data.demonstrations import check_demonstrations
 from mmrl.data.pass_rates import filter_by_rate, read_pass_rates
 from mmrl.errors import DataError, MediaError
 from mmrl.files import json_line, write_text
-from mmrl.registry import task_from_spec
+from mmrl.registry import OFFERED, task_from_spec
 from mmrl.task import Task
 from mmrl.types import Sample
 from mmrl.video.media import Orientation
@@ -141,6 +141,8 @@ def _rows(task: Task, config: DataSource) -> tuple[Sample, ...]:
     try:
         return tuple(task.load(config.path))
     except DataError as error:
+        if config.task.startswith(OFFERED):  # no command knows a task of the caller's own process
+            raise
         raise DataError(
             f"{error} (all of them at once: mmrl tasks check {config.task} --all --data {config.path})"
         ) from error

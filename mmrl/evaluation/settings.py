@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.config import RunConfig
+from mmrl.errors import ConfigError
 from mmrl.policy.attention import choose_attention
 from mmrl.policy.loading import device_and_precision, family_at
 from mmrl.rollout import SamplingSettings
 from mmrl.rollout.group_generator import sampling_settings
 
-__all__ = ["EvalSettings", "eval_settings", "protocol_of"]
+__all__ = ["EvalSettings", "eval_settings", "protocol_of", "taught_params"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,3 +72,28 @@ def eval_settings(
         views=tuple(config.eval.views),
         gallery=config.eval.gallery,
     )
+
+
+def taught_params(base: RunConfig, task: str) -> dict[str, Any]:
+    """Parameters that a run gave this task: of its own source, or as a member of a mixed one; a task that is a Python object, by
+    its name. Raises ConfigError."""
+    sources = (*base.data.eval, *base.data.train)
+    known = next((s for s in sources if s.task == task), None)
+    if known is not None:
+        return dict(known.params)
+    mixed = next((s for s in sources if s.task == "mixed"), None)
+    if mixed is None:
+        return {}
+    members = _mapping(mixed.params, "tasks")
+    return {**_mapping(mixed.params, "shared"), **_mapping(members, task)}
+
+
+def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Of the parameters that a checkpoint has for task mixed. Raises ConfigError."""
+    found = params.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"expected parameters of task mixed in the checkpoint's settings, found {name}: {str(found)[:80]}; give "
+            "the run's configuration with --config"
+        )
+    return found

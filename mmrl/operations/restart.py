@@ -56,11 +56,18 @@ def resumes(asked: Resume, run: Path, world: World) -> bool:
     """Whether the run in `run` is to be continued; collective, the main process's answer.
 
     auto: where the folder holds a run. Also where the launcher restarted the processes (TORCHELASTIC_RESTART_COUNT) and the run in
-    the folder was begun by this very launch: what an earlier launch left there still needs --resume or --overwrite.
+    the folder was begun by this very launch: what an earlier launch left there still needs --resume or --overwrite. Raises
+    ConfigError for a run that is to be continued (True) and is not there.
     """
     held = (run / "run.json").exists() or (run / "metrics.jsonl").exists()
-    found = asked is True or (held and (asked == "auto" or _begun_by_this_launch(run)))
-    return world.gather([found])[0]
+    found = held and (asked in (True, "auto") or _begun_by_this_launch(run))
+    held, found = world.gather([(held, found)])[0]
+    if asked is True and not held:
+        raise ConfigError(
+            f"expected a run to continue in {run}, found none; correct dir and name, or start it where it is not there yet with "
+            "--auto-resume (resume='auto' in Python)"
+        )
+    return found
 
 
 def _begun_by_this_launch(run: Path) -> bool:

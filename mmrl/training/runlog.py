@@ -253,6 +253,13 @@ class RunFolder:
         (self.path / name).parent.mkdir(exist_ok=True)
         append(self.path / name, [json_line(row) for row in rows])
 
+    def last_metrics(self) -> dict[str, Any]:
+        """The last whole row of metrics.jsonl; {} where there is none."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else []
+        whole = [line for line in lines if _step_of(line, -1) >= 0]
+        return dict(json.loads(whole[-1])) if whole else {}
+
     def rewind(self, step: int) -> None:
         """Forget everything after `step`: it will be written again, identically, by the resumed run."""
         for name in ("metrics.jsonl", "alarms.jsonl", "failures.jsonl"):

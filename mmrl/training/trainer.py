@@ -329,7 +329,7 @@ class Trainer:
         return [*self.rollouts.train_sources, *self.rollouts.eval_sources]
 
     def _loop(self, trackers: Trackers) -> dict[str, Any]:
-        c, row = self.config, {}
+        c, row = self.config, self.folder.last_metrics() if self.start_step else {}
         with self._alarmed(self.start_step):
             self.rollouts.sync()
         if self.start_step == 0:

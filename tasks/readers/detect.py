@@ -12,6 +12,7 @@ from typing import Any
 
 from mmrl.data.bounds import lines_bounded, read_bounded
 from mmrl.errors import DataError
+from mmrl.tasks.readers.tables import refuse_saved_to_disk
 
 __all__ = ["detect_format"]
 
@@ -213,6 +214,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _of_folder(where: Path) -> str:
+    refuse_saved_to_disk(where)
     if any(where.glob("refs(*).p")):
         return "refer"
     if (where / "dataset_info.json").is_file():

@@ -7,7 +7,8 @@
 Each row is one question: an optional system message (kept in params.system), a user turn and an assistant turn whose text,
 inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
 of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
-A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags, pictures in `images`. A row's
+A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags, pictures in `images`; or
+`messages` with role and content, as ms-swift, TRL and OpenAI write them, its truth in `solution` where no assistant speaks. A row's
 `problem_type` (or the column `type_key`) names its task; without it the task asked for holds.
 
     python -c "from mmrl.tasks.readers.llama_factory import read_llama_factory as r; print(len(r('data', dataset='my_set')))"
@@ -32,7 +33,15 @@ from mmrl.tasks.readers.common import (
     text_of,
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from mmrl.tasks.readers.tables import media_folder, picture, read_files, read_json, row_id, rows_of
+from mmrl.tasks.readers.tables import (
+    media_folder,
+    picture,
+    read_files,
+    read_json,
+    row_id,
+    rows_of,
+    words_of,
+)
 from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
@@ -48,6 +57,14 @@ _TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
+_OPENAI = {
+    **_TAGS,
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+}
+"""Tags of `messages`, the column of ms-swift, TRL and OpenAI."""
 _COLUMNS = {
     "messages": "conversations",
     "system": None,
@@ -65,6 +82,7 @@ class _Set(NamedTuple):
     files: list[Path]
     columns: dict[str, Any]
     tags: dict[str, str]
+    described: bool = True  # by dataset_info.json, not by default
 
 
 def _names(
@@ -128,6 +146,7 @@ def _resolve(path: Path, dataset: str | None) -> _Set:
             [path],
             {**_COLUMNS, "images": "images", "videos": "videos", "audios": "audios"},
             dict(_TAGS),
+            described=False,
         )
     name, entry = _entry(info, dataset, data_file.name if data_file else None)
     where = f"{info}: data set {name!r}"
@@ -155,12 +174,17 @@ def _resolve(path: Path, dataset: str | None) -> _Set:
 def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str | None]:
     """(question, answer, system text or None) of a row. Raises RowError for anything but one question and one answer."""
     column, tags = chosen.columns["messages"], chosen.tags
+    mend = "in dataset_info.json"
+    if not chosen.described:
+        mend = "in a dataset_info.json, or map the columns that there are (reader.columns)"
+        if column not in row and "messages" in row:
+            column, tags = "messages", _OPENAI
     turns = row.get(column)
     if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
         raise RowError(
             f"a list of messages in '{column}'",
             repr(turns)[:80],
-            "correct columns.messages in dataset_info.json",
+            f"correct columns.messages {mend}",
         )
     for turn in turns:
         for tag in ("role_tag", "content_tag"):
@@ -168,12 +192,18 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
                 raise RowError(
                     f"'{tags[tag]}' in every message",
                     f"keys {sorted(turn)}",
-                    f"correct tags.{tag} in dataset_info.json",
+                    f"correct tags.{tag} {mend}",
                 )
     system = row.get(chosen.columns["system"]) if chosen.columns["system"] else None
     if turns and turns[0][tags["role_tag"]] == tags["system_tag"]:
         system, turns = turns[0][tags["content_tag"]], turns[1:]
     roles = [turn[tags["role_tag"]] for turn in turns]
+    if roles == [tags["user_tag"]] and not chosen.described and "solution" in row:
+        turns = [
+            *turns,
+            {tags["content_tag"]: row["solution"]},
+        ]  # of rows for reinforcement learning
+        roles.append(tags["assistant_tag"])
     if roles != [tags["user_tag"], tags["assistant_tag"]]:
         known = [
             tags[tag] for tag in ("user_tag", "assistant_tag", "observation_tag", "function_tag")
@@ -181,14 +211,16 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
         fix = (
             "split it into one row per question"
             if all(role in known for role in roles)
-            else "correct tags.user_tag and tags.assistant_tag in dataset_info.json"
+            else f"correct tags.user_tag and tags.assistant_tag {mend}"
         )
         raise RowError(
             f"one turn of '{tags['user_tag']}' and one of '{tags['assistant_tag']}'",
             f"{roles!r:.80}",
             fix,
         )
-    question, answer = (text_of(turn[tags["content_tag"]], tags["content_tag"]) for turn in turns)
+    question, answer = (
+        text_of(words_of(turn[tags["content_tag"]]), tags["content_tag"]) for turn in turns
+    )
     return question, answer, text_of(system, "system") if system else None
 
 
@@ -255,7 +287,10 @@ def read_llama_factory(
             text, answer, system = _conversation(row, chosen)
             videos, values = _media(row, chosen, text, images_only)
             question = ask(
-                text, Media(tuple(videos), ("",) * len(values), [], {}), chosen.tags["content_tag"]
+                text,
+                Media(tuple(videos), ("",) * len(values), [], {}),
+                chosen.tags["content_tag"],
+                exact=chosen.described or "messages" not in row,  # parts of a content have no marks
             )
             media = load_media(
                 videos, [picture(value, root, store) for value in values], clips, size_of

@@ -31,7 +31,15 @@ from mmrl.tasks.readers.common import (
     text_of,
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task
-from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
+from mmrl.tasks.readers.tables import (
+    data_files,
+    media_folder,
+    picture,
+    read_files,
+    row_id,
+    rows_of,
+    words_of,
+)
 from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, video_names
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
@@ -122,21 +130,6 @@ def _column(row: Mapping[str, Any], columns: Mapping[str, str], field: str) -> A
     return value
 
 
-def _words(content: Any) -> Any:
-    """A message's content as text: its texts where it is a list of parts; anything else as it is."""
-    if (
-        isinstance(content, list)
-        and content
-        and all(isinstance(part, Mapping) and "type" in part for part in content)
-    ):
-        return "\n".join(
-            part["text"]
-            for part in content
-            if part["type"] == "text" and isinstance(part.get("text"), str)
-        )
-    return content
-
-
 def _pictures(value: Any) -> list[Any]:
     """Pictures of a column: one or a list of them; {"image": ...} parts give what they hold."""
     found = [
@@ -190,7 +183,7 @@ def read_mapped(
             )
             hears = Path(audio_root) if audio_root else root
             sounds = audio_names(_column(row, names, "audio"))
-            words = text_of(_words(_column(row, names, "question")), names["question"])
+            words = text_of(words_of(_column(row, names, "question")), names["question"])
             words = without_audio_marks(words, len(sounds), names["question"])
             question = ask(words, media, names["question"], exact=False)
             params = {
@@ -206,7 +199,7 @@ def read_mapped(
                 question, behind = split_options(question)
                 options = options_in(behind)
             params |= {"options": options} if options else {}
-            answer = _words(_column(row, names, "answer"))
+            answer = words_of(_column(row, names, "answer"))
             if answer is None:
                 raise RowError(
                     f"the truth in {names['answer']!r}",

@@ -2,6 +2,7 @@
 
     {"id": "7", "image": "images/7.png", "question": "red circle", "answer": [10, 12, 60, 61], "frame": "abs_orig"}
 
+<image>, <video> and <audio> in a question stand for its media, as many as those or none.
 What an answer is belongs to the task (see its check_answer). `images` (a list) may stand for `image`; `task` names the
 row's task where one file mixes several; `video` or `videos` name clips (files, or folders of frames), `audio` or `audios` sounds
 (wav, flac, mp3 ..., or a clip whose sound is meant); `frame` (abs_orig, rel1000 or rel1; default abs_orig), `source` and
@@ -23,7 +24,7 @@ from mmrl.data.bounds import read_bounded
 from mmrl.data.json_lines import RowError, TwiceError, json_lines, keys_once
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
-from mmrl.tasks.readers.audios import resolve_audio
+from mmrl.tasks.readers.audios import resolve_audio, without_audio_marks
 from mmrl.tasks.readers.common import (
     MAP_COLUMNS,
     Check,
@@ -37,6 +38,7 @@ from mmrl.tasks.readers.common import (
     resolve_image,
     text_of,
 )
+from mmrl.tasks.readers.video_rows import Media, ask
 from mmrl.tasks.readers.videos import clip_facts, resolve_video
 from mmrl.types import Sample
 
@@ -174,13 +176,19 @@ def sample_from_row(
         id=str(row.get("id", f"{stem}-{number}")),
         task=task,
         source=str(row.get("source", stem)),
-        question=text_of(row.get("question"), "question"),
+        question=_question(row, Media(videos, images, sizes, params), len(audios)),
         answer=check(task, row["answer"], frame, sizes, params),
         images=images,
         videos=videos,
         params=params,
         audios=audios,
     )
+
+
+def _question(row: dict[str, Any], media: Media, sounds: int) -> str:
+    """Without its placeholders, as every reader has it: none of them is a text of the model's own."""
+    words = without_audio_marks(text_of(row.get("question"), "question"), sounds, "question")
+    return ask(words, media, "question", exact=False)
 
 
 def _paths(row: dict[str, Any], key: str) -> list[Any]:

@@ -31,9 +31,11 @@ __all__ = [
     "question_of",
     "read_files",
     "read_json",
+    "refuse_saved_to_disk",
     "row_id",
     "rows_of",
     "size_params",
+    "words_of",
 ]
 
 _LEADING = re.compile(r"(?:\s*<image>)+\s*")
@@ -120,10 +122,22 @@ def rows_of(
     )
 
 
+def refuse_saved_to_disk(folder: Path) -> None:
+    """Raises DataError for what `datasets.Dataset.save_to_disk` wrote: a cache of one version of datasets, no format for rows."""
+    if (folder / "dataset_dict.json").is_file() or (
+        (folder / "state.json").is_file() and any(folder.glob("*.arrow"))
+    ):
+        raise DataError(
+            f"expected a file of rows, found a data set that datasets.save_to_disk wrote in {folder}; write it with "
+            "load_from_disk(...).to_parquet('rows.parquet'), or give load_from_disk(...) to mmrl.Trainer as data"
+        )
+
+
 def data_files(path: Path, *patterns: str) -> list[Path]:
     """`path` itself when it is a file, else the files of the folder that fit the first pattern with any. Raises DataError."""
     if not path.is_dir():
         return [path]
+    refuse_saved_to_disk(path)
     for pattern in patterns:
         found = sorted(file for file in path.glob(pattern) if file.is_file())
         if found:
@@ -217,6 +231,21 @@ def question_of(text: Any, num_images: int, name: str, *, exact: bool = True) ->
         space = " " if part[:1].isalnum() else ""
         joined += (f"(image {number}){space}" if num_images > 1 else " ") + part
     return text_of(joined, name)
+
+
+def words_of(content: Any) -> Any:
+    """A message's content as text: its texts where it is a list of parts; anything else as it is."""
+    if (
+        isinstance(content, list)
+        and content
+        and all(isinstance(part, Mapping) and "type" in part for part in content)
+    ):
+        return "\n".join(
+            part["text"]
+            for part in content
+            if part["type"] == "text" and isinstance(part.get("text"), str)
+        )
+    return content
 
 
 def size_params(sizes: Sequence[tuple[int, int]], index: int = 0) -> dict[str, Any]:

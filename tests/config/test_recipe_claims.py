@@ -212,6 +212,52 @@ def test_a_recipe_says_at_once_all_that_ppo_needs(recipe: str) -> None:
         assert needed == [], "the line for PPO of docs/concepts.md names none"
 
 
+EXAMPLES = {
+    "algorithm.overlong_buffer": "16",
+    "algorithm.router_replay.mode": "R3",
+    "algorithm.contrast": "{kind: shuffle}",
+    "algorithm.turns.gamma": "0.9",
+    "rollout.tree.rounds": "1",
+}
+"""Values for keys that the table of published methods names without one."""
+
+
+def published() -> list[tuple[str, list[str]]]:
+    """Method and overrides of each row of the table in docs/concepts.md."""
+    text = (CONFIGS.parent / "docs" / "concepts.md").read_text(encoding="utf-8")
+    part = text.split("## Published methods, and the settings that make them")[1].split("\n## ")[0]
+    found = []
+    for row in re.findall(r"^\| (.+?) \| (.+) \|$", part, re.MULTILINE)[1:]:
+        # of alternatives the first: what follows an `or` says the same key again
+        given: dict[str, str] = {}
+        for key, value in re.findall(r"`([a-z_.]+)(?:: ([^`]+))?`", row[1]):
+            given.setdefault(key, value or EXAMPLES[key])
+        found.append((row[0], [f"{key}={value}" for key, value in given.items()]))
+    return found
+
+
+@pytest.mark.parametrize(("method", "overrides"), published())
+def test_the_table_of_published_methods_loads(method: str, overrides: list[str]) -> None:
+    recipe = (
+        "video_qa" if "T-GRPO" in method else "zoom" if "several turns" in method else "grounding"
+    )
+    config = config_of(recipe, *overrides)
+    if (
+        method == "GRPO"
+    ):  # DeepSeekMath's objective, arXiv 2402.03300, equation 3, as most have it today: without KL
+        a = config.algorithm
+        assert (a.advantage, a.advantage_scale, a.loss_aggregation) == (
+            "grpo",
+            "std",
+            "sequence_mean",
+        )
+        assert a.clip_low == a.clip_high == 0.2 and a.dual_clip is None and not a.dynamic_sampling
+    if method == "DAPO":  # arXiv 2503.14476
+        a = config.algorithm
+        assert (a.clip_low, a.clip_high, a.loss_aggregation) == (0.2, 0.28, "token_mean")
+        assert a.dual_clip is None and a.dynamic_sampling and a.overlong == "soft"
+
+
 def test_onethinkers_name_stands_where_its_rule_is_used() -> None:
     for line in (line for line in LINES if line.key == "advantage_scale"):
         if "OneThinker" in line.comment:

@@ -146,16 +146,15 @@ def row(number: int, mode: str, share: float) -> dict[str, object]:
     }
 
 
-def test_a_gap_that_every_sample_shares_is_certain_and_a_view_without_samples_has_no_gap() -> None:
+def test_a_gap_is_over_the_samples_of_its_view_and_a_view_without_samples_has_none() -> None:
     plain = [row(n, "greedy", 0.5 + n / 100) for n in range(20)] + [
         row(n, "sampled", 0.0) for n in range(20)
     ]
     changed = [row(n, "view/mask", 0.2 + n / 100) for n in range(5, 20)]
     found = view_gaps(plain, changed, ["mask", "shuffle"], 0)
     gap = found["mask"]["gap"]
-    assert found["mask"]["n"] == 15 and [gap[k] for k in ("mean", "low", "high")] == pytest.approx(
-        [0.3] * 3
-    )
+    assert found["mask"]["n"] == 15 and gap["mean"] == pytest.approx(0.3)
+    assert 0 < gap["low"] < 0.3 < gap["high"] < 0.5, "fifteen alike do not make it certain"
     assert found["mask"]["plain"]["mean"] == pytest.approx(0.5 + sum(range(5, 20)) / 1500), (
         "over the same samples"
     )

@@ -26,7 +26,7 @@ from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec,
 from mmrl.tasks.scenes import make_scenes
 from mmrl.training.identity import check_identity, run_identity
 from mmrl.workers.scorer import Scorer
-from mmrl.workers.scoring import ScoreJob, score_one
+from mmrl.workers.scoring import ScoreJob, is_reward_failure, score_one
 from tests.kits.engine_kit import ENVIRONMENT, REPO
 
 MODEL = REPO / "assets" / "tiny_vlm"
@@ -203,7 +203,7 @@ def test_what_a_function_returns_is_a_score() -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda text, sample: None, "no_reward"),
+        (lambda text, sample: None, "reward_none"),
         (
             lambda text, sample: 2.0,
             "reward_error: ValueError: expected a value in [0, 1], found 2.0",
@@ -223,6 +223,7 @@ def test_what_a_function_returns_is_a_score() -> None:
 def test_what_is_no_reward_is_a_recorded_failure(function: Any, reason: str) -> None:
     found = judged(function)
     assert found.value == 0.0 and not found.parsed and (found.reason or "").startswith(reason)
+    assert is_reward_failure(found), "says nothing of the completion, so is left out of training"
 
 
 @pytest.mark.parametrize(
@@ -338,6 +339,47 @@ def test_methods_and_objects_are_rewards_too() -> None:
     judge = Judge()
     assert [judged(mmrl.reward(found)).value for found in (judge, judge.reward)] == [0.5, 0.25]
     assert judged(mmrl.reward(low=-1.0)(judge.__call__)).value == 0.5
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_with_the_parameters_of_its_run(tmp_path: Path) -> None:
+    rows = make_scenes(tmp_path / "rows", 6, seed=3)
+    asked = {"task": "grounding", "params": {"prompt": "{question}"}}
+    trainer = mmrl.Trainer(
+        model=MODEL,
+        train_data=rows,
+        quiet=True,
+        config={**SHORT, "name": "asks", "dir": str(tmp_path), "model.system": ""},
+        **asked,
+    )
+    trainer.fit()
+    alone = mmrl.evaluate(trainer.checkpoint, task="grounding", data=rows)
+    told = mmrl.evaluate(trainer.checkpoint, data=rows, **asked)
+    other = mmrl.evaluate(
+        trainer.checkpoint, task="grounding", data=rows, params={"prompt": "Where? {question}"}
+    )
+    said = [[p["text"] for p in found.predictions] for found in (alone, told, other)]
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_is_continued_gives_its_last_row(tmp_path: Path) -> None:
+    def made(resume: bool) -> mmrl.Trainer:
+        return mmrl.Trainer(
+            model=MODEL,
+            reward=lambda text, sample: float(len(text) % 2),
+            train_data=[{"question": "Say it.", "answer": ""}],
+            quiet=True,
+            config={**SHORT, "name": "done", "dir": str(tmp_path)},
+            resume=resume,
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"expected a run to continue in .*done, found none.*'auto'"
+    ):
+        made(resume=True).fit()
+    first = made(resume=False).fit()
+    assert made(resume=True).fit() == json.loads(json.dumps(first)) and first["step"] == 2
 
 
 def test_settings_are_those_of_the_command_line(tmp_path: Path) -> None:

@@ -386,7 +386,9 @@ def test_only_what_this_launch_began_is_resumed_unasked(
 
     world, run = World(), tmp_path / "run"
     parent = psutil.Process(os.getppid()).create_time()
-    assert [resumes(asked, run, world) for asked in (False, True, "auto")] == [False, True, False]
+    assert [resumes(asked, run, world) for asked in (False, "auto")] == [False, False]
+    with pytest.raises(ConfigError, match=r"expected a run to continue in .*--auto-resume"):
+        resumes(True, run, world)
     run.mkdir()
 
     def started(offset: float) -> None:

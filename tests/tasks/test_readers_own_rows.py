@@ -28,6 +28,46 @@ def load(
     return list(made.load(str(tmp_path / "data.jsonl"))), list(made.rejected)
 
 
+@pytest.mark.parametrize(
+    ("images", "question", "asked"),
+    [
+        (1, "<image>\nWhat colour?", "What colour?"),
+        (2, "first <image> then <image>", "first (image 1) then (image 2)"),
+        (1, "What colour?", "What colour?"),
+    ],
+)
+def test_placeholders_are_the_pictures_places_as_in_every_format(
+    tmp_path: Path, images: int, question: str, asked: str
+) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    row = {"images": ["a.png"] * images, "question": question, "answer": "red"}
+    (sample,), _ = load(tmp_path, "open_text", row)
+    assert sample.question == asked
+    # the same row in EasyR1's columns, by its reader
+    (tmp_path / "peer.json").write_text(
+        json.dumps([{"images": ["a.png"] * images, "problem": question, "answer": "red"}])
+    )
+    if "<image>" in question:
+        peer = read_any(tmp_path / "peer.json", task="open_text", check=lambda _, value, *__: value)
+        assert peer.samples[0].question == asked
+    row["question"] = "<image><image><image>"
+    with pytest.raises(DataError, match=f"expected {images} <image> placeholders"):
+        load(tmp_path, "open_text", row)
+
+
+def test_a_saved_data_set_of_the_library_says_what_to_do(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"question": "a", "answer": "b"}])
+    rows.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "several"))
+    for folder in ("one", "several"):
+        for params in ({}, {"reader": {"columns": {"question": "question", "answer": "answer"}}}):
+            task = task_from_spec("open_text", params)
+            with pytest.raises(DataError, match=r"save_to_disk wrote in .*to_parquet"):
+                task.load(str(tmp_path / folder))
+
+
 TWICE = [
     '{"question": "a", "answer": 1, "answer": 2}',
     '{"question": "a", "answer": 1, "params": {"unit": "m", "unit": "km"}}',

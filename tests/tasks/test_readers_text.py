@@ -316,6 +316,33 @@ def _llama(tmp_path: Path, row: dict[str, Any], fixtures: dict[str, str], **entr
     return tmp_path
 
 
+def test_messages_of_openai_and_ms_swift_need_no_dataset_info(
+    tmp_path: Path, fixtures: dict[str, str]
+) -> None:
+    picture = Path(fixtures["llama_factory"]) / "images/scene.png"
+    (tmp_path / "scene.png").write_bytes(picture.read_bytes())
+    asked = {"role": "user", "content": "<image>What colour?"}
+    parts = [{"type": "image"}, {"type": "text", "text": "What colour?"}]
+    for row in (
+        {"messages": [asked], "images": ["scene.png"], "solution": "red"},
+        {"messages": [{**asked, "content": parts}], "images": ["scene.png"], "solution": "red"},
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                asked,
+                {"role": "assistant", "content": "red"},
+            ],
+            "images": ["scene.png"],
+        },
+    ):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        (sample,) = task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))
+        assert (sample.question, sample.answer, len(sample.images)) == ("What colour?", "red", 1)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [asked], "images": ["scene.png"]}))
+    with pytest.raises(DataError, match=r"one turn of 'user' and one of 'assistant'"):
+        task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))
+
+
 TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}]
 
 

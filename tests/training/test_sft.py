@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mmrl.cli.run import sft_command
 from mmrl.config import RunConfig, load_config
 from mmrl.data.sources import PromptStream, load_sources
-from mmrl.errors import CheckpointError, DataError, NonFiniteError
+from mmrl.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from mmrl.policy.manifest import has_manifest, problems
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
@@ -21,6 +23,7 @@ from mmrl.training.gold_answers import gold_ids
 from mmrl.training.sft import run_sft
 from tests.kits.clip_kit import VIDEO, broken_clip, cached_policy, make_clip
 from tests.kits.engine_kit import (
+    REPO,
     album_data,
     cli_here,
     config_file,
@@ -229,3 +232,37 @@ def test_command_line_writes_a_model_that_can_be_trained_further(tmp_path: Path)
     weights.write_bytes(found)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         fresh_policy(path=str(tmp_path / "model"))
+
+
+@pytest.mark.slow
+def test_nothing_that_is_there_is_written_over_unasked(tmp_path: Path) -> None:
+    model = tmp_path / "base"
+    shutil.copytree(REPO / "assets" / "tiny_vlm", model)
+    thesis = tmp_path / "mine" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    data = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(4)])
+    sections = {"train": {"steps": 1, "prompts_per_step": 2}, "model": {"path": str(model)}}
+    recipe = Path(
+        config_file(tmp_path / "c.yaml", small_run(tmp_path / "runs", data, name="one", **sections))
+    )
+    before = {file: file.read_bytes() for file in sorted(model.iterdir())}
+    for out, overwrite, words in (
+        (model, False, "another folder than that of the model that is trained"),
+        (model, True, "another folder than that of the model that is trained"),
+        (thesis.parent, False, r"a new or empty folder, found files in .*--overwrite"),
+        (thesis.parent, True, r"found no config\.json in .*; it holds something else"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            sft_command(recipe, [], out, overwrite=overwrite, quiet=True)
+    assert before == {file: file.read_bytes() for file in sorted(model.iterdir())}
+    assert thesis.read_text() == "years of work"
+    sft_command(recipe, [], quiet=True)  # to dir/NAME_sft/model
+    made = tmp_path / "runs" / "one_sft" / "model"
+    (made / "old-00001.safetensors").write_bytes(b"a shard of the old one")
+    first = (made / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="found files in"):
+        sft_command(recipe, ["seed=1"], quiet=True)
+    sft_command(recipe, ["optim.lr=1e-3"], overwrite=True, quiet=True)
+    assert (made / "model.safetensors").read_bytes() != first
+    assert not (made / "old-00001.safetensors").exists() and problems(made) == []
