@@ -234,6 +234,8 @@ class DemoConfig(_Section):
     """Optimizer steps."""
     batch: int = Field(32, ge=1)
     """Decisions per step."""
+    save_every: int = Field(500, ge=0)
+    """Steps between checkpoints, from which `mmrl sft --resume` goes on; 0: none."""
     optim: OptimConfig = Field(default_factory=_cloning)
 
 

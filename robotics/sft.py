@@ -90,6 +90,7 @@ class Demonstrations:
     def __init__(self, config: EmbodiedConfig, world: World) -> None:
         self.config, self.world = config, world
         self.steps, self.batch = config.demos.steps, config.demos.batch
+        self.save_every = config.demos.save_every
 
     @cached_property
     def episodes(self) -> list[DemoEpisode]:
@@ -104,11 +105,11 @@ class Demonstrations:
             **{name: key for name, key in given.items() if key is not None},
         )
 
-    def load_policy(self, say: Callable[[str], None]) -> ActingPolicy:
+    def load_policy(self, say: Callable[[str], None], weights: Path | None = None) -> ActingPolicy:
         """See SupervisedSource. Records demonstrations where there are none."""
         self._record(say)
         with self.world.raise_on_all_ranks():
-            vla = self._made_for(self.episodes)
+            vla = self._made_for(self.episodes, weights)
         self.world.barrier()
         return vla
 
@@ -128,8 +129,8 @@ class Demonstrations:
             record_demos(self.config, told)
         self.world.gather([True])
 
-    def _made_for(self, episodes: Sequence[DemoEpisode]) -> ActingPolicy:
-        """The policy with the proprioception of these episodes. Collective."""
+    def _made_for(self, episodes: Sequence[DemoEpisode], weights: Path | None) -> ActingPolicy:
+        """The policy with the proprioception of these episodes, or that of a checkpoint. Collective."""
         proprio = None
         if self.config.vla.proprio:
             seen = np.concatenate([e.proprio for e in episodes])
@@ -142,6 +143,7 @@ class Demonstrations:
             space=space,
             proprio=proprio,
             device=self.world.device,
+            weights=weights,
             hold=held_back(self.config, self.world.size),
         )
         if space.dim != vla.codec.dim:
@@ -196,12 +198,21 @@ class Demonstrations:
         self._order: list[int] = []
         yield
 
-    def draw(self, step: int) -> tuple[list[_Decision], list[Failed]]:
-        """See SupervisedSource."""
+    def _next(self) -> list[int]:
+        """Numbers of the examples of the next step, over all processes."""
         while len(self._order) < self.batch:
             self._order += self._rng.permutation(len(self.demos)).tolist()
         chosen, self._order = self._order[: self.batch], self._order[self.batch :]
-        mine = chosen[self.world.rank :: self.world.size]
+        return chosen
+
+    def skip(self, steps: int) -> None:
+        """See SupervisedSource."""
+        for _ in range(steps):
+            self._next()
+
+    def draw(self, step: int) -> tuple[list[_Decision], list[Failed]]:
+        """See SupervisedSource."""
+        mine = self._next()[self.world.rank :: self.world.size]
         found = [self.demos.example(number) for number in mine]
         return [
             _Decision(

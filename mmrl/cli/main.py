@@ -151,15 +151,19 @@ def sft(
         Path | None,
         typer.Option(help="folder for the trained model; default: DIR/NAME_sft/model of the run"),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with a run that was interrupted")
+    ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="replace the model that is there")
+        bool,
+        typer.Option("--overwrite", help="replace the model, or the unfinished run, that is there"),
     ] = False,
     quiet: Annotated[bool, typer.Option(help="no progress display")] = False,
 ) -> None:
     """Supervised warm start on the gold answers of the training data."""
     from mmrl.cli.run import sft_command
 
-    sft_command(config, overrides or [], out, overwrite=overwrite, quiet=quiet)
+    sft_command(config, overrides or [], out, resume=resume, overwrite=overwrite, quiet=quiet)
 
 
 @app.command(name="try")

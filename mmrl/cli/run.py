@@ -67,7 +67,7 @@ def train_command(
 ) -> Path:
     """Run the trainer with a display; returns the run's folder."""
     settings = run_config(config, overrides, preset)
-    with _saying_how_to_go_on(settings):
+    with _saying_how_to_go_on(resume_command_of(settings)):
         run_training(settings, resume=resume, overwrite=overwrite, quiet=quiet)
     return Path(settings.dir) / settings.name
 
@@ -200,14 +200,14 @@ class _Teller:
 
 
 @contextmanager
-def _saying_how_to_go_on(config: RunConfig) -> Iterator[None]:
+def _saying_how_to_go_on(command: str) -> Iterator[None]:
     """A signal that ended the run (mmrl.operations.interrupts, Ctrl-C) is told by the main process; status 128 + its number."""
     try:
         yield
     except KeyboardInterrupt as stop:  # typer would end with status 130 and say nothing
         if os.environ.get("RANK", "0") == "0":
             print(
-                str(stop) or f"interrupted; continue with {resume_command_of(config)}",
+                str(stop) or f"interrupted; continue with {command}",
                 file=sys.stderr,
             )
         raise SystemExit(getattr(stop, "status", 130)) from None
@@ -399,18 +399,23 @@ def sft_command(
     overrides: list[str],
     out: Path | None = None,
     *,
+    resume: bool = False,
     overwrite: bool = False,
     quiet: bool,
 ) -> None:
     """Fine-tune a model on gold answers, or on demonstrations, and save it in Hugging Face format (in `out`; default
     DIR/NAME_sft/model); failures.jsonl lists the samples that could not be read. With `overwrite` a model that is there is replaced
-    when the new one is trained. Raises ConfigError where anything else is there."""
+    when the new one is trained. Raises ConfigError where anything else is there.
+
+    Until then OUT_checkpoints holds the last checkpoint, from which `resume` goes on.
+    """
     settings = run_config(config, overrides)
     out = Path(settings.dir) / f"{settings.name}_sft" / "model" if out is None else out
     quieten(settings)
     import torch
 
     from mmrl.training.sft import run_sft, supervised_source, supervised_world
+    from mmrl.training.supervised_checkpoints import GO_ON, SupervisedCheckpoints
 
     if (threads := effective_threads(settings)) is not None:
         torch.set_num_threads(threads)
@@ -421,9 +426,12 @@ def sft_command(
         _check_free(out, settings.model.path, overwrite=overwrite)
     source = supervised_source(settings, world)
     display = Display(source.steps, quiet or not world.is_main)
-    with display:
-        policy = source.load_policy(display.say)
-        display.begin(0)
+    checkpoints = SupervisedCheckpoints(
+        out, settings, world, resume=resume, overwrite=overwrite, say=display.say
+    )
+    with _saying_how_to_go_on(GO_ON), display:
+        policy = source.load_policy(display.say, checkpoints.weights)
+        display.begin(checkpoints.step)
         last = run_sft(
             policy,
             settings,
@@ -432,25 +440,30 @@ def sft_command(
             ),
             world,
             source,
+            checkpoints,
         )
     with world.raise_on_all_ranks():
         if world.is_main:
-            if overwrite and out.exists():
-                shutil.rmtree(out)  # not a file of the old one, as shards, stays beside the new
-            source.save(policy, out)
-            _write_failures(last["failures"], out / "failures.jsonl", display)
-            write_manifest(out, source.steps)
+            partial = out.with_name(f".{out.name}.partial")  # whole, or not there
+            shutil.rmtree(partial, ignore_errors=True)
+            source.save(policy, partial)
+            _write_failures(last["failures"], partial / "failures.jsonl")
+            write_manifest(partial, source.steps)
+            shutil.rmtree(out, ignore_errors=True)
+            partial.replace(out)
+            checkpoints.remove()
+            if lost := last["failures"]:
+                display.say(
+                    f"samples left out because they could not be read: {len(lost)} ({out / 'failures.jsonl'}); first: "
+                    f"{lost[0]['reason']}",
+                    "yellow",
+                )
             typer.echo(f"model: {out}  (loss {last['loss']:.3f})")
     world.barrier()
     world.close()
 
 
-def _write_failures(failures: Sequence[Mapping[str, Any]], record: Path, display: Display) -> None:
+def _write_failures(failures: Sequence[Mapping[str, Any]], record: Path) -> None:
     record.unlink(missing_ok=True)
     if failures:
         record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
-        display.say(
-            f"samples left out because they could not be read: {len(failures)} ({record}); first: "
-            f"{failures[0]['reason']}",
-            "yellow",
-        )

@@ -380,7 +380,8 @@ def load_policy(
     hold = dict(hold or {})
     source = str(weights) if weights is not None and not lora else config.path
     model, in_file_type = _load_model(source, config, dtype, hold.get("model"))
-    processor = load_processor(config.path)
+    # a tokenizer goes with its weights: the tokens that `prepare` added before are in the checkpoint's
+    processor = load_processor(source)
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
     if trainable:

@@ -68,19 +68,21 @@ class GoldAnswers:
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world = config, world
         self.steps, self.batch = config.train.steps, config.train.prompts_per_step
+        self.save_every = config.train.save_every
         data = config.data
         self.stream = prompt_stream(
             config,
             load_sources(data.train, on_error=data.on_error, orientation=data.image.orientation),
         )
 
-    def load_policy(self, say: Callable[[str], None]) -> Policy:
+    def load_policy(self, say: Callable[[str], None], weights: Path | None = None) -> Policy:
         """See SupervisedSource."""
         with self.world.raise_on_all_ranks():
             policy = load_policy(
                 self.config.model,
                 self.config.data,
                 device=self.world.device,
+                weights=weights,
                 hold=held_back(self.config, self.world.size),
             )
         self.world.barrier()
@@ -99,6 +101,11 @@ class GoldAnswers:
         """This process's samples of the next step: every world.size-th of all."""
         drawn = [self.stream.draw() for _ in range(self.batch)]
         return drawn[self.world.rank :: self.world.size]
+
+    def skip(self, steps: int) -> None:
+        """See SupervisedSource."""
+        for _ in range(steps):
+            self._coming = self._share()
 
     def draw(self, step: int) -> tuple[list[PackItem], list[Failed]]:
         """See SupervisedSource. Nothing can take away the media of the examples until the next step."""

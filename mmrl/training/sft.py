@@ -38,6 +38,7 @@ from mmrl.operations.startup import loaded
 from mmrl.policy.pack import within_budget
 from mmrl.training.optim import build_optimizer
 from mmrl.training.preflight import check_model_folder, check_training_packages
+from mmrl.training.supervised_checkpoints import SupervisedCheckpoints
 
 __all__ = ["Failed", "SupervisedSource", "run_sft", "supervised_source", "supervised_world"]
 
@@ -59,8 +60,9 @@ class SupervisedSource(Protocol[Example]):
     """What a supervised run learns from. Made of its configuration and the processes it runs in, before a model is loaded: what
     cannot work (a data set that is missing) raises ConfigError or DataError then.
 
-    Calls come in this order: `load_policy`, unless there is a policy already; `open`, and inside it for each step `draw`, and
-    `loss` for each of its micro-batches; `save`, in the main process alone. An Example is whatever these make of it.
+    Calls come in this order: `load_policy`, unless there is a policy already; `open`, and inside it `skip` where a run goes on, for
+    each step `draw`, and `loss` for each of its micro-batches; `save`, in the main process alone. An Example is whatever these make
+    of it.
     """
 
     steps: int
@@ -72,14 +74,21 @@ class SupervisedSource(Protocol[Example]):
     lr_key: str
     """The learning rate's name in the configuration, for messages."""
 
+    save_every: int
+    """Steps between checkpoints; 0: none."""
+
     measures: Sequence[str]
     """Names of what `loss` sums beside the loss; each is reported per target token."""
 
-    def load_policy(self, say: Callable[[str], None]) -> Any:
-        """The policy that is to learn; `say` is told what takes long. Collective."""
+    def load_policy(self, say: Callable[[str], None], weights: Path | None = None) -> Any:
+        """The policy that is to learn, with the weights of a checkpoint where one is given; `say` is told what takes long.
+        Collective."""
 
     def open(self, policy: Any, engine: TrainEngine) -> AbstractContextManager[None]:
         """Workers are up while it is open; `engine` runs the forwards of `policy`."""
+
+    def skip(self, steps: int) -> None:
+        """The first `steps` steps were drawn before the run was interrupted."""
 
     def draw(self, step: int) -> tuple[list[Example], list[Failed]]:
         """This process's share of the examples of step `step` (from 1), and those of it that failed."""
@@ -123,6 +132,7 @@ def run_sft(
     on_step: Callable[[int, dict[str, Any]], None] | None = None,
     world: World | None = None,
     source: SupervisedSource[Any] | None = None,
+    checkpoints: SupervisedCheckpoints | None = None,
 ) -> dict[str, Any]:
     """Train for source.steps steps; the main process calls on_step(step, metrics) after each.
 
@@ -132,7 +142,8 @@ def run_sft(
 
     `world`: the processes of the run, by default `supervised_world(config)`; `source`: by default the configuration's. Where
     engine.train shards the weights (fsdp2, deepspeed_zero3), `policy` holds whole trained ones afterwards in the main process
-    alone, in host memory: ready to be saved.
+    alone, in host memory: ready to be saved. `checkpoints`: where the run stands is written there, and it goes on from there, with
+    `policy` loaded from `checkpoints.weights`; a signal ends it after a step (Interrupted).
 
     Raises ConfigError for an engine that does not go with the number of processes, DataError when more than one example and more
     than 20 % of a step fail, or all of it, and NonFiniteError when the loss stops being finite: all processes together.
@@ -153,9 +164,14 @@ def run_sft(
     metrics: dict[str, Any] = {}
     failures: list[Mapping[str, Any]] = []
     with ExitStack() as stack:
+        start = 0
         with world.raise_on_all_ranks():
             stack.enter_context(source.open(policy, engine))
-        for step in range(1, source.steps + 1):
+            if checkpoints is not None:
+                start, failures = checkpoints.step, checkpoints.restore(engine)
+                stack.enter_context(checkpoints.open())
+            source.skip(start)
+        for step in range(start + 1, source.steps + 1):
             began = time.perf_counter()
             with world.raise_on_all_ranks():
                 examples, mine = source.draw(step)
@@ -172,6 +188,8 @@ def run_sft(
             if on_step is not None and world.is_main:
                 with world.raise_on_all_ranks():
                     on_step(step, metrics)
+            if checkpoints is not None and step < source.steps:
+                checkpoints.after(step, source.save_every, kept, engine, failures)
     world.barrier()
     if kept is not policy:
         engine.gather_into(kept)

@@ -111,6 +111,7 @@ def test_a_strangers_run_brings_no_code(tmp_path: Path) -> None:
         },
     )
     (run / "config.yaml").write_text(Path(config_file(tmp_path / "c.yaml", tree)).read_text())
+    (run / "run.json").write_text("{}")
     with pytest.raises(
         RegistryError, match=r"config\.yaml: expected the name of a built-in task.*--trust-code"
     ):

@@ -6,12 +6,16 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file
 
+from mmrl.cli.display import Display
 from mmrl.cli.run import is_embodied, run_config, sft_command, train_command
 from mmrl.errors import ConfigError, DataError
 from mmrl.robotics.config import EmbodiedConfig
@@ -276,3 +280,43 @@ def test_a_cautious_and_shaky_demonstrator(model: Path, tmp_path: Path) -> None:
         record_demos(
             config.model_copy(update={"demos": config.demos.model_copy(update={"speed": 1.0})})
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", ["null", "{r: 4}"])
+def test_cloning_that_was_interrupted_goes_on_bit_for_bit(
+    model: Path, demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: str
+) -> None:
+    file = tmp_path / "robot.yaml"
+    file.write_text("env: {suite: tiny}\n", encoding="utf-8")
+    settings = [
+        *BASE,
+        f"model.path={model}",
+        f"demos.path={demos}",
+        "demos.steps=9",
+        "demos.batch=8",
+        "demos.save_every=4",
+        f"model.lora={lora}",
+        "demos.optim.lr=3e-3",
+        "vla.proprio=true",
+    ]
+    sft_command(file, settings, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as m:
+        step = Display.step
+
+        def dies(self: Display, done: int, *rest: Any) -> None:
+            assert done < 6, "killed"
+            step(self, done, *rest)
+
+        m.setattr(Display, "step", dies)
+        with pytest.raises(AssertionError, match="killed"):
+            sft_command(file, settings, tmp_path / "cut", quiet=True)
+    with pytest.raises(ConfigError, match=r"demos\.batch was 8, now 16"):
+        sft_command(file, [*settings, "demos.batch=16"], tmp_path / "cut", resume=True, quiet=True)
+    sft_command(file, settings, tmp_path / "cut", resume=True, quiet=True)
+    whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert [n for n, weight in whole.items() if not torch.equal(weight, cut[n])] == []
+    assert json.loads((tmp_path / "cut" / "vla.json").read_text()) == json.loads(
+        (tmp_path / "whole" / "vla.json").read_text()
+    )
+    assert json.loads((tmp_path / "cut" / "vla.json").read_text())["vla"]["image_size"] == 32

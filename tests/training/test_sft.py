@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mmrl.cli.display import Display
 from mmrl.cli.run import sft_command
 from mmrl.config import RunConfig, load_config
 from mmrl.data.sources import PromptStream, load_sources
@@ -224,7 +227,7 @@ def test_command_line_writes_a_model_that_can_be_trained_further(tmp_path: Path)
     fresh_policy(path=str(tmp_path / "model"))
     # made once more in the same folder, and then damaged: a flipped bit
     assert has_manifest(tmp_path / "model") and not problems(tmp_path / "model")
-    cli_here("sft", config, "train.steps=1", "--out", str(tmp_path / "model"))
+    cli_here("sft", config, "train.steps=1", "--overwrite", "--out", str(tmp_path / "model"))
     assert not problems(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     found = bytearray(weights.read_bytes())
@@ -266,3 +269,72 @@ def test_nothing_that_is_there_is_written_over_unasked(tmp_path: Path) -> None:
     sft_command(recipe, ["optim.lr=1e-3"], overwrite=True, quiet=True)
     assert (made / "model.safetensors").read_bytes() != first
     assert not (made / "old-00001.safetensors").exists() and problems(made) == []
+
+
+class Ended(RuntimeError):
+    """What a test ends a run with, as a kill would: nothing is written after it."""
+
+
+def ends_at(monkeypatch: pytest.MonkeyPatch, last: int, number: int = 0) -> None:
+    """The next run of the command line dies after that step, or gets a signal in it."""
+    seen = Display.step
+
+    def step(self: Display, done: int, *rest: Any) -> None:
+        seen(self, done, *rest)
+        if done == last and number:
+            os.kill(os.getpid(), number)
+        elif done == last:
+            raise Ended
+
+    monkeypatch.setattr(Display, "step", step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["killed", "told to end", "lora"])
+def test_a_warm_start_that_was_interrupted_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    data = album_data(tmp_path / "data", [[picture((56, 56), i)] * (i % 3) for i in range(6)])
+    sections = {
+        "train": {
+            "steps": 6,
+            "prompts_per_step": 3,
+            "save_every": 0 if way == "told to end" else 2,
+        },
+        "optim": {"lr": 1e-3, "schedule": "cosine"},
+        **({"model": {"lora": {"r": 4}}} if way == "lora" else {}),
+    }
+    recipe = Path(config_file(tmp_path / "c.yaml", small_run(tmp_path, data, **sections)))
+    sft_command(recipe, [], tmp_path / "whole", quiet=True)
+    whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    with monkeypatch.context() as m:
+        told = way == "told to end"
+        ends_at(m, 4 if told else 5, signal.SIGTERM if told else 0)
+        with pytest.raises((Ended, SystemExit)) as ended:
+            sft_command(recipe, [], tmp_path / "cut", quiet=True)
+    kept = tmp_path / "cut_checkpoints"
+    assert [p.name for p in kept.glob("step_*")] == ["step_000004"] and not (
+        tmp_path / "cut"
+    ).exists()
+    if told:
+        assert (
+            ended.value.code == 143 and "the same command and --resume" in capsys.readouterr().err
+        )
+    with pytest.raises(
+        ConfigError, match=r"no unfinished run .* step 4 in .*--resume.*--overwrite"
+    ):
+        sft_command(recipe, [], tmp_path / "cut", quiet=True)
+    with pytest.raises(
+        ConfigError, match=r"no longer be the same run.*optim\.lr was 0\.001, now 0\.1"
+    ):
+        sft_command(recipe, ["optim.lr=0.1"], tmp_path / "cut", resume=True, quiet=True)
+    steps = []
+    with monkeypatch.context() as m:
+        m.setattr(Display, "step", lambda self, done, *_: steps.append(done))
+        sft_command(recipe, [], tmp_path / "cut", resume=True, quiet=True)
+    assert steps == [5, 6] and (tmp_path / "cut" / "model.safetensors").read_bytes() == whole
+    assert not kept.exists() and problems(tmp_path / "cut") == []
+    with pytest.raises(
+        ConfigError, match=r"expected a run to continue in .*cut2_checkpoints, found none"
+    ):
+        sft_command(recipe, [], tmp_path / "cut2", resume=True, quiet=True)

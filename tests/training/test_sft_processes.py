@@ -119,6 +119,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
     plan = [job(kind, engine) for kind in ("mixed", "robot") for engine in ENGINES]
     plan[2:2] = [job("refused", "ddp")]
+    for kind, saves in (("mixed", "train.save_every=1"), ("robot", "demos.save_every=1")):
+        cut = job(kind, "fsdp2")
+        plan.append(
+            {**cut, "overrides": [*cut["overrides"], saves], "out": f"{cut['out']}-cut", "ends": 2}
+        )
     (folder / "plan.json").write_text(json.dumps([*plan, job("lora", "fsdp2")]), encoding="utf-8")
     said = launch("torchrun", str(folder / "plan.json"), program=("tests.training.sft_worker",))
     two = {
@@ -222,3 +227,13 @@ def test_the_command_trains_adapters_in_two_processes(found: Found) -> None:
     failures = [json.loads(line) for line in (out / "failures.jsonl").read_text().splitlines()]
     assert failures == found.one["lora"]["last"]["failures"] and (out / "adapter").is_dir()
     fresh_policy(path=str(out))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mixed", "robot"])
+def test_two_sharded_processes_go_on_where_they_were_interrupted(kind: str, found: Found) -> None:
+    """The second step's work was lost with the run; the checkpoint of the first has weights and optimizer of both processes."""
+    whole, cut = (found.two[f"{kind}-fsdp2{way}"][0] for way in ("", "-cut"))
+    assert cut["rows"] == [{**whole["rows"][1]}] and cut["last"] == whole["last"]
+    one, two = (dict(weights_of(found.folder / f"{kind}-fsdp2{way}")) for way in ("", "-cut"))
+    assert one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
