@@ -159,6 +159,7 @@ def main() -> None:
                 f"seed={options.seed + number}",
                 f"train.steps={steps}",
                 *sources,
+                "--overwrite",
                 "--out",
                 str(taught),
             ],

@@ -73,6 +73,7 @@ def sft(model: Path, data: str, out: Path, *overrides: str) -> None:
         f"model.path={model}",
         f"data.train.0.path={data}",
         *overrides,
+        "--overwrite",  # what an earlier call left unfinished
         "--out",
         str(out),
     ]

@@ -159,6 +159,7 @@ def main() -> None:
             "-m",
             "mmrl.cli.main",
             "sft",
+            "--overwrite",
             "configs/mixed_warmstart.yaml",
             f"model.path={start}",
             f"seed={options.seed + number}",

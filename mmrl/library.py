@@ -209,7 +209,9 @@ def evaluate(
             if out is not None
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
         )
-        known = {**taught_params(settings, name), **known}
+        # how the run's file was read says nothing of these rows
+        taught = {k: v for k, v in taught_params(settings, name).items() if k != "reader"}
+        known = {**taught, **known}
         source = DataSource(task=name, path=str(stored(data, rows)), params=known, limit=limit)
         sources = load_sources(
             [source],

@@ -65,6 +65,7 @@ def pool_settings(env: EnvConfig) -> PoolSettings:
         reset_s=env.reset_s,
         step_s=env.step_s,
         respawns=env.respawns,
+        group_respawns=1 + env.retries,
         restart_after_resets=env.restart_after_resets,
         memory_gib=env.memory_gib or 0.0,
     )

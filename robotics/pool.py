@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -50,6 +50,7 @@ class _Slot:
     spec: EnvSpec | None = None
     made_in: WorkerHandle | None = None  # where its simulator is; None: make a new one
     resets: int = 0  # of that simulator
+    group: Hashable = None
 
     @property
     def running(self) -> bool:
@@ -114,8 +115,9 @@ class VectorEnv:
         else:
             self._held.append((process, command))
 
-    def reset(self, slot: int, spec: EnvSpec, state: InitialState) -> None:
-        """Start an episode in a slot; returns at once. One that still waits for actions there counts as abandoned."""
+    def reset(self, slot: int, spec: EnvSpec, state: InitialState, group: Hashable = None) -> None:
+        """Start an episode in a slot; returns at once. One that still waits for actions there counts as abandoned. Of `group`, the
+        episodes that begin alike, PoolSettings.group_respawns says how many lost workers count."""
         place = self._place(slot, ("idle", "waiting", "broken"))
         if place.state == "waiting":
             self._counts["abandoned"] += 1
@@ -130,6 +132,7 @@ class VectorEnv:
         )
         place.resets = 1 if fresh else place.resets + 1
         place.spec, place.process, place.made_in, place.state = spec, process, process, "resetting"
+        place.group = group
         self._counts["episodes"] += 1
         self._counts["simulators"] += fresh
         self.fleet.retire(self._plays)
@@ -192,10 +195,6 @@ class VectorEnv:
     def state(self, slot: int) -> SlotState:
         """idle, resetting, waiting (for actions), stepping or broken."""
         return self._slots[slot].state
-
-    def forgive(self) -> None:
-        """Take a lost worker out of what the budget of respawns counts: its reason has been counted already."""
-        self.fleet.forgive()
 
     def stats(self) -> PoolStats:
         """Counters now."""
@@ -392,7 +391,8 @@ class VectorEnv:
             if place.process is process and place.running and place.number not in resent:
                 text = f"lost with its worker ({under}): {how}"
                 self._error(place, "chunk", text, "neighbour" if blamed else cause, now)
-        successor = self.fleet.succeed(process, how)
+        group = None if blamed is None else self._slots[blamed.command.slot].group
+        successor = self.fleet.succeed(process, how, group)
         for item in kept:
             self._send_again(item, successor, how)
 

@@ -14,7 +14,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from mmrl.errors import ConfigError
 from mmrl.robotics.pool_process import LocalWorkers, WorkerHandle, Workers
@@ -57,6 +57,7 @@ class WorkerFleet:
         ]
         self.counts: Counter[str] = Counter()  # respawns, restarts
         self._spent = 0  # of the budget of respawns
+        self._lost_by: Counter[Hashable] = Counter()  # by group
         self.failure: PoolError | None = None
         self.starter = LocalWorkers(num_slots) if starter is None else starter
         self.processes: list[WorkerHandle] = []
@@ -153,15 +154,21 @@ class WorkerFleet:
         process.close()
         self.processes.remove(process)
 
-    def succeed(self, process: WorkerHandle, how: str) -> WorkerHandle:
-        """The current process of a lost one's worker: a new one where the budget allows it, else `failure` is set."""
-        if self._may_respawn(how) and self.current[process.worker] is process:
+    def succeed(self, process: WorkerHandle, how: str, group: Hashable = None) -> WorkerHandle:
+        """The current process of a lost one's worker: a new one where the budget allows it, else `failure` is set. `group`: whose
+        episode it was lost by, where one is to blame."""
+        if self._may_respawn(how, group) and self.current[process.worker] is process:
             self.current[process.worker] = self._spawn(process.worker)
         return self.current[process.worker]
 
-    def _may_respawn(self, how: str) -> bool:
+    def _may_respawn(self, how: str, group: Hashable = None) -> bool:
         """Take one from the budget of respawns; False once it is spent, and then the fleet has failed."""
         self.counts["respawns"] += 1
+        if group is not None:
+            # a state that kills its simulator does so for all of its group
+            self._lost_by[group] += 1
+            if self._lost_by[group] > self.settings.group_respawns:
+                return True
         self._spent += 1
         if self._spent <= self.settings.respawns:
             return True

@@ -42,16 +42,17 @@ class PoolSettings:
 
     handshake_s: for a worker to start, and extra time for a reset that makes a simulator. reset_s, step_s: for a reset and for
     a chunk. respawns: workers that may die, hang or fail to build a simulator again before the pool gives up, and one more for
-    every EPISODES_PER_RESPAWN episodes that finish: a long run may lose more of them than a short one.
-    restart_after_resets: a slot's simulator is made anew after so many (0: never). memory_gib: a worker above it takes no new
-    episodes and is replaced when its running ones have ended; at 1.5 times it is ended at once (0: no limit). environment:
-    variables for the workers (MUJOCO_GL ...).
+    every EPISODES_PER_RESPAWN episodes that finish: a long run may lose more of them than a short one. group_respawns: of those
+    lost by the episodes of one group so many count. restart_after_resets: a slot's simulator is made anew after so many (0:
+    never). memory_gib: a worker above it takes no new episodes and is replaced when its running ones have ended; at 1.5 times it
+    is ended at once (0: no limit). environment: variables for the workers (MUJOCO_GL ...).
     """
 
     handshake_s: float = 60.0
     reset_s: float = 60.0
     step_s: float = 60.0
     respawns: int = 8
+    group_respawns: int = 3
     restart_after_resets: int = 0
     memory_gib: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class PoolSettings:
         for name in ("handshake_s", "reset_s", "step_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"pool: expected {name} > 0 seconds, found {getattr(self, name)}")
-        for name in ("respawns", "restart_after_resets", "memory_gib"):
+        for name in ("respawns", "group_respawns", "restart_after_resets", "memory_gib"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"pool: expected {name} >= 0, found {getattr(self, name)}")
 

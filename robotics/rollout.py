@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -54,8 +54,6 @@ COUNTERS = (
 _HOPELESS = 8
 """Different initial states that may fail for good, one after the other, with no episode finished between: then nothing works.
 Counted over all environments and for each by itself: one that never works must not hide behind others that do."""
-
-_COSTS_A_WORKER = ("crash", "timeout", "memory")
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,6 @@ class Driver:
         # environment and state: since any finished one
         self._hopeless_in_a_row: set[tuple[str, str]] = set()
         self._stops: dict[str, bool] = {}  # by environment: what its class says
-        self._lost_workers: Counter[Key] = Counter()  # by group
 
     def begin_dealing(self) -> None:
         """Deal to the first stage again, where nothing runs: a resumed run then batches as the whole one."""
@@ -320,7 +317,7 @@ class Driver:
     def _begin(self, slot: int, run: _Running) -> None:
         self._running[slot] = run
         self.stages.sent(slot)
-        self.pool.reset(slot, run.request.spec, run.request.state)
+        self.pool.reset(slot, run.request.spec, run.request.state, run.request.key)
 
     def _handle(self, reply: Reply, run: _Running) -> Rollout | None:
         """Take a reply; the episode if it ended."""
@@ -420,11 +417,6 @@ class Driver:
             )
         # costs no retry of its own; the respawns it cost are bounded
         innocent = reply.cause == "neighbour"
-        if reply.cause in _COSTS_A_WORKER:
-            # a state that kills its simulator does so for all members: together they cost the budget what one of them may
-            self._lost_workers[request.key] += 1
-            if self._lost_workers[request.key] > self.retries + 1:
-                self.pool.forgive()
         if run.attempt < self.retries or innocent:
             self.stages.release(reply.slot)
             self._begin(reply.slot, _Running(request, run.member, run.attempt + (not innocent)))

@@ -31,7 +31,9 @@ from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import ActionSpace, Observation
 from mmrl.robotics.demonstrations import DemoEpisode, demo_folder, load_demos, record_demos
+from mmrl.robotics.flow_load import is_flow
 from mmrl.robotics.load import load_vla
+from mmrl.robotics.oft_load import is_oft
 from mmrl.robotics.source import env_specs
 from mmrl.robotics.vector import make_playing
 from mmrl.training.sft import Failed, SupervisedSource
@@ -157,6 +159,8 @@ class Demonstrations:
         """Raises ConfigError for demonstrations of another robot, or with other pictures, than those the policy will meet."""
         c = self.config
         side = c.env.image_size
+        # policies of flow or of OpenVLA-OFT bring what they see to a size of their own
+        resizes = is_flow(c.model.path) or is_oft(c.model.path)
         for episode in episodes:
             found: list[tuple[str, int, int, str]] = [
                 (
@@ -169,7 +173,7 @@ class Demonstrations:
             if c.vla.proprio:
                 mend = "name their column with demos.state_key, or set vla.proprio: false"
                 found.append(("proprioception values", numbers, episode.proprio.shape[1], mend))
-            for camera, pictures in episode.images.items():
+            for camera, pictures in () if resizes else episode.images.items():
                 mend = "set env.image_size, or resize them (pictures are square)"
                 for what, pixels in zip(("height", "width"), pictures.shape[1:3], strict=True):
                     found.append((f"pixels of {what} (camera {camera})", side, pixels, mend))

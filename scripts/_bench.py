@@ -185,7 +185,7 @@ def warm_start(recipe: str, overrides: Sequence[str], folder: Path) -> float:
     from mmrl.cli.run import sft_command
 
     began = time.process_time()
-    sft_command(ROOT / "configs" / recipe, [*overrides], folder, quiet=True)
+    sft_command(ROOT / "configs" / recipe, [*overrides], folder, overwrite=True, quiet=True)
     return round(time.process_time() - began, 1)
 
 

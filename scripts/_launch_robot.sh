@@ -62,7 +62,11 @@ launch_robot() {
       echo "no warm-started policy yet: cloning demonstrations into $start"
       local whole=(model.lora=null)
       if [[ " ${user[*]}" == *" model.lora"[.=]* ]]; then whole=(); fi
-      "${mmrl[@]}" sft "$recipe" "${overrides[@]}" "${user[@]}" "${whole[@]}" --out "$start"
+      local again=()
+      if compgen -G "${start}_checkpoints/step_*" > /dev/null; then again=(--resume); fi
+      if [[ " ${flags[*]} " == *" --overwrite "* ]]; then again=(--overwrite); fi
+      "${mmrl[@]}" sft "$recipe" "${overrides[@]}" "${user[@]}" "${whole[@]}" --out "$start" "${again[@]}"
+      flags=("${flags[@]/#--resume/--auto-resume}")  # there was no policy, so perhaps no run either
     else
       "$python" -m scripts.check_clone "$recipe" "$start" "${overrides[@]}" "${user[@]}" || exit 2
       echo "using the policy cloned before, $start (remove that folder to clone again)"

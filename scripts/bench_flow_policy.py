@@ -80,7 +80,8 @@ def cloned(suite: str, policy: str, folder: Path) -> Path:
         module, options = POLICIES[policy]
         told = [o if isinstance(o, str) else o[suite] for o in options]
         subprocess.run([sys.executable, "-m", module, tiny, *told], check=True)
-        command = ["sft", str(CONFIGS[suite]), "--out", str(clone), f"model.path={tiny}"]
+        command = ["sft", str(CONFIGS[suite]), "--overwrite", "--out", str(clone)]
+        command += [f"model.path={tiny}"]
         command += [f"name={clone.name}", f"dir={folder}", *CLONING.get(policy, ())]
         subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], check=True)
     return clone

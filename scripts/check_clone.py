@@ -34,7 +34,7 @@ def _known(config: EmbodiedConfig) -> dict[str, Any]:
         f"{section}.{key}": value
         for section, keys in _COMPARED.items()
         for key, value in tree[section].items()
-        if keys is None or key in keys
+        if (keys is None or key in keys) and (section, key) != ("demos", "save_every")
     }
 
 

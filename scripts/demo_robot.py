@@ -73,7 +73,8 @@ def cloned(recipe: str, overrides: list[str]) -> Path:
         )
     else:
         name, changes = RECIPES[recipe]
-        sft_command(ROOT / "configs" / f"{name}.yaml", [*changes, *overrides], clone, quiet=False)
+        recipe_file = ROOT / "configs" / f"{name}.yaml"
+        sft_command(recipe_file, [*changes, *overrides], clone, overwrite=True, quiet=False)
     return clone
 
 

@@ -170,7 +170,7 @@ def run_kind(kind: Kind, data: Path, out: Path, root: Path) -> dict[str, Any]:
             "-m",
         ]
     overrides = [o.replace("{data}", str(data)).replace("{out}", str(out)) for o in kind.overrides]
-    tail = ["--overwrite"] if kind.command == "train" else ["--out", str(out / "sft")]
+    tail = ["--overwrite", *([] if kind.command == "train" else ["--out", str(out / "sft")])]
     names = [f"dir={out}", "name=run"] if kind.command == "train" else []
     command = [
         *head,

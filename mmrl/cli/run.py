@@ -381,6 +381,11 @@ def _check_free(out: Path, model: str, *, overwrite: bool) -> None:
         raise ConfigError(
             f"expected --out to be another folder than that of the model that is trained, found {out}; name a new one"
         )
+    if os.path.ismount(out):
+        raise ConfigError(
+            f"expected --out to be a folder that mmrl may replace, found a mount point, {out}; name a folder in it, as in --out "
+            f"{out / 'model'}"
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
@@ -411,6 +416,8 @@ def sft_command(
     """
     settings = run_config(config, overrides)
     out = Path(settings.dir) / f"{settings.name}_sft" / "model" if out is None else out
+    if out.is_symlink() or not out.name:  # its checkpoints lie beside it, under its own name
+        out = out.resolve()
     quieten(settings)
     import torch
 
@@ -430,7 +437,8 @@ def sft_command(
         out, settings, world, resume=resume, overwrite=overwrite, say=display.say
     )
     with _saying_how_to_go_on(GO_ON), display:
-        policy = source.load_policy(display.say, checkpoints.weights)
+        with checkpoints.reading():
+            policy = source.load_policy(display.say, checkpoints.weights)
         display.begin(checkpoints.step)
         last = run_sft(
             policy,

@@ -10,6 +10,7 @@ OUT_checkpoints/step_000500/ is a checkpoint as one of `mmrl train` is. One is k
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ from mmrl.training.identity import run_identity
 
 __all__ = ["GO_ON", "SupervisedCheckpoints"]
 
+_BOTH = ("model.", "optim.", "seed", "train.forward", "train.token_budget")
+_ANSWERS = (*_BOTH, "data.", "train.steps", "train.prompts_per_step", "rollout.max_new_tokens")
+_DEMOS = (*_BOTH, "demos.", "env.", "vla.", "action.", "algorithm.critic.level")
+
 GO_ON = "the same command and --resume"
 """What continues such a run, for messages."""
 
@@ -35,10 +40,10 @@ class SupervisedCheckpoints:
 
     Args:
         out: the folder that its model goes to.
-        resume: go on from the newest of them. Without it, and without `overwrite`, there must be none.
-        say: is told of a checkpoint that cannot be written; the run goes on.
-    Raises ConfigError, in all processes: an unfinished run that is neither to be continued nor replaced, none to be continued, or
-    one with other settings.
+        resume: go on from the newest of them; where there is none, the run begins. Without it, and without `overwrite`, there must
+            be none.
+        say: is told where the run begins or goes on, and of a checkpoint that cannot be written; the run goes on then.
+    Raises ConfigError, in all processes: an unfinished run that is neither to be continued nor replaced, one with other settings.
     """
 
     def __init__(
@@ -55,7 +60,6 @@ class SupervisedCheckpoints:
         self.config, self.world, self._say = config, world, say
         self._checkpoints = Checkpoints(self.folder, keep_last=1)
         self._interrupts: Interrupts | None = None
-        self._state: dict[str, Any] = {}
         with world.raise_on_all_ranks():
             found = max(self._checkpoints.steps(), default=0)
             if found and not (resume or overwrite):
@@ -63,12 +67,16 @@ class SupervisedCheckpoints:
                     f"expected no unfinished run beside {out}, found one at step {found} in {self.folder}; go on with --resume, or "
                     "begin anew with --overwrite"
                 )
-            if resume and not found:
-                raise ConfigError(
-                    f"expected a run to continue in {self.folder}, found none; start it without --resume"
-                )
+            if resume and found:
+                self._check_same(found)
         self.step = world.gather([found if resume else 0])[0]
         """The one that the run goes on from; 0: it begins."""
+        if resume and world.is_main:
+            say(
+                f"goes on behind step {self.step} ({self.weights})"
+                if self.step
+                else f"nothing to go on from in {self.folder}: the run begins"
+            )
         if overwrite and not resume and world.is_main:
             self.remove()
 
@@ -77,22 +85,25 @@ class SupervisedCheckpoints:
         """The checkpoint's folder, which the policy is loaded from; None where the run begins."""
         return self._checkpoints.path(self.step) if self.step else None
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What fails while the checkpoint is read is a CheckpointError that says how to begin anew."""
+        try:
+            yield
+        except Exception as error:
+            if not self.step:
+                raise
+            raise CheckpointError(
+                f"cannot go on from {self.weights}: {type(error).__name__}: {error}; begin anew with --overwrite"
+            ) from error
+
     def restore(self, engine: TrainEngine) -> list[Mapping[str, Any]]:
-        """Give the optimizer what it had; the rows of what had failed. Raises ConfigError for another run's, CheckpointError."""
+        """Give the optimizer what it had; the rows of what had failed. Raises CheckpointError."""
         if not self.step:
             return []
-        state = self._checkpoints.load_state(self.step, engine.load_optimizer_state)
-        changed = [
-            f"{key} was {state['identity'].get(key)!r}, now {now!r}"
-            for key, now in self._identity().items()
-            if state["identity"].get(key) != now
-        ]
-        if changed:
-            raise ConfigError(
-                f"cannot go on from {self.weights}: it would no longer be the same run. Changed since: {'; '.join(changed)}. "
-                "Restore them, or begin anew with --overwrite"
-            )
-        return list(state["failures"])
+        with self.reading():
+            state = self._checkpoints.load_state(self.step, engine.load_optimizer_state)
+            return list(state["failures"])
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -147,9 +158,36 @@ class SupervisedCheckpoints:
             except CheckpointError as error:
                 self._say(f"warning: {error}")
 
+    def _check_same(self, step: int) -> None:
+        """Raises ConfigError where the checkpoint of `step` is of a run with other settings; more steps are the same one where the
+        learning rate does not depend on their number."""
+        file = self._checkpoints.path(step) / "trainer" / "state.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))["identity"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"cannot read {file}: {type(error).__name__}: {error}; begin anew with --overwrite"
+            ) from error
+        now = self._identity()
+        if self.config.supervised().optim.schedule == "constant":
+            for key in ("train.steps", "demos.steps"):
+                if key in now and int(found.get(key, 0)) < now[key]:
+                    found[key] = now[key]
+        changed = [
+            f"{key} was {found.get(key)!r}, now {value!r}"
+            for key, value in now.items()
+            if found.get(key) != value
+        ]
+        if changed:
+            raise ConfigError(
+                f"cannot go on from {file.parents[1]}: it would no longer be the same run. Changed since: {'; '.join(changed)}. "
+                "Restore them, or begin anew with --overwrite"
+            )
+
     def _identity(self) -> dict[str, Any]:
-        """What would make it another run: settings, and those of demonstrations, which may change in reinforcement learning."""
+        """What would make it another run, of the sections that a supervised one reads."""
         tree = self.config.model_dump(mode="json")
         demos = {k: v for k, v in tree.get("demos", {}).items() if k != "save_every"}
-        own = {f"demos.{key}": value for key, value in demos.items()}
-        return {**run_identity(tree), **own}
+        known = {**run_identity(tree), **{f"demos.{key}": value for key, value in demos.items()}}
+        used = _DEMOS if demos else _ANSWERS
+        return {key: value for key, value in known.items() if key.startswith(used)}

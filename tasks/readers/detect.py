@@ -189,7 +189,7 @@ def _of_parquet(path: Path) -> str:
     if _listed_in_dataset_info(path):
         return "llama_factory"
     # its reader says what to do about columns that are nobody's
-    return _by_keys(names, _TEXT_ONLY) or "easyr1"
+    return _by_keys(names, _TEXT_ONLY) or ("llama_factory" if "messages" in names else "easyr1")
 
 
 def _of_text(path: Path) -> str | None:

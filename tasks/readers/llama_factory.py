@@ -171,8 +171,17 @@ def _resolve(path: Path, dataset: str | None) -> _Set:
     )
 
 
-def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str | None]:
-    """(question, answer, system text or None) of a row. Raises RowError for anything but one question and one answer."""
+class _Asked(NamedTuple):
+    """A row's words, and the media that its question names itself (see _shown)."""
+
+    question: str
+    answer: str
+    system: str | None
+    shown: dict[str, list[Any]]
+
+
+def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
+    """What a row asks and answers. Raises RowError for anything but one question and one answer."""
     column, tags = chosen.columns["messages"], chosen.tags
     mend = "in dataset_info.json"
     if not chosen.described:
@@ -218,28 +227,63 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
             f"{roles!r:.80}",
             fix,
         )
-    question, answer = (
-        text_of(words_of(turn[tags["content_tag"]]), tags["content_tag"]) for turn in turns
+    content = tags["content_tag"]
+    question, shown = _shown(turns[0][content])
+    return _Asked(
+        text_of(question, content),
+        text_of(words_of(turns[1][content]), content),
+        text_of(words_of(system), "system") if system else None,
+        shown,
     )
-    return question, answer, text_of(system, "system") if system else None
+
+
+def _shown(content: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """A message with a mark where it shows something, and what it names itself, {"images": [...], "videos": [...]}. Also of a
+    list of parts, {"type": "text", "text"}, {"type": "image", "image"} (also without a name: of the row's column) or OpenAI's
+    {"type": "image_url", "image_url": {"url"}}. Raises RowError where only some are named."""
+    found: dict[str, list[Any]] = {"images": [], "videos": []}
+    if not isinstance(content, list) or not all(isinstance(p, Mapping) for p in content):
+        return content, found
+    words = []
+    for part in content:
+        kind = str(part.get("type"))
+        medium = kind.removesuffix("_url")
+        if medium not in ("image", "video"):
+            words.append(str(part.get("text", "")))
+            continue
+        value = part.get(kind, part.get(medium, part.get("path", part.get("url"))))
+        found[f"{medium}s"].append(
+            value.get("url") if isinstance(value, Mapping) and kind != medium else value
+        )
+        words.append(f"<{medium}>")
+    for medium, values in found.items():
+        named = [value for value in values if value is not None]
+        if named and len(named) < len(values):
+            raise RowError(
+                f"all {medium} of a message named in it, or none (then by the column '{medium}')",
+                f"{len(named)} of {len(values)}",
+                "name them in one place",
+            )
+        found[medium] = named
+    return "\n".join(words), found
 
 
 def _media(
-    row: Mapping[str, Any], chosen: _Set, question: str, images_only: bool
+    row: Mapping[str, Any], chosen: _Set, asked: _Asked, images_only: bool
 ) -> tuple[list[str], list[Any]]:
     """(names of videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
     sound = chosen.columns["audios"]
-    if (sound and row.get(sound)) or "<audio>" in question:
+    if (sound and row.get(sound)) or "<audio>" in asked.question:
         refuse_video("a row with audios", images_only)
     for medium, placeholder in (("images", "<image>"), ("videos", "<video>")):
-        if chosen.columns[medium] is None and placeholder in question:
+        if chosen.columns[medium] is None and placeholder in asked.question:
             raise RowError(
                 f"columns.{medium} in dataset_info.json, because the text has {placeholder}",
                 "none",
                 "name the pictures' column" if medium == "images" else "name the videos' column",
             )
     images, videos = (
-        row.get(chosen.columns[medium]) if chosen.columns[medium] else None
+        asked.shown[medium] or (row.get(chosen.columns[medium]) if chosen.columns[medium] else None)
         for medium in ("images", "videos")
     )
     names = video_names(videos)
@@ -284,13 +328,13 @@ def read_llama_factory(
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             kind = row.get(type_key)
             own = routes.task_of(kind)
-            text, answer, system = _conversation(row, chosen)
-            videos, values = _media(row, chosen, text, images_only)
+            asked = _conversation(row, chosen)
+            text, answer, system = asked.question, asked.answer, asked.system
+            videos, values = _media(row, chosen, asked, images_only)
             question = ask(
                 text,
                 Media(tuple(videos), ("",) * len(values), [], {}),
                 chosen.tags["content_tag"],
-                exact=chosen.described or "messages" not in row,  # parts of a content have no marks
             )
             media = load_media(
                 videos, [picture(value, root, store) for value in values], clips, size_of

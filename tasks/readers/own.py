@@ -186,9 +186,15 @@ def sample_from_row(
 
 
 def _question(row: dict[str, Any], media: Media, sounds: int) -> str:
-    """Without its placeholders, as every reader has it: none of them is a text of the model's own."""
-    words = without_audio_marks(text_of(row.get("question"), "question"), sounds, "question")
-    return ask(words, media, "question", exact=False)
+    """Without the placeholders of its media, as every reader has it: none of them is a text of the model's own. Where a row has
+    no picture, say, "<image>" is a word as any other."""
+    words = text_of(row.get("question"), "question")
+    if sounds:
+        words = without_audio_marks(words, sounds, "question")
+    for mark, shown in (("<image>", media.images), ("<video>", media.videos)):
+        if not shown:
+            words = words.replace(mark, f"<\0{mark[1:]}")
+    return ask(words, media, "question", exact=False).replace("<\0", "<")
 
 
 def _paths(row: dict[str, Any], key: str) -> list[Any]:

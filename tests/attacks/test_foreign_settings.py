@@ -17,12 +17,12 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from mmrl.cli.evaluation import _taught
 from mmrl.cli.main import app
 from mmrl.config import DataSource, RunConfig, load_config
 from mmrl.config.trust import checkpoint_settings, no_new_code, params_found
 from mmrl.errors import ConfigError, MMRLError, RegistryError
 from mmrl.evaluation.rescore import rescore
+from mmrl.evaluation.settings import taught_params
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import BUILT_IN, task_from_spec
 from mmrl.robotics.suite_runs import base_settings
@@ -461,7 +461,7 @@ def test_parameters_that_are_none_are_an_error_in_words(params: dict[str, Any]) 
         ConfigError,
         match=r"expected parameters of task mixed in the checkpoint's settings, found .* --config",
     ):
-        _taught(config, "grounding")
+        taught_params(config, "grounding")
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,26 @@ def test_a_checkpoint_is_evaluated_with_the_parameters_of_its_run(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_how_a_run_read_its_file_says_nothing_of_other_rows(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.jsonl"
+    theirs.write_text(json.dumps({"problem": "Say it.", "solution": "it"}))
+    columns = {"reader": {"columns": {"question": "problem", "answer": "solution"}}}
+    trainer = mmrl.Trainer(
+        model=MODEL,
+        task="open_text",
+        params=columns,
+        train_data=theirs,
+        quiet=True,
+        config={**SHORT, "train.steps": 1, "name": "columns", "dir": str(tmp_path)},
+    )
+    trainer.fit()
+    rows = [{"question": "Say it.", "answer": "it"}]
+    own = mmrl.evaluate(trainer.checkpoint, task="open_text", data=rows)
+    read = mmrl.evaluate(trainer.checkpoint, task="open_text", data=theirs, params=columns)
+    assert [p["text"] for p in own.predictions] == [p["text"] for p in read.predictions]
+
+
+@pytest.mark.slow
 def test_a_finished_run_that_is_continued_gives_its_last_row(tmp_path: Path) -> None:
     def made(resume: bool) -> mmrl.Trainer:
         return mmrl.Trainer(

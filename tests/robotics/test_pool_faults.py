@@ -19,6 +19,7 @@ import pytest
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.robotics.contract import EnvSpec
 from mmrl.robotics.pool import PoolError, PoolSettings, Reply, VectorEnv
+from mmrl.robotics.pool_types import EPISODES_PER_RESPAWN
 from tests.kits.pool_kit import PUSH, REPO, STATES, adds_up, direct, equal, faulty, gone, one, play
 
 
@@ -326,3 +327,18 @@ def test_a_short_torture_adds_up() -> None:
     assert {name for name, good in record["checks"].items() if not good} <= rare
     # how many depends on how busy the machine is
     assert record["errors"] and record["finished"] > 0
+
+
+@pytest.mark.slow
+def test_episodes_that_finish_make_up_for_lost_workers() -> None:
+    with VectorEnv(1, 1, PoolSettings(respawns=1)) as pool:
+        for _ in range(3):
+            pool.reset(0, faulty("kill_reset"), STATES[0])
+            assert one(pool).cause == "crash"
+            for _ in range(EPISODES_PER_RESPAWN):
+                pool.reset(0, PUSH, STATES[0])
+                assert one(pool).error is None
+                while pool.state(0) == "waiting":
+                    pool.step(0, np.zeros((12, 2)))
+                    one(pool)
+        assert pool.stats().respawns == 3

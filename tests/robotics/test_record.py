@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,13 @@ import pytest
 
 from mmrl.errors import ConfigError, DataError
 from mmrl.robotics.actions import ActionCodec
-from mmrl.robotics.contract import EnvSpec, InitialState, initial_states, make_simulator
+from mmrl.robotics.contract import (
+    EnvSpec,
+    InitialState,
+    StepResult,
+    initial_states,
+    make_simulator,
+)
 from mmrl.robotics.datasets.lerobot import LeRobotDataset
 from mmrl.robotics.datasets.record import play_expert, record
 from mmrl.robotics.tiny import TinySimulator
@@ -40,6 +48,11 @@ class Troubled(TinySimulator):
         if self.at in self.trouble.get("raise_at", ()):
             raise RuntimeError("the renderer lost its context")
         super().reset(state)
+
+    def step(self, action_A: np.ndarray) -> StepResult:
+        result = super().step(action_A)
+        broken = self.at in self.trouble.get("nan_reward", ()) and self.steps == 3
+        return replace(result, reward=math.nan) if broken else result
 
     def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Any:
         act = super().expert(rng, noise)
@@ -173,6 +186,11 @@ def test_failed_episodes_are_counted_and_left_out(tmp_path: Path) -> None:
         "push/train-1",
         "push/train-4",
     ]
+    # a reward between two pictures is looked at, too
+    broken = record(
+        troubled(nan_reward=[1]), initial_states("train", 2), tmp_path / "n", workers=0, every=16
+    )
+    assert broken.episodes == 1 and "expected finite rewards" in broken.errors[0]
     counts = json.loads((tmp_path / "s/meta/info.json").read_text())["mmrl"]["counts"]
     assert counts == {"attempted": 5, "succeeded": 2, "unsolved": 1, "failed": 2}
     kept = record(

@@ -268,14 +268,24 @@ def test_attempts_that_fail_during_an_evaluation_of_an_async_run_are_kept(
     assert len(evaluations) == 5 and not any(e["failed_attempts"] for e in evaluations)
 
 
+@pytest.mark.parametrize("workers", [1, 6])
 def test_a_state_that_kills_every_member_costs_the_budget_no_more_than_one_of_them(
-    policy: Path, tmp_path: Path
+    policy: Path, tmp_path: Path, workers: int
 ) -> None:
+    """Also where all of them die at once, each in a worker of its own."""
     trainer = trainer_of(
-        policy, tmp_path, "env.retries=1", "env.respawns=4", fault="kill_reset", states=[2]
+        policy,
+        tmp_path,
+        "env.retries=1",
+        "env.respawns=2",
+        f"env.workers={workers}",
+        "env.slots=6",
+        "rollout.group_size=6",
+        fault="kill_reset",
+        states=[2],
     )
     trainer.fit()
-    assert trainer.rollouts.pool.stats().respawns == 3 * 2 and status(tmp_path) == "finished"
+    assert trainer.rollouts.pool.stats().respawns == 6 * 2 and status(tmp_path) == "finished"
 
 
 def test_an_episode_beyond_its_horizon_ends_the_run_and_names_the_simulator(

@@ -497,6 +497,45 @@ def test_demonstrations_beside_a_finished_policy_are_refused(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("flag", "unfinished", "cloning", "training"),
+    [
+        ("", False, "", ""),
+        ("", True, "--resume", ""),
+        ("--resume", True, "--resume", "--auto-resume"),
+        ("--resume", False, "", "--auto-resume"),
+        ("--overwrite", True, "--overwrite", "--overwrite"),
+    ],
+)
+def test_a_clone_that_was_interrupted_goes_on(
+    flag: str, unfinished: bool, cloning: str, training: str, tmp_path: Path
+) -> None:
+    told = tmp_path / "python"
+    told.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
+    told.chmod(0o755)
+    if unfinished:
+        (tmp_path / "runs/libero_sft/model_checkpoints/step_000500").mkdir(parents=True)
+    done = subprocess.run(
+        [
+            "bash",
+            str(REPO / "scripts/train_libero.sh"),
+            f"dir={tmp_path / 'runs'}",
+            *([flag] if flag else []),
+        ],
+        env={**ENVIRONMENT, "MMRL_PYTHON": str(told)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    sft, train = (line.split() for line in done.stdout.splitlines() if line.startswith("-m "))
+    assert (sft[2], train[2]) == ("sft", "train")
+    for words, wanted in ((sft, cloning), (train, training)):
+        assert [w for w in words[3:] if w in ("--resume", "--auto-resume", "--overwrite")] == (
+            [wanted] if wanted else []
+        )
+
+
 @pytest.mark.parametrize("script", ["grounding", "maniskill"])
 def test_a_training_that_fails_fails_its_script(script: str, tmp_path: Path) -> None:
     """One script of either launcher; the others call the same. Trainings that run in this process cannot tell."""

@@ -55,6 +55,16 @@ def test_placeholders_are_the_pictures_places_as_in_every_format(
         load(tmp_path, "open_text", row)
 
 
+def test_a_mark_is_a_word_where_the_row_shows_nothing_of_its_kind(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    asked = "What does the <video> tag do, and <image> and <audio>?"
+    (plain,), _ = load(tmp_path, "open_text", {"question": asked, "answer": "play"})
+    assert plain.question == asked
+    shown = {"image": "a.png", "question": "<image>What does <video> do?", "answer": "play"}
+    (sample,), _ = load(tmp_path, "open_text", shown)
+    assert sample.question == "What does <video> do?"
+
+
 def test_a_saved_data_set_of_the_library_says_what_to_do(tmp_path: Path) -> None:
     import datasets
 

@@ -338,6 +338,32 @@ def test_messages_of_openai_and_ms_swift_need_no_dataset_info(
         (tmp_path / "rows.jsonl").write_text(json.dumps(row))
         (sample,) = task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))
         assert (sample.question, sample.answer, len(sample.images)) == ("What colour?", "red", 1)
+    # pictures that a message names itself, at their places
+    (tmp_path / "other.png").write_bytes(picture.read_bytes())
+    url = {"type": "image_url", "image_url": {"url": "scene.png"}}
+    named = {"type": "image", "image": "other.png"}
+    like = [{"type": "text", "text": "Is"}, url, {"type": "text", "text": "like"}, named]
+    system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    row = {"messages": [system, {**asked, "content": like}], "solution": "yes"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (sample,) = task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))
+    assert [Path(p).name for p in sample.images] == ["scene.png", "other.png"]
+    assert sample.question.split() == ["Is", "(image", "1)", "like", "(image", "2)"]
+    assert sample.params["system"] == "Be brief."
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "messages": [asked], "images": ["scene.png"]}]),
+        tmp_path / "rows.parquet",
+    )
+    (stored,) = task_from_spec("open_text", {}).load(str(tmp_path / "rows.parquet"))
+    assert (stored.question, stored.answer, len(stored.images)) == ("What colour?", "yes", 1)
+    for content, words in (
+        ([url, {"type": "image"}], "1 of 2"),
+        ([{"type": "image"}, {"type": "text", "text": "What?"}], "expected 0 <image> placeholders"),
+    ):
+        row = {"messages": [{**asked, "content": content}], "solution": "yes"}
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        with pytest.raises(DataError, match=words):
+            task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [asked], "images": ["scene.png"]}))
     with pytest.raises(DataError, match=r"one turn of 'user' and one of 'assistant'"):
         task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))

@@ -334,7 +334,51 @@ def test_a_warm_start_that_was_interrupted_goes_on_bit_for_bit(
         sft_command(recipe, [], tmp_path / "cut", resume=True, quiet=True)
     assert steps == [5, 6] and (tmp_path / "cut" / "model.safetensors").read_bytes() == whole
     assert not kept.exists() and problems(tmp_path / "cut") == []
-    with pytest.raises(
-        ConfigError, match=r"expected a run to continue in .*cut2_checkpoints, found none"
-    ):
-        sft_command(recipe, [], tmp_path / "cut2", resume=True, quiet=True)
+    # what a message asks for that came before the first checkpoint: the run begins
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    sft_command(recipe, [], tmp_path / "link", resume=True, quiet=True)
+    assert (tmp_path / "empty" / "model.safetensors").read_bytes() == whole
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.slow
+def test_what_makes_it_another_run_is_said_before_a_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(4)])
+    sections = {
+        "train": {"steps": 3, "prompts_per_step": 2, "save_every": 1},
+        "optim": {"schedule": "constant"},
+    }
+    recipe = Path(config_file(tmp_path / "c.yaml", small_run(tmp_path, data, **sections)))
+    with monkeypatch.context() as m:
+        ends_at(m, 2)
+        with pytest.raises(Ended):
+            sft_command(recipe, [], tmp_path / "model", quiet=True)
+    (step,) = (tmp_path / "model_checkpoints").glob("step_*")
+    with monkeypatch.context() as m:
+        m.setattr("mmrl.training.gold_answers.load_policy", None)  # nothing is loaded
+        for changed, words in (
+            ("model.lora={r: 4}", r"model\.lora.* was None, now "),
+            ("model.freeze=[vision]", r"model\.freeze was "),
+            ("optim.schedule=cosine", r"optim\.schedule was 'constant', now 'cosine'"),
+        ):
+            with pytest.raises(
+                ConfigError, match=rf"same run\. Changed since: .*{words}.*--overwrite"
+            ):
+                sft_command(recipe, [changed], tmp_path / "model", resume=True, quiet=True)
+    weights = step / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:1000])
+    with pytest.raises(CheckpointError, match=r"cannot go on from .*begin anew with --overwrite"):
+        sft_command(recipe, [], tmp_path / "model", resume=True, quiet=True)
+    weights.write_bytes(kept)
+    # of another section than those that a warm start reads, and more steps at a constant rate
+    longer = ["train.steps=4", "algorithm.clip_high=0.3"]
+    sft_command(recipe, longer, tmp_path / "model", resume=True, quiet=True)
+    whole = tmp_path / "whole"
+    sft_command(recipe, longer, whole, quiet=True)
+    assert (whole / "model.safetensors").read_bytes() == (
+        tmp_path / "model" / "model.safetensors"
+    ).read_bytes()
