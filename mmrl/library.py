@@ -24,7 +24,7 @@ import functools
 import os
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge, renamed
 from mmrl.data.memory_rows import Rows, stored
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, DataError
 from mmrl.evaluation.evaluate import evaluate_model
 from mmrl.evaluation.result import Evaluation
 from mmrl.registry import OFFERED, offer, resolve_task, using
@@ -212,17 +212,31 @@ def evaluate(
         # how the run's file was read says nothing of these rows
         taught = {k: v for k, v in taught_params(settings, name).items() if k != "reader"}
         known = {**taught, **known}
-        source = DataSource(task=name, path=str(stored(data, rows)), params=known, limit=limit)
-        sources = load_sources(
-            [source],
-            on_error=settings.data.on_error,
-            orientation=settings.data.image.orientation,
-            where="data",
-        )
+        path = stored(data, rows)
+        source = DataSource(task=name, path=str(path), params=known, limit=limit)
+        with _told_of_rows(path if path is not data and out is None else None):
+            sources = load_sources(
+                [source],
+                on_error=settings.data.on_error,
+                orientation=settings.data.image.orientation,
+                where="data",
+            )
         policy = load_policy(settings.model, settings.data, trainable=False)
         return evaluate_model(
             policy, settings, sources, samples=samples, folder=None if out is None else Path(out)
         )
+
+
+@contextlib.contextmanager
+def _told_of_rows(temporary: str | Path | None) -> Iterator[None]:
+    """Errors of rows that were given in memory are about `data`, not about a file that is gone when they are read."""
+    try:
+        yield
+    except DataError as error:
+        if temporary is None:
+            raise
+        told = str(error).partition(" (all of them at once: ")[0]
+        raise DataError(told.replace(str(temporary), "data")) from error
 
 
 def _check_model(model: Any) -> None:

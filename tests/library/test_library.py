@@ -476,6 +476,15 @@ def test_official_answers_are_for_evaluation() -> None:
             mmrl.Trainer(task="mixed", params=params, train_data=rows(1))
 
 
+@pytest.mark.parametrize("how", [{"task": "grounding"}, {"reward": lambda text, sample: 1.0}])
+def test_an_error_of_a_row_in_memory_names_no_file_that_is_gone(how: Mapping[str, Any]) -> None:
+    wrong = [{"image": "gone.png", "question": "q", "answer": [0, 0, 1, 1]}]
+    with pytest.raises(DataError, match=r"gone\.png") as found:
+        mmrl.evaluate(MODEL, data=wrong, **how)
+    assert str(found.value).startswith("data: row 1: ")
+    assert "mmrl tasks check" not in str(found.value) and "mmrl-rows-" not in str(found.value)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
