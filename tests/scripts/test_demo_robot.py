@@ -33,7 +33,7 @@ def evaluation(folder: Path, successes: dict[tuple[str, int], list[float]]) -> P
 
 
 def test_gains_are_paired_by_state(tmp_path: Path) -> None:
-    """States differ by much and gain the same: the gain is certain, though the means' intervals overlap."""
+    """States differ by much and gain the same: the gain is beyond chance, though the intervals of the means overlap."""
     hard, easy = [("a", n) for n in range(8)], [("b", n) for n in range(8)]
     nothing, some, most, everything = (
         [0.0] * 4,
@@ -45,7 +45,10 @@ def test_gains_are_paired_by_state(tmp_path: Path) -> None:
     after = {**{key: some for key in hard}, **{key: everything for key in easy}}
     found = gained(evaluation(tmp_path / "0", before), evaluation(tmp_path / "1", after))
     gain = found["held_out"]["sampled"]
-    assert [gain["mean"], gain["low"], gain["high"], gain["n"]] == [0.25, 0.25, 0.25, 16]
+    assert (gain["mean"], gain["n"]) == (0.25, 16)
+    assert 0 < gain["low"] < 0.25 < gain["high"] < 0.4, (
+        "of all states alike, and not certain for that"
+    )
     assert list(found["tasks"]) == ["a", "b"]
     rng = np.random.default_rng(0)
     lucky = {key: list(rng.integers(0, 2, 4).astype(float)) for key in before}
