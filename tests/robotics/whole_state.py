@@ -12,7 +12,7 @@ from mmrl.robotics.libero import LiberoSimulator
 
 class WholeState(LiberoSimulator):
     """Proprioception: time, positions, velocities, accelerations of the solver's warm start, controls and actuator forces, every
-    float64 as two float32 with its bits."""
+    float64 as four numbers of 16 bits, which a float32 holds exactly (its bits as they are may be no number)."""
 
     def observe(self) -> Observation:
         data = self.env.sim.data._data
@@ -24,6 +24,5 @@ class WholeState(LiberoSimulator):
             data.ctrl,
             data.actuator_force,
         )
-        return replace(
-            super().observe(), proprio=np.concatenate(parts).astype(np.float64).view(np.float32)
-        )
+        bits = np.concatenate(parts).astype(np.float64).view(np.uint16)
+        return replace(super().observe(), proprio=bits.astype(np.float32))
