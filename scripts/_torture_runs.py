@@ -119,7 +119,7 @@ class Run:
                     "train",
                     str(self.config),
                     "--quiet",
-                    *(["--resume"] if resume else []),
+                    *(["--auto-resume"] if resume else []),
                 ],
                 cwd=ROOT,
                 env=environment,

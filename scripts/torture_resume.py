@@ -104,7 +104,7 @@ def _start(config: Path, name: str, log: Path, *, resume: bool) -> subprocess.Po
                 "train",
                 str(config),
                 f"name={name}",
-                *(["--resume"] if resume else []),
+                *(["--auto-resume"] if resume else []),
             ],
             cwd=REPO,
             env=environment,

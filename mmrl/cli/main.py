@@ -255,7 +255,10 @@ def evaluate(
         Path | None, typer.Option(help="take model, rollout and task settings from here")
     ] = None,
     samples: Annotated[
-        int, typer.Option(help="sampled completions or episodes of each for avg@k; 0: greedy only")
+        int,
+        typer.Option(
+            help="sampled completions or episodes of each for avg@k; 0: greedy only", min=0
+        ),
     ] = 0,
     limit: Annotated[
         int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)

@@ -67,9 +67,14 @@ def train_command(
 ) -> Path:
     """Run the trainer with a display; returns the run's folder."""
     settings = run_config(config, overrides, preset)
-    with _saying_how_to_go_on(resume_command_of(settings)):
+    run = Path(settings.dir) / settings.name
+
+    def how() -> str:
+        return resume_command_of(settings) if (run / "config.yaml").exists() else ""
+
+    with _saying_how_to_go_on(how):
         run_training(settings, resume=resume, overwrite=overwrite, quiet=quiet)
-    return Path(settings.dir) / settings.name
+    return run
 
 
 def run_training(
@@ -200,16 +205,16 @@ class _Teller:
 
 
 @contextmanager
-def _saying_how_to_go_on(command: str) -> Iterator[None]:
-    """A signal that ended the run (mmrl.operations.interrupts, Ctrl-C) is told by the main process; status 128 + its number."""
+def _saying_how_to_go_on(command: Callable[[], str]) -> Iterator[None]:
+    """A signal that ended the run (mmrl.operations.interrupts, Ctrl-C) is told by the main process; status 128 + its number.
+    `command()`: what continues it; '' where it has not begun."""
     try:
         yield
     except KeyboardInterrupt as stop:  # typer would end with status 130 and say nothing
         if os.environ.get("RANK", "0") == "0":
-            print(
-                str(stop) or f"interrupted; continue with {command}",
-                file=sys.stderr,
-            )
+            how = command()
+            told = f"continue with {how}" if how else "nothing had begun; start it again"
+            print(str(stop) or f"interrupted; {told}", file=sys.stderr)
         raise SystemExit(getattr(stop, "status", 130)) from None
 
 
@@ -436,7 +441,7 @@ def sft_command(
     checkpoints = SupervisedCheckpoints(
         out, settings, world, resume=resume, overwrite=overwrite, say=display.say
     )
-    with _saying_how_to_go_on(GO_ON), display:
+    with _saying_how_to_go_on(lambda: GO_ON), display:
         with checkpoints.reading():
             policy = source.load_policy(display.say, checkpoints.weights)
         display.begin(checkpoints.step)

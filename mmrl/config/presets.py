@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from mmrl.config.shipped import SHIPPED
+from mmrl.config.yaml_text import read_yaml
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["Preset", "preset_names", "read_preset"]
@@ -52,7 +53,7 @@ def read_preset(name: str) -> Preset:
             f"{did_you_mean(name, preset_names())}"
         )
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = read_yaml(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not valid YAML: {error}") from error
     about = tree.pop("preset", None) if isinstance(tree, dict) else None

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.config.peers import peer_hint
 from mmrl.config.renamed import warn_of_old_names, with_new_algorithm_names
+from mmrl.config.yaml_text import read_yaml
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["config_from", "load_config_as", "merge", "parse_overrides", "renamed"]
@@ -96,7 +97,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
                 f"{path}: expected a configuration of at most {_MOST_BYTES >> 20} MiB, found "
                 f"{path.stat().st_size >> 20} MiB; give the YAML file of a run"
             )
-        tree = _fix_floats(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, [0])
+        tree = _fix_floats(read_yaml(path.read_text(encoding="utf-8")) or {}, [0])
     except OSError as error:
         raise ConfigError(
             f"expected a configuration file, found '{path}': {error.strerror}"

@@ -15,6 +15,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmrl.errors import ConfigError
+
 __all__ = ["data_name", "evaluation_folder", "suites_name"]
 
 _LONGEST = 80
@@ -39,8 +41,13 @@ def suites_name(suites: Sequence[str]) -> str:
 
 def evaluation_folder(checkpoint: str, name: str, out: Path | None = None) -> Path:
     """`out`, else a folder made for the evaluation `name` of a checkpoint (a folder, the name of a model or of a program): of its
-    run, where it still lies in one that can be written to, else below runs/eval."""
+    run, where it still lies in one that can be written to, else below runs/eval. Raises ConfigError for the checkpoint itself."""
     if out is not None:
+        if Path(checkpoint).is_dir() and out.resolve() == Path(checkpoint).resolve():
+            raise ConfigError(
+                f"expected --out to be another folder than the checkpoint, whose files a resume compares, found {out}; name "
+                f"another one, as {out / 'eval'}"
+            )
         return out
     # checkpoints/best links to the step that it was saved at
     local = Path(checkpoint).resolve()

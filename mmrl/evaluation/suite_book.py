@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mmrl.config.shipped import shipped
+from mmrl.config.yaml_text import read_yaml
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["Section", "Suite", "SuiteBook", "load_suites"]
@@ -141,7 +142,7 @@ def _read(file: Path) -> tuple[dict[str, Suite], dict[str, tuple[str, ...]]]:
 def _tree(file: Path) -> dict[str, Any]:
     """The mapping in a suites file, which has suites. Raises ConfigError."""
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = read_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"expected a suites file, found '{file}': {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

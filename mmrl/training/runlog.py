@@ -164,6 +164,13 @@ class RunFolder:
         ) is not None
 
     def _check_replaced(self) -> None:
+        if self._replace:
+            others = [p.parent for p in self.path.glob("*/**/run.json")]
+            if others:
+                raise ConfigError(
+                    f"expected --overwrite to replace one run, found others in its folder: {others[0]} and {len(others) - 1} more "
+                    f"below {self.path}; move them, or choose another name="
+                )
         info = self.path / "run.json"
         found = info.read_text(encoding="utf-8") if info.exists() else None
         if self._run == "":

@@ -355,3 +355,16 @@ def test_an_override_counts_by_whichever_name_and_two_names_in_one_place_may_not
         ConfigError, match=r"overrides: algorithm\.aggregate dr_grpo is called .*keep one of them"
     ):
         load_config(None, ["algorithm.aggregate=dr_grpo", "algorithm.loss_aggregation=token_mean"])
+
+
+def test_a_key_given_twice_is_an_error_and_anchors_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("optim: {lr: 1e-4}\nseed: 3\noptim: {schedule: cosine}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"(?s)found 'optim' again, first in line 1; .*line 3"):
+        load_config(str(file), [])
+    file.write_text(
+        "data:\n  train:\n  - &a {task: grounding, path: a.jsonl}\n  - {<<: *a, path: b.jsonl}\n",
+        encoding="utf-8",
+    )
+    found = load_config(str(file), []).data.train
+    assert [(s.task, s.path) for s in found] == [("grounding", "a.jsonl"), ("grounding", "b.jsonl")]

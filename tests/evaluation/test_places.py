@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.errors import ConfigError
 from mmrl.evaluation.places import data_name, evaluation_folder, suites_name
 
 
@@ -56,3 +57,13 @@ def test_names_are_folders_of_any_data_task_and_suites():
     assert "/" not in data_name("..", [Path("..")]) and data_name("..", [Path("..")])
     assert suites_name(["refcoco_val", "screenspot_v2"]) == "refcoco_val+screenspot_v2"
     assert suites_name(list("abcd")) == "4_suites"
+
+
+def test_never_into_the_checkpoint_itself(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint.parent / "best").symlink_to(checkpoint.name)
+    for out in (checkpoint, checkpoint.parent / "best"):
+        with pytest.raises(ConfigError, match="another folder than the checkpoint"):
+            evaluation_folder(str(checkpoint.parent / "best"), "x", out)
+    assert evaluation_folder(str(checkpoint), "x", checkpoint / "eval") == checkpoint / "eval"

@@ -219,6 +219,12 @@ def test_a_start_that_failed_needs_no_overwrite_and_leaves_nothing_in_the_next(
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     with pytest.raises(ConfigError, match="already holds a run"):
         Trainer(settings(tmp_path, data))
+    # another run in its folder, as name=run/second makes
+    (run / "second").mkdir()
+    (run / "second" / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"--overwrite to replace one run, found others .*second"):
+        Trainer(settings(tmp_path, data), overwrite=True)
+    (run / "second" / "run.json").unlink()
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 

@@ -157,7 +157,10 @@ def test_resume_refuses_another_run(calm: Path) -> None:
     assert read_jsonl(calm / "metrics.jsonl") == before
 
 
-def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
-    trainer = Trainer(make(tmp_path, "new", train={"steps": 1, "prompts_per_step": 2}), resume=True)
+def test_without_a_run_auto_starts_one_and_resume_says_so(tmp_path: Path) -> None:
+    config = make(tmp_path, "new", train={"steps": 1, "prompts_per_step": 2})
+    with pytest.raises(ConfigError, match=r"expected a run to continue in .*new, found none"):
+        Trainer(config, resume=True)
+    trainer = Trainer(config, resume="auto")
     trainer.fit()
     assert trainer.start_step == 0 and len(read_jsonl(trainer.folder.path / "metrics.jsonl")) == 1
