@@ -111,7 +111,7 @@ class RolloutConfig(_Section):
 
     group_size: int = Field(8, ge=1)
     """Completions per prompt, the G of GRPO; at least 2 (with advantage gae 1). For robots: episodes from one initial state."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Sampling temperature. Log-probs of training are taken at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling: only the most probable tokens with this total probability; 1: all."""

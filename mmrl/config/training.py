@@ -19,6 +19,9 @@ __all__ = [
 ]
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class _Section(Section, BaseModel):
     """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
 
@@ -26,11 +29,11 @@ class _Section(Section, BaseModel):
 class OptimConfig(_Section):
     """AdamW and its learning rate."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(1e-6, gt=0, allow_inf_nan=False)
     """Learning rate after the warmup."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of AdamW's averages of gradients and of their squares."""
-    eps: float = 1e-8
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     """Added to AdamW's denominator."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of matrices; biases, norms and other vectors are not decayed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -368,3 +369,17 @@ def test_a_key_given_twice_is_an_error_and_anchors_are_not(tmp_path: Path) -> No
     )
     found = load_config(str(file), []).data.train
     assert [(s.task, s.path) for s in found] == [("grounding", "a.jsonl"), ("grounding", "b.jsonl")]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.lr=.inf",
+        "optim.betas=[0.9, 1.0]",
+        "optim.eps=0",
+        "rollout.temperature=.inf",
+    ],
+)
+def test_numbers_that_no_run_can_have_are_refused_before_it(override: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(override.partition("=")[0])):
+        load_config(None, [override])
