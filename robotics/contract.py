@@ -47,6 +47,7 @@ __all__ = [
 
 Split = Literal["train", "eval"]
 
+_NOTHING = np.zeros(0, np.float32)
 _EVAL_SEEDS = 1 << 30  # seeds from here on are held out: training never draws one
 
 SIMULATORS: dict[str, str] = {
@@ -330,7 +331,9 @@ def check_picture(spec: EnvSpec, picture: np.ndarray) -> np.ndarray:
     return picture
 
 
-def check_finite(spec: EnvSpec, rewards: np.ndarray, proprio: np.ndarray, when: str) -> None:
+def check_finite(
+    spec: EnvSpec, when: str, *, rewards: np.ndarray = _NOTHING, proprio: np.ndarray = _NOTHING
+) -> None:
     """Raises ValueError for a reward or proprioception that is NaN or infinite: it fails the one episode, where a reward that is
     not a number would spoil its group and a state that is not one would be clipped to some bin. `when`: which were read."""
     if not (np.isfinite(rewards).all() and np.isfinite(proprio).all()):
@@ -367,7 +370,6 @@ def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) ->
         observation = simulator.observe()
     assert observation is not None
     steps = int(valid.sum())
-    check_finite(
-        simulator.spec, rewards[:steps], observation.proprio, f"after {steps} steps of a chunk"
-    )
+    when = f"after {steps} steps of a chunk"
+    check_finite(simulator.spec, when, rewards=rewards[:steps], proprio=observation.proprio)
     return ChunkResult(observation, rewards, terminated, truncated, success, valid, tuple(seen))

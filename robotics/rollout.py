@@ -386,8 +386,8 @@ class Driver:
         """Raises ConfigError for an episode that goes on after a success, of a simulator that says it does not: what results say of
         success at the end, and what brevity pays, would be wrong."""
         spec = run.request.spec
-        after = chunk.success_C[chunk.valid_C]
-        if not (after[:-1].any() or (after[-1] and not chunk.done)):
+        success = chunk.success_C[chunk.valid_C]
+        if not (success[:-1].any() or (success[-1] and not chunk.done)):
             return
         if spec.key not in self._stops:
             self._stops[spec.key] = simulator_class(spec.suite).stops_at_success(spec.options)

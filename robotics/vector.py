@@ -218,7 +218,7 @@ class _Trace:
         assert self.observation is not None
         rewards, when = self.rewards_C[: self.step], f"after {self.step} steps of a chunk"
         try:
-            check_finite(spec, rewards, self.observation.proprio, when)
+            check_finite(spec, when, rewards=rewards, proprio=self.observation.proprio)
         except ValueError as error:
             return error
         return ChunkResult(

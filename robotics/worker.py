@@ -54,7 +54,6 @@ __all__ = ["Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident
 
 _WATCH_S = 0.25
 _TEXT = 6000  # characters of a traceback that travel
-_NO_REWARDS = np.zeros(0, np.float32)
 
 Cause = Literal["", "action", "setup", "state", "exception"]
 
@@ -183,7 +182,7 @@ class _Slot:
         assert self.simulator is not None
         self.simulator.reset(command.state)
         observation = self.simulator.observe()
-        check_finite(command.spec, _NO_REWARDS, observation.proprio, "after a reset")
+        check_finite(command.spec, "after a reset", proprio=observation.proprio)
         facts = (
             Facts(
                 self.simulator.action_space, self.simulator.proprio_dim, self.simulator.versions()
@@ -292,7 +291,7 @@ class _Batch:
                 chunk = result if isinstance(result, ChunkResult) else None
                 seen = result.observation if isinstance(result, ChunkResult) else result
                 if chunk is None:
-                    check_finite(self.spec, _NO_REWARDS, seen.proprio, "after a reset")
+                    check_finite(self.spec, "after a reset", proprio=seen.proprio)
                 yield slot.published(command, self.spec, seen, chunk, facts, started, ended)
             except Exception as error:
                 yield replace(_failed(slot, command, started, error), ended=ended)

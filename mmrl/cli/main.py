@@ -152,7 +152,10 @@ def sft(
         typer.Option(help="folder for the trained model; default: DIR/NAME_sft/model of the run"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with a run that was interrupted")
+        bool,
+        typer.Option(
+            "--resume", help="continue from the last checkpoint; begin where there is none"
+        ),
     ] = False,
     overwrite: Annotated[
         bool,

@@ -8,6 +8,7 @@ were made under the old one, and no run configured from the start is equal to th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.config import (
@@ -23,7 +24,7 @@ from mmrl.config.renamed import flat_with_new_names
 from mmrl.errors import ConfigError
 from mmrl.training.optim import learning_rate
 
-__all__ = ["check_identity", "extension_notes", "run_identity"]
+__all__ = ["changes", "check_identity", "extension_notes", "run_identity"]
 
 _MAY_CHANGE = (
     "name",
@@ -123,16 +124,20 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
     if "algorithm.filter.key" not in old:
         old = {k: _RENAMED.get((k, str(v)), v) for k, v in old.items()}
     old = {**{k: v for k, v in _BEFORE.items() if k in new}, **old}
-    changed = [
-        f"{k} was {old.get(k)!r}, now {new.get(k)!r}"
-        for k in sorted({*old, *new})
-        if old.get(k) != new.get(k) and not (k == _LENGTH and _longer(old.get(k), new.get(k)))
-    ]
-    if changed:
+    if changed := changes(old, new, may_grow=(_LENGTH,)):
         raise ConfigError(
             "cannot resume: it would no longer be the same run. Changed since the checkpoint: "
             f"{'; '.join(changed)}. Restore them, or start a new run (name=...)"
         )
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], may_grow: Sequence[str]) -> list[str]:
+    """What differs between two identities, key by key, in words; a number of steps of `may_grow` may have become larger."""
+    return [
+        f"{k} was {old.get(k)!r}, now {new.get(k)!r}"
+        for k in sorted({*old, *new})
+        if old.get(k) != new.get(k) and not (k in may_grow and _longer(old.get(k), new.get(k)))
+    ]
 
 
 def _may_change(key: str) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from mmrl.distributed.engines import TrainEngine
 from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.operations.interrupts import Interrupts
+from mmrl.operations.restart import find_start
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.identity import run_identity
+from mmrl.training.identity import changes, run_identity
 
 __all__ = ["GO_ON", "SupervisedCheckpoints"]
 
@@ -43,7 +44,8 @@ class SupervisedCheckpoints:
         resume: go on from the newest of them; where there is none, the run begins. Without it, and without `overwrite`, there must
             be none.
         say: is told where the run begins or goes on, and of a checkpoint that cannot be written; the run goes on then.
-    Raises ConfigError, in all processes: an unfinished run that is neither to be continued nor replaced, one with other settings.
+    Raises, in all processes, ConfigError for an unfinished run that is neither to be continued nor replaced, or has other settings,
+    and CheckpointError for one that is not as it was saved.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class SupervisedCheckpoints:
         self.config, self.world, self._say = config, world, say
         self._checkpoints = Checkpoints(self.folder, keep_last=1)
         self._interrupts: Interrupts | None = None
+        self.step = find_start(self._checkpoints, resume, world).step
+        """The one that the run continues from; 0: it begins."""
         with world.raise_on_all_ranks():
             found = max(self._checkpoints.steps(), default=0)
             if found and not (resume or overwrite):
@@ -67,15 +71,13 @@ class SupervisedCheckpoints:
                     f"expected no unfinished run beside {out}, found one at step {found} in {self.folder}; go on with --resume, or "
                     "begin anew with --overwrite"
                 )
-            if resume and found:
-                self._check_same(found)
-        self.step = world.gather([found if resume else 0])[0]
-        """The one that the run goes on from; 0: it begins."""
+            if self.step:
+                self._check_same()
         if resume and world.is_main:
             say(
-                f"goes on behind step {self.step} ({self.weights})"
+                f"continues after step {self.step} ({self.weights})"
                 if self.step
-                else f"nothing to go on from in {self.folder}: the run begins"
+                else f"no checkpoint to continue from in {self.folder}: the run begins"
             )
         if overwrite and not resume and world.is_main:
             self.remove()
@@ -85,25 +87,16 @@ class SupervisedCheckpoints:
         """The checkpoint's folder, which the policy is loaded from; None where the run begins."""
         return self._checkpoints.path(self.step) if self.step else None
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """What fails while the checkpoint is read is a CheckpointError that says how to begin anew."""
-        try:
-            yield
-        except Exception as error:
-            if not self.step:
-                raise
-            raise CheckpointError(
-                f"cannot go on from {self.weights}: {type(error).__name__}: {error}; begin anew with --overwrite"
-            ) from error
+    def reading(self) -> AbstractContextManager[None]:
+        """What fails while its weights are read is a CheckpointError."""
+        return self._checkpoints.reading(self.step)
 
     def restore(self, engine: TrainEngine) -> list[Mapping[str, Any]]:
         """Give the optimizer what it had; the rows of what had failed. Raises CheckpointError."""
         if not self.step:
             return []
-        with self.reading():
-            state = self._checkpoints.load_state(self.step, engine.load_optimizer_state)
-            return list(state["failures"])
+        state = self._checkpoints.load_state(self.step, engine.load_optimizer_state)
+        return list(state["failures"])
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -158,29 +151,18 @@ class SupervisedCheckpoints:
             except CheckpointError as error:
                 self._say(f"warning: {error}")
 
-    def _check_same(self, step: int) -> None:
-        """Raises ConfigError where the checkpoint of `step` is of a run with other settings; more steps are the same one where the
-        learning rate does not depend on their number."""
-        file = self._checkpoints.path(step) / "trainer" / "state.json"
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))["identity"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"cannot read {file}: {type(error).__name__}: {error}; begin anew with --overwrite"
-            ) from error
-        now = self._identity()
-        if self.config.supervised().optim.schedule == "constant":
-            for key in ("train.steps", "demos.steps"):
-                if key in now and int(found.get(key, 0)) < now[key]:
-                    found[key] = now[key]
-        changed = [
-            f"{key} was {found.get(key)!r}, now {value!r}"
-            for key, value in now.items()
-            if found.get(key) != value
-        ]
-        if changed:
+    def _check_same(self) -> None:
+        """Raises ConfigError where the checkpoint is of a run with other settings; more steps are the same one where the learning
+        rate does not depend on their number."""
+        folder = self._checkpoints.path(self.step)
+        with self.reading():
+            text = (folder / "trainer" / "state.json").read_text(encoding="utf-8")
+            found = json.loads(text)["identity"]
+        constant = self.config.supervised().optim.schedule == "constant"
+        grows = ("train.steps", "demos.steps") if constant else ()
+        if changed := changes(found, self._identity(), may_grow=grows):
             raise ConfigError(
-                f"cannot go on from {file.parents[1]}: it would no longer be the same run. Changed since: {'; '.join(changed)}. "
+                f"cannot go on from {folder}: it would no longer be the same run. Changed since: {'; '.join(changed)}. "
                 "Restore them, or begin anew with --overwrite"
             )
 

@@ -84,9 +84,6 @@ class _Reply:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-_NO_REWARD = np.zeros(0, np.float32)
-
-
 def play_expert(
     simulator: Simulator,
     state: InitialState,
@@ -113,7 +110,7 @@ def play_expert(
         if t % every == 0:
             steps.append(t)
             seen.append(simulator.observe())
-            check_finite(spec, _NO_REWARD, seen[-1].proprio, f"before step {t}")
+            check_finite(spec, f"before step {t}", proprio=seen[-1].proprio)
         action, label = (np.asarray(value, np.float64) for value in act())
         if not (np.isfinite(action).all() and np.isfinite(label).all()):
             raise ActionError(
@@ -126,7 +123,7 @@ def play_expert(
                 scale[gripper] = 1.0
             action, label = scale * action, scale * label
         result = simulator.step(action)
-        check_finite(spec, np.array([result.reward]), _NO_REWARD, f"in step {t}")
+        check_finite(spec, f"in step {t}", rewards=np.array([result.reward]))
         labels.append(label)
         executed.append(action)
         rewards.append(result.reward)

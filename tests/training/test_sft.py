@@ -370,9 +370,13 @@ def test_what_makes_it_another_run_is_said_before_a_model_is_read(
                 sft_command(recipe, [changed], tmp_path / "model", resume=True, quiet=True)
     weights = step / "model.safetensors"
     kept = weights.read_bytes()
-    weights.write_bytes(kept[:1000])
-    with pytest.raises(CheckpointError, match=r"cannot go on from .*begin anew with --overwrite"):
-        sft_command(recipe, [], tmp_path / "model", resume=True, quiet=True)
+    flipped = bytes([*kept[:-1], kept[-1] ^ 1])
+    for damaged in (kept[:1000], flipped):
+        weights.write_bytes(damaged)
+        with pytest.raises(
+            CheckpointError, match=r"every one damaged: step 1: model\.safetensors.*--overwrite"
+        ):
+            sft_command(recipe, [], tmp_path / "model", resume=True, quiet=True)
     weights.write_bytes(kept)
     # of another section than those that a warm start reads, and more steps at a constant rate
     longer = ["train.steps=4", "algorithm.clip_high=0.3"]

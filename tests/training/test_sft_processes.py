@@ -120,10 +120,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     plan = [job(kind, engine) for kind in ("mixed", "robot") for engine in ENGINES]
     plan[2:2] = [job("refused", "ddp")]
     for kind, saves in (("mixed", "train.save_every=1"), ("robot", "demos.save_every=1")):
-        cut = job(kind, "fsdp2")
-        plan.append(
-            {**cut, "overrides": [*cut["overrides"], saves], "out": f"{cut['out']}-cut", "ends": 2}
-        )
+        for engine in ENGINES:
+            cut = job(kind, engine)
+            changed = {"overrides": [*cut["overrides"], saves], "out": f"{cut['out']}-cut"}
+            plan.append({**cut, **changed, "ends": 2})
     (folder / "plan.json").write_text(json.dumps([*plan, job("lora", "fsdp2")]), encoding="utf-8")
     said = launch("torchrun", str(folder / "plan.json"), program=("tests.training.sft_worker",))
     two = {
@@ -230,10 +230,13 @@ def test_the_command_trains_adapters_in_two_processes(found: Found) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["mixed", "robot"])
-def test_two_sharded_processes_go_on_where_they_were_interrupted(kind: str, found: Found) -> None:
+def test_two_processes_go_on_where_they_were_interrupted(
+    kind: str, engine: str, found: Found
+) -> None:
     """The second step's work was lost with the run; the checkpoint of the first has weights and optimizer of both processes."""
-    whole, cut = (found.two[f"{kind}-fsdp2{way}"][0] for way in ("", "-cut"))
+    whole, cut = (found.two[f"{kind}-{engine}{way}"][0] for way in ("", "-cut"))
     assert cut["rows"] == [{**whole["rows"][1]}] and cut["last"] == whole["last"]
-    one, two = (dict(weights_of(found.folder / f"{kind}-fsdp2{way}")) for way in ("", "-cut"))
+    one, two = (dict(weights_of(found.folder / f"{kind}-{engine}{way}")) for way in ("", "-cut"))
     assert one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
