@@ -178,6 +178,7 @@ def evaluate(
     config: str | Path | RunConfig | Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
 ) -> Evaluation:
     """Answer and judge held-out data; `.results` holds means with 95 % intervals, `.predictions` every completion.
 
@@ -190,9 +191,12 @@ def evaluate(
         task, reward, params, config: as Trainer's.
         samples: sampled completions per prompt (avg@k) beside the greedy one.
         limit: the first so many rows.
-        out: folder for results.json, predictions.jsonl and submissions; default: nothing is written.
+        out: folder for results.json, predictions.jsonl and submissions, which has no other evaluation; default: nothing is written.
+        resume: go on with the same evaluation where it was cut off, in `out`.
     """
     from mmrl.data.sources import load_sources
+    from mmrl.evaluation.places import evaluation_folder
+    from mmrl.evaluation.progress import evaluating
     from mmrl.evaluation.settings import taught_params
     from mmrl.policy.loading import load_policy
 
@@ -201,12 +205,13 @@ def evaluate(
     name, known = _named(task, reward, params)
     if name is None:
         raise ConfigError("expected a task or a reward to judge answers by, found neither")
+    folder = None if out is None else evaluation_folder(str(model), "", Path(out), resume=resume)
     with contextlib.ExitStack() as stack:
         if name.startswith(OFFERED):
             stack.enter_context(using(name, resolve_task(name)))
         rows = (
-            Path(out)
-            if out is not None
+            folder
+            if folder is not None
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
         )
         # how the run's file was read says nothing of these rows
@@ -222,8 +227,10 @@ def evaluate(
                 where="data",
             )
         policy = load_policy(settings.model, settings.data, trainable=False)
+        if folder is not None:
+            stack.enter_context(evaluating(folder, "the same call with resume=True"))
         return evaluate_model(
-            policy, settings, sources, samples=samples, folder=None if out is None else Path(out)
+            policy, settings, sources, samples=samples, folder=folder, resume=resume
         )
 
 

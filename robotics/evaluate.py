@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from mmrl.distributed.world import World
+from mmrl.evaluation.progress import Progress, checkpoint_mark, entries_of, judged_of
 from mmrl.evaluation.result import Evaluation, evaluation_of, gathered, judged
 from mmrl.evaluation.tables import Judged
 from mmrl.operations.versions import versions
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, InitialState, initial_states, simulator_class
-from mmrl.robotics.rollout import Driver, GroupRequest
+from mmrl.robotics.rollout import Driver, Failure, GroupRequest
 from mmrl.robotics.source import env_specs, states_of
 from mmrl.types import Rollout, Sample, Score, StopReason
 
@@ -70,10 +71,14 @@ def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
 
 
 def simulator_versions(
-    driver: Driver, specs: Sequence[EnvSpec], world: World | None = None
+    driver: Driver,
+    specs: Sequence[EnvSpec],
+    world: World | None = None,
+    before: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, str]:
-    """What the simulators that ran say of themselves; values that differ between tasks or processes one after the other."""
-    ran = [
+    """What the simulators that ran say of themselves; values that differ between tasks or processes one after the other. `before`:
+    what those of an earlier start said, by EnvSpec.key."""
+    ran = [*(before or {}).items()] + [
         (spec.key, facts.versions)
         for spec in specs
         if (facts := driver.pool.facts.get(spec.key)) is not None
@@ -100,11 +105,14 @@ def evaluate_policy(
     videos: Path | None = None,
     plan: EvalPlan | None = None,
     world: World | None = None,
+    keep: Path | None = None,
+    resume: bool = False,
 ) -> Evaluation:
     """Play eval_states held-out states of every task (the first `limit`): once greedily, eval.samples times sampled.
 
     `videos`: folder for the pictures of the first eval.gallery states, as H.264 clips. `world`: the processes that share the
-    states; collective.
+    states; collective. `keep` (of one process): folder in which finished states are kept as they come, and with `resume` those of
+    an evaluation that was cut off there are not played again (mmrl.evaluation.progress).
     """
     plan, specs = plan or EvalPlan(), env_specs(config)
     count = min(config.eval_states, limit or config.eval_states)
@@ -117,26 +125,33 @@ def evaluate_policy(
     asked = _requests(config, specs, played, plan.filmed if videos is not None else None)
     places = {request.key: place for place, request in asked.items()}
     before = len(driver.failures)
-    rows = []
-    for group in driver.play(_share(world, list(asked.values()))):
+    protocol = {**_protocol(config, driver, specs, played), **plan.protocol}
+    kept = _Kept(_progress(keep, protocol, asked, resume), asked, driver)
+    rows = list(kept.rows)
+    for group in driver.play(_share(world, kept.left)):
+        place, found = places[group.key], []
         for member, episode in enumerate(group.rollouts):
-            place = places[group.key]
             film = _filmed(group.sample, episode, place[0], videos) if member == 0 else {}
-            rows.append(_row(group.sample, episode, place, member, film))
+            found.append(_row(group.sample, episode, place, member, film))
+        kept.add(place, found, [f for f in driver.failures[before:] if f.key == group.key])
+        rows += found
     rows = gathered(rows, world)
     # others are of steps under way (async)
     failed = _everywhere(
-        world, [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in places]
+        world,
+        kept.failures
+        + [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in places],
     )
     if videos is not None and plan.film:
         filmed = {place: r for place, r in asked.items() if place[2] == plan.filmed}
-        _film_more(driver, filmed, rows, videos, plan.film, world)
+        kept.filmed(_film_more(driver, filmed, rows, videos, plan.film, world))
+    simulator = simulator_versions(driver, specs, world, kept.versions)
     return evaluation_of(
         rows,
         {(number, spec.task): frozenset(METRICS) for number, spec in enumerate(specs)},
         step=step,
         task=", ".join(config.env.tasks),
-        protocol={**_protocol(config, driver, specs, played, world), **plan.protocol},
+        protocol={**protocol, **_of_simulators(simulator), **plan.protocol},
         seed=config.seed,
         more={"failed_attempts": failed},
     )
@@ -193,9 +208,9 @@ def _film_more(
     videos: Path,
     count: int,
     world: World | None,
-) -> None:
+) -> list[Place]:
     """Play up to `count` episodes of a kind that no clip shows once more, with pictures. The clip enters its row only where it ends
-    as the row says."""
+    as the row says; where one did is returned."""
     first = {
         (j.source, j.place, j.row["mode"]): j for j in rows if j.number == 0 and j.score.parsed
     }
@@ -217,8 +232,10 @@ def _film_more(
         place, episode = again[group.key], group.rollouts[0]
         if episode.info.get(HEADLINE, 0.0) == first[place].score.metrics[HEADLINE]:
             clips.append((place, _filmed(group.sample, episode, place[0], videos)))
-    for place, clip in _everywhere(world, clips):
+    filmed = _everywhere(world, clips)
+    for place, clip in filmed:
         first[place].row.update(clip)
+    return [place for place, _ in filmed]
 
 
 def _row(
@@ -259,10 +276,9 @@ def _protocol(
     driver: Driver,
     specs: Sequence[EnvSpec],
     played: Mapping[str, Sequence[InitialState]],
-    world: World | None,
 ) -> dict[str, Any]:
+    """All but what the simulators say of themselves, which is known only when they have run."""
     e, codec = config.env, driver.vla.codec
-    simulator = simulator_versions(driver, specs, world)
     states = list(dict.fromkeys(describe_states(spec, played[spec.task]) for spec in specs))
     return {
         "name": "own",
@@ -286,11 +302,73 @@ def _protocol(
         "success_at_end": "the same as success once: episodes stop at success"
         if config.stops_at_success
         else "measured",
-        "render": simulator.get("render", "unknown"),
-        "assets": simulator.get("assets", "the simulator's own"),
-        "simulator": simulator,
         "versions": versions(),
     }
+
+
+def _of_simulators(said: Mapping[str, str]) -> dict[str, Any]:
+    """What the protocol says of them."""
+    return {
+        "render": said.get("render", "unknown"),
+        "assets": said.get("assets", "the simulator's own"),
+        "simulator": dict(said),
+    }
+
+
+def _progress(
+    folder: Path | None,
+    protocol: Mapping[str, Any],
+    asked: Mapping[Place, GroupRequest],
+    resume: bool,
+) -> Progress | None:
+    """That of `folder`, asked for with all that changes an episode. Raises ConfigError."""
+    if folder is None:
+        return None
+    states = {"/".join(map(str, place)): repr(r.state) for place, r in asked.items()}
+    settings = {**protocol, "weights": checkpoint_mark(protocol["model"]), "states": states}
+    return Progress(folder, settings, len(asked), resume)
+
+
+class _Kept:
+    """What an earlier start of an evaluation has played, as `progress` knows it: rows, failed attempts, what the simulators said of
+    themselves (by EnvSpec.key), and the requests that are left. Without `progress` nothing."""
+
+    def __init__(
+        self, progress: Progress | None, asked: Mapping[Place, GroupRequest], driver: Driver
+    ) -> None:
+        self._progress, self._asked, self._driver = progress, asked, driver
+        self.rows: list[Judged] = []
+        self.failures: list[dict[str, Any]] = []
+        self.versions: dict[str, Mapping[str, str]] = {}
+        self.left: list[GroupRequest] = []
+        self._known: dict[Place, dict[str, Any]] = {}
+        for place, request in asked.items():
+            known = None if progress is None else progress.kept(place)
+            if known is None:
+                self.left.append(request)
+                continue
+            number, order, _ = place
+            self._known[place] = known
+            self.rows += judged_of(known["rows"], number, {order: request.sample})
+            self.failures += known["failures"]
+            self.versions[request.spec.key] = known["simulator"]
+
+    def add(self, place: Place, rows: Sequence[Judged], failures: Sequence[Failure]) -> None:
+        """The episodes of `place` have ended."""
+        if self._progress is not None:
+            facts = self._driver.pool.facts.get(self._asked[place].spec.key)
+            self._known[place] = {
+                "rows": entries_of(rows),
+                "failures": [dataclasses.asdict(f) for f in failures],
+                "simulator": {} if facts is None else dict(facts.versions),
+            }
+            self.filmed([place])
+
+    def filmed(self, places: Sequence[Place]) -> None:
+        """The rows of these have a clip now."""
+        if self._progress is not None:
+            for place in places:
+                self._progress.keep(place, self._known[place], 1)
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 10) -> Path:

@@ -104,9 +104,11 @@ def play_suites(
     overrides: Sequence[str] = (),
     on_row: Callable[[EpisodesRow], None] = lambda row: None,
     external: RemotePolicy | None = None,
+    resume: bool = False,
 ) -> list[EpisodesRow]:
     """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each. With `external`,
-    that policy acts and `checkpoint` is its name.
+    that policy acts and `checkpoint` is its name. `resume`: go on with an evaluation of the same that was cut off in FOLDER
+    (mmrl.evaluation.progress).
 
     Raises MMRLError when the only suite cannot run, or when a setting is wrong.
     """
@@ -119,7 +121,7 @@ def play_suites(
     vla = external or load_vla(next(iter(ready.values())).config, trainable=False)
     return run_suites(
         chosen,
-        lambda name, suite: _one(vla, name, suite, ready[name], folder / name, limit),
+        lambda name, suite: _one(vla, name, suite, ready[name], folder / name, limit, resume),
         failed_row,
         lambda name, suite: {
             **suite.model_dump(),
@@ -139,6 +141,7 @@ def _one(
     setting: Setting,
     folder: Path,
     limit: int | None,
+    resume: bool,
 ) -> EpisodesRow:
     config, env = setting.config, setting.config.env
     slots = min(
@@ -166,7 +169,16 @@ def _one(
         plan = EvalPlan(
             setting.states, _protocol(name, suite, setting, policy) | said, _FILM, setting.mode
         )
-        found = evaluate_policy(config, driver, 0, limit=limit, videos=folder / "videos", plan=plan)
+        found = evaluate_policy(
+            config,
+            driver,
+            0,
+            limit=limit,
+            videos=folder / "videos",
+            plan=plan,
+            keep=folder,
+            resume=resume,
+        )
     write_evaluation(found, folder)
     return suite_row(name, suite, setting, found.results, limit)
 

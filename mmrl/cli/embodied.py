@@ -16,6 +16,7 @@ from mmrl.cli.suites import print_rows
 from mmrl.config import RunConfig, effective_threads
 from mmrl.errors import ConfigError
 from mmrl.evaluation.places import evaluation_folder, suites_name
+from mmrl.evaluation.progress import evaluating
 from mmrl.operations.console import quiet_transformers
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def play_command(
     protocol: str | None,
     external: Any = None,
     trust_code: bool = False,
+    resume: bool = False,
 ) -> None:
     """Evaluate one VLA checkpoint (or a policy elsewhere, `external`) on suites of simulated tasks and print one table;
     status 1 when a suite has no number."""
@@ -75,19 +77,21 @@ def play_command(
         checkpoint, config, list(overrides), suites, external, trust_code=trust_code, say=typer.echo
     )
     quiet(base)
-    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
-    rows = play_suites(
-        checkpoint,
-        suites,
-        base,
-        folder=folder,
-        protocol=protocol,
-        samples=samples,
-        limit=limit,
-        overrides=list(overrides),
-        external=external,
-        on_row=lambda row: typer.echo(f"{row.suite}: {row.error or row.summary}"),
-    )
+    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out, resume=resume)
+    with evaluating(folder):
+        rows = play_suites(
+            checkpoint,
+            suites,
+            base,
+            folder=folder,
+            protocol=protocol,
+            samples=samples,
+            limit=limit,
+            overrides=list(overrides),
+            external=external,
+            resume=resume,
+            on_row=lambda row: typer.echo(f"{row.suite}: {row.error or row.summary}"),
+        )
     print_rows(rows, suites, checkpoint, samples, f"{folder}; clips: {folder}/SUITE/videos")
 
 
@@ -139,6 +143,7 @@ def remote_suites(
     samples: int,
     limit: int | None,
     protocol: str | None,
+    resume: bool = False,
 ) -> None:
     """Evaluate a policy that acts elsewhere (mmrl.robotics.remote), which `made` makes and `option` named, on suites of simulated
     tasks. Without a checkpoint the first override stands in its place."""
@@ -176,4 +181,5 @@ def remote_suites(
             limit=limit,
             protocol=protocol,
             external=policy,
+            resume=resume,
         )

@@ -17,6 +17,7 @@ from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
 from mmrl.evaluation.places import data_name, evaluation_folder, suites_name
+from mmrl.evaluation.progress import evaluating
 from mmrl.operations.console import Console, quiet_transformers
 from mmrl.policy.manifest import check_loadable
 
@@ -86,12 +87,19 @@ def _evaluate(
     samples: int,
     folder: Path,
     protocol: Mapping[str, Any],
+    resume: bool,
 ) -> Evaluation:
     """Evaluate, and warn of completions that could not be judged."""
     from mmrl.evaluation.evaluate import evaluate_model
 
     found = evaluate_model(
-        policy, config, sources, samples=samples, folder=folder, protocol=protocol
+        policy,
+        config,
+        sources,
+        samples=samples,
+        folder=folder,
+        protocol=protocol,
+        resume=resume,
     )
     lost, why = found.unjudged
     if lost:
@@ -114,9 +122,10 @@ def eval_command(
     limit: int | None,
     trust_code: bool = False,
     answers: str | None = None,
+    resume: bool = False,
 ) -> None:
     """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with. `answers` goes over
-    the task's parameter of that name.
+    the task's parameter of that name; `resume`: go on with the newest one that was cut off.
 
     Exits with status 1 when an official scorer failed.
     """
@@ -145,9 +154,12 @@ def eval_command(
         )
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
-    folder = evaluation_folder(checkpoint, data_name(task, data), out)
-    with prefetching(base.data, [policy.encoder.visuals]) as [policy.encoder.ahead]:
-        results = _evaluate(policy, base, sources, samples, folder, {}).results
+    folder = evaluation_folder(checkpoint, data_name(task, data), out, resume=resume)
+    with (
+        evaluating(folder),
+        prefetching(base.data, [policy.encoder.visuals]) as [policy.encoder.ahead],
+    ):
+        results = _evaluate(policy, base, sources, samples, folder, {}, resume).results
     console = Console(width=_WIDTH, highlight=False)
     _print_metrics(console, f"{checkpoint} on {task}", results, samples)
     if max(len(results["per_source"]), len(results["per_task"])) > 1:
@@ -238,10 +250,12 @@ def suites_command(
     protocol: str | None = None,
     trust_code: bool = False,
     answers: str | None = None,
+    resume: bool = False,
 ) -> None:
     """Evaluate one checkpoint on named suites with one load of the model, and print one table.
 
-    `protocol` is for suites of simulated tasks, which a VLA checkpoint plays; `answers` goes over the suites' own level.
+    `protocol` is for suites of simulated tasks, which a VLA checkpoint plays; `answers` goes over the suites' own level;
+    `resume`: go on with the newest evaluation that was cut off.
 
     Writes OUT/SUITE/ for each, and OUT/suites.json and OUT/suites.md over all, renewed after each suite. Exits with
     status 1 when a suite has no number or an official scorer failed.
@@ -260,6 +274,7 @@ def suites_command(
             limit=limit,
             protocol=protocol,
             trust_code=trust_code,
+            resume=resume,
         )
         return
     if protocol is not None:
@@ -279,6 +294,7 @@ def suites_command(
         limit=limit,
         trust_code=trust_code,
         answers=answers,
+        resume=resume,
     )
 
 
@@ -294,6 +310,7 @@ def _answer(
     limit: int | None,
     trust_code: bool,
     answers: str | None,
+    resume: bool,
 ) -> None:
     """`suites_command` on suites of questions."""
     from mmrl.evaluation.data_rows import DataRow
@@ -315,15 +332,27 @@ def _answer(
         }
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
-    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out)
+    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out, resume=resume)
     with ExitStack() as stack:
-        workers = _workers(stack, policy, base, settings, loaded)
+        stack.enter_context(evaluating(folder))
+        # of one that goes on each suite knows what is left only when it begins
+        ahead = {} if resume else loaded
+        workers = _workers(stack, policy, base, settings, ahead)
 
         def one(name: str, suite: DataSuite) -> DataRow:
             policy.encoder = _encoder(policy, settings[name])
             policy.encoder.ahead = workers[name]
             return _one_suite(
-                policy, settings[name], name, suite, loaded[name], samples, limit, folder, answers
+                policy,
+                settings[name],
+                name,
+                suite,
+                loaded[name],
+                samples,
+                limit,
+                folder,
+                answers,
+                resume,
             )
 
         rows = run_suites(
@@ -381,8 +410,8 @@ def _workers(
     settings: Mapping[str, RunConfig],
     loaded: Mapping[str, Sequence[LoadedSource]],
 ) -> dict[str, Ahead | None]:
-    """Media workers of all suites, which know all samples from the beginning: one suite's last answers are written while the
-    next one's clips are decoded."""
+    """Media workers of all suites, which know the samples `loaded` from the beginning: one suite's last answers are written while
+    the next one's clips are decoded."""
     from mmrl.policy.loading import build_visuals
     from mmrl.workers.prefetch import prefetching
 
@@ -394,7 +423,7 @@ def _workers(
     workers = dict(zip(settings, stack.enter_context(prefetching(base.data, visuals)), strict=True))
     for name, ahead in workers.items():
         if ahead is not None:
-            ahead.expect(sample for source in loaded[name] for sample in source.samples)
+            ahead.expect(s for source in loaded.get(name, ()) for s in source.samples)
     return workers
 
 
@@ -408,6 +437,7 @@ def _one_suite(
     limit: int | None,
     folder: Path,
     answers: str | None,
+    resume: bool,
 ) -> DataRow:
     from mmrl.evaluation.data_rows import suite_row
 
@@ -420,7 +450,7 @@ def _one_suite(
         "extractor": suite.extractor if suite.level(answers) == "official" else None,
         "prompt": getattr(sources[0].task, "prompt", None),
     }
-    found = _evaluate(policy, config, sources, samples, folder / name, protocol)
+    found = _evaluate(policy, config, sources, samples, folder / name, protocol, resume)
     row = suite_row(name, suite, found.results, found.predictions, limit, config, answers)
     typer.echo(f"{name}: {row.summary}")
     _print_views(Console(width=_WIDTH, highlight=False), found.results)

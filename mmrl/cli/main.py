@@ -266,6 +266,10 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="go on with the same evaluation where it was cut off"),
+    ] = False,
     answers: Annotated[
         str | None,
         typer.Option(
@@ -303,6 +307,7 @@ def evaluate(
             samples=samples,
             limit=limit,
             protocol=protocol,
+            resume=resume,
         )
     elif policy_timeout is not None:
         raise ConfigError(
@@ -320,6 +325,7 @@ def evaluate(
             limit,
             trust_code,
             answers,
+            resume,
         )
     else:
         suites_command(
@@ -335,6 +341,7 @@ def evaluate(
             protocol,
             trust_code,
             answers,
+            resume,
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -28,6 +28,13 @@ from mmrl.data.sources import LoadedSource, stop_at_broken_media, write_rejected
 from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.evaluation.official import run_benchmarks
+from mmrl.evaluation.progress import (
+    Progress,
+    checkpoint_mark,
+    entries_of,
+    judged_of,
+    samples_mark,
+)
 from mmrl.evaluation.result import Evaluation, evaluation_of, gathered, judged, write_evaluation
 from mmrl.evaluation.settings import EvalSettings, eval_settings
 from mmrl.evaluation.tables import Group, Judged
@@ -62,25 +69,36 @@ def evaluate(
     world: World | None = None,
     first_key: int = 0,
     pictures: Path | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Score the policy on all samples of `sources` (the first `limit` of each). The same on every process.
 
     `first_key` is the number of the first source among the scorer's tasks. What the first `gallery` samples of each source were
-    shown in an environment is kept in the folder `pictures`, where one is given.
+    shown in an environment is kept in the folder `pictures`, where one is given. `progress` (of one process) is told each chunk
+    that is judged; those that it knows are not asked again.
     """
-    rank, size = (world.rank, world.size) if world else (0, 1)
     rows: list[Judged] = []
-    mine = [list(enumerate(source.samples[: settings.limit]))[rank::size] for source in sources]
+    chunks = list(_chunks(sources, settings, world))
+    kept = [None if progress is None else progress.kept(chunk.unit) for chunk in chunks]
     if policy.encoder.ahead is not None:
-        policy.encoder.ahead.expect(sample for part in mine for _, sample in part)
-    for key, (source, part) in enumerate(zip(sources, mine, strict=True), first_key):
-        for start, end in pairwise(
-            [0, *range(min(_FIRST_CHUNK, _CHUNK), len(part), _CHUNK), len(part)]
-        ):
-            with ExitStack() as begun:  # whatever ends the evaluation, no environment stays open
-                rows += _evaluate_chunk(
-                    policy, engine, scorer, key, source, part[start:end], settings, begun, pictures
-                )
+        policy.encoder.ahead.expect(
+            sample
+            for chunk, entries in zip(chunks, kept, strict=True)
+            if entries is None
+            for _, sample in chunk.samples
+        )
+    for chunk, entries in zip(chunks, kept, strict=True):
+        key, source = first_key + chunk.number, sources[chunk.number]
+        if entries is not None:
+            rows += judged_of(entries, key, dict(chunk.samples))
+            continue
+        with ExitStack() as begun:  # whatever ends the evaluation, no environment stays open
+            found = _evaluate_chunk(
+                policy, engine, scorer, key, source, chunk.samples, settings, begun, pictures
+            )
+        if progress is not None:
+            progress.keep(chunk.unit, entries_of(found), len(chunk.samples))
+        rows += found
     rows = gathered(rows, world)
     plain, changed = (
         [j for j in rows if j.row["mode"].startswith(MODE) is wanted] for wanted in (False, True)
@@ -100,6 +118,31 @@ def evaluate(
         else None,
         view_answers=in_views,
     )
+
+
+class _Chunk(NamedTuple):
+    """Samples of a source, by their place there, that are encoded and asked together."""
+
+    number: int  # of the source
+    samples: Sequence[tuple[int, Sample]]
+
+    @property
+    def unit(self) -> tuple[int, int, int]:
+        """See Progress."""
+        return self.number, self.samples[0][0], self.samples[-1][0]
+
+
+def _chunks(
+    sources: Sequence[LoadedSource], settings: EvalSettings, world: World | None
+) -> Iterator[_Chunk]:
+    """Those of this process."""
+    rank, size = (world.rank, world.size) if world else (0, 1)
+    for number, source in enumerate(sources):
+        part = list(enumerate(source.samples[: settings.limit]))[rank::size]
+        bounds = [0, *range(min(_FIRST_CHUNK, _CHUNK), len(part), _CHUNK), len(part)]
+        for start, end in pairwise(bounds):
+            if start < end:
+                yield _Chunk(number, part[start:end])
 
 
 def _measured(
@@ -471,9 +514,13 @@ def evaluate_model(
     samples: int,
     folder: Path | None = None,
     protocol: Mapping[str, Any] | None = None,
+    resume: bool = False,
 ) -> Evaluation:
     """`evaluate` with an engine and reward workers of its own. With `folder`, also official scorers, and results, predictions,
-    submissions and rejected rows are written there."""
+    submissions and rejected rows are written there; with `resume` what an evaluation that was cut off there has judged is taken
+    over (mmrl.evaluation.progress)."""
+    settings = eval_settings(config, samples=samples, protocol=protocol)
+    progress = None if folder is None else _progress(folder, sources, settings, policy, resume)
     with Scorer(
         [(s.config.task, dict(s.config.params)) for s in sources],
         [s.task for s in sources],
@@ -482,7 +529,6 @@ def evaluate_model(
         concurrency=config.reward.concurrency,
         verdicts=config.reward.verdicts,
     ) as scorer:
-        settings = eval_settings(config, samples=samples, protocol=protocol)
         found = evaluate(
             policy,
             PrefillOnceEngine(policy),
@@ -490,9 +536,27 @@ def evaluate_model(
             sources,
             settings,
             pictures=None if folder is None else folder / "pictures",
+            progress=progress,
         )
     if folder is not None:
         run_benchmarks(found, sources, folder / "submissions")
         write_evaluation(found, folder)
         write_rejected(sources, folder / "rejected.jsonl")
     return found
+
+
+def _progress(
+    folder: Path,
+    sources: Sequence[LoadedSource],
+    settings: EvalSettings,
+    policy: Policy,
+    resume: bool,
+) -> Progress:
+    """That of `folder`, asked for with all that changes an answer or its judgement. Raises ConfigError."""
+    samples = [sample for source in sources for sample in source.samples[: settings.limit]]
+    asked = {
+        **_protocol(sources, settings, policy),
+        "weights": checkpoint_mark(settings.protocol["model"]),
+        "samples": samples_mark(samples),
+    }
+    return Progress(folder, asked, len(samples), resume)

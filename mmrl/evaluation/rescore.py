@@ -37,6 +37,7 @@ __all__ = [
     "RescoredRow",
     "logged_context",
     "logged_sample",
+    "logged_score",
     "rescore",
     "summary_rows",
     "write_rescored",
@@ -200,8 +201,9 @@ def _video_size(values: Mapping[str, Any]) -> VideoSize:
     )
 
 
-def _score(values: Mapping[str, Any]) -> Score:
-    """As it was logged. Raises for values that are no numbers: means over them would mean nothing."""
+def logged_score(values: Mapping[str, Any]) -> Score:
+    """As it was logged, from a row's 'score'. Raises KeyError, TypeError, ValueError for values that are no numbers: means over
+    them would mean nothing."""
     for table in ("parts", "weights", "metrics"):
         for name in _of(dict, values, table):
             _number(values[table], name)
@@ -227,7 +229,7 @@ def _read_line(number: int, raw: bytes) -> _Logged:
         _of(dict, row, "task_params"),
         logged_sample(_of(dict, row, "sample")),
         logged_context(row),
-        _score(_of(dict, row, "score")),
+        logged_score(_of(dict, row, "score")),
     )
 
 

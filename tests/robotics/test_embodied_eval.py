@@ -20,6 +20,7 @@ from mmrl.evaluation.suite_table import markdown
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import initial_states
 from mmrl.robotics.protocols import PROTOCOLS, protocol_of
+from mmrl.robotics.rollout import Driver
 from mmrl.robotics.suite_runs import base_settings, play_suites
 from mmrl.robotics.suite_table import percent, suite_row
 from mmrl.robotics.suites import (
@@ -484,6 +485,69 @@ def test_clips_are_of_the_mode_that_is_measured(checkpoint: Path, tmp_path: Path
     for outcome in (0.0, 1.0):
         kind = [r for r in first if r["score"]["metrics"]["success_once"] == outcome]
         assert sum("video" in r for r in kind) >= min(2, len(kind))
+
+
+@pytest.mark.slow
+def test_one_that_is_cut_off_goes_on_with_the_same_episodes(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off in the second suite; the first one's episodes, clips and simulators are known, and nothing is played twice."""
+    asked: list[int] = []  # by call: a suite's states, and then those that are filmed as well
+    real = Driver.play
+
+    def play(self: Driver, requests: Any) -> Any:
+        asked.append(len(requests))
+        for number, group in enumerate(real(self, requests)):
+            if cut and len(asked) == 3 and number == 5:
+                raise KeyboardInterrupt
+            yield group
+
+    def evaluate(folder: Path, resume: bool = False) -> list[Any]:
+        settings = [*TINY, "eval.gallery=1"]
+        return play_suites(
+            str(checkpoint),
+            load_suites().select("tiny_reach,tiny_push"),
+            base_of(checkpoint, *settings),
+            folder=folder,
+            samples=1,
+            limit=8,
+            overrides=settings,
+            resume=resume,
+        )
+
+    monkeypatch.setattr(Driver, "play", play)
+    cut = False
+    whole = evaluate(tmp_path / "whole")
+    filmed = asked[3]
+    assert asked == [16, asked[1], 16, filmed]
+    asked.clear()
+    cut = True
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(tmp_path / "cut")
+    asked.clear()
+    cut = False
+    assert evaluate(tmp_path / "cut", resume=True) == whole
+    assert asked == [0, 0, 16 - 5, filmed]
+    for suite in ("tiny_reach", "tiny_push"):
+        for file in ("predictions.jsonl", "results.json"):
+            mine, theirs = (tmp_path / name / suite / file for name in ("cut", "whole"))
+            assert mine.read_bytes() == theirs.read_bytes()
+        clips = [
+            sorted(p.name for p in (tmp_path / n / suite / "videos").iterdir())
+            for n in ("cut", "whole")
+        ]
+        assert clips[0] == clips[1]
+    with pytest.raises(ConfigError, match="temperature was"):
+        play_suites(
+            str(checkpoint),
+            load_suites().select("tiny_reach"),
+            base_of(checkpoint, *TINY, "rollout.temperature=0.5"),
+            folder=tmp_path / "cut",
+            samples=1,
+            limit=8,
+            overrides=[*TINY, "rollout.temperature=0.5"],
+            resume=True,
+        )
 
 
 @pytest.mark.slow
