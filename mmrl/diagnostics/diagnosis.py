@@ -241,6 +241,12 @@ def _reward_failures(row: Row) -> float:
 
 def _no_signal(row: Row) -> str:
     asked = row["train/groups/asked"]
+    weak = row.get("train/groups/weak") or 0.0
+    if weak:
+        return (
+            f"none of the {asked:g} groups is trained on: in {weak:g} of them the rewards differ, and algorithm.filter or "
+            "data.selection leaves them out; widen filter.low and filter.high, or lower the selection's threshold"
+        )
     said = f"in none of the {asked:g} groups did the rewards differ, so nothing is trained on"
     if "train/episodes" in row:
         rate = row.get("train/success_once") or 0.0

@@ -560,16 +560,18 @@ def test_never_trained_gives_the_first_cause_or_says_that_there_was_none() -> No
 
 
 @pytest.mark.parametrize(
-    ("asked", "easy", "hard", "words"),
+    ("easy", "hard", "weak", "words"),
     [
-        (10.0, 6.0, 4.0, "every answer is right"),
-        (10.0, 4.0, 6.0, "every answer scores 0"),
-        (10.0, 5.0, 5.0, "Raise rollout.temperature"),
+        (6.0, 4.0, 0.0, "every answer is right"),
+        (4.0, 6.0, 0.0, "every answer scores 0"),
+        (5.0, 5.0, 0.0, "Raise rollout.temperature"),
+        (6.0, 1.0, 3.0, "in 3 of them the rewards differ, and algorithm.filter"),
     ],
 )
 def test_no_signal_names_the_side_that_most_prompts_are_on(
-    asked: float, easy: float, hard: float, words: str
+    easy: float, hard: float, weak: float, words: str
 ) -> None:
+    asked = 10.0
     row = {
         **DEAD,
         **{f"train/{k}": v for k, v in PARSED.items()},
@@ -577,6 +579,7 @@ def test_no_signal_names_the_side_that_most_prompts_are_on(
         "train/groups/no_signal": asked,
         "train/groups/all_one": easy,
         "train/groups/all_zero": hard,
+        "train/groups/weak": weak,
     }
     [finding] = diagnose(row, AlarmConfig())
     assert (
