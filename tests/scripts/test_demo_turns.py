@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import shlex
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,9 +18,10 @@ from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
 from mmrl.training.preflight import best_metric, measured_by
-from scripts import bench_turns, demo_turns
+from scripts import _bench, bench_turns, demo_turns
 from scripts._readme_turns import turns, turns_cost
 from tests.kits.engine_kit import REPO
+from tests.kits.prepared_kit import run_prepared
 
 RECORDS = REPO / "assets" / "results"
 
@@ -76,9 +80,16 @@ def test_the_model_it_begins_with_answers_in_the_tasks_form(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_benchmark_compares_the_same_log_probs(tmp_path: Path) -> None:
+def test_the_benchmark_compares_the_same_log_probs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mmrl.policy.tiny import TinySpec, build_tiny
 
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        return run_prepared(command, env=env)
+
+    given = SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(_bench, "subprocess", given)
     build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), tmp_path)
     row = bench_turns.measure(str(tmp_path), 3, True, False, 1)
     tokens = [row["tokens"][way] for way in bench_turns.WAYS]
