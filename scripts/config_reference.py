@@ -20,6 +20,9 @@ _HEAD = """# Configuration keys
 
 Written by `python -m scripts.config_reference` (do not edit). A run is one YAML file with the sections below; every key may also be
 given on the command line, as in `mmrl train configs/grounding.yaml optim.lr=2e-6 data.train.0.limit=500`. Unknown keys are errors.
+On the command line a value is YAML where it is a number, `true`, `false`, `null`, a text in quotes, a list `[a, b]` or a mapping
+`{a: 1}`; any other is text as it stands, also with `#` or a colon in it, and so is one that begins with a template's `{word}`.
+
 `mmrl config FILE` prints a file with all defaults filled in, `mmrl config --explain KEY` what is written here of one key, and
 `mmrl config --schema` a JSON schema for editors.
 """

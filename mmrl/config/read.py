@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,11 @@ C = TypeVar("C", bound=BaseModel)
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    """['train.steps=50', 'data.train.0.limit=9'] -> nested dictionary; values are YAML (numbers, lists, null)."""
+    """['train.steps=50', 'data.train.0.limit=9'] -> nested dictionary. Raises ConfigError.
+
+    A value is YAML where it is a number, true, false, null, a text in quotes, a list [a, b] or a mapping {a: 1}. Any other is
+    text as it stands, also with ' #' or ': ' in it, and so is one that begins with a template's {word}.
+    """
     tree: dict[str, Any] = {}
     for item in overrides:
         key, sep, value = item.partition("=")
@@ -35,12 +40,35 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
                     f"override '{item}' goes below '{part}', which another override set to a value"
                 )
         try:
-            node[leaf] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override '{item}': the value is not YAML: {error}") from error
-        if isinstance(node[leaf], str):
-            node[leaf] = _number_or_text(node[leaf])
+            node[leaf] = _override_value(value.strip())
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"override '{item}': expected a list [a, b] or a mapping {{a: 1}} in YAML, or text in quotes "
+                f"({key}='\"TEXT\"' in a shell), found what is neither: {error}"
+            ) from error
     return tree
+
+
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null")}
+
+
+def _override_value(text: str) -> Any:
+    """What the value of an override says, by the rule of `parse_overrides`. Raises yaml.YAMLError for a broken list or mapping."""
+    if not text:
+        return None
+    if text[0] in "[{" and not _PLACEHOLDER.match(text):
+        return read_yaml(text)
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if isinstance(node, yaml.ScalarNode):
+            if text[0] in "'\"" and node.end_mark.index == len(text):
+                return node.value
+            if node.value == text and node.tag in _PLAIN_TAGS:
+                return read_yaml(text)
+    except (yaml.YAMLError, ValueError):  # an open quote, @, *; more digits than int() takes
+        return text
+    return _number_or_text(text)
 
 
 def _number_or_text(text: str) -> Any:

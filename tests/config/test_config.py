@@ -115,10 +115,43 @@ def test_overrides_reach_lists_and_nested_sections(small: Path) -> None:
         ("nan", "nan"),
         ("infinity", "infinity"),
         ("1.2.3", "1.2.3"),
+        ("'1e-4'", "1e-4"),
+        ("{}", {}),
+        ("{a: {b: [1]}}", {"a": {"b": [1]}}),
     ],
 )
 def test_override_values_are_yaml_with_numbers_like_1e_4(text: str, value: object) -> None:
     assert parse_overrides([f"a.b={text}"]) == {"a": {"b": value}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Answer #1 first",
+        "# a heading",
+        "5 # five",
+        "{question}",
+        "{question} Answer in {lang}.",
+        "Choose: {a} or {b}",
+        "a: b",
+        "- a",
+        "*a",
+        "@a",
+        "'tis so",
+        '"A" #1',
+        "2024-01-01",
+        "0b_",
+        "1\n# 2",
+    ],
+)
+def test_the_text_of_an_override_is_taken_as_it_stands(text: str) -> None:
+    assert parse_overrides([f"a.b= {text} "]) == {"a": {"b": text}}
+
+
+@pytest.mark.parametrize("text", ["{a: 1", "[a] or [b]", "{a: 1, a: 2}", "[2024-13-45]"])
+def test_a_broken_list_or_mapping_of_an_override_says_how_to_mend_it(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected a list .*, or text in quotes .*, found"):
+        parse_overrides([f"a.b={text}"])
 
 
 def test_numbers_like_1e_4_in_files_are_numbers_and_names_stay_names(small: Path) -> None:
