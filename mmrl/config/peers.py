@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["PEERS", "Meaning", "peer_hint"]
+__all__ = ["PEERS", "Meaning", "is_peer_section", "peer_hint"]
 
 
 class Meaning(NamedTuple):
@@ -302,6 +302,11 @@ PEERS: Mapping[str, Mapping[str, Meaning]] = {
     "LeRobot": _LEROBOT,
 }
 """Peer's name -> its key -> what it is here, in the order of the pages' tables."""
+
+
+def is_peer_section(where: str) -> bool:
+    """Whether a peer has a section at this path: trainer, worker.actor."""
+    return any(theirs.startswith(f"{where}.") for keys in PEERS.values() for theirs in keys)
 
 
 def peer_hint(word: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config.peers import peer_hint
+from mmrl.config.peers import is_peer_section, peer_hint
 from mmrl.config.renamed import warn_of_old_names, with_new_algorithm_names
 from mmrl.config.yaml_text import read_yaml
 from mmrl.errors import ConfigError, did_you_mean
@@ -173,8 +173,11 @@ def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
         where = ".".join(str(p) for p in item["loc"])
         if item["type"] == "extra_forbidden":
             known = _known_keys(kind, item["loc"][:-1])
-            # a name of another trainer says more than one that is spelled alike
-            hint = _peer_hints(where, item["input"]) or did_you_mean(str(item["loc"][-1]), known)
+            meant = did_you_mean(str(item["loc"][-1]), known)
+            theirs = _peer_hints(where, item["input"])
+            # a name of another trainer says more than one that is spelled alike, the keys of a misspelt section less
+            misspelt = isinstance(item["input"], dict) and not is_peer_section(where)
+            hint = (meant or theirs) if misspelt else (theirs or meant)
             lines.append(f"  unknown key '{where}'.{hint} Known here: {', '.join(known)}")
         else:  # what a rule of a whole section says names its values: the section itself is no use
             whole = isinstance(item["input"], dict) and item["type"] in ("value_error", "missing")

@@ -102,6 +102,28 @@ def test_an_unknown_key_is_translated(override: str, wanted: str) -> None:
     assert wanted in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("trian.steps=3", "unknown key 'trian'. Did you mean 'train'?"),
+        ("modell.path=x", "unknown key 'modell'. Did you mean 'model'?"),
+        ("data.vidoe.fps=2", "unknown key 'data.vidoe'. Did you mean 'video'?"),
+        ("trainer.max_steps=3", "unknown key 'trainer'. EasyR1's trainer.max_steps is"),
+        (
+            "algorithm.kl_ctrl.kl_coef=0",
+            "unknown key 'algorithm.kl_ctrl'. verl's algorithm.kl_ctrl",
+        ),
+        ("nobodys.num_generations=4", "unknown key 'nobodys'. TRL's num_generations is"),
+    ],
+)
+def test_a_misspelt_section_is_told_before_what_its_keys_are_elsewhere(
+    override: str, wanted: str
+) -> None:
+    with pytest.raises(ConfigError) as found:
+        load_config(None, [override])
+    assert wanted in str(found.value)
+
+
 def test_a_whole_path_of_verl_and_words_that_are_nobodys() -> None:
     assert peer_hint("actor_rollout_ref.rollout.n") == (
         " verl's actor_rollout_ref.rollout.n is rollout.group_size here."
