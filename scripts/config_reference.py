@@ -23,6 +23,9 @@ given on the command line, as in `mmrl train configs/grounding.yaml optim.lr=2e-
 On the command line a value is YAML where it is a number, `true`, `false`, `null`, a text in quotes, a list `[a, b]` or a mapping
 `{a: 1}`; any other is text as it stands, also with `#` or a colon in it, and so is one that begins with a template's `{word}`.
 
+Names at the top of a file that begin with a dot or with `x-` (`.shared`, `x-shared`) are not read: they hold parts that YAML
+anchors (`&name`) and aliases (`*name`, `<<: *name`) use again.
+
 `mmrl config FILE` prints a file with all defaults filled in, `mmrl config --explain KEY` what is written here of one key, and
 `mmrl config --schema` a JSON schema for editors.
 """

@@ -118,7 +118,8 @@ def _fix_floats(node: Any, count: list[int], depth: int = 0) -> Any:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError."""
+    """The mapping in a YAML file, without its shared parts: names at the top that begin with a dot or x- hold anchors. Raises
+    ConfigError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(
@@ -141,7 +142,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
-    return tree
+    return {key: value for key, value in tree.items() if not str(key).startswith((".", "x-"))}
 
 
 def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmrl.config.algorithm import ADVANTAGE_SCALES, PROMPT_CRITIC, AlgorithmConfig
 from mmrl.config.data import DataConfig
@@ -51,6 +51,9 @@ class RolloutShape:
 
 class RunConfig(_Section):
     """Everything a run needs; written resolved to RUN/config.yaml."""
+
+    # for editors: a file's shared parts (mmrl.config.read)
+    model_config = ConfigDict(json_schema_extra={"patternProperties": {r"^(\.|x-)": {}}})
 
     # makes this run's rollouts, imported when it trains
     rollout_source: ClassVar[str] = "mmrl.training.prompts:PromptRollouts"

@@ -416,3 +416,34 @@ def test_a_key_given_twice_is_an_error_and_anchors_are_not(tmp_path: Path) -> No
 def test_numbers_that_no_run_can_have_are_refused_before_it(override: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(override.partition("=")[0])):
         load_config(None, [override])
+
+
+SHARED = """
+.sources: {one: &one {task: grounding, path: a.jsonl}}
+x-optim: &optim {lr: 1e-4, schedule: cosine}
+seed: 3
+optim: *optim
+"""
+
+
+def test_names_with_a_dot_or_x_hold_shared_parts_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(SHARED + "data: {train: [*one, {<<: *one, path: b.jsonl}]}\n", encoding="utf-8")
+    found = run_config(file, [])
+    assert (found.seed, found.optim.lr) == (3, 1e-4)
+    assert [source.path for source in found.data.train] == ["a.jsonl", "b.jsonl"]
+    file.write_text(SHARED + "env: {}\ndemos: {optim: *optim}\n", encoding="utf-8")
+    robot = run_config(file, [])
+    assert is_embodied(file) and robot.optim == robot.demos.optim
+    for text in ("xshared: {}", "optim: {.shared: 1}", "optim: {x-shared: 1}"):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="unknown key"):
+            load_config(file)
+
+
+def test_the_schema_for_editors_takes_shared_parts() -> None:
+    schema = RunConfig.model_json_schema()
+    assert schema["additionalProperties"] is False
+    [shared] = schema["patternProperties"]
+    found = [name for name in (".a", "x-a", "xa", "a.b") if re.search(shared, name)]
+    assert found == [".a", "x-a"]
