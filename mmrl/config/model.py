@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from mmrl.config.section import Section
+from mmrl.config.section import Section, Seed
 from mmrl.config.shipped import shipped
 from mmrl.coords import CoordFrame
 
@@ -42,7 +42,7 @@ class LoraSettings(_Section):
     """Adapt the experts of a mixture, too, whatever target_modules names: rank r for each expert's gate_up_proj and down_proj.
     Routers stay as they are. peft adds B A to the weights of all experts of a layer in every forward, in the type that they are
     stored in; rollout.merge_adapter does so once per version for mmrl's own engine."""
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Seed of the adapter's initial weights."""
     quantize: Literal["nf4"] | None = None
     """nf4: the language model's frozen linear layers in 4 bits (QLoRA, Dettmers et al. 2023, by bitsandbytes; extra nf4), 4.13 bits

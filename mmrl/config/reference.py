@@ -179,7 +179,7 @@ def _default(field: FieldInfo) -> Any:
 def _key(name: str, field: FieldInfo, value: Any) -> Key:
     """`value`: what the section has there; ... where the field's own default counts."""
     bounds = [
-        f"{_BOUNDS[type(rule)][0]} {getattr(rule, _BOUNDS[type(rule)][1]):,g}"
+        f"{_BOUNDS[type(rule)][0]} {getattr(rule, _BOUNDS[type(rule)][1]):,}"
         for rule in field.metadata
         if type(rule) in _BOUNDS
     ]

@@ -13,7 +13,7 @@ from mmrl.config.data import DataConfig
 from mmrl.config.engine import EngineConfig, OperationsConfig
 from mmrl.config.model import ModelConfig, RolloutConfig
 from mmrl.config.renamed import warn_of_old_names, with_new_names
-from mmrl.config.section import Section
+from mmrl.config.section import Section, Seed
 from mmrl.config.training import (
     AlarmConfig,
     EvalConfig,
@@ -70,7 +70,7 @@ class RunConfig(_Section):
     """Name of the run's folder."""
     dir: str = "runs"
     """Folder of runs: the run is written to dir/name."""
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Seed of everything that is drawn."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of torch per process; null: 1 on a CPU, torch's own choice on a GPU."""

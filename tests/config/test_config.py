@@ -447,3 +447,48 @@ def test_the_schema_for_editors_takes_shared_parts() -> None:
     [shared] = schema["patternProperties"]
     found = [name for name in (".a", "x-a", "xa", "a.b") if re.search(shared, name)]
     assert found == [".a", "x-a"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=true",
+        "train.steps=yes",
+        "optim.lr=false",
+        "optim.betas=[true, 0.9]",
+        "data.train.0.limit=true",
+        "data.selection.threshold=true",
+        "data.curriculum=[{until: 1, difficulty: [null, true]}]",
+        "data.curriculum=[{until: 1, weights: {a: true}}]",
+        "model.lora.r=true",
+    ],
+)
+def test_a_truth_value_is_no_number(small: Path, override: str) -> None:
+    key = re.escape(override.partition("=")[0])
+    with pytest.raises(ConfigError, match=rf"{key}.*: expected a number, found true or false"):
+        load_config(small, [override])
+
+
+def test_robots_sections_know_a_truth_value_from_a_number_too() -> None:
+    from mmrl.robotics.config import load_embodied
+
+    for override in ("env.slots=true", "rl.reward={success: true}", "eval_states=true"):
+        with pytest.raises(ConfigError, match="expected a number, found true or false"):
+            load_embodied(None, [override])
+    options = load_embodied(None, ["env.options={stop_at_success: false}"]).env.options
+    assert options == {"stop_at_success": False}, "what an option is, its suite knows"
+
+
+@pytest.mark.parametrize("key", ["seed", "model.lora.seed"])
+def test_seeds_are_what_every_generator_takes(small: Path, key: str) -> None:
+    for wrong, words in (
+        ("1e20", "should be less than 4294967296"),
+        (str(1 << 32), "should be less than 4294967296"),
+        ("1.5", "should be a valid integer"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{key}: Input {words}.*, found \d"):
+            load_config(small, [f"{key}={wrong}"])
+    import numpy as np
+
+    for right in ("1e3", "'7'", str((1 << 32) - 1)):
+        np.random.RandomState(load_config(small, [f"seed={right}"]).seed)
