@@ -31,6 +31,7 @@ from mmrl.config import (
     load_config_as,
 )
 from mmrl.config import ScheduleConfig as _ScheduleConfig
+from mmrl.config.section import HomePath
 from mmrl.errors import CheckpointError, did_you_mean
 from mmrl.robotics.actions import ActionCodec
 from mmrl.robotics.contract import simulator_class
@@ -120,7 +121,7 @@ class ActionConfig(_Section):
     """Action steps of one decision."""
     repeat: int = Field(2, ge=1)
     """Control steps each of them is executed for."""
-    statistics: str | None = None
+    statistics: HomePath | None = None
     """dataset_statistics.json with q01 and q99; null: the simulator's bounds."""
     gripper: Literal["raw", "binary_sign", "openvla", "maniskill"] = "raw"
     """Convention of the policy's gripper values."""
@@ -208,7 +209,7 @@ class DemoConfig(_Section):
     """`mmrl sft`: demonstrations (a data set, recorded from the scripted expert when it is not there yet) and how they are
     cloned."""
 
-    path: str | None = None
+    path: HomePath | None = None
     """LeRobot folder or LIBERO hdf5; null: RUN dir/NAME_demos."""
     cameras: dict[str, str] = {}
     """Names of the policy's cameras (vla.cameras) in the data set, where they are others: {base: image, wrist: wrist_image}."""

@@ -790,6 +790,12 @@ def main() -> None:
     _main()
 
 
+def _from_home(word: str) -> str:
+    """Shells expand a ~ at the beginning of a word only, not that of --out=~/x."""
+    option, sign, path = word.partition("=")
+    return f"{option}={os.path.expanduser(path)}" if sign and option[:2] == "--" else word
+
+
 def _main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # what UTF-8 (or this terminal) cannot show ends no command
@@ -797,7 +803,7 @@ def _main() -> None:
     show_controls()
     loading()
     try:
-        app()
+        app([_from_home(word) for word in sys.argv[1:]])
     except (MMRLError, OSError) as error:
         if os.environ.get("MMRL_TRACEBACK") or not (
             isinstance(error, MMRLError) or error.errno in _STORAGE

@@ -12,12 +12,13 @@ data:
 from __future__ import annotations
 
 import itertools
+import os
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from mmrl.config.section import Section
+from mmrl.config.section import HomePath, Section
 
 __all__ = [
     "AudioConfig",
@@ -47,6 +48,15 @@ def _kind_alone(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+def _from_home(value: Any) -> Any:
+    """Parameters in which a text that begins with ~/ (params.reader.image_root) is a path from the home folder."""
+    if isinstance(value, dict):
+        return {key: _from_home(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_from_home(below) for below in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value[:2] == "~/" else value
+
+
 def _reads_officially(params: Any) -> bool:
     """Whether a task's parameters, also those of a mixed task's members, set answers: official."""
     if not isinstance(params, dict):
@@ -59,7 +69,7 @@ def _reads_officially(params: Any) -> bool:
 class PassRateConfig(_Section):
     """Keep samples that a policy neither always nor never solves, by its logged completions (EasyVideoR1: 0 < pass@8 < 1)."""
 
-    file: str
+    file: HomePath
     """predictions.jsonl of an evaluation, or rollouts/step_*.jsonl of a run."""
     metric: str = "correct"
     """Averaged over a sample's completions: reward, parse_rate, or a metric or reward part."""
@@ -86,7 +96,7 @@ class DataSource(_Section):
 
     task: str
     """Built-in name, package/name, or file.py:Name."""
-    path: str
+    path: HomePath
     """File or folder, or hf://owner/name[/subset][:split]."""
     weight: float = Field(1.0, gt=0)
     """Share of prompts drawn from it, relative to the other sources."""
@@ -94,7 +104,7 @@ class DataSource(_Section):
     """Only the first n samples (of those that passed the filter); null: all."""
     pass_rate: PassRateConfig | None = None
     """Offline filter by pass rate; null: none."""
-    params: dict[str, Any] = {}
+    params: Annotated[dict[str, Any], AfterValidator(_from_home)] = {}
     """Settings of the task: prompt, reward mode, weights, options of the reader; the task's class lists them."""
 
 
@@ -211,7 +221,7 @@ class AudioConfig(_Section):
 class CacheConfig(_Section):
     """The cache of visual tensors on disk (video/store.py); without a folder it works in memory, within prompt_cache_gib."""
 
-    dir: str | None = None
+    dir: HomePath | None = None
     """Folder, may be shared by runs and machines; null: memory only."""
     features: bool = True
     """Also keep what a frozen vision tower (model.freeze: [vision, projector]) made of the pixels, and a frozen audio tower

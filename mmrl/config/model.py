@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from mmrl.config.section import Section, Seed
+from mmrl.config.section import HomePath, Section, Seed
 from mmrl.config.shipped import shipped
 from mmrl.coords import CoordFrame
 
@@ -54,7 +54,7 @@ class LoraSettings(_Section):
 class ModelConfig(_Section):
     """The model that is trained."""
 
-    path: str = "assets/tiny_vlm"
+    path: HomePath = "assets/tiny_vlm"
     """Folder or hub name of a model of a known family (`mmrl families list`), or a checkpoint of a run. The tiny models of assets/
     come with mmrl: where the current folder has none of that name, the installed one is used."""
     template: str | None = None

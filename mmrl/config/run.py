@@ -13,7 +13,7 @@ from mmrl.config.data import DataConfig
 from mmrl.config.engine import EngineConfig, OperationsConfig
 from mmrl.config.model import ModelConfig, RolloutConfig
 from mmrl.config.renamed import warn_of_old_names, with_new_names
-from mmrl.config.section import Section, Seed
+from mmrl.config.section import HomePath, Section, Seed
 from mmrl.config.training import (
     AlarmConfig,
     EvalConfig,
@@ -68,8 +68,8 @@ class RunConfig(_Section):
 
     name: str = "run"
     """Name of the run's folder."""
-    dir: str = "runs"
-    """Folder of runs: the run is written to dir/name."""
+    dir: HomePath = "runs"
+    """Folder of runs: the run is written to dir/name. Here and in other paths a ~ at the beginning is your home folder."""
     seed: Seed = 0
     """Seed of everything that is drawn."""
     threads: int | None = Field(None, ge=1)

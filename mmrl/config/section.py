@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Section", "Seed"]
+__all__ = ["HomePath", "Section", "Seed"]
 
+# a folder or file; no shell has seen a ~ of a YAML file
+HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
 # more is too much for numpy.random.seed, which vLLM and simulators call
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from mmrl.config.section import Section
+from mmrl.config.section import HomePath, Section
 
 __all__ = [
     "AlarmConfig",
@@ -72,7 +72,7 @@ class RewardConfig(_Section):
     """Seconds per completion; beyond it the completion's reward is a recorded failure."""
     concurrency: int = Field(64, ge=1)
     """Completions whose `async def` rewards (judges) may wait at once, in each training process; other rewards are not affected."""
-    verdicts: str | None = None
+    verdicts: HomePath | None = None
     """Folder in which verdicts of judges are kept, so that a question asked again (a resumed run, another run) is answered from it.
     null: RUN/verdicts in training, nowhere in evaluations."""
     max_failure_share: float = Field(0.2, ge=0, le=1)

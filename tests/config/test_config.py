@@ -492,3 +492,38 @@ def test_seeds_are_what_every_generator_takes(small: Path, key: str) -> None:
 
     for right in ("1e3", "'7'", str((1 << 32) - 1)):
         np.random.RandomState(load_config(small, [f"seed={right}"]).seed)
+
+
+def test_paths_begin_at_the_home_folder(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmrl.robotics.config import load_embodied
+
+    monkeypatch.setenv("HOME", "/home/me")
+    found = load_config(
+        small,
+        [
+            "dir=~/runs",
+            "model.path=~/model",
+            "data.train.0.path=~/a.jsonl",
+            "data.train.0.pass_rate.file=~/p.jsonl",
+            "data.train.0.params={prompt: '~ {question}', reader: {image_root: ~/pictures}}",
+            "data.cache.dir=~/cache",
+            "reward.verdicts=~/verdicts",
+        ],
+    )
+    [source, other] = found.data.train
+    assert source.pass_rate is not None
+    assert [
+        found.dir,
+        found.model.path,
+        source.path,
+        source.pass_rate.file,
+        source.params["reader"]["image_root"],
+        found.data.cache.dir,
+        found.reward.verdicts,
+    ] == [
+        f"/home/me/{name}"
+        for name in ("runs", "model", "a.jsonl", "p.jsonl", "pictures", "cache", "verdicts")
+    ]
+    assert source.params["prompt"] == "~ {question}" and other.path == "b.jsonl"
+    robot = load_embodied(None, ["demos.path=~/demos", "action.statistics=~/s.json"])
+    assert (robot.demos.path, robot.action.statistics) == ("/home/me/demos", "/home/me/s.json")
