@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mmrl.config.algorithm import ADVANTAGE_SCALES, PROMPT_CRITIC, AlgorithmConfig
 from mmrl.config.data import DataConfig
@@ -67,7 +68,7 @@ class RunConfig(_Section):
     critic_defaults: ClassVar[Mapping[str, Any]] = PROMPT_CRITIC
 
     name: str = "run"
-    """Name of the run's folder."""
+    """Name of the run's folder, below `dir`; a name with slashes (study/first) lies in folders of its own."""
     dir: HomePath = "runs"
     """Folder of runs: the run is written to dir/name. Here and in other paths a ~ at the beginning is your home folder."""
     seed: Seed = 0
@@ -86,6 +87,16 @@ class RunConfig(_Section):
     schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     operations: OperationsConfig = OperationsConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _below_dir(cls, name: str) -> str:
+        path = PurePath(name)
+        if str(path) != name or path == PurePath() or path.is_absolute() or ".." in path.parts:
+            raise ValueError(
+                "expected the name of a folder below dir, such as first or study/first; set dir to write elsewhere"
+            )
+        return name
 
     @property
     def rollout_shape(self) -> RolloutShape:

@@ -527,3 +527,17 @@ def test_paths_begin_at_the_home_folder(small: Path, monkeypatch: pytest.MonkeyP
     assert source.params["prompt"] == "~ {question}" and other.path == "b.jsonl"
     robot = load_embodied(None, ["demos.path=~/demos", "action.statistics=~/s.json"])
     assert (robot.demos.path, robot.action.statistics) == ("/home/me/demos", "/home/me/s.json")
+
+
+@pytest.mark.parametrize(
+    "name", ["''", ".", "..", "../x", "a/../..", "/tmp/x", "a/", "./a", "a//b"]
+)
+def test_a_run_lies_below_its_dir(name: str) -> None:
+    found = rf"found '{re.escape(name.strip(chr(39)))}'$"
+    with pytest.raises(ConfigError, match=rf"(?m)name: .*a folder below dir.*{found}"):
+        load_config(None, [f"name={name}"])
+
+
+@pytest.mark.parametrize("name", ["a", "study/first", "..a", ".a", "a b", "a.b"])
+def test_names_of_runs_may_lie_in_folders(name: str) -> None:
+    assert load_config(None, [f"name={name}"]).name == name
