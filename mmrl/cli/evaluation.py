@@ -197,7 +197,10 @@ def _print_parts(
     table = Table()
     for heading in (kind, "n", "headline", "greedy", "parse rate"):
         table.add_column(
-            heading, justify="right" if heading in ("n", "parse rate") else "left", no_wrap=True
+            heading,
+            justify="right" if heading in ("n", "parse rate") else "left",
+            no_wrap=heading not in (kind, "headline"),  # a long name is folded
+            overflow="fold",
         )
     for name, row in rows.items():
         table.add_row(

@@ -282,8 +282,10 @@ def results_table(run: Path) -> None:
         title_justify="left",
     )
     for heading in (["source"] if many else []) + ["metric", "before", "after", "gain"]:
+        text = heading in ("source", "metric")
+        # a long name is folded: numbers keep their room
         table.add_column(
-            heading, justify="left" if heading in ("source", "metric") else "right", no_wrap=True
+            heading, justify="left" if text else "right", no_wrap=not text, overflow="fold"
         )
     for cells in _source_rows(first, last) if many else _metric_rows(first, last):
         table.add_row(*map(escape, cells))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmrl.cli.display import fit_parts, step_parts
-from mmrl.cli.evaluation import print_skipped
+from mmrl.cli.evaluation import _print_parts, print_skipped
 from mmrl.cli.run import _eval_note, results_table
 from mmrl.config import DataSource
 from mmrl.data.sources import LoadedSource
+from mmrl.operations.console import Console
 from tests.kits.album_task import Album
 from tests.report.mixed_run import SOURCES, make_mixed_run
 
@@ -46,6 +49,35 @@ def test_a_mixed_run_has_one_row_per_source_with_its_headline(
     assert (
         "(mean of sources)" in out and "iou (avg@2, T = 1)" in out and "correct, similarity" in out
     )
+
+
+def test_a_long_name_is_folded_and_leaves_the_numbers_their_room(
+    mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results_table(mixed)
+    usual = capsys.readouterr().out
+    run, source, name = tmp_path / "run", next(iter(SOURCES)), "hub/" + "a_long_name_" * 12
+    shutil.copytree(mixed, run)
+    for file in (run / "eval").glob("*/results.json"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace(f'"{source}"', f'"{name}"'), encoding="utf-8")
+    results_table(run)
+    folded = capsys.readouterr().out
+    numbers = re.compile(r"│ +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] │ .* │ [+-]\d\.\d{3} │")
+    assert sorted(numbers.findall(folded)) == sorted(numbers.findall(usual)) != []
+    assert "".join(line[1:].partition("│")[0].strip() for line in folded.splitlines()).count(name)
+
+
+def test_so_does_the_table_of_an_evaluation(
+    mixed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = results_of(mixed, 40)
+    rows = {f"{'a_long_name_' * 12}{source}": row for source, row in found["per_source"].items()}
+    heads = dict.fromkeys(rows, "correct")
+    _print_parts(Console(width=100), "source", rows, heads)
+    out = capsys.readouterr().out
+    assert all(f"│      {row['parse_rate']['mean']:.3f} │" in out for row in rows.values())
+    assert all(f"{row['headline']['high']:.3f}] │" in out for row in rows.values())
 
 
 def test_a_run_with_one_source_keeps_its_metrics(
