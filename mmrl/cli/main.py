@@ -107,7 +107,10 @@ def train(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option(help="replace an existing run of the same name")
+        bool,
+        typer.Option(
+            help="replace an existing run of the same name; what else lies in its folder stays"
+        ),
     ] = False,
     preset: PresetName = None,
     quiet: Annotated[bool, typer.Option(help="no progress display")] = False,

@@ -33,6 +33,27 @@ from mmrl.types import Rollout, RolloutGroup
 __all__ = ["RunFolder", "rollout_rows", "write_json"]
 
 _RESERVE, _RESERVED = ".reserve", 65_536
+# what mmrl writes into the folder of a run; last what it is known by, so that a removal that was cut short is told again
+_WRITTEN = (
+    "alarms.jsonl",
+    "config.yaml",
+    "eval",
+    "failures.jsonl",
+    "gallery.json",
+    "rejected.jsonl",
+    "report.html",
+    "rollouts",
+    "run.json",
+    "skipped.json",
+    "tensorboard",
+    "timeline",
+    "trackers.json",
+    "verdicts",
+    "wandb",
+    _RESERVE,
+    "checkpoints",
+    "metrics.jsonl",
+)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -193,7 +214,7 @@ class RunFolder:
         said of checkpoints that could not be resumed from, by step."""
         with writing(self.path):
             if self._replace:
-                shutil.rmtree(self.path)
+                self._remove()
                 self._replace = False
             self.path.mkdir(parents=True, exist_ok=True)
             # room for the last words, whatever the run fills
@@ -226,6 +247,14 @@ class RunFolder:
             ),
         }
         write_json(self.path / "run.json", info)
+
+    def _remove(self) -> None:
+        """Remove the run from its folder, not what else somebody put there."""
+        for path in (self.path / name for name in _WRITTEN):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def finish(
         self, status: str, *, signal: str | None = None, error: BaseException | None = None

@@ -17,6 +17,7 @@ from mmrl.algorithms.group_rewards import training_rewards
 from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MMRLError, RewardError
+from mmrl.training import runlog
 from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Score, StopReason, Turn
 from tests.kits.engine_kit import (
@@ -172,7 +173,13 @@ def test_run_folder_is_refused_continued_or_replaced(tmp_path: Path, data: tuple
         train(tmp_path, data)
     _, again = train(tmp_path, data, resume=True)
     assert again == rows, "a finished run has nothing left to do"
+    run = first.folder.path
+    assert {path.name for path in run.iterdir()} <= set(runlog._WRITTEN), "all of it is replaced"
+    (run / "notes.txt").write_text("lr too high?")
+    (run / "alarms.jsonl").write_text("of before\n")
     _, replaced = train(tmp_path, data, overwrite=True)
+    assert (run / "notes.txt").read_text() == "lr too high?", "not the run's"
+    assert "of before" not in (run / "alarms.jsonl").read_text()
     assert list(map(comparable, replaced)) == list(map(comparable, rows)), (
         "the same seed gives the same run"
     )
