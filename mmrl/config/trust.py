@@ -12,6 +12,7 @@ set numbers and texts of the kinds listed here. They never name code to import, 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -212,7 +213,8 @@ def checkpoint_settings(
 
     Raises ConfigError.
     """
-    typed = [f"model.path={checkpoint}", *overrides]
+    # in quotes: a folder may be called 7
+    typed = [f"model.path={json.dumps(checkpoint)}", *overrides]
     trained = Path(checkpoint) / "trainer" / "config.yaml"
     if config is not None or not trained.is_file():
         return load_config_as(kind, config, typed)

@@ -11,6 +11,7 @@ import pytest
 
 from mmrl.cli.run import is_embodied, run_config
 from mmrl.config import RunConfig, effective_threads, load_config, parse_overrides
+from mmrl.config.trust import checkpoint_settings
 from mmrl.errors import ConfigError
 from mmrl.training.identity import check_identity, run_identity
 
@@ -541,3 +542,8 @@ def test_a_run_lies_below_its_dir(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "study/first", "..a", ".a", "a b", "a.b"])
 def test_names_of_runs_may_lie_in_folders(name: str) -> None:
     assert load_config(None, [f"name={name}"]).name == name
+
+
+@pytest.mark.parametrize("name", ["7", "true", "a #b", "[x]", 'say "hi"', "naïve/ü", "~x"])
+def test_a_checkpoint_may_have_any_name(name: str) -> None:
+    assert checkpoint_settings(RunConfig, name, []).model.path == name
