@@ -6,6 +6,7 @@ import { aligned, smoothed } from "./feed.js";
 
 export const COLORS = ["--c1", "--c2", "--c3", "--c5", "--c4", "--c6", "--c7", "--gray"];
 const HEIGHT = 200, DOTS = 40; // so few points are drawn as dots, too
+const MANY_LINES = 5; // of more the legend scrolls: the chart is what one came for
 const sync = uPlot.sync("steps");
 
 export function colorOf(index) {
@@ -145,8 +146,9 @@ export class Chart {
     const names = JSON.stringify(this.state.lines.map((l) => [l.name, l.color]));
     if (this.named !== names) {
       this.named = names;
+      this.legend.classList.toggle("many", this.state.lines.length > MANY_LINES);
       this.legend.replaceChildren(...this.state.lines.map((line, number) => {
-        const made = h("button", { type: "button", class: `key-button${line.dash ? " dashed" : ""}`, "aria-pressed": !this.hidden.has(line.name), title: "show or hide",
+        const made = h("button", { type: "button", class: `key-button${line.dash ? " dashed" : ""}`, "aria-pressed": !this.hidden.has(line.name), title: `show or hide ${line.name}`,
           onclick: () => {
             if (!this.hidden.delete(line.name)) this.hidden.add(line.name);
             made.setAttribute("aria-pressed", !this.hidden.has(line.name));

@@ -9,6 +9,13 @@ import { tabs } from "./run.js";
 const TABS = { curves: "Curves", gains: "Paired gains", config: "Configuration" };
 const MOST_KEYS = 400;
 
+// How many characters all names begin with, up to the end of a word: those say nothing in a chart's legend.
+function beginning(names) {
+  let end = 0;
+  while (names.every((n) => end < n.length && n[end] === names[0][end])) end += 1;
+  return names[0].slice(0, end).search(/[^-_./ ]*$/);
+}
+
 function gainCells(gain) {
   const [mean, edges] = interval(gain, true), sure = gain.low !== null && (gain.low > 0 || gain.high < 0);
   return [h("td", { class: "num" }, h("b", { class: sure ? (gain.mean > 0 ? "yes" : "no") : null }, mean), " ", h("span", { class: "ci" }, edges)),
@@ -71,7 +78,8 @@ export async function showCompare(place, { query }) {
     return null;
   }
   const pages = await Promise.all(keys.map((key) => ask("/api/run", { run: key })));
-  const runs = keys.map((key, i) => ({ key, name: key, feed: new Feed(key), page: pages[i] }));
+  const shared = beginning(keys);
+  const runs = keys.map((key, i) => ({ key, name: key.slice(shared), feed: new Feed(key), page: pages[i] }));
   const body = h("div", { class: "tab-body" });
   place.append(h("h1", {}, `${keys.length} runs`), h("p", { class: "compared" }, runs.map((r, i) => {
     const made = h("span", { class: "key" }, h("i"), h("a", { href: link("/run", { key: r.key }) }, r.key), " ", chip(r.page.status));
