@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge, renamed
 from mmrl.data.memory_rows import Rows, stored
 from mmrl.errors import ConfigError, DataError
-from mmrl.evaluation.evaluate import evaluate_model
+from mmrl.evaluation.evaluate import asked_of_model, evaluate_model
 from mmrl.evaluation.result import Evaluation
 from mmrl.registry import OFFERED, offer, resolve_task, using
 from mmrl.task import Task
@@ -195,8 +195,7 @@ def evaluate(
         resume: go on with the same evaluation where it was cut off, in `out`.
     """
     from mmrl.data.sources import load_sources
-    from mmrl.evaluation.places import evaluation_folder
-    from mmrl.evaluation.progress import evaluating
+    from mmrl.evaluation.places import evaluation_place
     from mmrl.evaluation.settings import taught_params
     from mmrl.policy.loading import load_policy
 
@@ -205,13 +204,16 @@ def evaluate(
     name, known = _named(task, reward, params)
     if name is None:
         raise ConfigError("expected a task or a reward to judge answers by, found neither")
-    folder = None if out is None else evaluation_folder(str(model), "", Path(out), resume=resume)
+    place = None
+    if out is not None:
+        again = "the same call with resume=True"
+        place = evaluation_place(str(model), "", Path(out), resume=resume, again=again)
     with contextlib.ExitStack() as stack:
         if name.startswith(OFFERED):
             stack.enter_context(using(name, resolve_task(name)))
         rows = (
-            folder
-            if folder is not None
+            place.folder
+            if place is not None
             else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
         )
         # how the run's file was read says nothing of these rows
@@ -227,11 +229,16 @@ def evaluate(
                 where="data",
             )
         policy = load_policy(settings.model, settings.data, trainable=False)
-        if folder is not None:
-            stack.enter_context(evaluating(folder, "the same call with resume=True"))
-        return evaluate_model(
-            policy, settings, sources, samples=samples, folder=folder, resume=resume
-        )
+        if place is None:
+            return evaluate_model(policy, settings, sources, samples=samples)
+        asked = asked_of_model(policy, settings, sources, samples)
+        with place.begin({"": asked}) as progress:
+            folder, part = progress.folder, progress.part("")
+            found = evaluate_model(
+                policy, settings, sources, samples=samples, folder=folder, part=part
+            )
+            progress.complete = not any("error" in n for n in found.results["benchmark"].values())
+            return found
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.distributed.world import World
-from mmrl.evaluation.progress import Progress, checkpoint_mark, entries_of, judged_of
+from mmrl.evaluation.progress import Part, entries_of, judged_of
 from mmrl.evaluation.result import Evaluation, evaluation_of, gathered, judged
 from mmrl.evaluation.tables import Judged
 from mmrl.operations.versions import versions
@@ -41,6 +41,7 @@ __all__ = [
     "evaluate_policy",
     "held_out_states",
     "simulator_versions",
+    "states_played",
     "write_video",
 ]
 
@@ -63,6 +64,19 @@ class EvalPlan:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     film: int = 0
     filmed: str = "greedy"
+
+
+def states_played(
+    config: EmbodiedConfig, plan: EvalPlan, limit: int | None = None
+) -> dict[str, Sequence[InitialState]]:
+    """The initial states of each task: those of `plan`, else held-out ones; the first `limit`."""
+    count = min(config.eval_states, limit or config.eval_states)
+    return {
+        spec.task: plan.states[spec.task][:limit]
+        if spec.task in plan.states
+        else held_out_states(config, spec, count)
+        for spec in env_specs(config)
+    }
 
 
 def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
@@ -105,53 +119,44 @@ def evaluate_policy(
     videos: Path | None = None,
     plan: EvalPlan | None = None,
     world: World | None = None,
-    keep: Path | None = None,
-    resume: bool = False,
+    part: Part | None = None,
 ) -> Evaluation:
     """Play eval_states held-out states of every task (the first `limit`): once greedily, eval.samples times sampled.
 
     `videos`: folder for the pictures of the first eval.gallery states, as H.264 clips. `world`: the processes that share the
-    states; collective. `keep` (of one process): folder in which finished states are kept as they come, and with `resume` those of
-    an evaluation that was cut off there are not played again (mmrl.evaluation.progress).
+    states; collective. `part` (of one process) keeps the states whose episodes have ended; those that it has are not played again.
     """
     plan, specs = plan or EvalPlan(), env_specs(config)
-    count = min(config.eval_states, limit or config.eval_states)
-    played = {
-        spec.task: plan.states[spec.task][:limit]
-        if spec.task in plan.states
-        else held_out_states(config, spec, count)
-        for spec in specs
-    }
+    played = states_played(config, plan, limit)
     asked = _requests(config, specs, played, plan.filmed if videos is not None else None)
     places = {request.key: place for place, request in asked.items()}
     before = len(driver.failures)
-    protocol = {**_protocol(config, driver, specs, played), **plan.protocol}
-    kept = _Kept(_progress(keep, protocol, asked, resume), asked, driver)
-    rows = list(kept.rows)
-    for group in driver.play(_share(world, kept.left)):
+    earlier = _Earlier(part, asked, driver)
+    rows = list(earlier.rows)
+    for group in driver.play(_share(world, earlier.left)):
         place, found = places[group.key], []
         for member, episode in enumerate(group.rollouts):
             film = _filmed(group.sample, episode, place[0], videos) if member == 0 else {}
             found.append(_row(group.sample, episode, place, member, film))
-        kept.add(place, found, [f for f in driver.failures[before:] if f.key == group.key])
+        earlier.add(place, found, [f for f in driver.failures[before:] if f.key == group.key])
         rows += found
     rows = gathered(rows, world)
     # others are of steps under way (async)
     failed = _everywhere(
         world,
-        kept.failures
+        earlier.failures
         + [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in places],
     )
     if videos is not None and plan.film:
         filmed = {place: r for place, r in asked.items() if place[2] == plan.filmed}
-        kept.filmed(_film_more(driver, filmed, rows, videos, plan.film, world))
-    simulator = simulator_versions(driver, specs, world, kept.versions)
+        earlier.write(_film_more(driver, filmed, rows, videos, plan.film, world))
+    simulator = simulator_versions(driver, specs, world, earlier.versions)
     return evaluation_of(
         rows,
         {(number, spec.task): frozenset(METRICS) for number, spec in enumerate(specs)},
         step=step,
         task=", ".join(config.env.tasks),
-        protocol={**protocol, **_of_simulators(simulator), **plan.protocol},
+        protocol={**_protocol(config, driver, specs, played, simulator), **plan.protocol},
         seed=config.seed,
         more={"failed_attempts": failed},
     )
@@ -276,8 +281,8 @@ def _protocol(
     driver: Driver,
     specs: Sequence[EnvSpec],
     played: Mapping[str, Sequence[InitialState]],
+    simulator: Mapping[str, str],
 ) -> dict[str, Any]:
-    """All but what the simulators say of themselves, which is known only when they have run."""
     e, codec = config.env, driver.vla.codec
     states = list(dict.fromkeys(describe_states(spec, played[spec.task]) for spec in specs))
     return {
@@ -302,73 +307,56 @@ def _protocol(
         "success_at_end": "the same as success once: episodes stop at success"
         if config.stops_at_success
         else "measured",
+        "render": simulator.get("render", "unknown"),
+        "assets": simulator.get("assets", "the simulator's own"),
+        "simulator": dict(simulator),
         "versions": versions(),
     }
 
 
-def _of_simulators(said: Mapping[str, str]) -> dict[str, Any]:
-    """What the protocol says of them."""
-    return {
-        "render": said.get("render", "unknown"),
-        "assets": said.get("assets", "the simulator's own"),
-        "simulator": dict(said),
-    }
-
-
-def _progress(
-    folder: Path | None,
-    protocol: Mapping[str, Any],
-    asked: Mapping[Place, GroupRequest],
-    resume: bool,
-) -> Progress | None:
-    """That of `folder`, asked for with all that changes an episode. Raises ConfigError."""
-    if folder is None:
-        return None
-    states = {"/".join(map(str, place)): repr(r.state) for place, r in asked.items()}
-    settings = {**protocol, "weights": checkpoint_mark(protocol["model"]), "states": states}
-    return Progress(folder, settings, len(asked), resume)
-
-
-class _Kept:
-    """What an earlier start of an evaluation has played, as `progress` knows it: rows, failed attempts, what the simulators said of
-    themselves (by EnvSpec.key), and the requests that are left. Without `progress` nothing."""
+class _Earlier:
+    """What an earlier start of an evaluation has played, as `part` knows it: rows, failed attempts, what the simulators said of
+    themselves (by EnvSpec.key), and the requests that are left. Without `part` nothing."""
 
     def __init__(
-        self, progress: Progress | None, asked: Mapping[Place, GroupRequest], driver: Driver
+        self, part: Part | None, asked: Mapping[Place, GroupRequest], driver: Driver
     ) -> None:
-        self._progress, self._asked, self._driver = progress, asked, driver
-        self.rows: list[Judged] = []
+        self._part, self._asked, self._driver = part, asked, driver
         self.failures: list[dict[str, Any]] = []
         self.versions: dict[str, Mapping[str, str]] = {}
         self.left: list[GroupRequest] = []
-        self._known: dict[Place, dict[str, Any]] = {}
+        self._rows: dict[Place, Sequence[Judged]] = {}
+        self._more: dict[Place, dict[str, Any]] = {}
         for place, request in asked.items():
-            known = None if progress is None else progress.kept(place)
+            known = None if part is None else part.judged(place)
             if known is None:
                 self.left.append(request)
                 continue
             number, order, _ = place
-            self._known[place] = known
-            self.rows += judged_of(known["rows"], number, {order: request.sample})
+            self._rows[place] = judged_of(known["rows"], number, {order: request.sample})
+            self._more[place] = {k: v for k, v in known.items() if k != "rows"}
             self.failures += known["failures"]
             self.versions[request.spec.key] = known["simulator"]
+        self.rows = [row for rows in self._rows.values() for row in rows]
 
     def add(self, place: Place, rows: Sequence[Judged], failures: Sequence[Failure]) -> None:
-        """The episodes of `place` have ended."""
-        if self._progress is not None:
-            facts = self._driver.pool.facts.get(self._asked[place].spec.key)
-            self._known[place] = {
-                "rows": entries_of(rows),
-                "failures": [dataclasses.asdict(f) for f in failures],
-                "simulator": {} if facts is None else dict(facts.versions),
-            }
-            self.filmed([place])
+        """The episodes of `place` have ended. Where one failed nothing is kept: the next start plays them again."""
+        if self._part is None or not all(j.score.parsed for j in rows):
+            return
+        facts = self._driver.pool.facts.get(self._asked[place].spec.key)
+        self._rows[place] = rows
+        self._more[place] = {
+            "failures": [dataclasses.asdict(f) for f in failures],
+            "simulator": {} if facts is None else dict(facts.versions),
+        }
+        self.write([place])
 
-    def filmed(self, places: Sequence[Place]) -> None:
-        """The rows of these have a clip now."""
-        if self._progress is not None:
-            for place in places:
-                self._progress.keep(place, self._known[place], 1)
+    def write(self, places: Sequence[Place]) -> None:
+        """Keep the rows of these as they are now: one may have got a clip."""
+        if self._part is not None:
+            for place in self._more.keys() & places:
+                rows = entries_of(self._rows[place])
+                self._part.keep(place, {"rows": rows, **self._more[place]}, 1)
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 10) -> Path:

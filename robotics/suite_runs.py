@@ -1,6 +1,7 @@
 """Run suites of simulated tasks with one load of the policy: results, predictions and clips of each, one table over all.
 
-    rows = play_suites("runs/robot/checkpoints/best", load_suites().select("tiny_reach"), base, folder=Path("out"))
+    place = evaluation_place("runs/robot/checkpoints/best", "tiny_reach")
+    rows, folder = play_suites("runs/robot/checkpoints/best", load_suites().select("tiny_reach"), base, place=place)
 
 `mmrl eval CHECKPOINT --suite NAME,...` calls it. A suite that cannot run (package, assets, GL) is a row with its error; the others
 are evaluated.
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrl.config.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
+from mmrl.evaluation.places import Place
+from mmrl.evaluation.progress import Asked, Progress, asked_of, weights_mark
 from mmrl.evaluation.result import write_evaluation
 from mmrl.evaluation.suite_table import run_suites
 from mmrl.policy.manifest import check_loadable
 from mmrl.robotics.acting import ActingPolicy
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig, read_description
 from mmrl.robotics.episodes import pool_settings
-from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
+from mmrl.robotics.evaluate import EvalPlan, evaluate_policy, states_played
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.pool import VectorEnv
 from mmrl.robotics.remote import RemotePolicy
@@ -97,18 +100,16 @@ def play_suites(
     chosen: Mapping[str, EnvironmentSuite],
     base: EmbodiedConfig,
     *,
-    folder: Path,
+    place: Place,
     protocol: str | None = None,
     samples: int = 0,
     limit: int | None = None,
     overrides: Sequence[str] = (),
     on_row: Callable[[EpisodesRow], None] = lambda row: None,
     external: RemotePolicy | None = None,
-    resume: bool = False,
-) -> list[EpisodesRow]:
-    """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each. With `external`,
-    that policy acts and `checkpoint` is its name. `resume`: go on with an evaluation of the same that was cut off in FOLDER
-    (mmrl.evaluation.progress).
+) -> tuple[list[EpisodesRow], Path]:
+    """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each; FOLDER, that of
+    `place`, is returned too. With `external`, that policy acts and `checkpoint` is its name.
 
     Raises MMRLError when the only suite cannot run, or when a setting is wrong.
     """
@@ -119,18 +120,49 @@ def play_suites(
         for name, suite in chosen.items()
     }
     vla = external or load_vla(next(iter(ready.values())).config, trainable=False)
-    return run_suites(
-        chosen,
-        lambda name, suite: _one(vla, name, suite, ready[name], folder / name, limit, resume),
-        failed_row,
-        lambda name, suite: {
-            **suite.model_dump(),
-            "env": ready[name].config.env.model_dump(mode="json"),
-        },
-        checkpoint=checkpoint,
-        folder=folder,
-        samples=samples,
-        on_row=on_row,
+    asked = {
+        name: _asked(checkpoint, suite, ready[name], limit, external)
+        for name, suite in chosen.items()
+    }
+    with place.begin(asked) as progress:
+        rows = run_suites(
+            chosen,
+            lambda name, suite: _one(vla, name, suite, ready[name], progress, limit),
+            failed_row,
+            lambda name, suite: {
+                **suite.model_dump(),
+                "env": ready[name].config.env.model_dump(mode="json"),
+            },
+            checkpoint=checkpoint,
+            folder=progress.folder,
+            samples=samples,
+            on_row=on_row,
+        )
+        progress.complete = not any(row.error for row in rows)
+    return rows, progress.folder
+
+
+def _asked(
+    checkpoint: str,
+    suite: EnvironmentSuite,
+    setting: Setting,
+    limit: int | None,
+    external: RemotePolicy | None,
+) -> Asked:
+    """What a resume compares (mmrl.evaluation.progress)."""
+    config = setting.config
+    states = states_played(config, EvalPlan(setting.states), limit)
+    more = {
+        "suite": suite.model_dump(),
+        "mode": setting.mode,
+        "sampled": config.eval.samples,
+        "states": {task: [repr(state) for state in played] for task, played in states.items()},
+        "policy": None if external is None else external.describe(),
+    }
+    modes = 1 + bool(config.eval.samples)
+    weights = checkpoint if external is not None else weights_mark(checkpoint)
+    return asked_of(
+        config.model_dump(mode="json"), weights, more, modes * sum(map(len, states.values()))
     )
 
 
@@ -139,11 +171,10 @@ def _one(
     name: str,
     suite: EnvironmentSuite,
     setting: Setting,
-    folder: Path,
+    progress: Progress,
     limit: int | None,
-    resume: bool,
 ) -> EpisodesRow:
-    config, env = setting.config, setting.config.env
+    config, env, folder = setting.config, setting.config.env, progress.folder / name
     slots = min(
         env.slots,
         len(env.tasks)
@@ -176,8 +207,7 @@ def _one(
             limit=limit,
             videos=folder / "videos",
             plan=plan,
-            keep=folder,
-            resume=resume,
+            part=progress.part(name),
         )
     write_evaluation(found, folder)
     return suite_row(name, suite, setting, found.results, limit)

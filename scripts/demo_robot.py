@@ -80,7 +80,7 @@ def cloned(recipe: str, overrides: list[str]) -> Path:
 
 def evaluated(recipe: str, overrides: list[str], policy: Path, out: Path) -> Path:
     """`mmrl eval` of a policy on the run's tasks by the rules of its suite; the folder of the results."""
-    from mmrl.evaluation.progress import cut_off
+    from mmrl.evaluation.progress import PARTIAL
     from mmrl.robotics.config import load_embodied
 
     found = out / SUITES[recipe]
@@ -89,7 +89,7 @@ def evaluated(recipe: str, overrides: list[str], policy: Path, out: Path) -> Pat
     name, changes = RECIPES[recipe]
     config = load_embodied(ROOT / "configs" / f"{name}.yaml", [*changes, *overrides])
     command = ["eval", str(policy), "--suite", SUITES[recipe], "--out", str(out)]
-    command += ["--resume"] * bool(cut_off(out))
+    command += ["--resume"] * (out / PARTIAL).exists()
     command += ["--samples", str(config.eval.samples), f"env.tasks={json.dumps(config.env.tasks)}"]
     command += [f"env.options={json.dumps(config.env.options)}"]
     command += [f"env.slots={config.env.slots}", f"env.workers={config.env.workers}"]

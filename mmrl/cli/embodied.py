@@ -15,8 +15,7 @@ import typer
 from mmrl.cli.suites import print_rows
 from mmrl.config import RunConfig, effective_threads
 from mmrl.errors import ConfigError
-from mmrl.evaluation.places import evaluation_folder, suites_name
-from mmrl.evaluation.progress import evaluating
+from mmrl.evaluation.places import evaluation_place, suites_name
 from mmrl.operations.console import quiet_transformers
 
 if TYPE_CHECKING:
@@ -77,21 +76,18 @@ def play_command(
         checkpoint, config, list(overrides), suites, external, trust_code=trust_code, say=typer.echo
     )
     quiet(base)
-    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out, resume=resume)
-    with evaluating(folder):
-        rows = play_suites(
-            checkpoint,
-            suites,
-            base,
-            folder=folder,
-            protocol=protocol,
-            samples=samples,
-            limit=limit,
-            overrides=list(overrides),
-            external=external,
-            resume=resume,
-            on_row=lambda row: typer.echo(f"{row.suite}: {row.error or row.summary}"),
-        )
+    rows, folder = play_suites(
+        checkpoint,
+        suites,
+        base,
+        place=evaluation_place(checkpoint, suites_name(list(chosen)), out, resume=resume),
+        protocol=protocol,
+        samples=samples,
+        limit=limit,
+        overrides=list(overrides),
+        external=external,
+        on_row=lambda row: typer.echo(f"{row.suite}: {row.error or row.summary}"),
+    )
     print_rows(rows, suites, checkpoint, samples, f"{folder}; clips: {folder}/SUITE/videos")
 
 

@@ -16,14 +16,14 @@ from mmrl.cli.suites import print_rows
 from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
-from mmrl.evaluation.places import data_name, evaluation_folder, suites_name
-from mmrl.evaluation.progress import evaluating
+from mmrl.evaluation.places import data_name, evaluation_place, suites_name
 from mmrl.operations.console import Console, quiet_transformers
 from mmrl.policy.manifest import check_loadable
 
 if TYPE_CHECKING:
     from mmrl.data.sources import LoadedSource
     from mmrl.evaluation.data_rows import DataRow
+    from mmrl.evaluation.progress import Part, Progress
     from mmrl.evaluation.result import Evaluation
     from mmrl.evaluation.suites import DataSuite
     from mmrl.policy.policy import Policy
@@ -87,7 +87,7 @@ def _evaluate(
     samples: int,
     folder: Path,
     protocol: Mapping[str, Any],
-    resume: bool,
+    part: Part,
 ) -> Evaluation:
     """Evaluate, and warn of completions that could not be judged."""
     from mmrl.evaluation.evaluate import evaluate_model
@@ -99,7 +99,7 @@ def _evaluate(
         samples=samples,
         folder=folder,
         protocol=protocol,
-        resume=resume,
+        part=part,
     )
     lost, why = found.unjudged
     if lost:
@@ -136,12 +136,14 @@ def eval_command(
         )
     base = settings_of(checkpoint, config, overrides, trust_code)
     from mmrl.data.sources import load_sources
+    from mmrl.evaluation.evaluate import asked_of_model
     from mmrl.evaluation.settings import taught_params
     from mmrl.evaluation.suites import read_at
     from mmrl.policy.loading import load_policy
     from mmrl.registry import resolve_task
     from mmrl.workers.prefetch import prefetching
 
+    place = evaluation_place(checkpoint, data_name(task, data), out, resume=resume)
     resolve_task(task)  # the user's own word, before the checkpoint has one
     params = taught_params(base, task)
     params = params if answers is None else read_at(task, params, answers)
@@ -154,12 +156,13 @@ def eval_command(
         )
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
-    folder = evaluation_folder(checkpoint, data_name(task, data), out, resume=resume)
     with (
-        evaluating(folder),
+        place.begin({"": asked_of_model(policy, base, sources, samples)}) as progress,
         prefetching(base.data, [policy.encoder.visuals]) as [policy.encoder.ahead],
     ):
-        results = _evaluate(policy, base, sources, samples, folder, {}, resume).results
+        folder, part = progress.folder, progress.part("")
+        results = _evaluate(policy, base, sources, samples, folder, {}, part).results
+        progress.complete = not any("error" in n for n in results["benchmark"].values())
     console = Console(width=_WIDTH, highlight=False)
     _print_metrics(console, f"{checkpoint} on {task}", results, samples)
     if max(len(results["per_source"]), len(results["per_task"])) > 1:
@@ -317,12 +320,14 @@ def _answer(
 ) -> None:
     """`suites_command` on suites of questions."""
     from mmrl.evaluation.data_rows import DataRow
+    from mmrl.evaluation.evaluate import asked_of_model
     from mmrl.evaluation.suite_table import run_suites
     from mmrl.evaluation.suites import check_files, configure
     from mmrl.policy.loading import load_policy
     from mmrl.registry import task_from_spec
 
     check_files(chosen, data_root)
+    place = evaluation_place(checkpoint, suites_name(list(chosen)), out, resume=resume)
     base = settings_of(checkpoint, config, overrides, trust_code)
     for suite in chosen.values():
         # the suites file is the user's: what it names may be loaded
@@ -335,9 +340,9 @@ def _answer(
         }
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
-    folder = evaluation_folder(checkpoint, suites_name(list(chosen)), out, resume=resume)
+    asked = {name: asked_of_model(policy, settings[name], loaded[name], samples) for name in chosen}
     with ExitStack() as stack:
-        stack.enter_context(evaluating(folder))
+        progress = stack.enter_context(place.begin(asked))
         # of one that goes on each suite knows what is left only when it begins
         ahead = {} if resume else loaded
         workers = _workers(stack, policy, base, settings, ahead)
@@ -353,9 +358,8 @@ def _answer(
                 loaded[name],
                 samples,
                 limit,
-                folder,
+                progress,
                 answers,
-                resume,
             )
 
         rows = run_suites(
@@ -364,10 +368,11 @@ def _answer(
             lambda name, suite, error: DataRow(suite=name, metric=suite.metric, error=error),
             lambda name, suite: suite.model_dump(),
             checkpoint=checkpoint,
-            folder=folder,
+            folder=progress.folder,
             samples=samples,
         )
-    print_rows(rows, chosen, checkpoint, samples, str(folder))
+        progress.complete = not any(row.error for row in rows)
+    print_rows(rows, chosen, checkpoint, samples, str(progress.folder))
 
 
 def _loaded(
@@ -438,9 +443,8 @@ def _one_suite(
     sources: Sequence[LoadedSource],
     samples: int,
     limit: int | None,
-    folder: Path,
+    progress: Progress,
     answers: str | None,
-    resume: bool,
 ) -> DataRow:
     from mmrl.evaluation.data_rows import suite_row
 
@@ -453,7 +457,8 @@ def _one_suite(
         "extractor": suite.extractor if suite.level(answers) == "official" else None,
         "prompt": getattr(sources[0].task, "prompt", None),
     }
-    found = _evaluate(policy, config, sources, samples, folder / name, protocol, resume)
+    folder, part = progress.folder / name, progress.part(name)
+    found = _evaluate(policy, config, sources, samples, folder, protocol, part)
     row = suite_row(name, suite, found.results, found.predictions, limit, config, answers)
     typer.echo(f"{name}: {row.summary}")
     _print_views(Console(width=_WIDTH, highlight=False), found.results)

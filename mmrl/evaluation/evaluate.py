@@ -29,11 +29,13 @@ from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.evaluation.official import run_benchmarks
 from mmrl.evaluation.progress import (
-    Progress,
-    checkpoint_mark,
+    Asked,
+    Part,
+    asked_of,
     entries_of,
     judged_of,
     samples_mark,
+    weights_mark,
 )
 from mmrl.evaluation.result import Evaluation, evaluation_of, gathered, judged, write_evaluation
 from mmrl.evaluation.settings import EvalSettings, eval_settings
@@ -41,6 +43,7 @@ from mmrl.evaluation.tables import Group, Judged
 from mmrl.evaluation.views import MODE, view_gaps
 from mmrl.operations.versions import versions
 from mmrl.policy.encode import Prompt
+from mmrl.policy.manifest import file_digest
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, RolloutEngine
 from mmrl.rollout.episodes import Beginning, Episode, begin_groups, play, turns_of
@@ -48,9 +51,9 @@ from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.workers.scorer import Scorer
-from mmrl.workers.scoring import ScoreJob
+from mmrl.workers.scoring import ScoreJob, is_reward_failure
 
-__all__ = ["evaluate", "evaluate_model"]
+__all__ = ["asked_of_model", "evaluate", "evaluate_model"]
 
 _CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
 # in environments that are open together: each may be a process with a display of its own
@@ -69,25 +72,25 @@ def evaluate(
     world: World | None = None,
     first_key: int = 0,
     pictures: Path | None = None,
-    progress: Progress | None = None,
+    part: Part | None = None,
 ) -> Evaluation:
     """Score the policy on all samples of `sources` (the first `limit` of each). The same on every process.
 
     `first_key` is the number of the first source among the scorer's tasks. What the first `gallery` samples of each source were
-    shown in an environment is kept in the folder `pictures`, where one is given. `progress` (of one process) is told each chunk
-    that is judged; those that it knows are not asked again.
+    shown in an environment is kept in the folder `pictures`, where one is given. `part` (of one process) keeps each chunk that is
+    judged; those that it has are not asked again.
     """
     rows: list[Judged] = []
     chunks = list(_chunks(sources, settings, world))
-    kept = [None if progress is None else progress.kept(chunk.unit) for chunk in chunks]
+    judged_before = [None if part is None else part.judged(chunk.unit) for chunk in chunks]
     if policy.encoder.ahead is not None:
         policy.encoder.ahead.expect(
             sample
-            for chunk, entries in zip(chunks, kept, strict=True)
+            for chunk, entries in zip(chunks, judged_before, strict=True)
             if entries is None
             for _, sample in chunk.samples
         )
-    for chunk, entries in zip(chunks, kept, strict=True):
+    for chunk, entries in zip(chunks, judged_before, strict=True):
         key, source = first_key + chunk.number, sources[chunk.number]
         if entries is not None:
             rows += judged_of(entries, key, dict(chunk.samples))
@@ -96,8 +99,9 @@ def evaluate(
             found = _evaluate_chunk(
                 policy, engine, scorer, key, source, chunk.samples, settings, begun, pictures
             )
-        if progress is not None:
-            progress.keep(chunk.unit, entries_of(found), len(chunk.samples))
+        # what failed for want of a judge or a reward that works is asked again
+        if part is not None and not any(is_reward_failure(j.score) for j in found):
+            part.keep(chunk.unit, entries_of(found), len(chunk.samples))
         rows += found
     rows = gathered(rows, world)
     plain, changed = (
@@ -128,7 +132,7 @@ class _Chunk(NamedTuple):
 
     @property
     def unit(self) -> tuple[int, int, int]:
-        """See Progress."""
+        """See Part.keep."""
         return self.number, self.samples[0][0], self.samples[-1][0]
 
 
@@ -514,13 +518,11 @@ def evaluate_model(
     samples: int,
     folder: Path | None = None,
     protocol: Mapping[str, Any] | None = None,
-    resume: bool = False,
+    part: Part | None = None,
 ) -> Evaluation:
     """`evaluate` with an engine and reward workers of its own. With `folder`, also official scorers, and results, predictions,
-    submissions and rejected rows are written there; with `resume` what an evaluation that was cut off there has judged is taken
-    over (mmrl.evaluation.progress)."""
+    submissions and rejected rows are written there; `part`: see evaluate."""
     settings = eval_settings(config, samples=samples, protocol=protocol)
-    progress = None if folder is None else _progress(folder, sources, settings, policy, resume)
     with Scorer(
         [(s.config.task, dict(s.config.params)) for s in sources],
         [s.task for s in sources],
@@ -536,7 +538,7 @@ def evaluate_model(
             sources,
             settings,
             pictures=None if folder is None else folder / "pictures",
-            progress=progress,
+            part=part,
         )
     if folder is not None:
         run_benchmarks(found, sources, folder / "submissions")
@@ -545,18 +547,25 @@ def evaluate_model(
     return found
 
 
-def _progress(
-    folder: Path,
-    sources: Sequence[LoadedSource],
-    settings: EvalSettings,
-    policy: Policy,
-    resume: bool,
-) -> Progress:
-    """That of `folder`, asked for with all that changes an answer or its judgement. Raises ConfigError."""
-    samples = [sample for source in sources for sample in source.samples[: settings.limit]]
-    asked = {
-        **_protocol(sources, settings, policy),
-        "weights": checkpoint_mark(settings.protocol["model"]),
-        "samples": samples_mark(samples),
+def asked_of_model(
+    policy: Policy, config: RunConfig, sources: Sequence[LoadedSource], samples: int
+) -> Asked:
+    """What `evaluate_model` is asked for by these: what a resume compares (mmrl.evaluation.progress). The files behind the paths of
+    media are taken to be the same."""
+    asked = [sample for source in sources for sample in source.samples]
+    more = {
+        "tasks": [[s.config.task, s.config.params, _code(s.config.task)] for s in sources],
+        "samples": samples_mark(asked),
+        "sampled": samples,
+        "views": list(config.eval.views),
+        "template": policy.template.name,
     }
-    return Progress(folder, asked, len(samples), resume)
+    commit = getattr(policy.body.config, "_commit_hash", None)
+    weights = weights_mark(config.model.path, commit)
+    return asked_of(config.model_dump(mode="json"), weights, more, len(asked))
+
+
+def _code(task: str) -> str:
+    """What tells the file of a task file.py:Name from what it was."""
+    file = Path(task.rpartition(":")[0])
+    return file_digest(file)[1] if file.suffix == ".py" and file.is_file() else ""

@@ -5,7 +5,7 @@
 
 Never into the checkpoint: it is removed with its run's older ones (train.keep_last), and what it holds is what its manifest says.
 Never over other results: a second evaluation of the same name gets a number, and a folder that --out names must have none.
---resume goes on in the newest one that was cut off.
+--resume goes on with the newest one that was cut off and asked for the same.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.errors import ConfigError
-from mmrl.evaluation.progress import cut_off
+from mmrl.evaluation.progress import PARTIAL, Asked, Progress
 
-__all__ = ["data_name", "evaluation_folder", "suites_name"]
+__all__ = ["Place", "data_name", "evaluation_place", "suites_name"]
 
 _LONGEST = 80
 _MOST_NAMED = 3  # suites in a folder's name; of more their number
@@ -41,68 +42,101 @@ def suites_name(suites: Sequence[str]) -> str:
     return _plain("+".join(suites) if few else f"{len(suites)}_suites")
 
 
-def evaluation_folder(
-    checkpoint: str, name: str, out: Path | None = None, *, resume: bool = False
-) -> Path:
-    """`out`, else a folder made for the evaluation `name` of a checkpoint (a folder, the name of a model or of a program): of its
-    run, where it still lies in one that can be written to, else below runs/eval. With `resume` the one that was cut off there.
+@dataclass(frozen=True)
+class Place:
+    """Where an evaluation goes. `folder`: of a new one, made when it begins, with a number where the name is taken unless it was
+    named by --out; `cut_off`: those that were cut off, the newest first, of which it goes on with one."""
+
+    folder: Path
+    named: bool
+    cut_off: tuple[Path, ...] = ()
+    again: str = "the same command with --resume"
+
+    def begin(self, asked: Mapping[str, Asked]) -> Progress:
+        """The evaluation of what is asked for, begun or taken over. Raises ConfigError where none that was cut off is the same."""
+        if self.cut_off:
+            return Progress.resumed(self.cut_off, asked, self.again)
+        return Progress(self.folder if self.named else self._made(), asked, self.again)
+
+    def _made(self) -> Path:
+        for folder in itertools.chain([self.folder], _numbered(self.folder)):
+            try:
+                folder.mkdir(parents=True)  # from now on it is ours, whoever else evaluates
+            except FileExistsError:
+                continue
+            return folder
+        raise AssertionError("numbers do not end")
+
+
+def _numbered(folder: Path) -> Iterator[Path]:
+    return (folder.with_name(f"{folder.name}-{i}") for i in itertools.count(2))
+
+
+def evaluation_place(
+    checkpoint: str,
+    name: str,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    again: str = "the same command with --resume",
+) -> Place:
+    """`out`, else a folder for the evaluation `name` of a checkpoint (a folder, the name of a model or of a program): of its run,
+    where it still lies in one that can be written to, else below runs/eval. Nothing is made yet.
 
     Raises ConfigError for the checkpoint itself, for `out` with another evaluation, and where there is none to resume.
     """
-    if out is not None:
-        if Path(checkpoint).is_dir() and out.resolve() == Path(checkpoint).resolve():
-            raise ConfigError(
-                f"expected --out to be another folder than the checkpoint, whose files a resume compares, found {out}; name "
-                f"another one, as {out / 'eval'}"
-            )
-        if resume:
-            return _newest_cut_off([out])
-        if cut_off(out) or any((out / file).exists() for file in ("results.json", "suites.json")):
-            raise ConfigError(
-                f"expected --out to be a folder without an evaluation, found {out} with one"
-                + (
-                    "; go on with it by --resume, or name another"
-                    if cut_off(out)
-                    else "; name another, or remove it"
-                )
-            )
-        return out
+    if out is None:
+        wanted = _default(checkpoint, name)
+        found = _cut_off([wanted, *_others(wanted)]) if resume else ()
+        return Place(wanted, False, found, again)
+    if Path(checkpoint).is_dir() and out.resolve() == Path(checkpoint).resolve():
+        raise ConfigError(
+            f"expected another folder than the checkpoint, whose files a resume compares, for the evaluation, found {out}; name "
+            f"another one, as {out / 'eval'}"
+        )
+    if resume:
+        return Place(out, True, _cut_off([out]), again)
+    if (out / PARTIAL).exists():
+        raise ConfigError(
+            f"expected a folder without an evaluation, found {out} with one that was cut off; {again} goes on with it, or name "
+            "another folder"
+        )
+    if _complete(out):
+        raise ConfigError(
+            f"expected a folder without an evaluation, found {out} with one; name another folder, or remove it"
+        )
+    return Place(out, True, (), again)
+
+
+def _default(checkpoint: str, name: str) -> Path:
     # checkpoints/best links to the step that it was saved at
     local = Path(checkpoint).resolve()
     run = local.parent.parent
     if local.is_dir() and (run / "run.json").is_file() and os.access(run, os.W_OK):
-        wanted = run / "eval" / f"{name}@{_plain(local.name)}"
-    else:
-        model = local.name if local.is_dir() else checkpoint
-        wanted = Path("runs") / "eval" / _plain(model) / name
-    numbered = (wanted.with_name(f"{wanted.name}-{i}") for i in itertools.count(2))
-    folders = itertools.chain([wanted], numbered)
-    if resume:
-        return _newest_cut_off([wanted, *itertools.takewhile(Path.is_dir, numbered)])
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True)  # from now on it is ours, whoever else evaluates
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("numbers do not end")
+        return run / "eval" / f"{name}@{_plain(local.name)}"
+    model = local.name if local.is_dir() else checkpoint
+    return Path("runs") / "eval" / _plain(model) / name
 
 
-def _newest_cut_off(folders: Sequence[Path]) -> Path:
-    """The last of these with an evaluation that was cut off. Raises ConfigError."""
-    found = [folder for folder in folders if cut_off(folder)]
+def _others(wanted: Path) -> list[Path]:
+    """The folders there of the same name with a number."""
+    number = re.compile(re.escape(wanted.name) + r"-\d+")
+    there = wanted.parent.iterdir() if wanted.parent.is_dir() else ()
+    return [path for path in there if number.fullmatch(path.name)]
+
+
+def _complete(folder: Path) -> bool:
+    return any((folder / file).exists() for file in ("results.json", "suites.json"))
+
+
+def _cut_off(folders: Sequence[Path]) -> tuple[Path, ...]:
+    """Those of `folders` with an evaluation that was cut off, the newest first. Raises ConfigError where there is none."""
+    found = [folder for folder in folders if (folder / PARTIAL).is_file()]
     if not found:
-        there = next(
-            (
-                f
-                for f in reversed(folders)
-                if (f / "results.json").exists() or (f / "suites.json").exists()
-            ),
-            None,
-        )
+        done = next(filter(_complete, folders), None)
         raise ConfigError(
-            f"expected an evaluation that was cut off in {folders[0]} for --resume, found "
-            + ("none" if there is None else f"a complete one in {there}")
-            + "; leave --resume out"
+            f"expected an evaluation to resume in {folders[0]}, found "
+            + ("none" if done is None else f"that the one in {done} is complete")
+            + "; leave resuming out to begin a new one"
         )
-    return found[-1]
+    return tuple(sorted(found, key=lambda f: (f / PARTIAL).stat().st_mtime_ns, reverse=True))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmrl.errors import MMRLError
+from mmrl.errors import MMRLError, StorageError
 from mmrl.evaluation.suite_book import Suite
 from mmrl.files import write_text
 from mmrl.operations.versions import versions
@@ -104,13 +104,13 @@ def run_suites(
     on_row: Callable[[R], None] = lambda row: None,
 ) -> list[R]:
     """`evaluate` each; FOLDER/suites.json and suites.md are renewed after each. A suite that cannot run is a row with its error,
-    made by `failed`; the only one raises it. `described`: what suites.json keeps of a suite."""
+    made by `failed`; the only one raises it, and so does a full disk. `described`: what suites.json keeps of a suite."""
     rows: list[R] = []
     for name, suite in chosen.items():
         try:
             row = evaluate(name, suite)
         except MMRLError as error:
-            if len(chosen) == 1:
+            if len(chosen) == 1 or isinstance(error, StorageError):
                 raise
             row = failed(name, suite, str(error))
         rows.append(row)

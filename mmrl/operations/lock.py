@@ -149,14 +149,14 @@ class RunLock:
         here = holder.get("host") == socket.gethostname()
         if _mine(holder):
             return (
-                f"expected {self.run} to be free, found that this very process uses it; wait for that run, or choose another "
-                "name="
+                f"expected {self.run} to be free, found that this very process uses it; wait for it, or choose another "
+                "name= or --out"
             )
         return (
             f"expected {self.run} to be free, found that {_who(holder)} uses it (last sign of life "
             f"{max(0.0, _age(self.path)):.0f} s ago). Wait for it, end it (kill -TERM {holder.get('pid')}"
-            f"{'' if here else ' on that host'}: it leaves a checkpoint), or choose another name=. A lock from another host "
-            f"ends {self.stale_s:g} s after its last sign of life; if you know that process to be gone: rm {self.path}"
+            f"{'' if here else ' on that host'}: a run leaves a checkpoint), or choose another name= or --out. A lock from another "
+            f"host ends {self.stale_s:g} s after its last sign of life; if you know that process to be gone: rm {self.path}"
         )
 
 

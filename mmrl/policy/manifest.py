@@ -31,6 +31,7 @@ __all__ = [
     "check_loadable",
     "file_digest",
     "has_manifest",
+    "loaded_files",
     "problems",
     "write_manifest",
 ]
@@ -198,6 +199,11 @@ def _files(folder: Path) -> Iterator[str]:
     return iter(
         sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
     )
+
+
+def loaded_files(folder: Path) -> list[str]:
+    """Names of those files in a model's folder that something would load."""
+    return [name for name in _files(folder) if _would_load(name)]
 
 
 def _would_load(name: str) -> bool:

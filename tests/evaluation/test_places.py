@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from mmrl.errors import ConfigError
-from mmrl.evaluation.places import data_name, evaluation_folder, suites_name
+from mmrl.evaluation.places import data_name, evaluation_place, suites_name
+from mmrl.evaluation.progress import Asked
+
+
+def evaluation_folder(*given, **options):
+    """The folder of an evaluation that has begun."""
+    with evaluation_place(*given, **options).begin({"": Asked({}, 1)}) as progress:
+        (progress.folder / "predictions.jsonl").write_text("")
+        progress.complete = True
+    return progress.folder
 
 
 @pytest.fixture
@@ -39,7 +48,7 @@ def test_no_result_is_overwritten(run):
         "val@step_000040-2",
         "val@step_000040-3",
     ]
-    assert evaluation_folder(checkpoint, "val", Path("mine")) == Path("mine")
+    assert evaluation_place(checkpoint, "val", Path("mine")).folder == Path("mine")
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-3B-Instruct", "a\x00b/../../etc"])
@@ -65,5 +74,6 @@ def test_never_into_the_checkpoint_itself(tmp_path: Path) -> None:
     (checkpoint.parent / "best").symlink_to(checkpoint.name)
     for out in (checkpoint, checkpoint.parent / "best"):
         with pytest.raises(ConfigError, match="another folder than the checkpoint"):
-            evaluation_folder(str(checkpoint.parent / "best"), "x", out)
-    assert evaluation_folder(str(checkpoint), "x", checkpoint / "eval") == checkpoint / "eval"
+            evaluation_place(str(checkpoint.parent / "best"), "x", out)
+    within = evaluation_place(str(checkpoint), "x", checkpoint / "eval")
+    assert within.folder == checkpoint / "eval"

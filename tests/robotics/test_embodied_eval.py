@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from mmrl.cli.embodied import acts
 from mmrl.cli.evaluation import eval_command, suites_command
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
+from mmrl.evaluation.places import evaluation_place
+from mmrl.evaluation.progress import PARTIAL
 from mmrl.evaluation.suite_book import load_suites
 from mmrl.evaluation.suite_table import markdown
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
@@ -457,11 +460,11 @@ def test_clips_show_both_outcomes_where_there_are_both(evaluated: tuple[Path, st
 def test_clips_are_of_the_mode_that_is_measured(checkpoint: Path, tmp_path: Path) -> None:
     """rlinf samples: the first sample of a state is filmed, and outcomes that the first states do not show are."""
     base = base_of(checkpoint, *TINY, "eval.gallery=1")
-    (row,) = play_suites(
+    [row], _ = play_suites(
         str(checkpoint),
         load_suites().select("tiny_reach"),
         base,
-        folder=tmp_path,
+        place=evaluation_place(str(checkpoint), "", tmp_path / "out"),
         protocol="rlinf",
         samples=2,
         limit=8,
@@ -469,7 +472,7 @@ def test_clips_are_of_the_mode_that_is_measured(checkpoint: Path, tmp_path: Path
     )
     rows = [
         json.loads(line)
-        for line in (tmp_path / "tiny_reach" / "predictions.jsonl")
+        for line in (tmp_path / "out" / "tiny_reach" / "predictions.jsonl")
         .read_text(encoding="utf-8")
         .splitlines()
     ]
@@ -508,12 +511,11 @@ def test_one_that_is_cut_off_goes_on_with_the_same_episodes(
             str(checkpoint),
             load_suites().select("tiny_reach,tiny_push"),
             base_of(checkpoint, *settings),
-            folder=folder,
+            place=evaluation_place(str(checkpoint), "", folder, resume=resume),
             samples=1,
             limit=8,
             overrides=settings,
-            resume=resume,
-        )
+        )[0]
 
     monkeypatch.setattr(Driver, "play", play)
     cut = False
@@ -537,17 +539,26 @@ def test_one_that_is_cut_off_goes_on_with_the_same_episodes(
             for n in ("cut", "whole")
         ]
         assert clips[0] == clips[1]
-    with pytest.raises(ConfigError, match="temperature was"):
-        play_suites(
-            str(checkpoint),
-            load_suites().select("tiny_reach"),
-            base_of(checkpoint, *TINY, "rollout.temperature=0.5"),
-            folder=tmp_path / "cut",
-            samples=1,
-            limit=8,
-            overrides=[*TINY, "rollout.temperature=0.5"],
-            resume=True,
-        )
+
+
+@pytest.mark.slow
+def test_several_suites_are_one_evaluation(checkpoint: Path, tmp_path: Path) -> None:
+    """One that cannot run keeps the others for the next start; with other settings none of them begins."""
+    out = tmp_path / "out"
+    command = ["eval", str(checkpoint), "--suite", "tiny_push,maniskill_push", "--out", str(out)]
+    command += ["--limit", "4", *TINY]
+    failed = CliRunner().invoke(app, command)
+    assert failed.exit_code == 1 and "tolerance" in failed.stdout
+    assert "4 of 4 (tiny_push); the same command with --resume goes on there" in failed.stderr
+    kept = (out / PARTIAL).read_bytes()
+    written = (out / "suites.json").read_bytes()
+    other = CliRunner().invoke(app, [*command, "--resume", "rollout.temperature=0.5"])
+    assert "tiny_push.rollout.temperature was 1.0, now 0.5" in str(other.exception)
+    assert (out / PARTIAL).read_bytes() == kept and (out / "suites.json").read_bytes() == written
+    with mock.patch.object(Driver, "play", side_effect=lambda requests: iter(requests)) as play:
+        again = CliRunner().invoke(app, [*command, "--resume"])
+    assert again.exit_code == 1 and (out / "suites.json").read_bytes() == written
+    assert [list(call.args[0]) for call in play.call_args_list if call.args[0]] == []
 
 
 @pytest.mark.slow
