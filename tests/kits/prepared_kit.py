@@ -44,6 +44,7 @@ __all__ = [
     "launch_prepared",
     "prepared_generators",
     "prepared_simulators",
+    "prepared_subprocess",
     "run_prepared",
 ]
 
@@ -164,6 +165,16 @@ def run_prepared(
         finally:
             process.kill()
     return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def prepared_subprocess() -> Any:
+    """What a script takes for the module `subprocess` where it runs Python children (scripts._bench.run_child)."""
+
+    def run(command: list[str], *, timeout: float = 600, **options: Any) -> Any:
+        known = {name: options[name] for name in ("cwd", "env") if name in options}
+        return run_prepared(command, timeout=timeout, **known)
+
+    return SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
 
 
 @contextmanager

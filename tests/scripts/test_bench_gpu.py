@@ -6,18 +6,17 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mmrl.diagnostics.shapes import meta_model, shape_config
-from scripts import _gpu_work, bench_gpu, plan_scale
+from scripts import _bench, _gpu_work, bench_gpu, plan_scale
 from scripts._gpu_kit import Setting, memory_tb_s, peak_tflops, run_of, update_flops
 from scripts._gpu_plan import plan_shares
 from scripts._gpu_work import guarded
 from tests.kits.engine_kit import REPO
-from tests.kits.prepared_kit import run_prepared
+from tests.kits.prepared_kit import prepared_subprocess
 
 
 @pytest.mark.slow
@@ -26,8 +25,8 @@ def test_smoke_runs_every_part_and_writes_to_its_own_file_only(
 ) -> None:
     recorded = REPO / "assets" / "results" / "bench_gpu.json"
     before = recorded.read_bytes() if recorded.exists() else None
-    trained = SimpleNamespace(run=lambda command, **_: run_prepared(command))
-    monkeypatch.setattr(_gpu_work, "subprocess", trained)
+    for module in (_bench, _gpu_work):
+        monkeypatch.setattr(module, "subprocess", prepared_subprocess())
     monkeypatch.setattr(
         sys, "argv", ["bench_gpu", "--smoke", "--out", str(tmp_path / "smoke.json")]
     )

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shlex
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ from mmrl.training.preflight import best_metric, measured_by
 from scripts import _bench, bench_turns, demo_turns
 from scripts._readme_turns import turns, turns_cost
 from tests.kits.engine_kit import REPO
-from tests.kits.prepared_kit import run_prepared
+from tests.kits.prepared_kit import prepared_subprocess
 
 RECORDS = REPO / "assets" / "results"
 
@@ -85,11 +82,7 @@ def test_the_benchmark_compares_the_same_log_probs(
 ) -> None:
     from mmrl.policy.tiny import TinySpec, build_tiny
 
-    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
-        return run_prepared(command, env=env)
-
-    given = SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
-    monkeypatch.setattr(_bench, "subprocess", given)
+    monkeypatch.setattr(_bench, "subprocess", prepared_subprocess())
     build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), tmp_path)
     row = bench_turns.measure(str(tmp_path), 3, True, False, 1)
     tokens = [row["tokens"][way] for way in bench_turns.WAYS]
