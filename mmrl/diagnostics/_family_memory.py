@@ -33,6 +33,8 @@ def kept_bytes(policy: Policy, function: Callable[[], Any]) -> int:
     own = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
+        # a result that its own graph keeps would keep the graph: a cycle that Python does not see, and never frees
+        tensor = tensor.detach()
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             # kept alive: its address must stay its own
