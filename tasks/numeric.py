@@ -79,6 +79,8 @@ class Numeric(AnswerTask):
     percent  what 12% means: refuse (default, a failure), keep (12) or fraction (0.12)
     parse    whole (default: the answer is the number), or first_token (VSI-Bench's official reading)
     evaluated  a truth that is a whole number asks for its digits, not for a division such as 10/2 (default true)
+    regression  mode, and its parameters, of rows with params.regression, in files those of problem type regression: {mode: mra}
+             (default); presets have their paper's
 
     The metric `correct` uses the sample's tolerance or precision, else the tolerance of mode tolerance, else equality.
     """
@@ -88,11 +90,13 @@ class Numeric(AnswerTask):
         "percent": "refuse",
         "parse": "whole",
         "evaluated": True,
+        "regression": {"mode": "mra"},
     }
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "video_r1": {
             "mode": "rounded",
             "accuracy": {"decimals": 2, "same_form": True},
+            "regression": {"mode": "regression"},
             "answer_format": "think",
             "format_rule": "tags",
             "weights": {"accuracy": 1.0, "format": 1.0},
@@ -100,6 +104,7 @@ class Numeric(AnswerTask):
         },
         "video_r1_regression": {
             "mode": "regression",
+            "regression": {"mode": "regression"},
             "answer_format": "think",
             "format_rule": "tags",
             "weights": {"accuracy": 1.0, "format": 1.0},
@@ -109,6 +114,7 @@ class Numeric(AnswerTask):
             "request": EXPLAINED,
             "mode": "rounded",
             "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
+            "regression": {"mode": "mra", "strict": "double"},
             "answers": "native",
             "evaluated": False,
             "format_rule": "easyvideo_r1",
@@ -119,6 +125,7 @@ class Numeric(AnswerTask):
             "request": EXPLAINED,
             "mode": "mra",
             "accuracy": {"strict": "double"},
+            "regression": {"mode": "mra", "strict": "double"},
             "format_rule": "easyvideo_r1",
             "answers": "native",
             "evaluated": False,
@@ -144,17 +151,31 @@ class Numeric(AnswerTask):
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
+        rule = self.settings["regression"]
+        if not isinstance(rule, Mapping) or "mode" not in rule:
+            raise ConfigError(
+                f"expected numeric.regression as a mode with its parameters such as {{'mode': 'mra'}}, found {rule!r}"
+            )
         return {"accuracy": self._accuracy_part, "format": self.format_factory()}
 
-    def _accuracy_part(self, mode: str, **params: Any) -> Part:
+    def _rule(self, mode: str, **params: Any) -> Part:
         closeness = make_closeness(mode, **params)
 
-        def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+        def rule(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
             if mode == "exact":
                 return float(predicted.correct)
             return closeness(
                 predicted.value, self._gold(sample), predicted.answer, _spell(sample.answer)
             )
+
+        return rule
+
+    def _accuracy_part(self, mode: str, **params: Any) -> Part:
+        usual, regression = self._rule(mode, **params), self._rule(**self.settings["regression"])
+
+        def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+            rule = regression if sample.params.get("regression") else usual
+            return rule(predicted, sample, ctx)
 
         return accuracy
 

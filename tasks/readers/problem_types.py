@@ -219,9 +219,10 @@ def refuse_video(what: str, images_only: bool) -> None:
 
 
 def type_params(task: str, kind: Any) -> dict[str, Any]:
-    """Params that follow from the problem type: `regression` is scored by mean relative accuracy (Video-R1, EasyVideoR1)."""
-    if task == "numeric" and isinstance(kind, str) and kind.strip().lower() == "regression":
-        return {"reward": {"accuracy": {"mode": "mra"}}}
+    """Params that follow from the problem type: `regression` is marked, and scored as the task's preset does: Video-R1 and
+    EasyVideoR1 have different rules for it."""
+    if task == "numeric" and isinstance(kind, str) and _plain(kind) == "regression":
+        return {"regression": True}
     return {}
 
 

@@ -192,6 +192,10 @@ def test_typed_formats_are_mixed_and_skips_are_counted(fixtures: dict[str, str])
     assert near.parts["accuracy"] == pytest.approx(0.6) and near.metrics["correct"] == 0.0, (
         "24 against 18: 6 of 10 levels"
     )
+    paper = Mixed(tasks={"numeric": {"preset": "video_r1", "answer_format": "answer"}})
+    assert paper.score(regression, "<answer>18</answer>", _context(regression)).parts[
+        "accuracy"
+    ] == pytest.approx(0.75), "1 - 6 / 24"
     for name in (
         "easy_video_r1",
         "easyr1_types",

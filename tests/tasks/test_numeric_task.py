@@ -90,6 +90,45 @@ def test_video_r1_presets_add_up_as_the_paper_does() -> None:
     ).value == pytest.approx(1.75)
 
 
+def _video_r1(said: float, true: float) -> float:
+    """Their grpo.py, accuracy_reward of "regression"."""
+    rel_diff = (abs(said - true) + 1e-9) / (abs(true) + 1e-9)
+    return 1 - min(1.0, max(0.0, rel_diff))
+
+
+def _easyvideo_r1(said: float, true: float) -> float:
+    """The mean of their "regression" in video_reward.py over the thresholds 0.5, 0.55 .. 0.95."""
+    rel_error = abs(said - true) / (abs(true) + 1e-8)
+    return sum(rel_error < 1 - (0.5 + 0.05 * step) for step in range(10)) / 10
+
+
+@pytest.mark.parametrize("said", ["3", "3.6", "3.5", "2", "9", "-3.5"])
+def test_a_row_of_regression_is_scored_by_the_rule_of_the_preset(said: str) -> None:
+    text, row = f"<think>x</think><answer>{said}</answer>", _sample(3.5, regression=True)
+
+    def accuracy(row: Sample = row, **params: Any) -> float:
+        return Numeric(answer_format="think", **params).score(row, text, CTX).parts["accuracy"]
+
+    for preset in ("video_r1", "video_r1_regression"):
+        assert accuracy(preset=preset) == pytest.approx(_video_r1(float(said), 3.5)), preset
+    for preset in (
+        {"preset": "easyvideo_r1"},
+        {"preset": "easyvideo_r1_regression"},
+        {"preset": "vsi_bench"},
+        {},
+    ):
+        assert accuracy(**preset) == pytest.approx(_easyvideo_r1(float(said), 3.5)), preset
+    exact = {"preset": "video_r1", "regression": {"mode": "tolerance", "abs": 0.2}}
+    assert accuracy(**exact) == float(abs(float(said) - 3.5) <= 0.2)
+    assert accuracy(_sample(3.5), preset="video_r1") == float(said == "3.5"), "no regression"
+
+
+@pytest.mark.parametrize("rule", [{}, "mra", {"abs": 1}])
+def test_a_rule_of_regression_names_its_mode(rule: Any) -> None:
+    with pytest.raises(ConfigError, match=r"expected numeric\.regression as a mode"):
+        Numeric(regression=rule)
+
+
 def test_the_sample_declares_its_own_precision_tolerance_unit_and_percent() -> None:
     task = Numeric()
     assert _score(task, _sample(1.23, precision=2), "1.2345").metrics["correct"] == 1

@@ -55,10 +55,7 @@ def test_video_r1_rows_go_to_the_task_of_their_type(fixtures: dict[str, str]) ->
         samples["6"].params["options"] == ["the disc", "the square"]
         and samples["6"].question == "Which shape is blue?"
     )
-    assert (
-        samples["5"].params["reward"] == {"accuracy": {"mode": "mra"}}
-        and "reward" not in samples["2"].params
-    )
+    assert samples["5"].params["regression"] is True and "regression" not in samples["2"].params
     assert (samples["1"].params["width"], samples["1"].params["height"]) == SIZE and samples[
         "1"
     ].source == "hand-made"

@@ -50,7 +50,7 @@ def test_every_problem_type_goes_to_its_task_with_its_truth(own: Path) -> None:
     assert samples["2"].question == "How many squares are there at most?", (
         "the <video> placeholder is gone"
     )
-    assert samples["3"].params["reward"] == {"accuracy": {"mode": "mra"}}
+    assert samples["3"].params["regression"] is True and "regression" not in samples["2"].params
     assert samples["10"].videos and samples["10"].images[0].endswith("scene.png")
     assert all(
         (s.params["width"], s.params["height"], s.params["duration"]) == (*SIZE, 3.0)
