@@ -6,7 +6,8 @@ as the right place and the right text is a `MatchRule`; published ones have name
 
     strict      the type, a point in the element's box, and the text itself: the default
     ui_r1       UI-R1's reward: 1 for the type, 1 for the place (inside the box; every other action has it for free)
-    gui_r1      GUI-R1's reward: type, then strictly inside the box (or 140 px around a point), or half the words of the text
+    gui_r1      GUI-R1's reward: type, then strictly inside the box (or 140 px of the shown picture around a point), or half the
+                words of the text
     os_atlas    14 % around the target, on both axes; texts by their first word
     odyssey     GUI-Odyssey: in the box or within 14 %; texts that contain each other or are half alike
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.rewards.gui import Point, centre, in_box, place_of
@@ -321,7 +322,8 @@ class MatchRule:
     place       inside (the box, edges included), strictly_inside, radius, or inside_or_radius; a truth without a box is a
                 point, and `radius` holds for it
     radius      of the circle around the target, in the units of `scale`
-    scale       (sx, sy): the picture is sx units wide and sy high; null: pixels of the picture
+    scale       (sx, sy): the picture is sx units wide and sy high; null: pixels of the picture; shown: pixels of the picture as
+                the model sees it
     inclusive   a distance equal to the radius counts
     around      centre or corner: where the circle lies when the truth is a box
     text        exact (of an app's name case does not matter), f1 (words as sets without [ and ], F1 >= 0.5, single words by
@@ -331,7 +333,7 @@ class MatchRule:
 
     place: str = "inside"
     radius: float = 0.04
-    scale: tuple[float, float] | None = (1.0, 1.0)
+    scale: tuple[float, float] | Literal["shown"] | None = (1.0, 1.0)
     inclusive: bool = True
     around: str = "centre"
     text: str = "exact"
@@ -342,7 +344,7 @@ RULES: Mapping[str, MatchRule] = {
     "strict": MatchRule(),
     "ui_r1": MatchRule(checked=()),
     "gui_r1": MatchRule(
-        "strictly_inside", 140.0, None, False, text="f1", checked=("text", "direction")
+        "strictly_inside", 140.0, "shown", False, text="f1", checked=("text", "direction")
     ),
     "os_atlas": MatchRule("radius", 140.0, (1000.0, 1000.0), text="first_word"),
     "odyssey": MatchRule(
@@ -414,14 +416,15 @@ def make_rule(name: str, **changes: Any) -> MatchRule:
     ):
         raise ConfigError(f"expected radius as a number in 0..10000, found {radius!r}")
     scale = changes.get("scale")
-    if scale is not None:
+    if scale is not None and scale != "shown":
         if (
             not isinstance(scale, (list, tuple))
             or len(scale) != 2
             or not all(type(v) in (int, float) and 0 < v <= 1e6 for v in scale)
         ):
             raise ConfigError(
-                f"expected scale as [width, height] of the picture in the radius' units, found {scale!r}"
+                f"expected scale as [width, height] of the picture in the radius' units, shown (pixels of the picture as "
+                f"the model sees it) or null (pixels of the picture), found {scale!r}"
             )
         changes = {**changes, "scale": (float(scale[0]), float(scale[1]))}
     checked = changes.get("checked", ())
@@ -466,7 +469,13 @@ def same_text(found: str | None, true: str, rule: str) -> bool:
     return found in true or true in found or _alike(found, true) >= 0.5
 
 
-def _same_place(found: Point | None, true: Action, rule: MatchRule, size: Sequence[float]) -> bool:
+def _same_place(
+    found: Point | None,
+    true: Action,
+    rule: MatchRule,
+    size: Sequence[float],
+    shown: Sequence[float],
+) -> bool:
     if found is None:
         return False
     if true.box is not None and rule.place != "radius":
@@ -478,21 +487,28 @@ def _same_place(found: Point | None, true: Action, rule: MatchRule, size: Sequen
     if true.box is not None and (target is None or rule.around == "corner"):
         target = (true.box[0], true.box[1]) if rule.around == "corner" else centre(true.box)
     assert target is not None, "a place to compare with"
-    sx, sy = rule.scale if rule.scale is not None else (float(size[0]), float(size[1]))
+    units = shown if rule.scale == "shown" else size if rule.scale is None else rule.scale
+    sx, sy = float(units[0]), float(units[1])
     far = math.hypot((found[0] - target[0]) / size[0] * sx, (found[1] - target[1]) / size[1] * sy)
     return far <= rule.radius + 1e-9 * max(sx, sy) if rule.inclusive else far < rule.radius
 
 
 def match_action(
-    found: Action | None, true: Action, rule: MatchRule, size: Sequence[float]
+    found: Action | None,
+    true: Action,
+    rule: MatchRule,
+    size: Sequence[float],
+    shown: Sequence[float] | None = None,
 ) -> Match:
-    """Compare an action with the right one; coordinates in pixels of the original picture of `size` = (width, height)."""
+    """Compare an action with the right one; coordinates in pixels of the original picture of `size` = (width, height), which the
+    model sees as one of size `shown` (default: the same)."""
     place = text = None
+    shown = size if shown is None else shown
     if true.point is not None or true.box is not None:
-        place = found is not None and _same_place(found.point, true, rule, size)
+        place = found is not None and _same_place(found.point, true, rule, size, shown)
         if place and true.end is not None:
             ends = replace(true, point=true.end, box=None)
-            place = found is not None and _same_place(found.end, ends, rule, size)
+            place = found is not None and _same_place(found.end, ends, rule, size, shown)
     if true.direction is not None and "direction" in rule.checked:
         text = found is not None and found.direction == true.direction
     elif true.text is not None and (kind := text_kind(true.action)) in rule.checked:
@@ -503,8 +519,8 @@ def match_action(
     return Match(found is not None and found.action == true.action, place, text)
 
 
-ActionReward = Callable[[Action, Action, Sequence[float]], float]
-"""reward(action, right action, (width, height)) in [0, 1]; coordinates in original pixels."""
+ActionReward = Callable[..., float]
+"""reward(action, right action, (width, height), (width, height) as shown) in [0, 1]; see `match_action`."""
 
 
 def make_action_reward(mode: str, **params: Any) -> ActionReward:
@@ -515,8 +531,10 @@ def make_action_reward(mode: str, **params: Any) -> ActionReward:
     """
     rule = make_rule(mode, **params)
 
-    def reward(found: Action, true: Action, size: Sequence[float]) -> float:
-        match = match_action(found, true, rule, size)
+    def reward(
+        found: Action, true: Action, size: Sequence[float], shown: Sequence[float] | None = None
+    ) -> float:
+        match = match_action(found, true, rule, size, shown)
         if mode == "ui_r1":
             return (1.0 + (match.place is not False)) / 2 if match.type else 0.0
         return float(match.step)

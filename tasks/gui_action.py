@@ -126,7 +126,8 @@ def _accuracy_part(mode: str, **params: Any) -> Part:
     reward = make_action_reward(mode, **params)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
-        return reward(predicted.value, true_action(sample), _size(sample, ctx).orig_wh)
+        size = _size(sample, ctx)
+        return reward(predicted.value, true_action(sample), size.orig_wh, size.resized_wh)
 
     return accuracy
 
@@ -310,7 +311,8 @@ class GuiAction(AnswerTask):
     def measure(self, value: Action, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """By the task's rule: type_correct; grounding_correct and text_correct (with the right type, and the place and text
         right or not asked for); correct = all of them, the step's success."""
-        match = match_action(value, true_action(sample), self.rule, _size(sample, ctx).orig_wh)
+        size = _size(sample, ctx)
+        match = match_action(value, true_action(sample), self.rule, size.orig_wh, size.resized_wh)
         return {
             "type_correct": float(match.type),
             "grounding_correct": float(match.type and match.place is not False),

@@ -153,6 +153,38 @@ def test_the_papers_rewards_add_up() -> None:
     assert gui.score(row, text, ctx).value == pytest.approx(1)
 
 
+def _gui_r1(said: list[int], share: tuple[float, float], shown: tuple[int, int]) -> float:
+    """Their dataset.py scales the truth to the picture that the model gets; r1gui.py compares there."""
+    gt_bbox = (share[0] * shown[0], share[1] * shown[1])
+    return float((said[0] - gt_bbox[0]) ** 2 + (said[1] - gt_bbox[1]) ** 2 < 140**2)
+
+
+@pytest.mark.parametrize("shown", [(1080, 2400), (672, 1456), (1512, 3360)])
+def test_gui_r1_measures_its_140_pixels_in_the_picture_that_the_model_sees(
+    shown: tuple[int, int],
+) -> None:
+    row = sample({"action": "click", "point": [540, 1200]})
+    task, ctx = GuiAction(preset="gui_r1"), context(CoordFrame.ABS_RESIZED, shown)
+    right = set()
+    for dx, dy in ((0, 0), (130, 0), (139, 0), (141, 0), (0, -139), (0, 141), (99, 98), (99, 100)):
+        said = [shown[0] // 2 + dx, shown[1] // 2 + dy]
+        text = f"[{{'action': 'click', 'point': {said}, 'input_text': 'no input text'}}]"
+        found = task.score(row, f"<think>x</think><answer>{text}</answer>", ctx)
+        theirs = _gui_r1(said, (0.5, 0.5), shown)
+        assert (found.parts["accuracy"], found.metrics["correct"]) == (theirs, theirs), said
+        right.add(theirs)
+    assert right == {0.0, 1.0}
+
+
+def test_a_radius_in_pixels_may_be_of_either_picture() -> None:
+    row, ctx = sample({"action": "click", "point": [540, 1200]}), context()
+    near = '<answer>{"action": "click", "point": [640, 1200]}</answer>'
+    rule = {"place": "radius", "radius": 60}
+    for scale, right in (("shown", 1), (None, 0)):  # 100 px are 50 px of the picture of 540 px
+        task = GuiAction(accuracy={**rule, "scale": scale})
+        assert task.score(row, near, ctx).metrics["correct"] == right, scale
+
+
 @pytest.mark.parametrize(
     "text",
     [
