@@ -20,6 +20,7 @@ import json
 import re
 from typing import Any
 
+from mmrl.rewards.gui_actions import DIRECTIONS, NAMES, SPACES, action_name
 from mmrl.rewards.parsing import load_json
 from mmrl.rewards.reading.blocks import blocks, json_block
 from mmrl.rewards.reading.places import one_place, strip_box_tokens
@@ -36,86 +37,38 @@ _ACTION_TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _MARK = re.compile(
     r"(?:^|\n)\s*(?:Action|Actions|actions|Grounded Operation|grounded operation|ACTION)\s?:\s*"
 )
-_NAMES = (
-    "click",
-    "left_click",
-    "leftclick",
-    "tap",
-    "touch",
-    "double_click",
-    "doubleclick",
-    "left_double",
-    "double_tap",
-    "right_click",
-    "rightclick",
-    "right_single",
-    "middle_click",
-    "middleclick",
-    "triple_click",
-    "tripleclick",
-    "move",
-    "moveto",
-    "move_to",
-    "hover",
-    "mouse_move",
-    "drag",
-    "dragto",
-    "drag_to",
-    "left_click_drag",
-    "long_press",
-    "longpress",
-    "long_click",
-    "type",
-    "write",
-    "input",
-    "typewrite",
-    "hotkey",
-    "press",
-    "key",
-    "key_press",
-    "keypress",
-    "scroll",
-    "scroll_up",
-    "scroll_down",
-    "scroll_left",
-    "scroll_right",
-    "swipe",
-    "open_app",
-    "openapp",
-    "open",
-    "launch",
-    "press_back",
-    "pressback",
-    "back",
-    "navigate_back",
-    "press_home",
-    "presshome",
-    "home",
-    "navigate_home",
-    "press_recent",
-    "pressrecent",
-    "press_enter",
-    "pressenter",
-    "enter",
-    "wait",
-    "finished",
-    "finish",
-    "done",
-    "complete",
-    "terminate",
-    "end",
-    "call_user",
-    "answer",
-    "do",
-    "select",
-    "goto",
-    "go_back",
-    "quote_text",
-    "impossible",
-)
+_DIALECTS = {
+    "double_tap": "double_click",
+    "triple_click": "double_click",
+    "typewrite": "type",
+    "input": "type",
+    "key_press": "hotkey",
+    "end": "complete",
+    "quote_text": "wait",
+    "keyboard_enter": "press_enter",
+}
+"""Names that the tables of mmrl.rewards.gui_actions do not have -> one that they have."""
+_STEMS = ("do", "call_user", "scroll_up", "scroll_down", "scroll_left", "scroll_right")
+_SPELT = {
+    name.replace("_", ""): name
+    for name in sorted(
+        {
+            *_DIALECTS,
+            *_STEMS,
+            *(
+                name
+                for table in SPACES.values()
+                for own, (_, others) in table.items()
+                for name in (own, *others)
+            ),
+        },
+        key=len,
+    )
+}
+"""Names of calls without underscores (PressBack) -> with them, where both are in use."""
 _CALL = re.compile(
     r"(?<![\w.])(?:(?:pyautogui|mobile|browser|computer|agent)\.)?"
-    rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})\(",
+    rf"({'|'.join(name.replace('_', '_?') for name in sorted(_SPELT.values(), key=len, reverse=True))})\(",
     re.IGNORECASE,
 )
 _LINE = re.compile(
@@ -123,58 +76,7 @@ _LINE = re.compile(
     r"(?:\s*<point>\s*\[{1,2}\s*(?P<x>[0-9.]{1,12})\s*,\s*(?P<y>[0-9.]{1,12})\s*\]{1,2}\s*</point>"
     r"|\s*\[(?P<text>[^\[\]\n]{0,1000})\])?"
 )
-_POSITIONAL = {
-    "click": ("x", "y"),
-    "double_click": ("x", "y"),
-    "right_click": ("x", "y"),
-    "middle_click": ("x", "y"),
-    "move": ("x", "y"),
-    "type": ("text",),
-    "press": ("keys",),
-    "scroll": ("amount",),
-    "open_app": ("app",),
-}
-_SAME = {
-    "leftclick": "click",
-    "left_click": "click",
-    "doubleclick": "double_click",
-    "double_tap": "double_click",
-    "left_double": "double_click",
-    "rightclick": "right_click",
-    "right_single": "right_click",
-    "middleclick": "middle_click",
-    "triple_click": "double_click",
-    "tripleclick": "double_click",
-    "moveto": "move",
-    "mouse_move": "move",
-    "hover": "move",
-    "dragto": "drag",
-    "drag_to": "drag",
-    "left_click_drag": "drag",
-    "longpress": "long_press",
-    "write": "type",
-    "typewrite": "type",
-    "input": "type",
-    "key_press": "press",
-    "keypress": "press",
-    "key": "press",
-    "hotkey": "press",
-    "launch": "open_app",
-    "openapp": "open_app",
-    "open": "open_app",
-    "pressback": "press_back",
-    "presshome": "press_home",
-    "pressrecent": "press_recent",
-    "pressenter": "press_enter",
-    "back": "press_back",
-    "home": "press_home",
-    "finish": "finished",
-    "done": "finished",
-    "complete": "finished",
-    "end": "finished",
-    "quote_text": "wait",
-    "keyboard_enter": "press_enter",
-}
+_POSITIONAL = {"point": ("x", "y"), "text": ("text",), "app": ("app",), "direction": ("amount",)}
 _POINTS = (
     "start_box",
     "start_point",
@@ -193,6 +95,7 @@ _POINTS = (
 )
 _ENDS = ("end_box", "end_point", "coordinate2", "coordinates2", "end", "to_coord", "end_coordinate")
 _TEXTS = ("content", "text", "message", "value", "input_text")
+_AMOUNTS = ("pixels", "amount", "clicks")
 _BUTTONS = {
     "back": "press_back",
     "home": "press_home",
@@ -226,9 +129,26 @@ def _value(text: str) -> Any:
         return text
 
 
-def _table(name: str, parts: list[str]) -> dict[str, Any]:
+def _plain(name: str) -> str:
+    """A name in lower case with underscores."""
+    name = "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+    return _SPELT.get(name.replace("_", ""), name)
+
+
+def _known(name: str, space: str) -> tuple[str, tuple[str, ...]]:
+    """The action of the space that a plain name stands for, else that of another space, and its arguments."""
+    name = _DIALECTS.get(name, name)
+    for table in (space, "any"):
+        if (known := action_name(name, table)) is not None:
+            return known, SPACES[table][known][0]
+    return name, ()
+
+
+def _table(name: str, parts: list[str], space: str) -> dict[str, Any]:
     table: dict[str, Any] = {}
-    names = iter(_POSITIONAL.get(name, ()))
+    # of pyautogui, also where a screen is touched
+    wanted = ("keys",) if name == "press" else _known(name, space)[1]
+    names = iter(_POSITIONAL.get(wanted[0], ()) if len(wanted) == 1 else ())
     bare: list[Any] = []
     for part in parts:
         key, equals, value = part.partition("=")
@@ -238,7 +158,7 @@ def _table(name: str, parts: list[str]) -> dict[str, Any]:
             table[key.strip().lower()] = _value(value)
         else:
             bare.append(_value(part))
-    if name == "press" and bare:
+    if wanted == ("keys",) and bare:
         table["keys"] = bare[0] if len(bare) == 1 else bare
     else:
         for value in bare:
@@ -268,16 +188,14 @@ def _direction(start: list[float], end: list[float]) -> str | None:
 
 def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
     """An action object in the canonical keys."""
-    name = "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+    name = _plain(name)
     if name == "do":
-        name = "_".join(str(table.pop("action", "")).lower().split())
+        name = _plain(str(table.pop("action", "")))
     if name == "system_button":
         name = _BUTTONS.get(str(table.pop("button", "")).lower(), "system_button")
     if name in ("terminate", "status"):
         ended = str(table.get("status", table.get("goal_status", ""))).lower()
         name = "impossible" if ended in ("failure", "fail", "infeasible") else "finished"
-    name = _SAME.get(name, name)
-    out: dict[str, Any] = {"action": name}
     point = next((table[key] for key in _POINTS if table.get(key) is not None), None)
     end = next((table[key] for key in _ENDS if table.get(key) is not None), None)
     start, stop = (None if value is None else _point(value) for value in (point, end))
@@ -290,13 +208,13 @@ def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
     direction = table.get("direction")
     if name.startswith("scroll_"):
         name, direction = "scroll", name.removeprefix("scroll_")
+    if name == "press" and start is None:
+        name = "hotkey"  # where a screen is touched, a press of a place is a click
+    name, wanted = _known(name, space)
+    if wanted == ("direction",) and direction is None:
+        direction = _said_direction(table)
     amount = next(
-        (
-            table[key]
-            for key in ("pixels", "amount", "clicks")
-            if isinstance(table.get(key), (int, float))
-        ),
-        None,
+        (table[key] for key in _AMOUNTS if isinstance(table.get(key), (int, float))), None
     )
     if name == "scroll" and direction is None and amount:
         direction = "up" if amount > 0 else "down"
@@ -308,24 +226,30 @@ def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
         and direction is None
     ):
         name, direction = "swipe", _direction(start, stop)
-    out["action"] = name
     if name in ("scroll", "swipe"):
-        return {**out, "direction": direction}
+        return {"action": name, "direction": direction}
+    if wanted == ("keys",):
+        return {"action": name, "keys": _keys(table)}
+    out: dict[str, Any] = {"action": name}
     if start is not None:
         out["point"] = start
-    if name == "drag" and stop is not None:
+    if "end" in wanted and stop is not None:
         out["end"] = stop
-    if name == "press":
-        out = {"action": "hotkey", "keys": _keys(table)}
-    elif name == "open_app":
+    if "app" in wanted:
         out["app"] = next(
             (table[key] for key in ("app", "app_name", "name", *_TEXTS) if table.get(key)), None
         )
-    elif name in ("type", "select", "goto"):
+    elif "text" in wanted:
         out["text"] = next(
             (table[key] for key in (*_TEXTS, "url", "option") if table.get(key) is not None), None
         )
     return out
+
+
+def _said_direction(table: dict[str, Any]) -> str | None:
+    """The direction of a scroll that is written where the text of other actions stands (GUI-R1)."""
+    said = (str(table[key]).strip().lower() for key in _TEXTS if table.get(key) is not None)
+    return next((text for text in said if text in DIRECTIONS), None)
 
 
 def _keys(table: dict[str, Any]) -> Any:
@@ -351,13 +275,9 @@ def _from_json(text: str, space: str) -> dict[str, Any] | None:
     inner = value.get("arguments", value)
     if not isinstance(inner, dict):
         return None
-    names = [
-        inner[key]
-        for key in ("action", "action_type", "type", "name")
-        if isinstance(inner.get(key), str)
-    ]
-    name = names[0] if names else value.get("name")
-    rest = {key: entry for key, entry in inner.items() if key not in ("action", "action_type")}
+    named = next((key for key in NAMES if isinstance(inner.get(key), str)), None)
+    name = value.get("name") if named is None else inner[named]
+    rest = {key: entry for key, entry in inner.items() if key != named}
     return _canonical(name, rest, space) if isinstance(name, str) else None
 
 
@@ -384,8 +304,8 @@ def _calls(text: str, space: str) -> list[dict[str, Any]]:
         if parsed is None:
             break
         parts, text = parsed
-        name = call[1].lower()
-        action = _canonical(name, _table(_SAME.get(name, name), parts), space)
+        name = _plain(call[1])
+        action = _canonical(name, _table(name, parts, space), space)
         if action not in found:
             found.append(action)
     return found
@@ -394,7 +314,7 @@ def _calls(text: str, space: str) -> list[dict[str, Any]]:
 def _line(text: str, space: str) -> dict[str, Any] | None:
     """OS-Atlas's line: a name in capitals, with a point or a text in brackets."""
     found = _LINE.fullmatch(text.strip().strip("`").strip())
-    if not found or found["name"].lower() not in (*_NAMES, "open_app", "type", "scroll"):
+    if not found or found["name"].lower().replace("_", "") not in _SPELT:
         return None
     name, said = found["name"].lower(), found["text"]
     table: dict[str, Any] = (

@@ -17,6 +17,8 @@ import pytest
 
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
+from mmrl.rewards.gui_actions import SPACES, parse_action
+from mmrl.rewards.reading.calls import one_call
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 
 ROWS = json.loads(Path(__file__).with_name("native_spellings.json").read_text(encoding="utf-8"))
@@ -84,3 +86,34 @@ def test_two_answers_are_none(row: dict[str, Any]) -> None:
                     found.reason,
                     dict(found.detail),
                 )
+
+
+@pytest.mark.parametrize("space", sorted(SPACES))
+def test_every_name_of_an_action_keeps_its_arguments_in_every_dialect(space: str) -> None:
+    """What the bare JSON means, JSON behind words, a tool call and a function call mean, too."""
+    values: dict[str, dict[str, Any]] = {
+        "point": {"point": [200, 230]},
+        "end": {"end": [300, 330]},
+        "text": {"text": "hello world"},
+        "app": {"app": "Clock"},
+        "direction": {"direction": "left"},
+        "keys": {"keys": "ctrl+c"},
+    }
+    for name, (arguments, others) in SPACES[space].items():
+        told = {key: value for argument in arguments for key, value in values[argument].items()}
+        for spelt in (name, *others):
+            bare = json.dumps({"action": spelt, **told})
+            meant = parse_action(bare, space).action
+            assert meant is not None, bare
+            tool = {"name": "mobile_use", "arguments": {"action": spelt, **told}}
+            given = ", ".join(f"{key}={value!r}" for key, value in told.items())
+            camel = "".join(part.capitalize() for part in spelt.split("_"))
+            for text in (
+                f"I do it. {bare}",
+                bare.replace('"action"', '"action_type"') + " is next.",
+                f"<tool_call>{json.dumps(tool)}</tool_call>",
+                f"Thought: so.\nAction: {spelt}({given})",
+                f"<action>{camel}({given})</action>",
+            ):
+                read = one_call(text, space)
+                assert read is not None and parse_action(read, space).action == meant, text
