@@ -43,6 +43,7 @@ _DIALECTS = {
     "typewrite": "type",
     "input": "type",
     "key_press": "hotkey",
+    "hscroll": "scroll",
     "end": "complete",
     "quote_text": "wait",
     "keyboard_enter": "press_enter",
@@ -95,7 +96,7 @@ _POINTS = (
 )
 _ENDS = ("end_box", "end_point", "coordinate2", "coordinates2", "end", "to_coord", "end_coordinate")
 _TEXTS = ("content", "text", "message", "value", "input_text")
-_AMOUNTS = ("pixels", "amount", "clicks")
+_AMOUNTS = ("pixels", "amount", "clicks", "page")
 _BUTTONS = {
     "back": "press_back",
     "home": "press_home",
@@ -205,6 +206,8 @@ def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
         and isinstance(table.get("y"), (int, float))
     ):
         start = [float(table["x"]), float(table["y"])]
+    # pyautogui's signs, also for Aguvis's pages
+    up, down = ("right", "left") if name == "hscroll" else ("up", "down")
     direction = table.get("direction")
     if name.startswith("scroll_"):
         name, direction = "scroll", name.removeprefix("scroll_")
@@ -217,7 +220,7 @@ def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
         (table[key] for key in _AMOUNTS if isinstance(table.get(key), (int, float))), None
     )
     if name == "scroll" and direction is None and amount:
-        direction = "up" if amount > 0 else "down"
+        direction = up if amount > 0 else down
     if (
         space == "mobile"
         and name in ("drag", "swipe", "scroll")
