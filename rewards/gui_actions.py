@@ -18,6 +18,7 @@ as the right place and the right text is a `MatchRule`; published ones have name
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -77,6 +78,7 @@ _SPACES: Mapping[str, Table] = {
         "complete": ((), ("finish", "finished", "done", "terminate")),
         "impossible": ((), ("fail", "infeasible")),
         **{f"press_{key}": ((), (f"press{key}",)) for key in _KEYS},
+        "press_enter": ((), ("pressenter", "enter", "key_enter")),
     },
     "web": {
         "click": (("point",), ("left_click", "tap")),
@@ -94,9 +96,18 @@ _SPACES: Mapping[str, Table] = {
 }
 SPACES: Mapping[str, Table] = {
     **_SPACES,
-    "any": {name: entry for table in _SPACES.values() for name, entry in table.items()},
+    "any": {
+        name: entry
+        for table in _SPACES.values()
+        for name, entry in table.items()
+        if name != "press_enter"  # which is `enter` there
+    },
 }
 """Action space -> action -> (its arguments, other names for it). `any` holds the actions of all, for mixed data."""
+_KEY_NAMES = {"return": "enter", "escape": "esc", "control": "ctrl", "del": "delete"}
+_PAGE_KEY = re.compile(r"\bpage[ _-]?(?:up|(down))\b")
+_ARROW_KEY = re.compile(r"\barrow[ _-]?(up|down|left|right)\b")
+_BETWEEN_KEYS = re.compile(r"[\s+]+|(?<=[a-z0-9])-(?=[a-z0-9])")
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "point": (
@@ -179,6 +190,13 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").strip()
 
 
+def _keys(text: str) -> str:
+    """Keys in one spelling: Ctrl-C is ctrl+c, Page Down and pagedown are pgdn."""
+    text = _PAGE_KEY.sub(lambda found: "pgdn" if found[1] else "pgup", text.lower())
+    parts = _BETWEEN_KEYS.split(_ARROW_KEY.sub(r"\1", text))
+    return "+".join(_KEY_NAMES.get(part, part) for part in parts if part)
+
+
 def _words(argument: str, value: Any) -> str | None:
     """A text argument; lists are joined (keys), numbers spelled. None when it is said to be empty."""
     if isinstance(value, list) and argument == "keys" and all(isinstance(v, str) for v in value):
@@ -189,9 +207,7 @@ def _words(argument: str, value: Any) -> str | None:
         raise _Refused(f"bad_{argument}")
     text = _clean(value)
     if argument == "keys":
-        text = "+".join(
-            part.strip().lower() for part in text.replace(" ", "+").split("+") if part.strip()
-        )
+        text = _keys(text)
     return None if text.lower() in _EMPTY else text
 
 
@@ -285,6 +301,10 @@ def action_from(value: Any, space: str) -> Action:
             }
         opposite = {"up": "down", "down": "up", "left": "right", "right": "left"}
         name, fields = "scroll", {"direction": opposite.get(fields.get("direction", ""))}
+    if name == "hotkey" and (key := fields.get("text")) in _KEYS:
+        own = action_name(f"press_{key}", space)
+        if own is not None:
+            return Action(own)
     return Action(name, **fields)
 
 

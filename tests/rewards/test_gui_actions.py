@@ -117,6 +117,44 @@ def test_spellings(text: str, space: str, action: Action) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "space", "action"),
+    [
+        *(
+            (text, space, Action(enter))
+            for space, enter in (("desktop", "press_enter"), ("web", "enter"), ("any", "enter"))
+            for text in (
+                '{"action": "press_enter"}',
+                '{"action": "PRESS_ENTER"}',
+                '{"action": "enter"}',
+                '{"action": "hotkey", "keys": "enter"}',
+                '{"action": "key", "keys": ["Enter"]}',
+                '{"action": "key", "text": "Return"}',
+            )
+        ),
+        ('{"action": "hotkey", "keys": "esc"}', "desktop", Action("press_esc")),
+        ('{"action": "key", "text": "Escape"}', "any", Action("press_esc")),
+        ('{"action": "key", "text": "ArrowUp"}', "desktop", Action("press_up")),
+        *(
+            (json.dumps({"action": "press", "key": key}), "desktop", Action("press_pgdn"))
+            for key in ("pagedown", "page_down", "Page_Down", "Page Down", "pgdn", "PageDown")
+        ),
+        ('{"action": "hotkey", "keys": "tab"}', "web", Action("hotkey", text="tab")),
+        ('{"action": "hotkey", "keys": "home"}', "any", Action("hotkey", text="home")),
+        ('{"action": "hotkey", "keys": "Ctrl-C"}', "web", Action("hotkey", text="ctrl+c")),
+        (
+            '{"action": "hotkey", "keys": ["Control", "shift", "PageUp"]}',
+            "web",
+            Action("hotkey", text="ctrl+shift+pgup"),
+        ),
+        ('{"action": "hotkey", "keys": "ctrl+-"}', "web", Action("hotkey", text="ctrl+-")),
+        ('{"action": "hotkey", "keys": "ctrl+enter"}', "web", Action("hotkey", text="ctrl+enter")),
+    ],
+)
+def test_a_key_is_one_action_however_it_is_written(text: str, space: str, action: Action) -> None:
+    assert parsed(text, space) == action
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ('[{"action": "wait"}, {"action": "wait"}]', "several_actions"),

@@ -309,6 +309,27 @@ def test_the_space_comes_from_the_row_its_platform_or_the_task() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "truth",
+    [{"action": "press_enter"}, {"action": "hotkey", "keys": "enter"}, {"action": "enter"}],
+)
+@pytest.mark.parametrize("space", ["desktop", "web", "any"])
+def test_enter_is_enter_in_truth_and_answer(truth: dict[str, Any], space: str) -> None:
+    task = GuiAction(space=space, answers="native", answer_format="bare")
+    right = (
+        "pyautogui.press('enter')",
+        "pyautogui.press(keys=['enter'])",
+        "Action: hotkey(key='enter')",
+        '{"action": "key", "keys": ["enter"]}',
+        "PRESS_ENTER",
+        '{"action": "press_enter"}',
+    )
+    wrong = ("pyautogui.press('tab')", '{"action": "hotkey", "keys": "ctrl+enter"}')
+    row = sample(truth, space=space)
+    for text in (*right, *wrong):
+        assert task.score(row, text, context()).metrics["correct"] == float(text in right), text
+
+
 def test_a_click_takes_the_box_that_its_parameters_name() -> None:
     row = sample({"action": "click", "point": [200, 300]}, sam2_bbox=[150, 250, 450, 550])
     assert true_action(row).box == (150, 250, 450, 550)
