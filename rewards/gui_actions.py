@@ -33,8 +33,10 @@ __all__ = [
     "ActionParse",
     "Match",
     "MatchRule",
+    "PLACED",
     "RULES",
     "SPACES",
+    "TYPED",
     "action_from",
     "action_name",
     "make_action_reward",
@@ -109,6 +111,10 @@ _PAGE_KEY = re.compile(r"\bpage[ _-]?(?:up|(down))\b")
 _ARROW_KEY = re.compile(r"\barrow[ _-]?(up|down|left|right)\b")
 _BETWEEN_KEYS = re.compile(r"[\s+]+|(?<=[a-z0-9])-(?=[a-z0-9])")
 
+TYPED = ("type", "select")
+"""Actions whose text may have a place."""
+PLACED = ("web", "any")
+"""Spaces whose prompts ask for that place, as Mind2Web does; elsewhere text goes to the field that has the focus."""
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "point": (
         "point",
@@ -290,7 +296,7 @@ def action_from(value: Any, space: str) -> Action:
     fields: dict[str, Any] = {}
     for argument in wanted:
         fields.update(_argument(argument, value, key))
-    if name in ("type", "select") and "point" not in wanted:
+    if name in TYPED:
         fields.update(_argument("point", value, key))  # where to type, if it is said
     if name == "swipe":  # the finger moves up, the view down
         if fields.get("direction") is None:
@@ -349,6 +355,8 @@ class MatchRule:
     text        exact (of an app's name case does not matter), f1 (words as sets without [ and ], F1 >= 0.5, single words by
                 containment), first_word (in any case; a text of one word only equals texts of one word), or containment
     checked     arguments that are compared at all: of text, app, keys and direction
+    typed       the place of a text to type or select counts, as in Mind2Web: needed in spaces whose prompt asks for it (PLACED),
+                elsewhere only judged where the answer says one. GUI-R1, OS-Atlas, UI-R1 and GUI-Odyssey compare the text alone
     """
 
     place: str = "inside"
@@ -358,17 +366,24 @@ class MatchRule:
     around: str = "centre"
     text: str = "exact"
     checked: tuple[str, ...] = ("text", "app", "keys", "direction")
+    typed: bool = True
 
 
 RULES: Mapping[str, MatchRule] = {
     "strict": MatchRule(),
-    "ui_r1": MatchRule(checked=()),
+    "ui_r1": MatchRule(checked=(), typed=False),
     "gui_r1": MatchRule(
-        "strictly_inside", 140.0, "shown", False, text="f1", checked=("text", "direction")
+        "strictly_inside",
+        140.0,
+        "shown",
+        False,
+        text="f1",
+        checked=("text", "direction"),
+        typed=False,
     ),
-    "os_atlas": MatchRule("radius", 140.0, (1000.0, 1000.0), text="first_word"),
+    "os_atlas": MatchRule("radius", 140.0, (1000.0, 1000.0), text="first_word", typed=False),
     "odyssey": MatchRule(
-        "inside_or_radius", 0.14, text="containment", checked=("text", "direction")
+        "inside_or_radius", 0.14, text="containment", checked=("text", "direction"), typed=False
     ),
     # rules of the papers' evaluation scripts, used by mmrl.tasks.metrics.gui
     "gui_r1_benchmark": MatchRule(
@@ -378,8 +393,11 @@ RULES: Mapping[str, MatchRule] = {
         around="corner",
         text="f1",
         checked=("text", "app", "direction"),
+        typed=False,
     ),
-    "ui_r1_benchmark": MatchRule("radius", 0.14 * 1080, (1080.0, 2400.0), False, checked=()),
+    "ui_r1_benchmark": MatchRule(
+        "radius", 0.14 * 1080, (1080.0, 2400.0), False, checked=(), typed=False
+    ),
 }
 _PLACES = ("inside", "strictly_inside", "radius", "inside_or_radius")
 _TEXTS = ("exact", "f1", "first_word", "containment")
@@ -422,6 +440,7 @@ def make_rule(name: str, **changes: Any) -> MatchRule:
         ("text", _TEXTS),
         ("around", ("centre", "corner")),
         ("inclusive", (True, False)),
+        ("typed", (True, False)),
     ):
         if key in changes and changes[key] not in choices:
             raise ConfigError(
@@ -519,12 +538,17 @@ def match_action(
     rule: MatchRule,
     size: Sequence[float],
     shown: Sequence[float] | None = None,
+    asked: bool = False,
 ) -> Match:
     """Compare an action with the right one; coordinates in pixels of the original picture of `size` = (width, height), which the
-    model sees as one of size `shown` (default: the same)."""
+    model sees as one of size `shown` (default: the same). `asked`: the prompt asks where to type and select."""
     place = text = None
     shown = size if shown is None else shown
-    if true.point is not None or true.box is not None:
+    placed = true.point is not None or true.box is not None
+    if placed and true.action in TYPED:
+        unsaid = found is not None and found.action == true.action and found.point is None
+        placed = rule.typed and (asked or not unsaid)
+    if placed:
         place = found is not None and _same_place(found.point, true, rule, size, shown)
         if place and true.end is not None:
             ends = replace(true, point=true.end, box=None)
@@ -540,7 +564,7 @@ def match_action(
 
 
 ActionReward = Callable[..., float]
-"""reward(action, right action, (width, height), (width, height) as shown) in [0, 1]; see `match_action`."""
+"""reward(action, right action, (width, height), (width, height) as shown, asked) in [0, 1]; see `match_action`."""
 
 
 def make_action_reward(mode: str, **params: Any) -> ActionReward:
@@ -552,9 +576,13 @@ def make_action_reward(mode: str, **params: Any) -> ActionReward:
     rule = make_rule(mode, **params)
 
     def reward(
-        found: Action, true: Action, size: Sequence[float], shown: Sequence[float] | None = None
+        found: Action,
+        true: Action,
+        size: Sequence[float],
+        shown: Sequence[float] | None = None,
+        asked: bool = False,
     ) -> float:
-        match = match_action(found, true, rule, size, shown)
+        match = match_action(found, true, rule, size, shown, asked)
         if mode == "ui_r1":
             return (1.0 + (match.place is not False)) / 2 if match.type else 0.0
         return float(match.step)

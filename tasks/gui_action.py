@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,9 @@ from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.rewards.gui_actions import (
+    PLACED,
     SPACES,
+    TYPED,
     Action,
     action_from,
     make_action_reward,
@@ -61,7 +63,15 @@ _MOST_HISTORY = 2000  # characters of history in a prompt; the newest are kept
 def action_words(space: str) -> str:
     """The actions of a space as a prompt shows them, one JSON object each."""
     return "; ".join(
-        "{" + ", ".join([f'"action": "{name}"', *(_EXAMPLES[a] for a in arguments)]) + "}"
+        "{"
+        + ", ".join(
+            [
+                f'"action": "{name}"',
+                *(_EXAMPLES[a] for a in arguments),
+                *([_EXAMPLES["point"]] if name in TYPED and space in PLACED else []),
+            ]
+        )
+        + "}"
         for name, (arguments, _) in SPACES[space].items()
         if name != "swipe"
     )
@@ -122,12 +132,18 @@ def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
     return picture_size(sample, ctx, sample.params.get("image_index", 0))
 
 
-def _accuracy_part(mode: str, **params: Any) -> Part:
+def _accuracy_part(mode: str, asked: Callable[[Mapping[str, Any]], bool], **params: Any) -> Part:
     reward = make_action_reward(mode, **params)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         size = _size(sample, ctx)
-        return reward(predicted.value, true_action(sample), size.orig_wh, size.resized_wh)
+        return reward(
+            predicted.value,
+            true_action(sample),
+            size.orig_wh,
+            size.resized_wh,
+            asked(sample.params),
+        )
 
     return accuracy
 
@@ -137,7 +153,7 @@ class GuiAction(AnswerTask):
     """Predict the next action. Beside the parameters of AnswerTask:
 
     mode      strict (default), ui_r1, gui_r1, os_atlas or odyssey: the reward, and what the metrics count as right; settings
-              of mmrl.rewards.gui_actions.MatchRule (place, radius, scale, inclusive, around, text, checked) in `accuracy`
+              of mmrl.rewards.gui_actions.MatchRule (place, radius, scale, inclusive, around, text, checked, typed) in `accuracy`
     space     mobile (default), desktop, web or any (all of their actions); per sample in params.space, or params.platform
               where that is one of these names
     spelling  how the prompt asks for the action: json (default), ui_r1 or gui_r1 (a Python list of one dict with their keys)
@@ -200,7 +216,10 @@ class GuiAction(AnswerTask):
                 f"{did_you_mean(str(self.settings['spelling']), _SPELLINGS)}"
             )
         self.rule = make_rule(self.settings["mode"], **self.settings["accuracy"])
-        return {"accuracy": functools.partial(_accuracy_part), "format": self.format_factory()}
+        return {
+            "accuracy": functools.partial(_accuracy_part, asked=self._asks_place),
+            "format": self.format_factory(),
+        }
 
     def space_of(self, params: Mapping[str, Any]) -> str:
         """The action space of a sample: params.space, else params.platform where it names one, else the task's."""
@@ -208,6 +227,10 @@ class GuiAction(AnswerTask):
         return str(
             params.get("space") or (platform if platform in SPACES else self.settings["space"])
         )
+
+    def _asks_place(self, params: Mapping[str, Any]) -> bool:
+        """Whether a sample's prompt asks where to type and select."""
+        return self.settings["spelling"] == "json" and self.space_of(params) in PLACED
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """{frame}, {actions}, {history} (params.history: a text, or a list of steps) and {question} filled in."""
@@ -275,7 +298,7 @@ class GuiAction(AnswerTask):
             ) from err
         (width, height), wanted = sizes[index], SPACES[space][action.action][0]
         spelled = _spell(action.moved(lambda v: to_orig(v, frame, sizes[index], sizes[index])))
-        if boxes and ("point" in wanted or action.action in ("type", "select")):
+        if boxes and ("point" in wanted or action.action in TYPED):
             spelled["bbox"] = list(check_box(boxes[0], frame, sizes[index]))
         missing = [
             a for a in wanted if a not in spelled and not (a == "point" and "bbox" in spelled)
@@ -312,7 +335,14 @@ class GuiAction(AnswerTask):
         """By the task's rule: type_correct; grounding_correct and text_correct (with the right type, and the place and text
         right or not asked for); correct = all of them, the step's success."""
         size = _size(sample, ctx)
-        match = match_action(value, true_action(sample), self.rule, size.orig_wh, size.resized_wh)
+        match = match_action(
+            value,
+            true_action(sample),
+            self.rule,
+            size.orig_wh,
+            size.resized_wh,
+            self._asks_place(sample.params),
+        )
         return {
             "type_correct": float(match.type),
             "grounding_correct": float(match.type and match.place is not False),

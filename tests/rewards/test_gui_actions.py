@@ -485,6 +485,7 @@ def test_rules_can_be_changed_by_name() -> None:
         ("strict", {"scale": 3}, "expected scale"),
         ("strict", {"checked": ["words"]}, "expected checked"),
         ("strict", {"inclusive": "yes"}, "inclusive"),
+        ("strict", {"typed": "yes"}, "unknown typed"),
         ("strict", {"around": "edge"}, "around"),
     ],
 )

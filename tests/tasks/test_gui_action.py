@@ -330,6 +330,55 @@ def test_enter_is_enter_in_truth_and_answer(truth: dict[str, Any], space: str) -
         assert task.score(row, text, context()).metrics["correct"] == float(text in right), text
 
 
+TYPED = {"action": "type", "text": "abc", "bbox": [10, 20, 60, 60]}
+
+
+def _prompted(space: str, **said: Any) -> str:
+    """The action as the prompt of the space shows it, filled in."""
+    [shown] = [
+        json.loads(part.replace("[x, y]", "[0, 0]"))
+        for part in action_words(space).split("; ")
+        if '"type"' in part
+    ]
+    return json.dumps({key: said.get(key, value) for key, value in shown.items()})
+
+
+@pytest.mark.parametrize("space", sorted(SPACES))
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_the_prompt_asks_of_a_text_is_enough(space: str, preset: str | None) -> None:
+    task = GuiAction(preset=preset, space=space, answer_format="answer", frame=None)
+    for text, point, right in (
+        ("abc", [30, 40], True),
+        ("xyz", [30, 40], preset == "ui_r1"),
+    ):
+        said = _prompted(space, text=text, point=point)
+        assert score(said, TYPED, task=task, space=space).metrics["correct"] == right, said
+
+
+@pytest.mark.parametrize(
+    ("space", "place", "right"),
+    [
+        ("web", {}, False),
+        ("any", {}, False),
+        ("mobile", {}, True),
+        ("desktop", {}, True),
+        *((space, {"point": [30, 40]}, True) for space in sorted(SPACES)),
+        *((space, {"point": [300, 400]}, False) for space in sorted(SPACES)),
+    ],
+)
+def test_where_a_text_goes_counts_as_in_mind2web_where_it_is_asked_for_or_said(
+    space: str, place: dict[str, Any], right: bool
+) -> None:
+    """Mind2Web's step is right with the element and the text; GUI-R1's and OS-Atlas's programs compare the text alone."""
+    text = json.dumps({"action": "type", "text": "abc", **place})
+    assert score(text, TYPED, task=GuiAction(space=space), space=space).metrics["correct"] == right
+    for mode in ("gui_r1", "os_atlas", "ui_r1", "odyssey"):
+        lenient = GuiAction(mode=mode, space=space)
+        assert score(text, TYPED, task=lenient, space=space).metrics["correct"] == 1, mode
+    missed = json.dumps({"action": "wait", **place})
+    assert score(missed, TYPED, task=GuiAction(space=space), space=space).metrics["correct"] == 0
+
+
 def test_a_click_takes_the_box_that_its_parameters_name() -> None:
     row = sample({"action": "click", "point": [200, 300]}, sam2_bbox=[150, 250, 450, 550])
     assert true_action(row).box == (150, 250, 450, 550)
