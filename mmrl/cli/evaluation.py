@@ -89,7 +89,7 @@ def _evaluate(
     protocol: Mapping[str, Any],
     part: Part,
 ) -> Evaluation:
-    """Evaluate, and warn of completions that could not be judged."""
+    """Evaluate, and warn of samples that could not be read and completions that could not be judged."""
     from mmrl.evaluation.evaluate import evaluate_model
 
     found = evaluate_model(
@@ -108,6 +108,8 @@ def _evaluate(
             err=True,
             fg="yellow",
         )
+    if found.unread:
+        typer.secho(found.unread, err=True, fg="yellow")
     return found
 
 

@@ -184,6 +184,8 @@ class _Teller:
 
     def _eval(self, evaluation: Any) -> None:
         self.display.say(_eval_note(evaluation.results, self.watched))
+        if evaluation.unread:
+            self.display.say(evaluation.unread, "yellow")
         self.evaluated = True
         if self.folder is not None:
             self.reports.begin(self.folder)

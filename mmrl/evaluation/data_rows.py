@@ -9,6 +9,7 @@ from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.errors import did_you_mean
+from mmrl.evaluation.result import input_error, unread_words
 from mmrl.evaluation.suite_table import SuiteRow
 from mmrl.evaluation.suites import DataSuite, video_words
 
@@ -25,6 +26,7 @@ class DataRow(SuiteRow):
     high: float | None = None
     parse_failures: int = 0
     truncated: int = 0
+    unread: int = 0  # samples whose pictures, clips or sounds could not be read
     sampled: float | None = None
     # as they were, overrides included
     settings: Mapping[str, int] = field(default_factory=dict)
@@ -64,6 +66,10 @@ class DataRow(SuiteRow):
             "official": "yes" if self.official and not self.limited else "no",
             **({f"avg@{samples}": sampled} if samples else {}),
         }
+
+    def remarks(self) -> list[str]:
+        """See SuiteRow."""
+        return [unread_words(self.unread, self.n)] if self.unread else []
 
     def facts(self, suite: DataSuite) -> list[str]:
         """See SuiteRow."""
@@ -138,6 +144,7 @@ def suite_row(
         high=_finite(found.get("high")),
         parse_failures=sum(not r["score"]["parsed"] for r in greedy),
         truncated=sum(r["stop"] == "length" for r in greedy),
+        unread=sum(bool(input_error(r["score"].get("reason"))) for r in greedy),
         official=suite.official and level in (suite.answers, "official"),
         limited=limit is not None and len(greedy) >= limit,
         sampled=_finite(sampled),

@@ -29,7 +29,9 @@ __all__ = [
     "evaluation_of",
     "flat_metrics",
     "gathered",
+    "input_error",
     "judged",
+    "unread_words",
     "write_evaluation",
 ]
 
@@ -76,6 +78,13 @@ class Evaluation:
         lost = [str(j.score.reason) for j in self.judged if is_reward_failure(j.score)]
         return len(lost), lost[0] if lost else ""
 
+    @property
+    def unread(self) -> str:
+        """What to say of samples whose pictures, clips or sounds could not be read, with the first reason; '' without any."""
+        samples = {(j.source, j.place): j.score for j in self.judged}
+        lost = [why for score in samples.values() if (why := input_error(score.reason))]
+        return f"{unread_words(len(lost), len(samples))}; first: {lost[0]}" if lost else ""
+
     def selection(self, name: str, limit: int | None) -> float:
         """`metric`, by which checkpoints are compared (eval.best_metric). Raises ConfigError where it was not measured."""
         found = self.metric(name, limit)
@@ -90,6 +99,17 @@ class Evaluation:
                 f"{did_you_mean(name, measured)}"
             )
         return found
+
+
+def input_error(reason: str | None) -> str:
+    """Why a sample could not be read; '' where it was."""
+    kind, _, why = (reason or "").partition(": ")
+    return why if kind == "input_error" else ""
+
+
+def unread_words(lost: int, samples: int) -> str:
+    """What to say of `lost` of so many samples that could not be read."""
+    return f"{lost:,} of {samples:,} held-out samples could not be read and count as 0"
 
 
 def judged(

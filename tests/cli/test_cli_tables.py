@@ -7,16 +7,20 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from mmrl.cli.display import fit_parts, step_parts
 from mmrl.cli.evaluation import _print_parts, print_skipped
-from mmrl.cli.run import _eval_note, results_table
+from mmrl.cli.run import _eval_note, _Teller, results_table
 from mmrl.config import DataSource
 from mmrl.data.sources import LoadedSource
+from mmrl.evaluation.result import Evaluation
+from mmrl.evaluation.tables import Judged
 from mmrl.operations.console import Console
+from mmrl.types import Sample, Score
 from tests.kits.album_task import Album
 from tests.report.mixed_run import SOURCES, make_mixed_run
 
@@ -142,6 +146,23 @@ def test_the_line_after_an_evaluation_names_the_watched_metric_and_every_source(
     )
     one = _eval_note({"step": 3, "greedy": {"ned": {"mean": 0.25}}, "per_source": {"a": {}}}, "ned")
     assert one == "held-out after step 3: greedy ned 0.250"
+
+
+def test_a_run_says_how_many_held_out_samples_it_could_not_read() -> None:
+    said: list[str] = []
+    teller: Any = _Teller(
+        cast(Any, None), cast(Any, SimpleNamespace(say=lambda text, style="": said.append(text)))
+    )
+    results = {"step": 3, "greedy": {"iou": {"mean": 0.25}}, "per_source": {"a": {}}}
+    bad = Score.failure("input_error: no such picture", ("accuracy",))
+    sample = Sample("1", "grounding", "s", "q", None)
+    rows = [Judged({}, sample, bad if n < 2 else Score(0.0, True), 0, n, 0) for n in range(3)]
+    teller("eval", Evaluation(results, rows))
+    assert len(said) == 2 and said[1] == (
+        "2 of 3 held-out samples could not be read and count as 0; first: no such picture"
+    )
+    teller("eval", Evaluation(results, rows[2:]))
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,18 @@ def test_no_readable_picture_still_gives_every_column_as_zero(tmp_path: Path) ->
         assert found.results["failures"][mode] == {
             "input_error": 5 * (1 if mode == "greedy" else 2)
         }
+    told, _, why = found.unread.partition("; first: ")
+    assert told == "5 of 5 held-out samples could not be read and count as 0"
+    assert "broken.png" in why
+
+
+def test_samples_that_could_not_be_read_are_told_of_with_the_number(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"cut")
+    lost = samples("letters", "books", 3, [str(broken)])
+    found = run(loaded(Letters(), lost), loaded(Letters(), samples("letters", "signs", 5)))
+    assert found.unread.startswith("3 of 8 held-out samples could not be read and count as 0;")
+    assert run(loaded(Letters(), samples("letters", "signs", 2))).unread == ""
 
 
 def test_summaries_of_a_mixed_source_are_per_task(mixed: Evaluation) -> None:

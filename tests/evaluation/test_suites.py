@@ -340,6 +340,11 @@ def test_the_line_of_a_suite_counts_failures_and_finds_its_metric_anywhere() -> 
         and "A note." in text
         and "error: expected" in text
     )
+    rows[1]["score"]["reason"] = "input_error: no picture"
+    assert "  - 1 of 3 held-out samples could not be read and count as 0\n" in markdown(
+        [line("iou")], {"s": DataSuite.model_validate(suite())}, "m"
+    ), "a picture that is missing is no wrong answer"
+    assert plain.remarks() == []
     some = suite_row("s", DataSuite.model_validate(suite()), results, rows, 3)
     assert some.limited and "| 3 (first n) |" in markdown(
         [some], {"s": DataSuite.model_validate(suite())}, "m"

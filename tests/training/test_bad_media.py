@@ -194,6 +194,7 @@ def test_a_warm_start_and_an_evaluation_end_at_a_broken_picture_too(tmp_path: Pa
     with pytest.raises(DataError, match=r"sample 'album-1'.*data\.on_error=record"):
         run_sft(policy(), settings)
     data = settings.data.train[0]
+    data_rows = read_jsonl(Path(data.path))
     for on_error, status in (("raise", 1), ("record", 0)):
         done = CliRunner().invoke(
             app,
@@ -214,6 +215,8 @@ def test_a_warm_start_and_an_evaluation_end_at_a_broken_picture_too(tmp_path: Pa
             ],
         )
         assert done.exit_code == status, done.output
+        told = f"1 of {len(data_rows)} held-out samples could not be read and count as 0; first:"
+        assert (told in done.output) == (on_error == "record"), done.output
 
 
 @pytest.mark.slow
