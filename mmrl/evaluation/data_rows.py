@@ -34,6 +34,7 @@ class DataRow(SuiteRow):
     video: Mapping[str, Any] = field(default_factory=dict)
     answers: str = ""  # how freely answers were read; "": the task's own default
     extractor: str = ""  # the benchmark whose own extractor read them; "": none
+    whole: int | None = None  # how many samples the split has; None: not known
 
     @property
     def shown(self) -> str:
@@ -63,7 +64,8 @@ class DataRow(SuiteRow):
             "value (95 %)": self.shown,
             "parse failures": str(self.parse_failures),
             "truncated": str(self.truncated),
-            "official": "yes" if self.official and not self.limited else "no",
+            "official": ("yes" if self.official and not self.limited else "no")
+            + ("" if self.whole in (None, self.n) else f" ({self.n} of {self.whole})"),
             **({f"avg@{samples}": sampled} if samples else {}),
         }
 
@@ -145,7 +147,9 @@ def suite_row(
         parse_failures=sum(not r["score"]["parsed"] for r in greedy),
         truncated=sum(r["stop"] == "length" for r in greedy),
         unread=sum(bool(input_error(r["score"].get("reason"))) for r in greedy),
-        official=suite.official and level in (suite.answers, "official"),
+        official=suite.official
+        and level in (suite.answers, "official")
+        and suite.count in (None, len(greedy)),
         limited=limit is not None and len(greedy) >= limit,
         sampled=_finite(sampled),
         error="; ".join(errors),
@@ -155,6 +159,7 @@ def suite_row(
         else {},
         answers=level or "",
         extractor=suite.extractor or "" if level == "official" else "",
+        whole=suite.count,
     )
 
 

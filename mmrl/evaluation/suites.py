@@ -74,6 +74,8 @@ class DataSuite(Suite, BaseModel):
     metric: str
     official: bool
     split: str = ""
+    # samples of the split; an evaluation of fewer is not official. null: not known
+    count: int | None = Field(None, ge=1)
     params: dict[str, Any] = {}
     # the task parameter of that name; null: the task's own default
     answers: AnswerLevel | None = None

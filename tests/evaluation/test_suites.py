@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import pickle
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,6 +111,15 @@ def test_every_suite_that_is_promised_is_there() -> None:
         BOOK.files == [SHIPPED]
         and BOOK.select("rec,refcoco_val").keys() == BOOK.select("refcoco,refcoco+,refcocog").keys()
     )
+
+
+@pytest.mark.parametrize("name", BOOK.suites)
+def test_the_number_of_samples_that_a_split_names_is_known(name: str) -> None:
+    found = BOOK.suites[name]
+    one = r"\((\d+) (?:pages|rows|instructions|queries|sentences|questions)"
+    for rule in (one, r"^(\d+) tasks of (\d+) questions"):
+        if named := re.search(rule, found.split):
+            assert found.count == math.prod(map(int, named.groups())), found.split
 
 
 @pytest.mark.parametrize("name", BOOK.suites)
@@ -340,6 +351,11 @@ def test_the_line_of_a_suite_counts_failures_and_finds_its_metric_anywhere() -> 
         and "A note." in text
         and "error: expected" in text
     )
+    for count, shown in ((3, "yes"), (5553, "no (3 of 5553)"), (2, "no (3 of 2)"), (None, "yes")):
+        known = suite_row("s", DataSuite.model_validate(suite(count=count)), results, rows, None)
+        assert known.cells(0)["official"] == shown and known.official is (shown == "yes")
+    own = DataSuite.model_validate(suite(count=3, official=False))
+    assert suite_row("s", own, results, rows, None).cells(0)["official"] == "no"
     rows[1]["score"]["reason"] = "input_error: no picture"
     assert "  - 1 of 3 held-out samples could not be read and count as 0\n" in markdown(
         [line("iou")], {"s": DataSuite.model_validate(suite())}, "m"
