@@ -1,8 +1,8 @@
 """EasyR1 / verl files: parquet (or JSON, JSON Lines) with `problem`, `answer` and `images`; EasyVideoR1 adds types.
 
 `images` holds paths, {"bytes", "path"} structs or bytes; embedded pictures are written once to `media_dir`, named by
-their content. `videos` holds paths. The number of <image> placeholders in `problem` must equal the number of pictures, that
-of <video> the number of videos. Rows with
+their content. `videos` holds paths; `image` and `video` stand for them where they are absent. The number of <image> placeholders
+in `problem` must equal the number of pictures, that of <video> the number of videos. Rows with
 `problem_type` go to the task of that type (mmrl.tasks.readers.problem_types); in rows without it the task asked for says
 how `answer` is read: a box in the text for grounding, else the text itself, inside <answer> where there are such tags.
 
@@ -28,7 +28,7 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
-from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import Media, ask, column_of, load_media, read_truth, video_names
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -78,13 +78,10 @@ def read_easyr1(
     `probe`: see mmrl.tasks.readers.videos.Clips; `images_only` leaves rows with videos out. `types` and `only_mine`: see
     mmrl.tasks.readers.problem_types. Rows are numbered per file.
     """
-    keys = (problem_key, answer_key, images_key)
-    if len({*keys, videos_key}) != 4:
-        raise ConfigError(
-            f"expected four different column names, found {', '.join((*keys, videos_key))}"
-        )
+    keys = (problem_key, answer_key, images_key, videos_key)
+    if len(set(keys)) != 4:
+        raise ConfigError(f"expected four different column names, found {', '.join(keys)}")
     box_frame, routes = check_frame(frame), Routes("easyr1", task, types, only_mine)
-    needed = keys if task in _BOX_TASKS else keys[:2]
 
     def read_one(file: Path) -> Readout:
         root, folder = (
@@ -95,7 +92,10 @@ def read_easyr1(
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             own = routes.task_of(row.get("problem_type"))
-            values, videos = listed(row.get(images_key)), video_names(row.get(videos_key))
+            values = listed(column_of(row, images_key))
+            videos = video_names(column_of(row, videos_key))
+            if column_of(row, "audios"):
+                refuse_video("a row with audios", images_only)
             if images_only and (videos or row.get("data_type") == "video"):
                 refuse_video("a row with a video", True)
             if row.get("data_type") == "video" and not videos:
@@ -135,7 +135,7 @@ def read_easyr1(
 
         return collect(
             file,
-            rows_of(file, needed, f"set problem_key, answer_key or images_key, or {MAP_COLUMNS}"),
+            rows_of(file, keys[:2], f"set problem_key or answer_key, or {MAP_COLUMNS}"),
             convert,
             on_error,
         )

@@ -7,9 +7,10 @@
 Each row is one question: an optional system message (kept in params.system), a user turn and an assistant turn whose text,
 inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
 of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
-A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags, pictures in `images`; or
-`messages` with role and content, as ms-swift, TRL and OpenAI write them, its truth in `solution` where no assistant speaks. A row's
-`problem_type` (or the column `type_key`) names its task; without it the task asked for holds.
+A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags; or `messages` with role and
+content, as ms-swift, TRL and OpenAI write them, its truth in `solution` where no assistant speaks. Its media are in `images` or
+`image`, `videos` or `video`, with placeholders or, as in ms-swift, without. A row's `problem_type` (or the column `type_key`) names
+its task; without it the task asked for holds.
 
     python -c "from mmrl.tasks.readers.llama_factory import read_llama_factory as r; print(len(r('data', dataset='my_set')))"
 """
@@ -42,7 +43,7 @@ from mmrl.tasks.readers.tables import (
     rows_of,
     words_of,
 )
-from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import Media, ask, column_of, load_media, read_truth, video_names
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -272,8 +273,12 @@ def _media(
     row: Mapping[str, Any], chosen: _Set, asked: _Asked, images_only: bool
 ) -> tuple[list[str], list[Any]]:
     """(names of videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
-    sound = chosen.columns["audios"]
-    if (sound and row.get(sound)) or "<audio>" in asked.question:
+
+    def column(medium: str) -> Any:
+        name = chosen.columns[medium]
+        return column_of(row, name) if not chosen.described else row.get(name) if name else None
+
+    if column("audios") or "<audio>" in asked.question:
         refuse_video("a row with audios", images_only)
     for medium, placeholder in (("images", "<image>"), ("videos", "<video>")):
         if chosen.columns[medium] is None and placeholder in asked.question:
@@ -282,10 +287,13 @@ def _media(
                 "none",
                 "name the pictures' column" if medium == "images" else "name the videos' column",
             )
-    images, videos = (
-        asked.shown[medium] or (row.get(chosen.columns[medium]) if chosen.columns[medium] else None)
-        for medium in ("images", "videos")
-    )
+        if asked.shown[medium] and listed(column(medium)) not in ([], asked.shown[medium]):
+            raise RowError(
+                f"the row's {medium} in its message or in a column",
+                "both, which differ",
+                "name them in one place",
+            )
+    images, videos = (asked.shown[medium] or column(medium) for medium in ("images", "videos"))
     names = video_names(videos)
     if names and images_only:
         refuse_video("a row with videos", True)
@@ -335,6 +343,7 @@ def read_llama_factory(
                 text,
                 Media(tuple(videos), ("",) * len(values), [], {}),
                 chosen.tags["content_tag"],
+                exact=chosen.described,
             )
             media = load_media(
                 videos, [picture(value, root, store) for value in values], clips, size_of

@@ -8,7 +8,8 @@ free-form and open-ended -> open_text, math, boolean, spatial grounding (a box i
 {"time": [s, e]}, spatial-temporal grounding {"time", "boxes"} and tracking {"boxes"} -> the tasks of these names, keys of
 boxes are seconds. Options lose their letters and go to params.options; a list of options behind the question ("Options:" and
 lines "A. dog") is taken from there where `options` is empty. Paths are relative to the data root; data_type says whether
-`path` is a picture or a video, `image_path` is a picture beside a video. `images_only` leaves rows with videos out.
+`path` is a picture or a video, `image_path` is a picture beside a video; `videos` or `video`, `images` or `image` may stand for
+them. `images_only` leaves rows with videos out.
 
 EasyVideoR1's evaluation files are of this form. Its charades_sta.json has no readable truth (an error on every row), its
 mvbench.json lacks tasks: numbers on these copies are not those of the benchmarks.
@@ -43,7 +44,7 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
-from mmrl.tasks.readers.video_rows import TIMED, ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import TIMED, ask, column_of, load_media, read_truth, video_names
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -52,17 +53,23 @@ __all__ = ["read_video_r1"]
 
 def _names(row: Mapping[str, Any], images_only: bool) -> tuple[list[str], list[Any]]:
     """(names of videos, names of pictures) of a row; none for a text question. Raises RowError, SkipRow."""
-    kind, given = row.get("data_type"), row.get("path") not in (None, "", [])
-    if kind == "video" or (kind is None and row.get("videos")):
+    kind, clips = row.get("data_type"), column_of(row, "videos")
+    if column_of(row, "audios"):
+        refuse_video("a row with audios", images_only)
+    if kind == "video" or (kind is None and clips):
         if images_only:
             refuse_video("a row with a video", True)
-        videos = video_names(row["path"] if given else row.get("videos"))
+        videos = video_names(column_of(row, "path", "videos"))
         if not videos:
             raise RowError("'path' with the row's video", repr(row.get("path"))[:60], "add it")
-        return videos, listed(row.get("image_path") or None)
+        return videos, listed(column_of(row, "image_path", "images") or None)
     if kind not in ("image", "text", "image-text", None):
         raise RowError("data_type image, text or video", repr(kind)[:60], "correct the row")
-    names = listed(row.get("path") if given else row.get("image_path"))
+    if clips:
+        raise RowError(
+            "data_type video, because the row names a video", repr(kind), "correct the row"
+        )
+    names = listed(column_of(row, "path", "image_path", "images") or None)
     if kind == "image" and not names:
         raise RowError("'path' with the row's picture", repr(row.get("path"))[:60], "add it")
     return [], names

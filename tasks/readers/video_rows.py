@@ -14,13 +14,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mmrl.tasks.readers.answers import answer_in_tags, parse_literal, read_answer
+from mmrl.tasks.readers.answers import answer_in_tags, listed, parse_literal, read_answer
 from mmrl.tasks.readers.common import RowError, SizeOf, text_of
 from mmrl.tasks.readers.problem_types import refuse_video
 from mmrl.tasks.readers.tables import question_of, size_params
 from mmrl.tasks.readers.videos import Clips, resolve_video
 
-__all__ = ["Media", "TIMED", "ask", "load_media", "read_truth", "video_names"]
+__all__ = ["Media", "TIMED", "ask", "column_of", "load_media", "read_truth", "video_names"]
 
 TIMED = ("temporal_grounding", "st_grounding", "tracking", "grounded_qa")
 """Tasks whose truths are times of a video, and the only ones a picture cannot be asked about."""
@@ -28,6 +28,8 @@ _RANGE = re.compile(
     r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?: (?:to|-|and) | ?- ?)([0-9]{1,9}(?:\.[0-9]{1,9})?)(?: ?s(?:econds)?)?\.?"
 )
 _LEADING = re.compile(r"(?:\s*<video>)+\s*")
+_ALSO = {name: (name, name.removesuffix("s")) for name in ("images", "videos", "audios")}
+"""Columns that data have under either name; ms-swift takes both."""
 
 
 class Media(NamedTuple):
@@ -37,6 +39,23 @@ class Media(NamedTuple):
     images: tuple[str, ...]
     sizes: list[tuple[int, int]]
     params: dict[str, Any]
+
+
+def column_of(row: Mapping[str, Any], *names: str) -> Any:
+    """What a row holds under one of `names`, or under `image`, `video` or `audio` for their plurals; None for nothing. Raises
+    RowError where two of them hold different media: one would not be shown."""
+    keys = [key for name in names for key in _ALSO.get(name, (name,))]
+    there = {key: row[key] for key in keys if row.get(key) is not None}
+    # an empty name is its reader's to judge, unless another column has one
+    filled = {key: value for key, value in there.items() if value not in ("", [])}
+    media = next(iter((filled or there).values()), None)
+    if any(listed(value) != listed(media) for value in filled.values()):
+        raise RowError(
+            f"the row's media under one of {', '.join(keys)}",
+            f"{' and '.join(filled)}, which differ",
+            "remove one of them, or map the columns that are meant (reader.columns)",
+        )
+    return media
 
 
 def video_names(value: Any) -> list[str]:

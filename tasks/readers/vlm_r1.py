@@ -29,9 +29,9 @@ from mmrl.tasks.readers.common import (
     resolve_image,
     text_of,
 )
-from mmrl.tasks.readers.problem_types import Routes, check_by_task, type_params
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
-from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import ask, column_of, load_media, read_truth, video_names
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -117,8 +117,10 @@ def read_vlm_r1(
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         own = routes.task_of(_kind(row))
-        images = [resolve_image(name, root) for name in listed(row.get("image", row.get("images")))]
-        videos = video_names(row.get("video") or row.get("videos"))
+        images = [resolve_image(name, root) for name in listed(column_of(row, "images"))]
+        videos = video_names(column_of(row, "videos"))
+        if column_of(row, "audios"):
+            refuse_video("a row with audios", images_only)
         if not images and not videos and own in (*_BOX_TASKS, "detection"):
             raise RowError("at least one picture in 'image'", "none", "name the picture")
         text, value, box_frame = _question_and_answer(row, text_frame, own)

@@ -272,6 +272,92 @@ def test_llama_factory_rows_with_videos(own: Path) -> None:
         read_any(folder)
 
 
+# media under other names
+
+
+def _messages(text: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "red"}]
+    return {"messages": turns}
+
+
+_TURNS = [{"from": "human", "value": "What moves?"}, {"from": "gpt", "value": "red"}]
+_ROWS: dict[str, dict[str, Any]] = {
+    "llama_factory": {"conversations": _TURNS},
+    "ms_swift": _messages("What moves?"),
+    "easyr1": {"problem": "What moves?", "answer": "red"},
+    "vlm_r1": {"problem": "What moves?", "solution": "red"},
+    "video_r1": {"problem": "What moves?", "solution": "<answer>red</answer>"},
+}
+
+
+def _read(own: Path, name: str, row: dict[str, Any], **options: Any) -> Any:
+    """The sample of one row in the format `name`; EasyR1's is given the placeholders that it needs."""
+    if name == "easyr1" and row["problem"] == _ROWS["easyr1"]["problem"]:
+        marks = [
+            f"<{key.removesuffix('s')}>"
+            for key in ("image", "images", "video", "videos")
+            if row.get(key)
+        ]
+        row = {**row, "problem": f"{''.join(marks[:1])}{row['problem']}"}
+    path = own.with_name(f"{name}.jsonl")
+    path.write_text(json.dumps(row))
+    options = {"task": "open_text", "format": name.replace("ms_swift", "llama_factory"), **options}
+    return read_any(path, **options)
+
+
+@pytest.mark.parametrize("name", _ROWS)
+def test_one_video_or_picture_may_stand_under_its_singular(own: Path, name: str) -> None:
+    for key, value, shown in (
+        ("video", "videos/1.mp4", "videos"),
+        ("videos", ["videos/1.mp4"], "videos"),
+        ("image", "scene.png", "images"),
+        ("images", ["scene.png"], "images"),
+    ):
+        (sample,) = _read(own, name, {**_ROWS[name], key: value})
+        names = [str(Path(path).relative_to(own.parent)) for path in getattr(sample, shown)]
+        assert names == ([value] if isinstance(value, str) else value)
+        assert sample.question == "What moves?"
+    # as parquet has it, where a row lacks what another has
+    (sample,) = _read(
+        own, name, {**_ROWS[name], "images": None, "videos": [], "video": "videos/1.mp4"}
+    )
+    assert len(sample.videos) == 1 and not sample.images
+    (sample,) = _read(own, name, {**_ROWS[name], "image": "scene.png", "images": ["scene.png"]})
+    assert len(sample.images) == 1
+
+
+@pytest.mark.parametrize("name", _ROWS)
+def test_media_that_would_not_be_shown_are_errors(own: Path, name: str) -> None:
+    row = {**_ROWS[name], "video": "videos/1.mp4", "videos": ["videos/2.mp4"]}
+    with pytest.raises(DataError, match=r"row 1: .*found videos? and videos?, which differ"):
+        _read(own, name, row)
+    for key in ("audio", "audios"):
+        with pytest.raises(DataError, match=r"row 1: .*found a row with audios"):
+            _read(own, name, {**_ROWS[name], key: "a.wav"})
+
+
+def test_video_r1_takes_a_clip_for_none_but_a_video(own: Path) -> None:
+    row = {**_ROWS["video_r1"], "data_type": "image", "path": "scene.png", "video": "videos/1.mp4"}
+    with pytest.raises(DataError, match="data_type video, because the row names a video"):
+        _read(own, "video_r1", row)
+    (sample,) = _read(
+        own, "video_r1", {**row, "data_type": "video", "path": "", "image": "scene.png"}
+    )
+    assert len(sample.videos) == len(sample.images) == 1
+
+
+def test_a_message_and_a_column_may_not_name_different_media(own: Path) -> None:
+    row = _messages(
+        [{"type": "video", "video": "videos/1.mp4"}, {"type": "text", "text": "What moves?"}]
+    )
+    (sample,) = _read(own, "ms_swift", {**row, "videos": ["videos/1.mp4"]})
+    assert len(sample.videos) == 1
+    with pytest.raises(
+        DataError, match=r"videos in its message or in a column, found both, which differ"
+    ):
+        _read(own, "ms_swift", {**row, "videos": ["videos/2.mp4"]})
+
+
 # the shared parts
 
 
