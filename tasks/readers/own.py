@@ -39,7 +39,7 @@ from mmrl.tasks.readers.common import (
     text_of,
 )
 from mmrl.tasks.readers.video_rows import Media, ask
-from mmrl.tasks.readers.videos import clip_facts, resolve_video
+from mmrl.tasks.readers.videos import check_sampling, clip_facts, resolve_video
 from mmrl.types import Sample
 
 __all__ = ["read_own", "sample_from_row"]
@@ -169,6 +169,8 @@ def sample_from_row(
                 "is it the right picture? else remove them",
             )
         params = {**params, "width": width, "height": height}
+        if videos:
+            check_sampling(params)
     elif videos:
         params = clip_facts(videos[0], params)
         sizes = [(params["width"], params["height"])] * len(videos)

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import ConfigError, MediaError, did_you_mean
+from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.tasks.readers.common import Check, RowError, SkipRow, path_below
 from mmrl.types import Sample
+from mmrl.video.sampling import FrameSampling
 
 __all__ = [
     "Clips",
     "ENDINGS",
     "adjusted",
+    "check_sampling",
     "clip_facts",
     "find_video",
     "folder_seconds",
@@ -49,6 +51,8 @@ _SAMPLING = (
     "folder_fps",
     *_OF_THE_ROWS,
 )
+# bounds so wide that only a row itself can be at fault, not what data.video of a run adds
+_ANY_RUN = FrameSampling("keyframes", num_frames=1, min_frames=1, max_frames=2**31)
 
 
 def resolve_video(name: Any, root: Path) -> str:
@@ -114,38 +118,37 @@ def _probe(path: str) -> Any:
     return probe(path)
 
 
+def check_sampling(params: Mapping[str, Any]) -> FrameSampling:
+    """params.video with bounds of no run. Raises RowError for what no run can show, DataError for a clip's own sound."""
+    given = params.get("video", {})
+    if not isinstance(given, Mapping):
+        raise RowError(
+            "params.video as an object", repr(given)[:80], 'write {"start": 2.0, "end": 6.5}'
+        )
+    if given.get("use_audio_in_video"):
+        from mmrl.video.processing import CLIP_SOUND
+
+        raise DataError(CLIP_SOUND)
+    try:
+        return FrameSampling.from_mapping(given, _ANY_RUN)
+    except ConfigError as err:
+        raise RowError("params.video that says what is shown", str(err), "correct the row") from err
+
+
 def clip_facts(
     path: str, params: Mapping[str, Any], info_of: Callable[[str], Any] | None = None
 ) -> dict[str, Any]:
     """`params` with width, height (displayed pixels) and duration (seconds of the shown part).
 
     The shown part is params.video.start .. end of the file; a folder of frames lasts as long as params.video.folder_fps says.
-    `info_of` (default mmrl.video.decode.probe) is asked only where one of the facts is missing. Raises RowError for a start that is
-    not before the end, MediaError for a file that cannot be read.
+    `info_of` (default mmrl.video.decode.probe) is asked only where one of the facts is missing. Raises RowError for a params.video
+    that cannot be shown, MediaError for a file that cannot be read.
     """
-    sampling = params.get("video", {})
-    if not isinstance(sampling, Mapping):
-        raise RowError(
-            "params.video as an object", repr(sampling)[:60], 'write {"start": 2.0, "end": 6.5}'
-        )
-    facts = dict(params)
-    start = (
-        number_of(sampling["start"], "params.video.start")
-        if sampling.get("start") is not None
-        else 0.0
-    )
-    end = (
-        number_of(sampling["end"], "params.video.end") if sampling.get("end") is not None else None
-    )
-    if end is not None and start >= end:
-        raise RowError(
-            "params.video.start before params.video.end",
-            f"{start:g} and {end:g}",
-            "correct the row",
-        )
+    shown, facts = check_sampling(params), dict(params)
+    start, end = shown.start or 0.0, shown.end
     if not set(facts) >= _FACTS:
         info = (info_of or _probe)(path)
-        whole = folder_seconds(path, info, sampling.get("folder_fps"))
+        whole = folder_seconds(path, info, params.get("video", {}).get("folder_fps"))
         if start >= whole:
             raise RowError(
                 f"params.video.start inside the video of {whole:g} s",
@@ -170,7 +173,7 @@ def folder_seconds(path: str, info: Any, folder_fps: Any = None) -> float:
 
 
 def _check_sampling(video: Any) -> dict[str, Any]:
-    """reader.video as a dict. Raises ConfigError; the decoder judges the values."""
+    """reader.video as a dict. Raises ConfigError."""
     if video is None:
         return {}
     if not isinstance(video, Mapping):
@@ -188,6 +191,7 @@ def _check_sampling(video: Any) -> dict[str, Any]:
             raise ConfigError(
                 f"expected no {key!r} in reader.video, because the rows say what is shown; remove it"
             )
+    FrameSampling.from_mapping(video, _ANY_RUN)
     return dict(video)
 
 
@@ -223,14 +227,17 @@ class Clips:
         """Path of the video called `name`. Raises RowError."""
         return find_video(name, self.root, folders, endings)
 
-    def facts(self, path: str, params: Mapping[str, Any], **sampling: Any) -> dict[str, Any]:
+    def facts(self, path: str, params: Mapping[str, Any], /, **sampling: Any) -> dict[str, Any]:
         """`params` with width, height, duration and, unless empty, video: the set's sampling under this row's own.
 
         Without probing the three facts are those of `params`. Raises RowError, MediaError.
         """
         merged = {**self.video, **sampling}
         known = {**params, **({"video": merged} if merged else {})}
-        return clip_facts(path, known, self.info) if self.probe or set(params) >= _FACTS else known
+        if self.probe or set(params) >= _FACTS:
+            return clip_facts(path, known, self.info)
+        check_sampling(known)
+        return known
 
     def seconds(self, path: str, params: Mapping[str, Any]) -> float:
         """Seconds of the whole clip: params.duration, else asked of the file, also without probing. Raises MediaError."""

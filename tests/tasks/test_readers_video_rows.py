@@ -15,6 +15,7 @@ from assets.make_video_task_fixtures import BLUE, SIZE, red_box
 from mmrl.errors import ConfigError, DataError
 from mmrl.tasks.readers import read_any
 from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.readers.problem_types import check_by_task
 from mmrl.tasks.readers.video_rows import TIMED, Media, ask, read_truth, video_names
 from tests.tasks.video_sets_kit import by_id, change_first, copier
 
@@ -356,6 +357,52 @@ def test_a_message_and_a_column_may_not_name_different_media(own: Path) -> None:
         DataError, match=r"videos in its message or in a column, found both, which differ"
     ):
         _read(own, "ms_swift", {**row, "videos": ["videos/2.mp4"]})
+
+
+# what is shown of a clip
+
+
+@pytest.mark.parametrize(
+    ("video", "words"),
+    [
+        ({"video_start": 2, "video_end": 4}, "unknown key 'video_start' in params.video"),
+        ({"fps": 2, "num_frames": 8}, "contradict each other"),
+        ({"fps": 0}, "video.fps as a number above 0"),
+        ({"start": 2, "end": 1}, "video.start before video.end"),
+        ({"use_audio_in_video": True}, "name the clip among the audio files"),
+        ([2, 4], "params.video as an object"),
+    ],
+)
+def test_a_params_video_that_no_run_can_show_is_an_error_of_its_row(
+    own: Path, video: Any, words: str
+) -> None:
+    path = own.with_name("rows.jsonl")
+    good = {"video": "videos/1.mp4", "question": "What moves?", "answer": "red"}
+    facts = {"width": SIZE[0], "height": SIZE[1], "duration": 3.0}
+    for params, media in (({}, {}), (facts, {}), ({}, {"image": "scene.png"})):
+        bad = {**good, **media, "params": {**params, "video": video}}
+        path.write_text("\n".join(map(json.dumps, (good, bad))))
+        with pytest.raises(DataError, match=r"rows\.jsonl: row 2: ") as caught:
+            read_any(path, task="open_text", check=check_by_task)
+        assert words in str(caught.value)
+        readout = read_any(path, task="open_text", check=check_by_task, on_error="record")
+        assert [len(readout), *(r.row for r in readout.rejected)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "video", [{"max_frames": 2}, {"min_frames": 1000}, {"kind": "uniform"}, {"num_frames": None}]
+)
+def test_what_some_run_can_show_is_no_error_of_a_row(own: Path, video: dict[str, Any]) -> None:
+    row = {"video": "videos/1.mp4", "question": "What moves?", "answer": "red"}
+    path = own.with_name("rows.jsonl")
+    path.write_text(json.dumps({**row, "params": {"video": video}}))
+    assert len(read_any(path, task="open_text", check=check_by_task)) == 1
+
+
+def test_settings_of_a_reader_are_checked_before_any_row(own: Path) -> None:
+    for probe in (True, False):
+        with pytest.raises(ConfigError, match=r"expected video\.fps as a number above 0"):
+            read_any(own, task="mixed", video={"fps": 0}, probe=probe, on_error="record")
 
 
 # the shared parts
