@@ -1,10 +1,11 @@
 """EasyR1 / verl files: parquet (or JSON, JSON Lines) with `problem`, `answer` and `images`; EasyVideoR1 adds types.
 
 `images` holds paths, {"bytes", "path"} structs or bytes; embedded pictures are written once to `media_dir`, named by
-their content. `videos` holds paths; `image` and `video` stand for them where they are absent. The number of <image> placeholders
-in `problem` must equal the number of pictures, that of <video> the number of videos. Rows with
-`problem_type` go to the task of that type (mmrl.tasks.readers.problem_types); in rows without it the task asked for says
-how `answer` is read: a box in the text for grounding, else the text itself, inside <answer> where there are such tags.
+their content. `videos` holds paths, or {"video", "fps" ...} (mmrl.tasks.readers.video_rows); `image` and `video` stand for them
+where they are absent. The number of <image> placeholders in `problem` must equal the number of pictures, that of <video> the number
+of videos. Rows with `problem_type` go to the task of that type (mmrl.tasks.readers.problem_types); in rows without it the task
+asked for says how `answer` is read: a box in the text for grounding, else the text itself, inside <answer> where there are such
+tags.
 
     python -c "from mmrl.tasks.readers.easyr1 import read_easyr1 as r; print(len(r('train.parquet')))"
 """
@@ -28,7 +29,7 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
-from mmrl.tasks.readers.video_rows import Media, ask, column_of, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import Media, ask, column_of, load_media, read_truth, videos_of
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -93,23 +94,23 @@ def read_easyr1(
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             own = routes.task_of(row.get("problem_type"))
             values = listed(column_of(row, images_key))
-            videos = video_names(column_of(row, videos_key))
+            videos = videos_of(column_of(row, videos_key), row)
             if column_of(row, "audios"):
                 refuse_video("a row with audios", images_only)
-            if images_only and (videos or row.get("data_type") == "video"):
+            if images_only and (videos.names or row.get("data_type") == "video"):
                 refuse_video("a row with a video", True)
-            if row.get("data_type") == "video" and not videos:
+            if row.get("data_type") == "video" and not videos.names:
                 raise RowError(
                     f"a path in '{videos_key}', because data_type is video",
                     f"keys {sorted(row)}",
                     "add it, or set videos_key",
                 )
-            if own in _BOX_TASKS and not values and not videos:
+            if own in _BOX_TASKS and not values and not videos.names:
                 raise RowError(
                     f"at least one picture in '{images_key}'", "none", "add it, or set images_key"
                 )
             # their numbers, before anything is opened
-            shown = Media(tuple(videos), ("",) * len(values), [], {})
+            shown = Media(tuple(videos.names), ("",) * len(values), [], {})
             question = ask(row.get(problem_key), shown, problem_key)
             answer = row.get(answer_key)
             if answer is None:

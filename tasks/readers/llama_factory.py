@@ -43,7 +43,16 @@ from mmrl.tasks.readers.tables import (
     rows_of,
     words_of,
 )
-from mmrl.tasks.readers.video_rows import Media, ask, column_of, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import (
+    Media,
+    Videos,
+    ask,
+    column_of,
+    load_media,
+    read_truth,
+    refuse_sizes,
+    videos_of,
+)
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -66,6 +75,8 @@ _OPENAI = {
     "assistant_tag": "assistant",
 }
 """Tags of `messages`, the column of ms-swift, TRL and OpenAI."""
+_PART = ("type", "text", "image", "video", "image_url", "video_url", "path", "url")
+"""Keys of a part of a message that say what it is; others beside a video say how it is shown."""
 _COLUMNS = {
     "messages": "conversations",
     "system": None,
@@ -241,7 +252,7 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
 def _shown(content: Any) -> tuple[Any, dict[str, list[Any]]]:
     """A message with a mark where it shows something, and what it names itself, {"images": [...], "videos": [...]}. Also of a
     list of parts, {"type": "text", "text"}, {"type": "image", "image"} (also without a name: of the row's column) or OpenAI's
-    {"type": "image_url", "image_url": {"url"}}. Raises RowError where only some are named."""
+    {"type": "image_url", "image_url": {"url"}}; how a video is shown stays beside it. Raises RowError where only some are named."""
     found: dict[str, list[Any]] = {"images": [], "videos": []}
     if not isinstance(content, list) or not all(isinstance(p, Mapping) for p in content):
         return content, found
@@ -253,9 +264,22 @@ def _shown(content: Any) -> tuple[Any, dict[str, list[Any]]]:
             words.append(str(part.get("text", "")))
             continue
         value = part.get(kind, part.get(medium, part.get("path", part.get("url"))))
-        found[f"{medium}s"].append(
-            value.get("url") if isinstance(value, Mapping) and kind != medium else value
-        )
+        beside = {key: v for key, v in part.items() if key not in _PART and v is not None}
+        if isinstance(value, Mapping) and kind != medium:
+            beside, value = {**value, **beside}, value.get("url")
+            beside.pop("url", None)
+        if medium == "image":
+            refuse_sizes(beside, "data.max_pixels")
+        elif beside:
+            # where the row's column names it, a part's keys have nowhere to go
+            if value is None:
+                raise RowError(
+                    f"the name of a video beside {', '.join(beside)} in its message",
+                    "none",
+                    "name it there, or write such keys beside its name in the row's column",
+                )
+            value = {**(value if isinstance(value, Mapping) else {"video": value}), **beside}
+        found[f"{medium}s"].append(value)
         words.append(f"<{medium}>")
     for medium, values in found.items():
         named = [value for value in values if value is not None]
@@ -271,8 +295,8 @@ def _shown(content: Any) -> tuple[Any, dict[str, list[Any]]]:
 
 def _media(
     row: Mapping[str, Any], chosen: _Set, asked: _Asked, images_only: bool
-) -> tuple[list[str], list[Any]]:
-    """(names of videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
+) -> tuple[Videos, list[Any]]:
+    """(videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
 
     def column(medium: str) -> Any:
         name = chosen.columns[medium]
@@ -294,10 +318,10 @@ def _media(
                 "name them in one place",
             )
     images, videos = (asked.shown[medium] or column(medium) for medium in ("images", "videos"))
-    names = video_names(videos)
-    if names and images_only:
+    clips = videos_of(videos, row)
+    if clips.names and images_only:
         refuse_video("a row with videos", True)
-    return names, listed(images)
+    return clips, listed(images)
 
 
 def read_llama_factory(
@@ -341,7 +365,7 @@ def read_llama_factory(
             videos, values = _media(row, chosen, asked, images_only)
             question = ask(
                 text,
-                Media(tuple(videos), ("",) * len(values), [], {}),
+                Media(tuple(videos.names), ("",) * len(values), [], {}),
                 chosen.tags["content_tag"],
                 exact=chosen.described,
             )

@@ -40,7 +40,7 @@ from mmrl.tasks.readers.tables import (
     rows_of,
     words_of,
 )
-from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, videos_of
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -176,7 +176,7 @@ def read_mapped(
             own = routes.task_of(_column(row, names, "task"))
             values, videos = (
                 _pictures(_column(row, names, "image")),
-                video_names(_column(row, names, "video")),
+                videos_of(_column(row, names, "video"), {}),
             )
             media = load_media(
                 videos, [picture(value, root, folder) for value in values], clips, size_of

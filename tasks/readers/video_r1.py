@@ -44,23 +44,31 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
-from mmrl.tasks.readers.video_rows import TIMED, ask, column_of, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import (
+    TIMED,
+    Videos,
+    ask,
+    column_of,
+    load_media,
+    read_truth,
+    videos_of,
+)
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
 __all__ = ["read_video_r1"]
 
 
-def _names(row: Mapping[str, Any], images_only: bool) -> tuple[list[str], list[Any]]:
-    """(names of videos, names of pictures) of a row; none for a text question. Raises RowError, SkipRow."""
+def _names(row: Mapping[str, Any], images_only: bool) -> tuple[Videos, list[Any]]:
+    """(videos, names of pictures) of a row; none for a text question. Raises RowError, SkipRow."""
     kind, clips = row.get("data_type"), column_of(row, "videos")
     if column_of(row, "audios"):
         refuse_video("a row with audios", images_only)
     if kind == "video" or (kind is None and clips):
         if images_only:
             refuse_video("a row with a video", True)
-        videos = video_names(column_of(row, "path", "videos"))
-        if not videos:
+        videos = videos_of(column_of(row, "path", "videos"), row)
+        if not videos.names:
             raise RowError("'path' with the row's video", repr(row.get("path"))[:60], "add it")
         return videos, listed(column_of(row, "image_path", "images") or None)
     if kind not in ("image", "text", "image-text", None):
@@ -72,7 +80,7 @@ def _names(row: Mapping[str, Any], images_only: bool) -> tuple[list[str], list[A
     names = listed(column_of(row, "path", "image_path", "images") or None)
     if kind == "image" and not names:
         raise RowError("'path' with the row's picture", repr(row.get("path"))[:60], "add it")
-    return [], names
+    return Videos([], {}), names
 
 
 def _options(row: Mapping[str, Any], question: str) -> tuple[str, list[str]]:

@@ -5,6 +5,9 @@
 {"boxes": {"0": [...], "1": [...]}}                ->  as it is               tracking, keys are seconds
 {"answer": "B", "time": [2.5, 7]}                  ->  {"choice", "spans"}    grounded_qa
 
+What qwen-vl-utils reads beside a video (video_start, video_end, fps, nframes, min_frames, max_frames) becomes params.video; truths
+about time count from the beginning of the part.
+
 python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
 """
 
@@ -14,13 +17,24 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mmrl.errors import did_you_mean
 from mmrl.tasks.readers.answers import answer_in_tags, listed, parse_literal, read_answer
 from mmrl.tasks.readers.common import RowError, SizeOf, text_of
 from mmrl.tasks.readers.problem_types import refuse_video
 from mmrl.tasks.readers.tables import question_of, size_params
-from mmrl.tasks.readers.videos import Clips, resolve_video
+from mmrl.tasks.readers.videos import SAMPLING, Clips, resolve_video
 
-__all__ = ["Media", "TIMED", "ask", "column_of", "load_media", "read_truth", "video_names"]
+__all__ = [
+    "Media",
+    "TIMED",
+    "Videos",
+    "ask",
+    "column_of",
+    "load_media",
+    "read_truth",
+    "refuse_sizes",
+    "videos_of",
+]
 
 TIMED = ("temporal_grounding", "st_grounding", "tracking", "grounded_qa")
 """Tasks whose truths are times of a video, and the only ones a picture cannot be asked about."""
@@ -30,6 +44,20 @@ _RANGE = re.compile(
 _LEADING = re.compile(r"(?:\s*<video>)+\s*")
 _ALSO = {name: (name, name.removesuffix("s")) for name in ("images", "videos", "audios")}
 """Columns that data have under either name; ms-swift takes both."""
+_QWEN = {"video_start": "start", "video_end": "end", "nframes": "num_frames"}
+"""Keys of qwen-vl-utils that params.video calls otherwise."""
+_SIZES = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
+_RATE = "fps of a row left aside: it may be that of its file, and counts beside the path alone"
+_OF_A_ROW = (*_QWEN, "min_frames", "max_frames", *_SIZES)
+
+
+class Videos(NamedTuple):
+    """The videos of a row: names as they stand, what the row says of how they are shown, as params.video has it, and notes of what
+    was done to the row for them (params.adjusted)."""
+
+    names: list[str]
+    shown: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 class Media(NamedTuple):
@@ -58,13 +86,41 @@ def column_of(row: Mapping[str, Any], *names: str) -> Any:
     return media
 
 
-def video_names(value: Any) -> list[str]:
-    """Names of a column with one video or a list of them; a video may be a path or {"path"} or {"video"}. Raises RowError."""
-    names = []
+def refuse_sizes(entry: Mapping[str, Any], setting: str) -> None:
+    """Raises RowError for a size in pixels that `entry` gives: a run shows all of its media by `setting`."""
+    for key in _SIZES:
+        if entry.get(key) is not None:
+            raise RowError(
+                "no size in pixels in a row",
+                f"{key!r} {entry[key]!r:.40}",
+                f"remove it, and set {setting} for the run",
+            )
+
+
+def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of qwen-vl-utils, or of params.video, as params.video has them. Raises RowError for any other."""
+    refuse_sizes(entry, "data.video.max_pixels")
+    given = [{_QWEN.get(key, key): v} for key, v in entry.items() if v is not None]
+    found = _one(given)
+    for key in found:
+        if key not in SAMPLING:
+            raise RowError(
+                f"a path and of {', '.join((*_QWEN, *SAMPLING))} what says how a video is shown",
+                repr(key)[:60],
+                f"remove it.{did_you_mean(str(key), (*_QWEN, *SAMPLING))}",
+            )
+    return found
+
+
+def videos_of(value: Any, row: Mapping[str, Any]) -> Videos:
+    """The videos of a column with one or a list of them; a video may be a path, or {"path"} or {"video"} with keys of
+    qwen-vl-utils or of params.video beside it. Keys of qwen-vl-utils at the top of `row` count as well. Raises RowError."""
+    names, parts = [], []
     for item in (
         [] if value in (None, "", []) else value if isinstance(value, (list, tuple)) else [value]
     ):
-        name = item.get("path", item.get("video")) if isinstance(item, Mapping) else item
+        entry = item if isinstance(item, Mapping) else {"path": item}
+        name = entry.get("path", entry.get("video"))
         if not isinstance(name, str) or not name.strip():
             raise RowError(
                 "a path to a video",
@@ -72,31 +128,57 @@ def video_names(value: Any) -> list[str]:
                 "frames and bytes inside rows are not read: store the video in a file",
             )
         names.append(name)
-    return names
+        # bytes beside a path are those of the file
+        known = ("path", "video", "bytes")
+        parts.append(_sampling({key: v for key, v in entry.items() if key not in known}))
+    if names:
+        parts.append(_sampling({key: row[key] for key in _OF_A_ROW if key in row}))
+    if any(part != parts[0] for part in parts[1 : len(names)]):
+        raise RowError(
+            "all videos of a row shown alike, because params.video holds for all of them",
+            repr(parts[: len(names)])[:120],
+            "give them the same keys, or cut them into files of their own",
+        )
+    return Videos(names, _one(parts), (_RATE,) if names and row.get("fps") is not None else ())
+
+
+def _one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several places of a row say of how its videos are shown. Raises RowError where they differ."""
+    whole: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if whole.setdefault(key, value) != value:
+                raise RowError(
+                    f"one {key!r} of the row's videos",
+                    f"{whole[key]!r:.40} and {value!r:.40}",
+                    "keep the one that is meant",
+                )
+    return whole
 
 
 def load_media(
-    videos: Sequence[str],
+    videos: Videos,
     images: Sequence[str],
     clips: Clips,
     size_of: SizeOf,
     images_only: bool = False,
 ) -> Media:
-    """The media of a row; `images` are paths already, `videos` names below the root of `clips`.
+    """The media of a row; `images` are paths already, names of `videos` below the root of `clips`.
 
-    params are the facts of the first video, else the size of the first picture. Raises RowError, MediaError, and SkipRow
-    for a row with videos under `images_only`.
+    params are the facts of the first video, how all are shown and what was done to the row, else the size of the first picture.
+    Raises RowError, MediaError, and SkipRow for a row with videos under `images_only`.
     """
-    if videos and images_only:
+    if videos.names and images_only:
         refuse_video("a row with a video", True)
     # all of them: a missing second picture is an error as well
     sizes = [size_of(image) for image in images]
-    paths = tuple(resolve_video(name, clips.root) for name in videos)
+    paths = tuple(resolve_video(name, clips.root) for name in videos.names)
     if not paths:
         return Media((), tuple(images), sizes, size_params(sizes))
-    facts = [clips.facts(path, {}) for path in paths]
+    facts = [clips.facts(path, {}, **videos.shown) for path in paths]
     known = [(f["width"], f["height"]) for f in facts if "width" in f]
-    return Media(paths, tuple(images), known, facts[0])
+    noted = {"adjusted": list(videos.notes)} if videos.notes else {}
+    return Media(paths, tuple(images), known, {**facts[0], **noted})
 
 
 def ask(text: Any, media: Media, name: str, *, exact: bool = True) -> str:

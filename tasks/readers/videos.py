@@ -25,6 +25,7 @@ from mmrl.video.sampling import FrameSampling
 __all__ = [
     "Clips",
     "ENDINGS",
+    "SAMPLING",
     "adjusted",
     "check_sampling",
     "clip_facts",
@@ -41,7 +42,7 @@ ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".MP4", ".mov")
 """Endings tried for sets that name a video by its id, in this order; a folder of frames has none."""
 _FACTS = frozenset({"width", "height", "duration"})
 _OF_THE_ROWS = ("start", "end", "timestamps")
-_SAMPLING = (
+SAMPLING = (
     "kind",
     "fps",
     "num_frames",
@@ -51,6 +52,7 @@ _SAMPLING = (
     "folder_fps",
     *_OF_THE_ROWS,
 )
+"""Keys of params.video."""
 # bounds so wide that only a row itself can be at fault, not what data.video of a run adds
 _ANY_RUN = FrameSampling("keyframes", num_frames=1, min_frames=1, max_frames=2**31)
 
@@ -182,10 +184,10 @@ def _check_sampling(video: Any) -> dict[str, Any]:
             "{fps: 1, max_frames: 64}"
         )
     for key in video:
-        if key not in _SAMPLING:
+        if key not in SAMPLING:
             raise ConfigError(
-                f"unknown setting {key!r} in reader.video; expected {', '.join(_SAMPLING)}."
-                f"{did_you_mean(str(key), _SAMPLING)}"
+                f"unknown setting {key!r} in reader.video; expected {', '.join(SAMPLING)}."
+                f"{did_you_mean(str(key), SAMPLING)}"
             )
         if key in _OF_THE_ROWS:
             raise ConfigError(

@@ -31,7 +31,7 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
-from mmrl.tasks.readers.video_rows import ask, column_of, load_media, read_truth, video_names
+from mmrl.tasks.readers.video_rows import ask, column_of, load_media, read_truth, videos_of
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -118,10 +118,10 @@ def read_vlm_r1(
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         own = routes.task_of(_kind(row))
         images = [resolve_image(name, root) for name in listed(column_of(row, "images"))]
-        videos = video_names(column_of(row, "videos"))
+        videos = videos_of(column_of(row, "videos"), row)
         if column_of(row, "audios"):
             refuse_video("a row with audios", images_only)
-        if not images and not videos and own in (*_BOX_TASKS, "detection"):
+        if not images and not videos.names and own in (*_BOX_TASKS, "detection"):
             raise RowError("at least one picture in 'image'", "none", "name the picture")
         text, value, box_frame = _question_and_answer(row, text_frame, own)
         media = load_media(videos, images, clips, size_of, images_only)

@@ -16,7 +16,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.tasks.readers import read_any
 from mmrl.tasks.readers.common import RowError
 from mmrl.tasks.readers.problem_types import check_by_task
-from mmrl.tasks.readers.video_rows import TIMED, Media, ask, read_truth, video_names
+from mmrl.tasks.readers.video_rows import TIMED, Media, Videos, ask, read_truth, videos_of
 from tests.tasks.video_sets_kit import by_id, change_first, copier
 
 
@@ -405,6 +405,98 @@ def test_settings_of_a_reader_are_checked_before_any_row(own: Path) -> None:
             read_any(own, task="mixed", video={"fps": 0}, probe=probe, on_error="record")
 
 
+_PART = {"video_start": 1, "video_end": 2.5, "fps": 1.0, "max_frames": 8, "nframes": None}
+_SHOWN = {"start": 1, "end": 2.5, "fps": 1.0, "max_frames": 8}
+
+
+@pytest.mark.parametrize("probe", [True, False])
+@pytest.mark.parametrize("name", _ROWS)
+def test_what_qwen_vl_utils_reads_beside_a_video_is_shown(
+    own: Path, name: str, probe: bool
+) -> None:
+    for entry in ({"video": "videos/1.mp4", **_PART}, {"path": "videos/1.mp4", **_SHOWN}):
+        for value in (entry, [entry, entry]):
+            row = {**_ROWS[name], "videos": value}
+            if name == "easyr1" and value is not entry:
+                row["problem"] = "<video><video>What moves?"
+            (sample,) = _read(own, name, row, probe=probe)
+            assert sample.params["video"] == _SHOWN and len(sample.videos) == (
+                2 if isinstance(value, list) else 1
+            )
+            assert sample.params.get("duration") == (1.5 if probe else None)
+    # at the top of a row, beside a set's own settings
+    top = {
+        **_ROWS[name],
+        "video": "videos/1.mp4",
+        "video_start": 1,
+        "video_end": None,
+        "nframes": 4,
+        "fps": 25,
+    }
+    readout = _read(own, name, top, video={"max_frames": 8})
+    assert readout.samples[0].params["video"] == {"start": 1, "num_frames": 4, "max_frames": 8}
+    assert readout.samples[0].params["duration"] == 2.0
+    (note,) = readout.notes
+    assert "fps of a row" in note
+
+
+def test_a_message_says_how_its_video_is_shown(own: Path) -> None:
+    asked = {"type": "text", "text": "What moves?"}
+    for part in (
+        {"type": "video", "video": "videos/1.mp4", **_PART},
+        {"type": "video_url", "video_url": {"url": "videos/1.mp4", **_PART}},
+        {"type": "video", "video": {"path": "videos/1.mp4"}, **_PART},
+    ):
+        (sample,) = _read(own, "ms_swift", _messages([part, asked]))
+        assert sample.params["video"] == _SHOWN and sample.params["duration"] == 1.5
+    row = {**_messages([{"type": "video", "fps": 1.0}, asked]), "videos": ["videos/1.mp4"]}
+    with pytest.raises(
+        DataError, match="row 1: expected the name of a video beside fps in its message"
+    ):
+        _read(own, "ms_swift", row)
+    with pytest.raises(
+        DataError, match=r"row 1: .*'max_pixels' 50176; remove it, and set data\.max_pixels"
+    ):
+        _read(
+            own,
+            "ms_swift",
+            _messages([{"type": "image", "image": "scene.png", "max_pixels": 50176}, asked]),
+        )
+
+
+@pytest.mark.parametrize("probe", [True, False])
+@pytest.mark.parametrize(
+    ("videos", "words"),
+    [
+        ({"max_pixels": 50176}, "'max_pixels' 50176; remove it, and set data.video.max_pixels"),
+        ({"resized_height": 224}, "'resized_height' 224"),
+        ({"vidoe_start": 2}, "Did you mean 'video_start'"),
+        ({"video_start": 2, "video_end": 1}, "video.start before video.end"),
+        ({"fps": 1, "nframes": 4}, "contradict each other"),
+        ({"video_start": 2, "start": 1}, "one 'start' of the row's videos"),
+        ([{"fps": 1}, {"fps": 2}], "all videos of a row shown alike"),
+    ],
+)
+def test_what_cannot_be_shown_of_a_video_is_an_error_of_its_row(
+    own: Path, videos: Any, words: str, probe: bool
+) -> None:
+    entries = [
+        {"path": "videos/1.mp4", **v} for v in (videos if isinstance(videos, list) else [videos])
+    ]
+    with pytest.raises(DataError, match=r"row 1: expected ") as caught:
+        _read(own, "video_r1", {**_ROWS["video_r1"], "videos": entries}, probe=probe)
+    assert words in str(caught.value)
+    row = {
+        **_ROWS["video_r1"],
+        "videos": [{"path": "videos/1.mp4", "video_start": 1}],
+        "video_start": 2,
+    }
+    with pytest.raises(
+        DataError, match=r"row 1: expected one 'start' of the row's videos, found 1 and 2"
+    ):
+        _read(own, "video_r1", row)
+
+
 # the shared parts
 
 
@@ -452,7 +544,5 @@ def test_placeholders_of_several_videos_are_numbered() -> None:
     assert ask("What differs?", media, "problem", exact=False) == "What differs?"
     with pytest.raises(RowError, match="2 <video> placeholders, one per video, found 1"):
         ask("<video><image>x", media, "problem", exact=False)
-    assert video_names(None) == video_names([]) == [] and video_names([{"video": "a"}, "b"]) == [
-        "a",
-        "b",
-    ]
+    assert videos_of(None, {}) == videos_of([], {}) == Videos([], {})
+    assert videos_of([{"video": "a", "fps": None}, "b"], {}) == Videos(["a", "b"], {})
